@@ -187,7 +187,8 @@ pub struct Connections {
     /// Number of further connections since then, as far as known.
     pub missing: u64,
     /// Information that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
-    pub untold: Vec<String>,
+    #[serde(rename = "untold")]
+    pub unavailable: Vec<String>,
 }
 
 /// Link to a port of a sandbox.

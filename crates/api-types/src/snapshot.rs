@@ -51,7 +51,8 @@ pub enum SnapshotPurpose {
     /// Snapshot of a booted template. Creates start from it.
     Template,
     /// Requested by a caller. It remains until it is removed.
-    Asked,
+    #[serde(rename = "asked")]
+    Requested,
     /// Taken for a fork. Removed when no sandbox or snapshot descends from it.
     Fork,
     /// Taken for a pause. Removed when no sandbox or snapshot descends from it.
@@ -190,8 +191,8 @@ pub struct SnapshotInfo {
 impl SnapshotInfo {
     /// Returns whether a caller requested the snapshot. Such snapshots appear in lists and count
     /// towards the owner's budget.
-    pub fn is_asked_for(&self) -> bool {
-        self.purpose == SnapshotPurpose::Asked && self.kept
+    pub fn is_requested(&self) -> bool {
+        self.purpose == SnapshotPurpose::Requested && self.kept
     }
 }
 
@@ -201,13 +202,14 @@ pub struct VerifiedSnapshot {
     /// Id of the snapshot.
     pub id: String,
     /// True if the snapshot has checksums. Without checksums damage cannot be detected.
-    pub sealed: bool,
+    #[serde(rename = "sealed")]
+    pub has_checksums: bool,
     /// Chunks and files that differ.
     pub damaged: Vec<DamagedChunk>,
     /// True if the snapshot was damaged and has been fetched again from the store. Defaults to
     /// false.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub mended: bool,
+    #[serde(rename = "mended", default, skip_serializing_if = "std::ops::Not::not")]
+    pub repaired: bool,
 }
 
 /// Chunk or file of a snapshot that differs from its checksum.

@@ -1,4 +1,5 @@
-//! Listeners of the daemon: API and gateway on the owner's socket and on an address.
+//! [`ApiServer`]: the listeners of the daemon, which serve the API and the gateway to the owner's
+//! socket and to addresses.
 
 use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
@@ -62,8 +63,8 @@ struct ApiListener {
 }
 
 /// Router of API requests, and of requests to functions by host name. It records the caller of each
-/// request: the owner for clients of the owner's socket, otherwise the client address. Internal
-/// requests have their origin as an extension.
+/// request: the owner for clients of the owner's socket, otherwise the client address. Requests
+/// from processes of the daemon have their origin as an extension ([`InternalOrigin`]).
 #[derive(Clone)]
 pub struct ControlPlaneRouter {
     control: axum::Router,
@@ -88,6 +89,7 @@ impl ControlPlane for ControlPlaneRouter {
         let mut response = match label {
             Some(FunctionLabel(label)) => {
                 request.extensions_mut().insert(FunctionHost(label));
+                // Requests to functions are not traced as calls of the API.
                 return mark_known_if_invoked(self.functions.answer(request).await);
             }
             None => {
@@ -95,6 +97,7 @@ impl ControlPlane for ControlPlaneRouter {
                 self.control.answer(request).instrument(span).await
             }
         };
+        // The gateway closes idle connections of known callers later than other connections.
         if response.extensions().get::<Caller>().is_some() {
             response.extensions_mut().insert(KnownCaller);
         }
@@ -264,11 +267,13 @@ impl ApiServer {
         };
         tokio::select! {
             _ = async { tokio::join!(local, internal, address, direct, metrics) } => {}
+            // The task never completes; it only runs as long as the listeners.
             () = revocations => {}
         }
     }
 }
 
+/// Returns the retention time of the build cache. `None` if it is not limited.
 fn cache_for(days: u16) -> Option<Duration> {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     (days > 0).then(|| DAY * u32::from(days))
@@ -281,6 +286,7 @@ impl ApiListener {
         home: &Home,
         keys: &Keys,
     ) -> anyhow::Result<Self> {
+        // Before the address is bound, so that no client connects without a key.
         let key_file = check_keys(address, home, keys)?;
         let tls = tls(options, home)?;
         let listener = TcpListener::bind(address).await.with_context(|| {
@@ -321,6 +327,7 @@ fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<O
     Ok(None)
 }
 
+/// Returns the TLS settings of the API address. `None` without TLS.
 fn tls(options: &ServeOptions, home: &Home) -> anyhow::Result<Option<Tls>> {
     Ok(match &options.tls {
         TlsOptions::Files { certificate, key } => Some(Tls::from_files(certificate, key)?),
@@ -338,9 +345,11 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
     let context = || format!("cannot open {}", path.display());
     let mut key = [0; 32];
     if let Ok(mut file) = File::open(&path) {
+        // A file that is too short is an error: a new key would invalidate all links.
         file.read_exact(&mut key).with_context(context)?;
         return Ok(key);
     }
+    // A crash must not leave a partial key, so the file is renamed when it is complete.
     getrandom::fill(&mut key).context("cannot generate a random key")?;
     let new = path.with_extension("new");
     let mut options = File::options();

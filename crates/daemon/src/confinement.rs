@@ -1,4 +1,4 @@
-//! Confinement of VMMs.
+//! Confinement of VMMs: jail, control groups and disk limits.
 
 use crate::{ConfinementOptions, FeatureMode};
 use anyhow::Context;

@@ -61,11 +61,14 @@ impl DirectConnections {
 }
 
 impl Drop for DirectConnectionPermit {
+    // Cannot underflow: each permit has incremented both counters.
     fn drop(&mut self) {
         let mut open = self.connections.open.lock();
         open.total -= 1;
         if let Some(count) = open.of_owners.get_mut(&self.owner) {
             *count -= 1;
+            // Owners without connections are removed, so the map is bounded by the open
+            // connections.
             if *count == 0 {
                 open.of_owners.remove(&self.owner);
             }

@@ -1,5 +1,6 @@
-//! Listener of direct requests to public functions. The daemon reads the host name of the first
-//! request of a connection, and transfers the connection to the process that runs the function.
+//! Listener of direct requests to public functions, which bypass the gateway. The daemon reads the
+//! host name of the first request of a connection, and transfers the connection to the process that
+//! runs the function.
 
 use crate::direct_connections::{DirectConnectionPermit, DirectConnections};
 use anyhow::Context;
@@ -128,6 +129,7 @@ impl DirectListener {
         let result = match timeout(HOST_TIMEOUT, first_host(&stream)).await {
             Ok(Ok(Some(host))) => self.find(&host).map(|record| (host, record)),
             Ok(Ok(None)) => Err(DirectError::Invalid("the request has no host name")),
+            // The client has disconnected.
             Ok(Err(_)) => return,
             Err(_) => Err(DirectError::Invalid("timed out reading the request")),
         };
@@ -150,6 +152,7 @@ impl DirectListener {
         let Ok(stream) = stream.into_std().map(OwnedFd::from) else {
             return;
         };
+        // The request reaches a function, so the connection may be idle for longer.
         permit.mark_known();
         let permit: BoxConnectionPermit = Box::new(DirectUse {
             _connection: permit,
@@ -161,6 +164,7 @@ impl DirectListener {
         let transfer = self.functions.hand_over(&record, &host, &stream, permit);
         if let Err(e) = transfer.await {
             let stream = TcpStream::from_std(stream.into());
+            // The stream was not transferred, so it is still open in this process.
             if let Ok(stream) = stream {
                 send_error(stream, DirectError::Function(e)).await;
             }
@@ -178,6 +182,7 @@ impl DirectListener {
             .functions
             .find_label(&label)
             .map_err(DirectError::Function)?;
+        // Functions of a terminated key are unreachable before they are removed.
         let is_terminated = self.keys.status(record.owner.as_deref()) == KeyStatus::Ended;
         if !record.public || is_terminated {
             return Err(DirectError::Function(FunctionError::NotFound(label)));
@@ -201,6 +206,7 @@ async fn first_host(stream: &TcpStream) -> std::io::Result<Option<String>> {
         match host_in(head) {
             Some(host) => return Ok(host),
             None if length >= MAX_HOST_BYTES => return Ok(None),
+            // The buffer is full, so more data may be available: peek again with a larger one.
             None if length == buffer.len() => {
                 buffer.resize(MAX_HOST_BYTES, 0);
                 continue;
@@ -228,8 +234,10 @@ fn host_in(head: &[u8]) -> Option<Option<String>> {
         let line = line.strip_suffix(b"\n")?;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if line.is_empty() {
+            // The head has ended.
             return Some(None);
         }
+        // Lines shorter than `host:` are other headers.
         let Some((name, value)) = line.split_at_checked(5) else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! Selection of the engine of new sandboxes.
+//! Selection of the engine of new sandboxes, by option or by the capabilities of the host.
 
 use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, EngineFacts, Host};

@@ -1,4 +1,4 @@
-//! Functions of the daemon and the forwarding of requests to them.
+//! Functions of the daemon: opens them, forwards requests to them, and reports their metrics.
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;
@@ -58,6 +58,7 @@ pub async fn open(
 ) -> anyhow::Result<Functions> {
     page_scan::check_reset(reset)?;
     let programs = host.programs();
+    // Functions are optional, so the daemon starts without their program.
     let program = programs.functions.clone();
     if let Err(e) = &program {
         tracing::info!(reason = %e, "functions disabled");
@@ -118,6 +119,7 @@ impl FunctionGateway {
         head.version = Version::HTTP_11;
         confine_answer(&mut head.headers, prefix, &host, true);
         head.headers.insert(X_REQUEST_ID.clone(), id.value());
+        // The permit is held until the body was sent: a streaming response is in flight until then.
         let body = GuardedBody::new(body, call.permit);
         Ok(Response::from_parts(head, Body::new(body)))
     }
@@ -129,6 +131,7 @@ fn rewrite(parts: &mut Parts, host: &str, prefix: Option<&str>, id: &RequestId) 
     let headers = &mut parts.headers;
     confine_function_request(headers);
     let mut set = |name: &'static str, value: &str| match HeaderValue::from_str(value) {
+        // The client's own value must not pass, even if the new value is invalid.
         Ok(value) => drop(headers.insert(HeaderName::from_static(name), value)),
         Err(_) => drop(headers.remove(name)),
     };
@@ -151,6 +154,7 @@ fn rewrite(parts: &mut Parts, host: &str, prefix: Option<&str>, id: &RequestId) 
 /// Returns the metrics of functions by public name.
 pub fn figures(functions: &Functions) -> Vec<FigureFamily> {
     let mut all = functions.all_metrics();
+    // Each function adds four series, so their number is bounded.
     all.truncate(MAX_SHOWN_FUNCTIONS);
     type Read = fn(&MetricsSnapshot) -> f64;
     let families: [(&'static str, &'static str, Read); 4] = [

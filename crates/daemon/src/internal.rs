@@ -1,4 +1,5 @@
-//! Transfer of connections from processes of the daemon to the gateway.
+//! Transfer of connections to the control plane from the network and from functions to the gateway,
+//! within the daemon.
 
 use jiffy_gateway::InternalConnection;
 use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin};

@@ -1,7 +1,7 @@
-//! Daemon that owns the sandboxes of a data directory.
+//! The daemon: the process that owns the sandboxes of a data directory and serves the API.
 //!
-//! The daemon serves the same API (`api_server.rs`) on a TCP address, and to its owner on the
-//! socket `<data directory>/run/jiffy.sock`.
+//! The daemon serves the same API ([`api_server`]) on a TCP address, and to its owner on the socket
+//! `<data directory>/run/jiffy.sock`.
 
 mod api_server;
 mod confinement;

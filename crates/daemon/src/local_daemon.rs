@@ -1,4 +1,4 @@
-//! Connection to the daemon of this host, which is started in the background if necessary.
+//! Connection to the daemon of this host. The daemon is started in the background if necessary.
 
 use anyhow::{Context, bail};
 use jiffy_client::{Client, ServerOptions};
@@ -49,6 +49,7 @@ pub async fn connect_or_start(home: &Home) -> anyhow::Result<UnixStream> {
 /// a daemon. Works with daemons of all versions.
 pub fn process_of(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
     let pid = stream.peer_cred().ok()?.pid()?;
+    // The first argument of a daemon is `serve`.
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let line = String::from_utf8(line).ok()?;
     let mut arguments = line.split_terminator('\0').skip(1);
@@ -81,6 +82,7 @@ pub async fn client_over(home: &Home, stream: UnixStream) -> anyhow::Result<Clie
 /// Starts a daemon in the background and waits until it accepts connections.
 pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<UnixStream> {
     let log = log_path(home);
+    // Only lines that the new daemon writes explain its failure.
     let log_offset = std::fs::metadata(&log).map_or(0, |m| m.len());
     let mut child = start(&log, options).context("cannot start the daemon (`jiffy serve`)")?;
     crate::rootless_notice::show_daemon_notice(home);
@@ -98,6 +100,7 @@ pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<U
                     child = start(&log, options)?;
                 }
             }
+            // Still starting.
             None if Instant::now() < deadline => {}
             _ => {
                 let reason = last_line(&log, log_offset);
@@ -125,6 +128,7 @@ fn start(path: &Path, options: &[String]) -> io::Result<std::process::Child> {
         .args(["serve", "--log-file"])
         .arg(path)
         .args(options)
+        // The daemon must not keep the caller's file system mounted.
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -139,6 +143,7 @@ fn last_line(path: &Path, offset: u64) -> String {
     let mut text = String::new();
     let _ = File::open(path).and_then(|mut file| {
         file.seek(SeekFrom::Start(offset))?;
+        // Errors are ignored: the caller then receives the path of the log.
         file.take(64 * 1024).read_to_string(&mut text)
     });
     let line = text.lines().rev().find(|l| !l.trim().is_empty());

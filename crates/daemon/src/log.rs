@@ -1,4 +1,5 @@
-//! Log of the daemon: structured, on standard error, and rotated if standard error is a log file.
+//! Log of the daemon: structured lines on standard error. If standard error is a log file, the file
+//! is rotated.
 
 use crate::local_daemon::open_log;
 use crate::traces::TraceExport;
@@ -34,17 +35,20 @@ pub fn init(options: &LogOptions, traces: Option<&TraceExport>) -> anyhow::Resul
         LogFormat::Text => lines.boxed(),
     };
     let result = tracing_subscriber::registry()
+        // The filter applies to the log only: traces have their own.
         .with(lines.with_filter(filter))
         .with(traces.map(TraceExport::layer))
         .try_init();
     result.map_err(|e| anyhow::anyhow!("cannot start logging: {e}"))
 }
 
-/// Standard error and the number of bytes written to it.
+/// Writer to standard error that counts the bytes and rotates the log file.
 struct RotatingLog(Mutex<LogState>);
 
 struct LogState {
+    /// Log file to rotate. `None` without rotation.
     file: Option<PathBuf>,
+    /// Size of the current file, in bytes.
     written: u64,
     max_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! Prometheus metrics of the daemon.
+//! Prometheus metrics of the daemon: the route `/metrics`, and a listener for metrics only.
 
 use anyhow::Context;
 use axum::http::{StatusCode, header};
@@ -26,6 +26,7 @@ pub fn add_gateway_counters(sandboxes: &Sandboxes, counters: Arc<GatewayCounters
             .map(|(name, help, value)| Figure {
                 name,
                 help: help.trim().trim_end_matches('.'),
+                // Only the number of open connections can decrease.
                 counter: !name.ends_with("_open"),
                 value: value as f64,
             })
@@ -81,6 +82,7 @@ impl MetricsServer {
             ..GatewayConfig::default()
         };
         config.limits.connections = MAX_SCRAPER_CONNECTIONS;
+        // The gateway provides timeouts and limits, but serves no sandbox here.
         let gateway = Gateway::new(config, NoSandboxes, control, None);
         Ok(Self { listener, gateway })
     }

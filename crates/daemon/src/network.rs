@@ -1,4 +1,4 @@
-//! Network of the sandboxes of a daemon.
+//! Opens and closes the network of the sandboxes.
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! Options of a daemon.
+//! [`ServeOptions`]: the options of a daemon, as the command line sets them.
 
 use jiffy_engine_api::EngineName;
 use jiffy_image::Home;
@@ -137,6 +137,7 @@ impl DiskShare {
         match self {
             Self::Unlimited => None,
             Self::Mebibytes(mib) => Some(mib),
+            // Unlimited if the size of the file system cannot be read.
             Self::Quarter => {
                 let disk = KernelReader::new(home.path()).read().disk_total_mib?;
                 Some(disk / KEY_DISK_DIVISOR)
@@ -160,6 +161,7 @@ impl ConfinementOptions {
     /// Returns the disk limits of a sandbox.
     pub(crate) fn disk_limits(&self) -> DiskLimits {
         DiskLimits {
+            // 0 becomes `None`, which means no limit.
             bytes_per_s: NonZeroU64::new(u64::from(self.disk_mbps) * 1_000_000),
             requests_per_s: NonZeroU64::new(self.disk_iops.into()),
         }

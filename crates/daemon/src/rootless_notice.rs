@@ -1,4 +1,4 @@
-//! Notice to unprivileged users about missing protections of sandboxes.
+//! Notice to unprivileged users about protections that their sandboxes lack.
 
 use jiffy_image::Home;
 use jiffy_rootless::RootlessSupport;

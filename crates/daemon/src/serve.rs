@@ -1,4 +1,4 @@
-//! Main function of the daemon.
+//! Main function of the daemon: opens all components, serves requests, and shuts down in order.
 
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
@@ -53,6 +53,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let start = Instant::now();
     let mut host = Host::open()?;
     let home = host.home().clone();
+    // The lock comes first: no other file of the directory may be changed without it.
     let Some(lock) = lock(&home)? else {
         // The parent process connects to the other daemon.
         eprintln!(
@@ -61,6 +62,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         );
         return Ok(None);
     };
+    // The log needs the export, so the export is started first.
     let traces = options
         .otlp
         .as_deref()
@@ -68,6 +70,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         .transpose()?;
     log::init(&options.log, traces.as_ref())?;
     let directory_lock = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
+    // Before any child process is started, since children inherit the limits.
     raise_descriptor_limit();
     protect_memory();
     limit_file_size();
@@ -99,6 +102,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         ..HostOptions::default()
     };
     site::log_settings(&options.site, &options.network.allow_private);
+    // VMMs and function processes receive these limits, so no process may start earlier.
     let cgroups = confine(&mut host, &options.confinement)?;
     host.set_cpu_level(options.cpu_level)
         .map_err(anyhow::Error::msg)?;
@@ -119,6 +123,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     tracing::info!(%engine, reason, "selected the engine of new sandboxes");
     let nic = engine::nic_kind(engine);
     let network = network::open(&options.network, home.path(), nic, Some(connector))?;
+    // Without KVM a VMM cannot start.
     if jiffy_microvm_engine::host_kvm::open().is_ok() {
         host.keep_spare_vmms(options.spare_vmms);
     }
@@ -129,7 +134,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     };
     let sandboxes = Sandboxes::open_read(engines, journal, host_options).await?;
     if let Some(traces) = &traces {
-        traces.show(&sandboxes);
+        traces.add_metrics(&sandboxes);
     }
     let stopping = CancellationToken::new();
     let (stop_sender, mut stop_receiver) = mpsc::channel(1);
@@ -147,6 +152,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         stop,
     )
     .await?;
+    // The socket appears last, when all requests can be served.
     let path = local_daemon::socket(&home);
     let server_task =
         tokio::spawn(server.serve(listen(&path)?, internal_connections, stopping.clone()));
@@ -186,15 +192,17 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     tracing::info!("shutting down, waiting for in-flight operations");
     stopping.cancel();
+    // A client requested to kill the sandboxes, which then do not outlive the daemon.
     if request.kill_sandboxes {
         sandboxes.finish(SHUTDOWN_TIMEOUT).await;
         // Streams of clients to sandboxes end with the sandboxes.
         sandboxes.stop_all().await;
         functions.stop_all().await;
     }
-    // An error of the task is ignored during shutdown.
+    // Ignore an error of the task: the daemon exits anyway.
     let _ = server_task.await;
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
+    // Without the request, sandboxes continue to run, and the next daemon adopts them.
     if !request.kill_sandboxes {
         functions.detach_all().await;
         let running = sandboxes.figures().running_guests();
@@ -207,8 +215,10 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if result.is_err() {
         tracing::warn!("timed out stopping warm-pool guests");
     }
+    // After the warm pool is stopped, whose guests use slots.
     network::close(network).await;
     if let Some(traces) = traces {
+        // Last, so that the spans of the shutdown are exported too.
         traces.finish().await;
     }
     tracing::info!("daemon stopped");
@@ -217,7 +227,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
 
 /// Opens the sandboxes of `host`, including sandboxes that continued to run without a daemon. The
 /// caller must hold the lock of the data directory.
-pub(crate) async fn open(
+pub(crate) async fn open_sandboxes(
     host: Host,
     network: Option<Network>,
     engine: EngineName,
@@ -239,7 +249,7 @@ fn raise_descriptor_limit() {
 
 /// Keeps master keys and API keys out of core files of this process and its children, and denies
 /// access by debuggers. The latter applies to root only: processes of an unprivileged user identify
-/// each other through `/proc`, which would not be possible.
+/// each other through `/proc`, which non-dumpable processes do not permit.
 fn protect_memory() {
     if let Err(e) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
         tracing::warn!(error = %e, "cannot disable core files");
@@ -292,7 +302,9 @@ pub(crate) fn lock(home: &Home) -> anyhow::Result<Option<Flock<File>>> {
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let new = path.with_extension("new");
     let context = || format!("cannot listen on {}", path.display());
+    // A daemon that crashed here has left the file.
     let _ = fs::remove_file(&new);
+    // Bound under another name: clients must not find a socket with the default permissions.
     let listener = UnixListener::bind(&new).with_context(context)?;
     fs::set_permissions(&new, Permissions::from_mode(0o600)).with_context(context)?;
     fs::rename(&new, path).with_context(context)?;

@@ -1,4 +1,4 @@
-//! Log of certificate authorities and proxy of all sandboxes.
+//! Log lines about the certificate authorities and the proxy of all sandboxes.
 
 use jiffy_network::IpNet;
 use jiffy_proto::agent::SiteSettings;

@@ -1,4 +1,4 @@
-//! Status of the daemon.
+//! Status of the daemon, as `jiffy status` shows it.
 
 use jiffy_api_types::DaemonStatus;
 use jiffy_rootless::current;
@@ -20,6 +20,7 @@ pub fn daemon_status(
         pid: std::process::id(),
         uptime_s: start.elapsed().as_secs(),
         listen,
+        // Without the program and `serve`.
         arguments: std::env::args().skip(2).collect(),
         sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
         warm: sandboxes.pool().waiting(),

@@ -1,8 +1,8 @@
-//! Stops a running daemon from another process.
+//! `jiffy stop`: stops a running daemon from another process.
 
 use crate::confinement::confine;
 use crate::local_daemon::{client_over, connect, process_of};
-use crate::serve::{SHUTDOWN_TIMEOUT, lock, open};
+use crate::serve::{SHUTDOWN_TIMEOUT, lock, open_sandboxes};
 use crate::{ConfinementOptions, NetworkOptions, engine, functions, network};
 use anyhow::bail;
 use jiffy_api_types::StopHost;
@@ -26,6 +26,7 @@ pub async fn stop(request: StopHost) -> anyhow::Result<()> {
         }
         return Ok(());
     };
+    // Determined before the request, since the stream is moved into the client.
     let process = process_of(&stream);
     let client = client_over(&home, stream).await?;
     let response: anyhow::Result<()> = client
@@ -41,6 +42,7 @@ pub async fn stop(request: StopHost) -> anyhow::Result<()> {
         }
         Err(e) => return Err(e),
     };
+    // The daemon holds the lock until it exits.
     while lock(&home)?.is_none() {
         tokio::time::sleep(LOCK_POLL_INTERVAL).await;
     }
@@ -55,6 +57,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
     // A stopping daemon accepts no connections, but holds the lock until it has removed unused
     // parts of the network.
     let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+    // Held until the end, so that no daemon starts while sandboxes are killed.
     let _lock = loop {
         match lock(home)? {
             Some(lock) => break lock,
@@ -63,6 +66,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         }
     };
     // The network slots of the sandboxes are removed as well.
+    // The sandboxes are only killed, so default options suffice.
     let mut host = Host::open()?;
     let engine = engine::choose(None, &host).engine;
     let network = network::open(
@@ -75,7 +79,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
     let (egress, reset) = (EgressSettings::default(), SlotReset::default());
     let functions = functions::open(&host, cgroups, egress, reset).await?;
     functions.stop_all().await;
-    let sandboxes = open(host, network.clone(), engine).await?;
+    let sandboxes = open_sandboxes(host, network.clone(), engine).await?;
     sandboxes.stop_all().await;
     sandboxes.close().await;
     network::close(network).await;

@@ -1,4 +1,4 @@
-//! Shared snapshot store of this host.
+//! Opens the snapshot store that hosts share, and collects its garbage.
 
 use crate::{DiskShare, StoreOptions};
 use anyhow::Context;
@@ -34,8 +34,10 @@ pub fn lazy(
     })
 }
 
+/// Converts options to the settings of the store client.
 fn settings(options: &StoreOptions, home: &Home) -> RemoteSettings {
     let quarter = || DiskShare::Quarter.mebibytes(home);
+    // If the size of the file system is unknown, the cache is not limited.
     let cache_mib = options.cache_mib.or_else(quarter).unwrap_or(u64::MAX);
     RemoteSettings {
         url: options.url.clone(),
@@ -54,6 +56,7 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
     let settings = settings(options, home);
     let remote = RemoteStore::open(&settings)
         .with_context(|| format!("cannot open the store {}", options.url))?;
+    // Commands such as `jiffy store verify` use the store of the last daemon.
     LastStore::write(&settings)?;
     tracing::info!(url = %options.url, "opened the store");
     if let Some(keys) = remote.made_keys() {
@@ -63,6 +66,7 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
              --store-keys; without it the store cannot be decrypted"
         );
     }
+    // In the background: an unreachable store must not delay the start.
     let probe = remote.clone();
     tokio::spawn(async move {
         match probe.check().await {
@@ -145,6 +149,7 @@ async fn collect_periodically(remote: Arc<RemoteStore>, interval: Duration) {
     }
 }
 
+/// Collects the garbage of all tenants for which it is due.
 async fn collect(remote: &RemoteStore, interval: Duration) -> Result<(), StoreError> {
     let shared = &remote.shared;
     let tenants = shared.tenants().await?;
@@ -174,6 +179,7 @@ async fn collect(remote: &RemoteStore, interval: Duration) -> Result<(), StoreEr
                     "skipped garbage collection of a damaged store tenant; run `jiffy store verify`"
                 );
             }
+            // Other errors concern the whole store.
             Err(e) => return Err(e),
         }
     }

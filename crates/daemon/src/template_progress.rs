@@ -31,7 +31,7 @@ impl TemplateProgress {
         }
     }
 
-    /// Creates a display that prints lines if `plain` is set, even on a terminal.
+    /// Like [`Self::new`]. With `plain`, prints lines even on a terminal.
     pub fn plain(name: &str, plain: bool) -> Self {
         let mut bar = Self::new(name);
         bar.uses_bar &= !plain;
@@ -74,6 +74,7 @@ impl TemplateProgress {
             Progress::Line(line) => {
                 if let Some(bar) = &self.bar {
                     let line = terminal::without_colours(line);
+                    // The bar needs one terminal line.
                     let line: String = terminal::line(&line).chars().take(60).collect();
                     let phase = terminal::line(&self.phase);
                     bar.set_message(format!("{phase}: {line}"));
@@ -112,6 +113,7 @@ impl TemplateProgress {
         self.printed_percent = self.printed_percent.min(percent);
         match &self.bar {
             Some(bar) => bar.set_position(u64::from(percent)),
+            // One line per ten percent, so that a log stays short.
             None if percent >= self.printed_percent + 10 => {
                 self.printed_percent = percent;
                 let seconds = self.start.elapsed().as_secs();

@@ -1,5 +1,5 @@
-//! Export of traces to an OpenTelemetry collector: operations, their steps, and the requests that
-//! cause them.
+//! Export of traces to an OpenTelemetry collector: operations, their steps, and the API requests
+//! that cause them.
 //!
 //! The export never delays an operation. Finished spans are put into a bounded queue, and are
 //! dropped and counted if the queue is full.
@@ -61,6 +61,7 @@ const EXPORTED_FIELDS: [&str; 6] = [
 /// Returns the span of a request to the API. Its parent is the client's span in the header
 /// `traceparent`. The span is disabled without an export of traces, and for read-only requests.
 pub fn api_span<B>(request: &Request<B>) -> tracing::Span {
+    // Reads are frequent and start no operation.
     if matches!(*request.method(), Method::GET | Method::HEAD) {
         return tracing::Span::none();
     }
@@ -89,6 +90,7 @@ pub struct TraceExport {
     provider: SdkTracerProvider,
 }
 
+/// Numbers of spans since the start. They are read for metrics only, so relaxed access suffices.
 #[derive(Debug, Default)]
 struct ExportCounters {
     exported: AtomicU64,
@@ -108,6 +110,7 @@ impl TraceExport {
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(format!("{}/v1/traces", url.trim_end_matches('/')))
             .with_timeout(EXPORT_TIMEOUT)
+            // Spans of a failed request are dropped: a retry would delay later ones.
             .with_retry_policy(RetryPolicy::disabled())
             .build()
             .context("cannot export traces")?;
@@ -151,6 +154,7 @@ impl TraceExport {
         });
         tracing_opentelemetry::layer()
             .with_tracer(self.provider.tracer_with_scope(scope))
+            // `exported` would remove these fields anyway.
             .with_location(false)
             .with_threads(false)
             .with_target(false)
@@ -161,7 +165,7 @@ impl TraceExport {
     }
 
     /// Adds the counts of exported and dropped spans to the metrics of the host.
-    pub fn show(&self, sandboxes: &Sandboxes) {
+    pub fn add_metrics(&self, sandboxes: &Sandboxes) {
         let counters = self.counters.clone();
         sandboxes.figures().add_figures(move || {
             let figure = |name, help, count: &AtomicU64| Figure {
@@ -250,9 +254,11 @@ async fn export(
     loop {
         let mut batch = Vec::new();
         let received = tokio::select! {
+            // Cancel-safe: no span is lost if `stop` is cancelled at the same time.
             received = queue.recv_many(&mut batch, MAX_BATCH_SPANS) => received,
             () = stop.cancelled() => 0,
         };
+        // Collect further spans for the same request.
         if received > 0 {
             tokio::select! {
                 () = tokio::time::sleep(BATCH_INTERVAL) => {}
@@ -264,6 +270,7 @@ async fn export(
         {
             batch.push(span);
         }
+        // Only after a stop: no span is left.
         if batch.is_empty() {
             return;
         }

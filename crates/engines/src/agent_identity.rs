@@ -1,4 +1,4 @@
-//! Converts sandbox identities to the message that the guest agent expects.
+//! Converts the identity of a sandbox into the message that the guest agent expects.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -15,11 +15,13 @@ pub fn identity(
     sandbox_identity: &SandboxIdentity,
     defaults: &Defaults,
 ) -> Result<Identity, IdentityError> {
+    // The sandbox's environment replaces variables of the template.
     let mut env = defaults.env.clone();
     env.extend(sandbox_identity.env.clone());
     Ok(Identity {
         id: sandbox_identity.id.clone(),
         rewound: sandbox_identity.rewound,
+        // The agent uses the id.
         hostname: None,
         time_ns: 0,
         entropy: entropy()?,
@@ -40,6 +42,7 @@ pub fn identity(
 /// identity again.
 pub fn renewed(before: Identity) -> Result<Identity, IdentityError> {
     Ok(Identity {
+        // The agent has already handled the rollback.
         rewound: false,
         entropy: entropy()?,
         ..before

@@ -1,4 +1,5 @@
-//! Checks whether this host supports a processor level.
+//! Checks whether this host supports a processor level: a standard set of processor features, to
+//! which guests can be limited, so that their snapshots can be restored on other hosts.
 
 use jiffy_proto::cpu_level::CpuLevel;
 use std::arch::is_x86_feature_detected as has;
@@ -10,11 +11,13 @@ const SVM: u32 = 1 << 2;
 
 /// Checks that guests on this host can be limited to `level`. Returns the reason if not.
 pub fn check(level: CpuLevel) -> Result<(), String> {
+    // Guests with the host's own level see all features.
     if level.is_host() {
         return Ok(());
     }
     check_features(level)
         .map_err(|missing| format!("processor level {level}: this host has no {missing}"))?;
+    // Without hardware virtualization the VMM cannot hide features from programs of the guest.
     if __cpuid(1).ecx & VMX != 0 || __cpuid(0x8000_0001).ecx & SVM != 0 {
         Ok(())
     } else {

@@ -1,5 +1,5 @@
-//! Garbage collection of files that killed processes left in a data directory. Snapshots have their
-//! own collection.
+//! Garbage collection of files that killed processes left in a data directory. Snapshots are
+//! collected by their stores.
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
@@ -51,6 +51,7 @@ impl DataDirGc {
                 .and_then(|m| m.modified())
                 .ok();
             let mut clean = self.clean.lock();
+            // A candidate would have been created by a change of the directory.
             if changed.is_some() && clean.get(name).copied() == changed {
                 continue;
             }
@@ -78,6 +79,7 @@ impl DataDirGc {
             let age = || age(&path, &metadata, now);
             let is_unused = match metadata.file_type() {
                 t if t.is_socket() => {
+                    // The daemon replaces its own socket when it starts.
                     name != "jiffy.sock"
                         && age() > SOCKET
                         && bound.as_ref().is_some_and(|b| !b.contains(&path))
@@ -117,6 +119,7 @@ impl DataDirGc {
     }
 }
 
+/// Returns the paths and names in a directory, but not in the target of a symbolic link.
 fn entries(directory: &Path) -> impl Iterator<Item = (PathBuf, String)> {
     let own = fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir());
     let entries = own.then(|| fs::read_dir(directory).ok()).flatten();
@@ -147,9 +150,11 @@ fn is_locked(path: &Path, metadata: &Metadata) -> bool {
     let Some(Ok(directory)) = metadata.is_dir().then(|| File::open(path)) else {
         return false;
     };
+    // The lock is released at once, when the file is dropped.
     Flock::lock(directory, FlockArg::LockExclusiveNonblock).is_err()
 }
 
+/// Returns the number of a rotated log.
 fn old_log(name: &str) -> Option<usize> {
     name.strip_prefix("jiffy.log.")?.parse().ok()
 }
@@ -157,6 +162,7 @@ fn old_log(name: &str) -> Option<usize> {
 /// Returns the paths of all bound Unix sockets. `None` if the kernel does not provide the list.
 fn bound_sockets() -> Option<HashSet<PathBuf>> {
     let text = fs::read_to_string("/proc/net/unix").ok()?;
+    // A path is the rest of the line after the numeric columns.
     let paths = text
         .lines()
         .filter_map(|l| l.find('/').map(|at| PathBuf::from(&l[at..])));
@@ -185,7 +191,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn unused_data_of_every_kind_is_removed_and_used_data_stays() {
+    fn unused_files_are_removed_and_used_files_remain() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path();
         for name in ["run", "templates", "kernel", "disks", "elsewhere"] {

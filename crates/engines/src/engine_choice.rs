@@ -1,4 +1,4 @@
-//! Selection of the default engine for new sandboxes.
+//! Selection of the default engine: microVMs or gVisor.
 
 use crate::gvisor_engine;
 use crate::host::Host;
@@ -51,6 +51,7 @@ impl EngineFacts {
             why: why.to_owned(),
         };
         match (&self.kvm, &self.gvisor, self.measured_ms) {
+            // Page faults are cheap with hardware virtualization, so microVMs are faster.
             (Ok(KvmKind::Hardware), ..) => choice(
                 EngineName::MicroVm,
                 "this host has KVM with the processor's virtualization",
@@ -69,6 +70,7 @@ impl EngineFacts {
                     ),
                 )
             }
+            // Without a measurement, microVMs: they isolate more strongly and support all features.
             (Ok(KvmKind::Software), Ok(()), None) => choice(
                 EngineName::MicroVm,
                 "this host has KVM, without the processor's virtualization; `jiffy doctor --measure` measures whether gVisor is faster",

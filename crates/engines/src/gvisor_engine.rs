@@ -1,4 +1,5 @@
-//! The engine `gvisor` with the templates and snapshots of a data directory.
+//! [`GvisorEngine`]: starts sandboxes on gVisor from the templates and snapshots of a data
+//! directory. A helper program (`jiffy-gvisor`) runs one sentry process per sandbox.
 
 mod guest;
 mod import;
@@ -60,7 +61,7 @@ impl Runtime {
     async fn start_ephemeral(host: &Host, directory: PathBuf) -> Result<Self, EngineError> {
         // A VMM limits its own memory; gVisor needs a control group.
         let limited = can_limit() && matches!(Cgroups::find(), Ok(Some(_)));
-        Self::with(Helper::brief(program(host)?, directory, limited)).await
+        Self::with(Helper::ephemeral(program(host)?, directory, limited)).await
     }
 
     async fn with(helper: Result<Helper, GvisorError>) -> Result<Self, EngineError> {
@@ -144,9 +145,11 @@ impl GvisorEngine {
         })
     }
 
+    /// Returns the manifest of snapshot `id`, if this version of gVisor can read the snapshot.
     fn manifest(&self, id: &str) -> Result<GvisorManifest, EngineError> {
         let manifest = self.store.get(id).map_err(EngineError::failed)?;
         let version = &self.runtime()?.version;
+        // gVisor does not promise that a version reads checkpoints of another one.
         if manifest.version == *version {
             Ok(manifest)
         } else {
@@ -195,6 +198,7 @@ fn operation_error(error: GvisorError, sandbox: &Sandbox) -> EngineError {
     if let GvisorError::TooLarge { needed, most } = error {
         return EngineError::SnapshotTooLarge { needed, most };
     }
+    // The error itself does not show whether the sandbox has exited.
     if sandbox.has_ended() {
         EngineError::Ended {
             end: ExitReason::VmmDied {
@@ -304,6 +308,7 @@ impl Engine for GvisorEngine {
         let helper = &self.runtime()?.helper;
         let manifest = self.manifest(id)?;
         let prepared = self.templates.prepare_version(&manifest.template).await?;
+        // See `record_working_set`: such a snapshot is not read.
         let is_boot = self.store.is_boot(id);
         let mut step = steps::begin("network_slot");
         let lease = if manifest.net {
@@ -349,9 +354,11 @@ impl Engine for GvisorEngine {
         let helper = &self.runtime()?.helper;
         let handle = GvisorHandle::read(&orphan.handle)?;
         // The sandbox continues to use its images even if they can no longer be opened by name.
-        let prepared = self.templates.prepare_version(&handle.estate.boot.template);
+        let prepared = self
+            .templates
+            .prepare_version(&handle.adopt_spec.boot.template);
         let prepared = prepared.await.ok();
-        let sandbox = Sandbox::adopt(helper, handle.estate)
+        let sandbox = Sandbox::adopt(helper, handle.adopt_spec)
             .await
             .map_err(EngineError::failed)?;
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
@@ -360,6 +367,7 @@ impl Engine for GvisorEngine {
     }
 
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
+        // Without a runtime no sandbox can be adopted, so all of them are terminated.
         let Ok(Runtime { helper, .. }) = &self.runtime else {
             let ended = known.iter().filter(|handle| end_unreachable(handle));
             let ended = ended.count();
@@ -375,7 +383,7 @@ impl Engine for GvisorEngine {
         let slots: Vec<u32> = handles.iter().filter_map(|handle| handle.slot).collect();
         let ids: Vec<String> = handles
             .into_iter()
-            .map(|handle| handle.estate.boot.id)
+            .map(|handle| handle.adopt_spec.boot.id)
             .collect();
         let ended = Sandbox::end_unadopted(helper, &ids).await;
         if let Some(network) = &self.network {

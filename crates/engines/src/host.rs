@@ -1,4 +1,5 @@
-//! A host with its data directory and programs, and the creation of sandboxes from them.
+//! [`Host`]: a data directory and the programs of Jiffy. [`PreparedTemplate`]: the open files of a
+//! template, from which sandboxes are booted and restored.
 
 use crate::agent_identity::identity;
 use crate::programs::{ProgramError, Programs};
@@ -149,7 +150,7 @@ impl Host {
     /// after [`Self::limit_vmms`], inside a tokio runtime.
     pub fn keep_spare_vmms(&mut self, count: usize) {
         self.programs.vmm = self.programs.vmm.clone().with_spares(count);
-        self.programs.vmm.make_spares();
+        self.programs.vmm.refill_spares();
     }
 
     /// Returns the data directory.
@@ -167,10 +168,12 @@ impl Host {
         Templates::new(&self.home)
     }
 
-    /// Checks that template `name` exists or can be built. A fast check before a long operation.
-    pub fn knows(&self, name: &str) -> Result<(), CreateError> {
+    /// Checks that template `name` exists or can be built. The check is fast, for callers that
+    /// start a long operation.
+    pub fn check_template(&self, name: &str) -> Result<(), CreateError> {
         match Recipe::built_in(&plain(name)?) {
             Ok(_) => Ok(()),
+            // Not a stock template, so it must have been built or pulled.
             Err(RecipeError::Unknown { .. }) => Ok(self.templates().get(name).map(drop)?),
             Err(e) => Err(e.into()),
         }
@@ -201,7 +204,7 @@ impl Host {
         self.with_template(template)
     }
 
-    /// Opens the version of a template that is named `image`, a name that
+    /// Opens a particular version of a template: `image` is a name that
     /// [`PreparedTemplate::image_name`] returned earlier.
     pub(crate) fn prepare_version(&self, image: &str) -> Result<PreparedTemplate, CreateError> {
         self.with_template(self.templates().version(image)?)
@@ -218,6 +221,8 @@ impl Host {
         Ok(PreparedTemplate {
             home: self.home.clone(),
             programs: self.programs.clone(),
+            // Part of the fingerprint of snapshots: a snapshot is not reused with another kernel or
+            // agent.
             version: format!(
                 "kernel {} modules {modules_sum} agent {}",
                 kernel.sha256, initrd.sha256
@@ -263,6 +268,7 @@ impl PreparedTemplate {
         }
         let agent = read_agent(&self.programs)?;
         let path = AgentRoot::new(&agent)?.file(&self.home)?.path;
+        // Concurrent calls create the same file, so either result is correct.
         Ok(self.agent_root.get_or_init(|| path).clone())
     }
 
@@ -271,7 +277,8 @@ impl PreparedTemplate {
         images.map(|image| duplicate(&image.file)).collect()
     }
 
-    /// Returns the modules with which a snapshot was taken.
+    /// Returns the kernel modules with this checksum: the current modules, or an earlier version
+    /// that is still in the data directory.
     fn modules_named(&self, sha256: &str) -> Result<ModulesImage, CreateError> {
         if let Some(modules) = self.modules.as_ref().filter(|(_, sum)| sum == sha256) {
             return Ok(image_of(modules)?);
@@ -298,10 +305,12 @@ impl PreparedTemplate {
         size.check()?;
         Ok(BootSpec {
             vmm: self.programs.vmm.clone(),
+            // Each VMM receives descriptors of its own.
             kernel: duplicate(&self.kernel)?,
             initrd: duplicate(&self.initrd)?,
             modules: self.modules.as_ref().map(image_of).transpose()?,
             rootfs: self.images()?,
+            // Shared by all guests of this size. A guest's writes go to its overlay.
             blank_disk: BlankDisk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
             size,
@@ -311,9 +320,9 @@ impl PreparedTemplate {
         })
     }
 
-    /// Opens the recorded indexes of pages that a guest of `lineage` writes before its first
-    /// command and during its first use. `None` if an index is not recorded: a restore works
-    /// without them.
+    /// Opens the recorded indexes of pages that a guest of `lineage` writes. The first index covers
+    /// the time before its first command, the second its first use. `None` if an index is not
+    /// recorded: a restore works without it.
     pub(crate) fn first_writes(&self, lineage: &Lineage) -> (Option<File>, Option<FirstUsePages>) {
         match lineage.written_pages() {
             Ok(Some(pages)) => {
@@ -323,6 +332,7 @@ impl PreparedTemplate {
             }
             Ok(None) => (None, None),
             Err(e) => {
+                // The records only speed up a restore, so damage is no error.
                 tracing::warn!(error = %e, "restoring without the record of first writes");
                 (None, None)
             }
@@ -331,9 +341,11 @@ impl PreparedTemplate {
 
     fn first_use_pages(&self, lineage: &Lineage, index: File) -> FirstUsePages {
         let first_use = self.template.manifest.startup.first_use.as_ref();
+        // An invalid action counts as none: the template was checked when it was built.
         let action = first_use.and_then(|first_use| first_use.action().ok());
         let has_interface = lineage.newest().is_some_and(|newest| newest.manifest().net);
         let used_by = match action {
+            // A guest with an interface receives its first request as a frame, all others by vsock.
             Some(FirstUseAction::Request { .. }) if has_interface => PopulateMoment::Frame,
             _ => PopulateMoment::Connection,
         };
@@ -349,6 +361,7 @@ impl PreparedTemplate {
         overlay: File,
         memory: MemoryPolicy,
     ) -> Result<RestoreSpec, CreateError> {
+        // A guest has mounted the modules of its boot, which may be older than the current ones.
         let newest = lineage.newest();
         let modules = match newest.and_then(|snapshot| snapshot.manifest().modules.as_deref()) {
             Some(sum) => Some(self.modules_named(sum)?),
@@ -443,7 +456,7 @@ fn read_agent(programs: &Programs) -> Result<Vec<u8>, CreateError> {
     })
 }
 
-/// Removes a default tag from a reference.
+/// Returns a reference without its default tag, as recipes and templates are named.
 fn plain(name: &str) -> Result<String, TemplateError> {
     Ok(Reference::parse(name)?.to_string())
 }

@@ -1,4 +1,4 @@
-//! Files of snapshots imported from other hosts.
+//! Placement of the files of imported snapshots, and errors of imports.
 
 use jiffy_engine_api::{EngineError, ImportedFiles, SnapshotImport};
 use std::io;
@@ -7,7 +7,8 @@ use std::path::Path;
 /// Maximum length of a file name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Moves all files into `dir`. Rejects names that are no plain file names of a snapshot.
+/// Moves all files into `dir`. The names come from another host, so names that could leave the
+/// directory or hide a file are rejected.
 pub(crate) fn place_all(files: &ImportedFiles, dir: &Path) -> io::Result<()> {
     for file in files {
         let name = file.name();

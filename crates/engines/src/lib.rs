@@ -1,5 +1,5 @@
-//! Engines of one host. Each of `microvm` and `gvisor` implements [`jiffy_engine_api::Engine`] with
-//! the programs, templates and snapshots of a data directory. [`open_engines`] returns both.
+//! The engines of a host, `microvm` and `gvisor`: both implement [`jiffy_engine_api::Engine`] with
+//! the programs, templates and snapshots of a data directory. [`open_engines`] opens them.
 
 mod agent_identity;
 mod cpu_level;

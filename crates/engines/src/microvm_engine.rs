@@ -1,4 +1,5 @@
-//! The engine `microvm` with the templates, snapshots and programs of a data directory.
+//! [`MicroVmEngine`]: starts microVMs from the templates and snapshots of a data directory. The
+//! submodules implement the guest, the snapshot files, and restores.
 
 mod guest;
 mod import;
@@ -128,6 +129,7 @@ impl Engine for MicroVmEngine {
     async fn prepare(&self, template: &str) -> Result<TemplateState, EngineError> {
         let prepared = self.shared.templates.prepare(template).await?;
         let stamp = self.shared.templates.stamp(template);
+        // Inode and change time identify the VMM. A snapshot is not reused with another VMM.
         let [_, vmm, _] = stamp.map_err(EngineError::failed)?;
         Ok(TemplateState {
             fingerprint: format!(
@@ -137,6 +139,7 @@ impl Engine for MicroVmEngine {
                 vmm.0,
                 vmm.1,
                 vmm.2,
+                // Snapshots with and without a network interface have different fingerprints.
                 if self.network.is_some() { " net" } else { "" },
                 self.cpu_level_tag()
             ),
@@ -186,6 +189,7 @@ impl Engine for MicroVmEngine {
             spec.extra_cmdline = jiffy_network::guest::cmdline();
         }
         Ok(Box::new(UnassignedMicroVmGuest {
+            // A microVM boots with its identity, so the boot waits for the assignment.
             stage: BootStage::Bootable(Box::new(spec)),
             prepared,
             shared: self.shared.clone(),
@@ -223,6 +227,7 @@ impl Engine for MicroVmEngine {
             parent: orphan.snapshot.clone(),
             net: handle.slot.is_some(),
             modules: handle.modules,
+            // Other entropy than before: the agent may request its identity again.
             identity: renewed(handle.identity.clone()).map_err(EngineError::failed)?,
             hello: handle.hello,
             report: handle.report,
@@ -232,6 +237,7 @@ impl Engine for MicroVmEngine {
             }),
         };
         let vm = MicroVm::adopt(spec).await.map_err(EngineError::failed)?;
+        // After the guest: if its adoption fails, the slot is not adopted either.
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
         Ok(Arc::new(MicroVmGuest {
             vm,
@@ -253,6 +259,7 @@ impl Engine for MicroVmEngine {
         let ended =
             jiffy_microvm_engine::end_unadopted(&self.shared.socket_directory.sockets, &marks)
                 .await;
+        // The VMMs have exited, so no process uses the slots.
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Tap, &slots);
         }

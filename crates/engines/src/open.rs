@@ -1,4 +1,4 @@
-//! Opens the engines of a host.
+//! Opens the engines of a daemon, or one engine for a short-lived process.
 
 use crate::gvisor_engine::GvisorEngine;
 use crate::host::{Host, PreparedTemplate};
@@ -9,9 +9,13 @@ use jiffy_network::Network;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the engines of a daemon on `host`. If `default` is gVisor, gVisor must be usable. `lazy`
-/// provides memory of snapshots that is not stored on this host. Must be called inside a tokio
-/// runtime.
+/// Opens the engines of a daemon on `host`. Guests use `network`, or have no network if it is
+/// `None`. `lazy` provides the memory of snapshots that is not stored on this host. Must be called
+/// inside a tokio runtime.
+///
+/// # Errors
+/// Fails if `default` is gVisor and gVisor cannot be used. If only the other engine is unusable,
+/// the daemon starts: the engine's description contains the reason.
 pub async fn open_engines(
     host: Host,
     network: Option<Network>,
@@ -24,6 +28,7 @@ pub async fn open_engines(
         .with_lazy_store(lazy);
     let gvisor = GvisorEngine::open(templates, network).await?;
     if default == EngineName::Gvisor {
+        // MicroVMs are the default otherwise; a daemon without KVM starts and reports the reason.
         gvisor.check_usable()?;
     }
     let all: Vec<Arc<dyn Engine>> = vec![Arc::new(microvm), Arc::new(gvisor)];
@@ -31,7 +36,7 @@ pub async fn open_engines(
 }
 
 /// Opens one engine for guests that are terminated with this process. gVisor stores its sandboxes
-/// and snapshots in `directory`. `prepared` is the opened template named `template`.
+/// and snapshots in `directory`. `prepared` is the open template `template`.
 pub async fn open_ephemeral_engine(
     host: Host,
     network: Option<Network>,
@@ -41,7 +46,7 @@ pub async fn open_ephemeral_engine(
     prepared: PreparedTemplate,
 ) -> Result<Arc<dyn Engine>, EngineError> {
     let templates = Arc::new(TemplateCache::new(host));
-    templates.hold(template, Arc::new(prepared))?;
+    templates.insert(template, Arc::new(prepared))?;
     match engine {
         EngineName::MicroVm => {
             let engine = MicroVmEngine::open(templates)?;

@@ -1,4 +1,4 @@
-//! Paths of the other programs of Jiffy.
+//! Paths of the other programs of Jiffy, which this process starts.
 
 use jiffy_installation::{Component, Installation, Package};
 use jiffy_microvm_engine::Vmm;
@@ -47,22 +47,26 @@ impl Programs {
         Ok(Self {
             vmm: Vmm::new(find("jiffy-vmm", "JIFFY_VMM")?, jailed()?),
             agent: find("jiffy-agent", "JIFFY_AGENT")?,
+            // The errors are reported only when the programs are needed.
             gvisor: find("jiffy-gvisor", "JIFFY_GVISOR"),
             functions: find("jiffy-functions", "JIFFY_FUNCTIONS"),
         })
     }
 }
 
+/// Returns whether VMMs are jailed, according to `$JIFFY_JAIL`.
 fn jailed() -> Result<bool, ProgramError> {
     let word = env::var_os("JIFFY_JAIL").unwrap_or_default();
     match word.to_str() {
         Some("") => Ok(jiffy_rootless::is_host_root()),
         Some("on") => Ok(true),
         Some("off") => Ok(false),
+        // A typing error must not disable the jail.
         _ => Err(ProgramError::Jail(word.to_string_lossy().into_owned())),
     }
 }
 
+/// Returns the path of a program: the environment variable, or else the installation's directory.
 fn find(name: &'static str, variable: &'static str) -> Result<PathBuf, ProgramError> {
     let component = match name {
         "jiffy-gvisor" => Component::Gvisor,
@@ -77,6 +81,7 @@ fn find(name: &'static str, variable: &'static str) -> Result<PathBuf, ProgramEr
     let installation =
         Installation::current().map_err(|e| missing(e.to_string(), Package::Source))?;
     let package = installation.package();
+    // A variable that is set but wrong is an error, and not ignored.
     if let Some(path) = env::var_os(variable).filter(|v| !v.is_empty()) {
         let path = PathBuf::from(path);
         return if path.is_file() {

@@ -67,6 +67,7 @@ pub async fn report_free_memory(vm: &MicroVm) {
 async fn run_command(vm: &MicroVm, program: &str, arguments: &[&str]) -> Result<(), ClientError> {
     let spec = ProcessSpec::new(program, arguments.iter().copied());
     let process = agent(vm).start(&spec).await?;
+    // The output is discarded; only the exit matters.
     process.output(0).await.map(drop)
 }
 
@@ -89,6 +90,7 @@ async fn post(vm: &MicroVm, port: u16, path: &str, body: &str) -> Result<(), Str
     let connecting = vm.connector().connect(TCP_PORT).await;
     let mut stream = connecting.map_err(|e| e.to_string())?;
     let length = body.len();
+    // The agent expects the number of the guest's TCP port in a line before the data.
     let request = format!(
         "{port}\nPOST {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\
          Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
@@ -96,15 +98,18 @@ async fn post(vm: &MicroVm, port: u16, path: &str, body: &str) -> Result<(), Str
     let sent = stream.write_all(request.as_bytes()).await;
     sent.map_err(|e| e.to_string())?;
     let mut answer = Vec::new();
+    // The server of a template may send an endless answer.
     let mut stream = stream.take(MAX_ANSWER_BYTES);
     let read = stream.read_to_end(&mut answer).await;
     read.map_err(|e| e.to_string())?;
     let answer = String::from_utf8_lossy(&answer);
+    // `HTTP/1.1 200`: the status follows the version and a space.
     let status = answer.strip_prefix(TCP_OK).and_then(|http| http.get(9..12));
     match status {
         Some(status) if status.starts_with('2') => Ok(()),
         _ => Err(format!(
             "port {port} answered: {}",
+            // The first line is the agent's, the second the status line of the server.
             answer.lines().nth(1).unwrap_or_default()
         )),
     }

@@ -44,6 +44,7 @@ impl RestorePolicy {
     /// page cache between guests of the same snapshot.
     pub fn default_for(kvm: &KvmKind) -> Self {
         match kvm {
+            // A new kind of KVM must be decided here, so the match has no wildcard.
             KvmKind::Hardware | KvmKind::Software => Self::Map,
         }
     }
@@ -75,9 +76,11 @@ pub struct HostFingerprint {
 impl HostFingerprint {
     /// Returns the fingerprint of this host.
     pub fn here() -> Self {
+        // An unreadable file yields an empty property, which is equal at the next start.
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
         let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name"));
+        // The line is `model name`, tab, `: `, and the model.
         let model = model.map(|l| l.trim_start_matches([' ', '\t', ':']).trim());
         Self {
             cpu: model.unwrap_or_default().to_owned(),
@@ -93,6 +96,7 @@ impl HostFingerprint {
     fn kvm_kind(&self) -> KvmKind {
         match self.kvm.as_str() {
             "hardware" => KvmKind::Hardware,
+            // A name of a later version: assume the slower kind.
             _ => KvmKind::Software,
         }
     }
@@ -160,6 +164,7 @@ pub struct EngineCost {
 /// slower at the 99th percentile.
 pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
     let mut by_memory: Vec<&PolicyCost> = costs.iter().collect();
+    // In ascending order of memory, so that each further policy must justify its additional memory.
     by_memory.sort_by(|a, b| a.own_mib.median.total_cmp(&b.own_mib.median));
     let mut best = *by_memory.first()?;
     for cost in by_memory {
@@ -222,6 +227,7 @@ impl HostFile {
     /// Returns the measurement stored in the data directory `home`. `None` if the file cannot be
     /// used or was written on a host other than `host`.
     pub fn of_host(home: &Path, host: &HostFingerprint) -> Option<Self> {
+        // An unusable file counts as no measurement. `PolicyInForce` reports the reason.
         let file = load(&home.join(HOST_FILE)).ok().flatten();
         file.filter(|file| file.host == *host)
     }
@@ -241,19 +247,23 @@ impl HostFile {
     /// Writes the file into the data directory atomically.
     pub fn write(&self, home: &Path) -> Result<(), HostFileError> {
         let path = home.join(HOST_FILE);
+        // The process id separates concurrent measurements.
         let new = home.join(format!(".new-{HOST_FILE}-{}", std::process::id()));
         let put = || {
             let mut file = File::options()
                 .write(true)
                 .create(true)
+                // An interrupted measurement with the same process id may have left a file.
                 .truncate(true)
                 .mode(0o600)
                 .open(&new)?;
             file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            // Before the rename, so that a power failure leaves no empty file under the final name.
             file.sync_all()?;
             fs::rename(&new, &path)
         };
         put().map_err(|source| {
+            // Best effort: the write error is the one to report.
             let _ = fs::remove_file(&new);
             HostFileError { path, source }
         })
@@ -337,6 +347,7 @@ fn load(path: &Path) -> Result<Option<HostFile>, String> {
         Err(e) => return Err(e.to_string()),
     };
     let mut bytes = Vec::new();
+    // A larger file is cut off, and is then no valid JSON.
     let read = file.take(MAX_HOST_FILE_BYTES).read_to_end(&mut bytes);
     read.map_err(|e| e.to_string())?;
     let file: HostFile = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
@@ -351,149 +362,4 @@ fn load(path: &Path) -> Result<Option<HostFile>, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cost(policy: RestorePolicy, median: f64, p99: f64, own: f64) -> PolicyCost {
-        let flat = |value| Percentiles {
-            min: value,
-            median: value,
-            p99: value,
-        };
-        PolicyCost {
-            policy,
-            create_ms: flat(median),
-            create_exec_ms: Percentiles {
-                p99,
-                ..flat(median)
-            },
-            own_mib: flat(own),
-            snapshot_page_us: flat(1.0),
-            fresh_page_us: flat(1.0),
-        }
-    }
-
-    fn here() -> HostFingerprint {
-        HostFingerprint {
-            cpu: "A processor".to_owned(),
-            kvm: "software".to_owned(),
-            kernel: "6.1".to_owned(),
-        }
-    }
-
-    #[test]
-    fn memory_is_copied_only_where_that_saves_time() {
-        use RestorePolicy::{CopyAll, CopyWorkingSet, Map};
-        let map = cost(Map, 20.0, 30.0, 4.0);
-        let chosen = |all: f64, all_p99: f64, set: f64| {
-            choose(&[
-                cost(CopyAll, all, all_p99, 40.0),
-                map.clone(),
-                cost(CopyWorkingSet, set, 30.0, 11.0),
-            ])
-        };
-        assert_eq!(chosen(20.0, 30.0, 20.0), Some(Map));
-        // A small gain does not justify ten times the memory. A large gain does not justify a slow
-        // 99th percentile.
-        assert_eq!(chosen(12.0, 20.0, 19.0), Some(Map));
-        assert_eq!(chosen(9.0, 90.0, 20.0), Some(Map));
-        assert_eq!(chosen(9.0, 20.0, 20.0), Some(CopyAll));
-        assert_eq!(chosen(12.0, 20.0, 17.0), Some(CopyWorkingSet));
-        assert_eq!(chosen(9.0, 20.0, 17.0), Some(CopyWorkingSet));
-        assert_eq!(choose(&[]), None);
-    }
-
-    #[test]
-    fn measurements_apply_to_the_measured_host_only() {
-        let home = tempfile::tempdir().unwrap();
-        let find = |host: &HostFingerprint| PolicyInForce::find(home.path(), host);
-        assert_eq!(find(&here()).why, PolicyReason::NeverMeasured);
-        let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
-        let file = HostFile::new(here(), costs, None).unwrap();
-        file.write(home.path()).unwrap();
-        file.write(home.path()).unwrap();
-        let found = find(&here());
-        assert_eq!(found.policy, RestorePolicy::CopyAll);
-        assert_eq!(found.why, PolicyReason::Measured(Box::new(file)));
-        let others = [
-            HostFingerprint {
-                cpu: "Another".to_owned(),
-                ..here()
-            },
-            HostFingerprint {
-                kvm: "hardware".to_owned(),
-                ..here()
-            },
-            HostFingerprint {
-                kernel: "6.2".to_owned(),
-                ..here()
-            },
-        ];
-        for other in others {
-            let found = find(&other);
-            assert_eq!(found.policy, RestorePolicy::Map, "{other:?}");
-            assert_eq!(found.why, PolicyReason::OtherHost { there: here() });
-        }
-        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn engines_are_compared_by_measurements_of_both_on_this_host() {
-        let home = tempfile::tempdir().unwrap();
-        let costs = vec![
-            cost(RestorePolicy::Map, 20.0, 20.0, 4.0),
-            cost(RestorePolicy::CopyAll, 15.0, 20.0, 40.0),
-        ];
-        let flat = |value| Percentiles {
-            min: value,
-            median: value,
-            p99: value,
-        };
-        let gvisor = EngineCost {
-            create_ms: flat(30.0),
-            create_exec_ms: flat(35.0),
-        };
-        let stored = |gvisor| {
-            let file = HostFile::new(here(), costs.clone(), gvisor).unwrap();
-            file.write(home.path()).unwrap();
-            HostFile::of_host(home.path(), &here()).unwrap()
-        };
-        // The value of the policy in force.
-        assert_eq!(stored(Some(gvisor)).engines_ms(), Some((20.0, 35.0)));
-        let elsewhere = HostFingerprint {
-            kernel: "6.2".to_owned(),
-            ..here()
-        };
-        assert_eq!(HostFile::of_host(home.path(), &elsewhere), None);
-        // Files written by versions without gVisor have no cost of it.
-        assert_eq!(stored(None).engines_ms(), None);
-        let text = fs::read_to_string(home.path().join(HOST_FILE)).unwrap();
-        assert!(!text.contains("gvisor"), "{text}");
-    }
-
-    #[test]
-    fn a_damaged_file_or_one_of_another_format_is_ignored() {
-        let home = tempfile::tempdir().unwrap();
-        let path = home.path().join(HOST_FILE);
-        let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
-        HostFile::new(here(), costs, None)
-            .unwrap()
-            .write(home.path())
-            .unwrap();
-        let text = fs::read_to_string(&path).unwrap();
-        for damaged in [
-            text.replace("\"format\": 1", "\"format\": 2"),
-            text.replace("copy_all", "teleport"),
-            text[..text.len() / 2].to_owned(),
-            String::new(),
-        ] {
-            fs::write(&path, damaged).unwrap();
-            let found = PolicyInForce::find(home.path(), &here());
-            assert_eq!(found.policy, RestorePolicy::Map);
-            assert!(
-                matches!(found.why, PolicyReason::Unusable { .. }),
-                "{found:?}"
-            );
-        }
-    }
-}
+mod tests;

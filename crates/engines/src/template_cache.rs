@@ -1,4 +1,4 @@
-//! Cache of templates in use: opened and verified once for all engines.
+//! [`TemplateCache`]: templates in use, opened and verified once for all engines.
 
 use crate::host::{CreateError, Host, PreparedTemplate};
 use jiffy_engine_api::EngineError;
@@ -11,11 +11,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Identity of three files by inode and change time (seconds, nanoseconds). It differs if a file
-/// was replaced.
+/// Identity of three files by inode and change time (seconds, nanoseconds). It changes if a file is
+/// replaced.
 pub(crate) type FileStamps = [(u64, i64, i64); 3];
 
-/// Open templates of one host, by name and by the version recorded in snapshots.
+/// Open templates of one host. Current versions are found by name, earlier ones by the version that
+/// snapshots record.
 pub(crate) struct TemplateCache {
     host: Host,
     /// Current versions of templates, by name.
@@ -77,6 +78,7 @@ impl TemplateCache {
         Ok(prepared)
     }
 
+    /// Returns an open version. Locks `prepared` before `older`.
     fn known_version(&self, image: &str) -> Option<Arc<PreparedTemplate>> {
         let current = self.prepared.lock();
         let mut all = current.values().map(|(_, prepared)| prepared);
@@ -88,8 +90,9 @@ impl TemplateCache {
     }
 
     /// Drops templates that were replaced, unless a guest that is starting uses them.
-    pub(crate) fn forget_older(&self) {
+    pub(crate) fn drop_replaced(&self) {
         let mut older = self.older.lock();
+        // The map holds one reference itself.
         older.retain(|_, prepared| Arc::strong_count(prepared) > 1);
         drop(older);
         // Read the files without holding the lock: other callers wait for it.
@@ -106,8 +109,9 @@ impl TemplateCache {
         }
     }
 
-    /// Returns whether `template` is still the version `taken` with which a snapshot was taken.
-    pub(crate) fn serves(&self, template: &str, taken: Option<&str>) -> bool {
+    /// Returns whether `taken`, the version with which a snapshot was taken, is the current version
+    /// of `template`.
+    pub(crate) fn is_current(&self, template: &str, taken: Option<&str>) -> bool {
         match (self.host.templates().manifest(template), taken) {
             // Compare only the versions: a name may refer to another template now.
             (Ok(now), Some(taken)) => taken.rsplit('@').next() == Some(&*now.version()),
@@ -136,12 +140,12 @@ impl TemplateCache {
             .map_err(EngineError::failed)?
             .map_err(chain)?;
         let prepared = Arc::new(prepared);
-        self.hold(template, prepared.clone())?;
+        self.insert(template, prepared.clone())?;
         Ok(prepared)
     }
 
     /// Adds a template that was just opened.
-    pub(crate) fn hold(
+    pub(crate) fn insert(
         &self,
         template: &str,
         prepared: Arc<PreparedTemplate>,
@@ -153,7 +157,8 @@ impl TemplateCache {
     }
 }
 
-/// Converts an error with its causes to one line.
+/// Converts an error and its causes to one line. A cause that the text already contains is not
+/// repeated.
 pub(crate) fn chain(error: CreateError) -> EngineError {
     let mut reason = error.to_string();
     let mut source = std::error::Error::source(&error);

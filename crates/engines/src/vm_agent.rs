@@ -1,4 +1,4 @@
-//! Calls to the agent of a microVM.
+//! Client of the agent in a microVM.
 
 use jiffy_agent_client::AgentClient;
 use jiffy_microvm_engine::MicroVm;

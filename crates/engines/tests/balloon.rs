@@ -1,4 +1,4 @@
-//! Memory that a guest returns to its host.
+//! Balloon and free page reporting: memory that a guest returns to its host.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -22,8 +22,8 @@ async fn fill(guest: &Guest, mib: u64) {
 }
 
 #[tokio::test]
-async fn the_balloon_takes_what_it_was_told_and_gives_it_back() {
-    let Some(prepared) = base("the_balloon_takes_what_it_was_told_and_gives_it_back") else {
+async fn the_balloon_reaches_its_target_and_returns_the_memory() {
+    let Some(prepared) = base("the_balloon_reaches_its_target_and_returns_the_memory") else {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
@@ -51,11 +51,12 @@ async fn the_balloon_takes_what_it_was_told_and_gives_it_back() {
 }
 
 /// The balloon driver must receive interrupts for configuration changes, which involve no queue. A
-/// device with quiet interrupts would have to repeat such an interrupt until the guest notices it.
-/// The balloon is therefore an ordinary device, whose interrupts are acknowledged.
+/// device with quiet interrupts, whose vendor id is `0x4646494a`, would have to repeat such an
+/// interrupt until the guest notices it. The balloon is therefore an ordinary device, whose
+/// interrupts are acknowledged.
 #[tokio::test]
-async fn the_balloon_alone_is_no_quiet_device() {
-    let Some(prepared) = base("the_balloon_alone_is_no_quiet_device") else {
+async fn only_the_balloon_has_ordinary_interrupts() {
+    let Some(prepared) = base("only_the_balloon_has_ordinary_interrupts") else {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 256)).await;
@@ -80,8 +81,8 @@ async fn the_balloon_alone_is_no_quiet_device() {
 }
 
 #[tokio::test]
-async fn a_balloon_larger_than_the_guest_leaves_it_alive() {
-    let Some(prepared) = base("a_balloon_larger_than_the_guest_leaves_it_alive") else {
+async fn a_balloon_larger_than_the_guest_does_not_kill_it() {
+    let Some(prepared) = base("a_balloon_larger_than_the_guest_does_not_kill_it") else {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 256)).await;
@@ -91,7 +92,7 @@ async fn a_balloon_larger_than_the_guest_leaves_it_alive() {
     assert!(guest.resident() > 200, "{}", guest.resident());
     guest.vm.set_balloon(u32::MAX).unwrap();
     until(
-        "the guest to be squeezed",
+        "the balloon to take nearly all memory",
         async || (guest.resident(), guest.meminfo("MemAvailable").await),
         |(resident, available)| *resident < 100 && *available < 16,
     )
@@ -101,7 +102,7 @@ async fn a_balloon_larger_than_the_guest_leaves_it_alive() {
         .await
         .unwrap();
     println!(
-        "squeezed: MemAvailable {} MiB",
+        "full balloon: MemAvailable {} MiB",
         guest.meminfo("MemAvailable").await
     );
     guest.vm.set_balloon(0).unwrap();
@@ -131,7 +132,7 @@ async fn a_full_guest_frees_host_memory_for_the_balloon() {
     println!("balloon of 256 MiB in a full guest: {full} -> {less} MiB resident");
     guest.vm.set_balloon(0).unwrap();
     let free = until(
-        "the guest to have its memory again",
+        "the guest to receive its memory",
         async || guest.meminfo("MemAvailable").await,
         |now| *now > 256 + SLACK,
     );
@@ -140,8 +141,8 @@ async fn a_full_guest_frees_host_memory_for_the_balloon() {
 }
 
 #[tokio::test]
-async fn memory_that_a_process_freed_goes_back_to_the_host() {
-    let Some(prepared) = base("memory_that_a_process_freed_goes_back_to_the_host") else {
+async fn freed_memory_returns_to_the_host() {
+    let Some(prepared) = base("freed_memory_returns_to_the_host") else {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
@@ -170,16 +171,16 @@ print(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])
         guest.python(spec)
     );
     assert!(used.trim().parse::<u64>().unwrap() > 200 << 10, "{used}");
-    let began = std::time::Instant::now();
+    let started_at = std::time::Instant::now();
     let after = until(
-        "the host to have its memory again",
+        "the host to receive its memory",
         async || guest.resident(),
         |now| *now < idle + SLACK,
     )
     .await;
     println!(
         "200 MiB used and freed: {idle} -> {peak} -> {after} MiB resident, {:?} after the process",
-        began.elapsed()
+        started_at.elapsed()
     );
     guest.finish().await;
 }

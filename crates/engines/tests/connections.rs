@@ -1,4 +1,4 @@
-//! TCP connections of a guest that is copied, rolled back or paused.
+//! TCP connections of a guest that is cloned, rolled back or resumed.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -38,6 +38,7 @@ def crossed(ends):
     ends[0].settimeout(20); ends[1].sendall(b'word'); assert ends[0].recv(100) == b'word'
 held = {}
 "#;
+/// Second part of the program: serves the reports.
 const SERVE: &str = r#"
 def tell(name):
     how, what = held[name]
@@ -87,15 +88,16 @@ held['boxed'] = (crossed, (inner, outer))
 }
 
 /// Queries the programs about their connections.
-async fn ask(guest: &Guest) -> String {
+async fn connection_states(guest: &Guest) -> String {
     let program = "import socket
 for name in 'mine', 'alone':
     s = socket.socket(socket.AF_UNIX); s.connect('/tmp/' + name)
     while data := s.recv(1000): print(data.decode(), end=' ')";
-    let said = guest.python(program).await;
+    let states = guest.python(program).await;
     // Both ends of this connection are reset. The second end may receive the reset of the first
     // one.
-    said.trim()
+    states
+        .trim()
         .replace("alone=ECONNRESET", "alone=ECONNABORTED")
 }
 
@@ -104,14 +106,14 @@ const ALL_ALIVE: &str =
 const ALL_RESET: &str = "host=ECONNABORTED host6=ECONNABORTED lo=alive lo6=alive boxed=ECONNABORTED \
      alone=ECONNABORTED alone-lo=alive";
 
-/// Host's end of a wire: an echo service, a socket that receives marks, and all frames that the tap
+/// Host's end of a tap: an echo service, a socket that receives marks, and all frames that the tap
 /// receives.
-struct Far {
+struct HostEnd {
     mark: UdpSocket,
     frames: mpsc::Receiver<Vec<u8>>,
 }
 
-impl Far {
+impl HostEnd {
     fn start() -> Self {
         let address = [
             "-6",
@@ -153,7 +155,7 @@ fn sniff() -> mpsc::Receiver<Vec<u8>> {
     assert!(fd >= 0, "{}", io::Error::last_os_error());
     // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let (tell, frames) = mpsc::channel();
+    let (sender, frames) = mpsc::channel();
     std::thread::spawn(move || {
         let mut frame = vec![0; 65_536];
         loop {
@@ -169,7 +171,7 @@ fn sniff() -> mpsc::Receiver<Vec<u8>> {
             let Ok(length) = usize::try_from(n) else {
                 return;
             };
-            if tell.send(frame[..length].to_vec()).is_err() {
+            if sender.send(frame[..length].to_vec()).is_err() {
                 return;
             }
         }
@@ -188,7 +190,7 @@ fn is_tcp(frame: &[u8]) -> bool {
 
 /// Waits until all earlier packets of the guest have arrived. Returns the number of TCP segments
 /// among them.
-async fn segments(guest: &Guest, far: &Far) -> usize {
+async fn segments(guest: &Guest, far: &HostEnd) -> usize {
     let program = format!(
         "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'mark', ('{HOST}', {MARK}))"
     );
@@ -205,6 +207,7 @@ async fn segments(guest: &Guest, far: &Far) -> usize {
     }
 }
 
+/// Template, size and snapshot store of a test.
 struct Bench {
     prepared: PreparedTemplate,
     spec: SandboxSpec,
@@ -256,9 +259,10 @@ impl Bench {
     }
 }
 
-fn lay(test: &str) -> Option<(NetSpec, Far)> {
-    match wire::lay(1500, Far::start) {
-        Ok(laid) => Some(laid),
+/// Creates a tap. `None` if this machine does not permit it.
+fn create_tap(test: &str) -> Option<(NetSpec, HostEnd)> {
+    match wire::create_tap(1500, HostEnd::start) {
+        Ok(created) => Some(created),
         Err(e) => {
             skip(test, &format!("no tap in a network namespace: {e}"));
             None
@@ -267,68 +271,72 @@ fn lay(test: &str) -> Option<(NetSpec, Far)> {
 }
 
 #[tokio::test]
-async fn a_clone_loses_the_connections_of_its_parent_in_silence_and_the_parent_keeps_them() {
-    let test = "a_clone_loses_the_connections_of_its_parent_in_silence_and_the_parent_keeps_them";
+async fn a_clone_silently_closes_inherited_connections_and_its_parent_keeps_them() {
+    let test = "a_clone_silently_closes_inherited_connections_and_its_parent_keeps_them";
     let Some(bench) = Bench::new(test) else {
         return;
     };
-    let Some((net, _far)) = lay(test) else { return };
+    let Some((net, _far)) = create_tap(test) else {
+        return;
+    };
     let parent = Guest::with(&bench.prepared, &bench.spec, Some(net)).await;
     hold(&parent).await;
-    assert_eq!(ask(&parent).await, ALL_ALIVE);
+    assert_eq!(connection_states(&parent).await, ALL_ALIVE);
     bench
         .snapshot(&parent.vm, "one", AfterSnapshot::Resume)
         .await;
 
-    let (net, far) = lay(test).unwrap();
+    let (net, far) = create_tap(test).unwrap();
     let clone = bench.restore("one", "clone", false, net).await;
     // If the kernel of the clone had sent resets, the connections of the parent would break.
     assert_eq!(segments(&clone, &far).await, 0);
-    assert_eq!(ask(&clone).await, ALL_RESET);
+    assert_eq!(connection_states(&clone).await, ALL_RESET);
     // The network of the clone is open again.
     let program = format!(
         "import socket; s = socket.create_connection(('{HOST}', {ECHO}), 20); s.sendall(b'x'); print(s.recv(9))"
     );
     assert_eq!(clone.python(&program).await, "b'x'\n");
-    assert_eq!(ask(&parent).await, ALL_ALIVE);
+    assert_eq!(connection_states(&parent).await, ALL_ALIVE);
     clone.finish().await;
     parent.finish().await;
 }
 
 #[tokio::test]
-async fn a_sandbox_keeps_its_connections_when_it_wakes_and_loses_them_when_it_is_put_back() {
-    let test = "a_sandbox_keeps_its_connections_when_it_wakes_and_loses_them_when_it_is_put_back";
+async fn connections_survive_a_resume_but_not_a_rollback() {
+    let test = "connections_survive_a_resume_but_not_a_rollback";
     let Some(bench) = Bench::new(test) else {
         return;
     };
-    let Some((net, _far)) = lay(test) else { return };
-    let again = || NetSpec {
+    let Some((net, _far)) = create_tap(test) else {
+        return;
+    };
+    let same_net = || NetSpec {
         tap: net.tap.try_clone().unwrap(),
         ..net
     };
     let vm = bench
         .prepared
-        .boot_with(&bench.spec, Some(again()))
+        .boot_with(&bench.spec, Some(same_net()))
         .await
         .unwrap();
-    bench.snapshot(&vm, "born", AfterSnapshot::Stop).await;
+    bench.snapshot(&vm, "booted", AfterSnapshot::Stop).await;
     vm.ended().await;
     drop(vm);
-    let guest = bench.restore("born", "sleeper", false, again()).await;
+    let guest = bench.restore("booted", "sandbox", false, same_net()).await;
     hold(&guest).await;
-    assert_eq!(ask(&guest).await, ALL_ALIVE);
+    assert_eq!(connection_states(&guest).await, ALL_ALIVE);
     bench
-        .snapshot(&guest.vm, "asleep", AfterSnapshot::Stop)
+        .snapshot(&guest.vm, "paused", AfterSnapshot::Stop)
         .await;
     guest.vm.ended().await;
     drop(guest);
 
-    let awake = bench.restore("asleep", "sleeper", false, again()).await;
-    assert_eq!(ask(&awake).await, ALL_ALIVE);
+    let resumed = bench.restore("paused", "sandbox", false, same_net()).await;
+    assert_eq!(connection_states(&resumed).await, ALL_ALIVE);
     // The guest continues to run and is then rolled back to the pause: its connections are not
     // restored.
-    awake.vm.stop().await;
-    let rewound = bench.restore("asleep", "sleeper", true, again()).await;
-    assert_eq!(ask(&rewound).await, ALL_RESET);
+    resumed.vm.stop().await;
+    let rewound = bench.restore("paused", "sandbox", true, same_net()).await;
+    assert_eq!(connection_states(&rewound).await, ALL_RESET);
     rewound.finish().await;
 }

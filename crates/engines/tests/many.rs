@@ -15,17 +15,17 @@ use tokio::net::UnixStream;
 
 /// Request that the agent answers without a body.
 const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: agent\r\n\r\n";
-/// The limit of descriptors applies to the whole process, so the tests must run one at a time.
+/// The limit of descriptors applies to the whole process, so the tests run one at a time.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_sandboxes_boot_at_once_from_the_same_descriptors() {
+async fn ten_sandboxes_boot_concurrently_from_the_same_descriptors() {
     let _alone = ALONE.lock().await;
-    let Some(prepared) = base("ten_sandboxes_boot_at_once_from_the_same_descriptors") else {
+    let Some(prepared) = base("ten_sandboxes_boot_concurrently_from_the_same_descriptors") else {
         return;
     };
     let prepared = Arc::new(prepared);
-    let began = Instant::now();
+    let started_at = Instant::now();
     let boots: Vec<_> = (0..10)
         .map(|_| {
             let prepared = prepared.clone();
@@ -36,13 +36,13 @@ async fn ten_sandboxes_boot_at_once_from_the_same_descriptors() {
     for boot in boots {
         guests.push(boot.await.unwrap());
     }
-    let all = began.elapsed();
+    let all = started_at.elapsed();
     let mut each: Vec<_> = guests
         .iter()
         .map(|g| g.vm.report().total_us / 1000)
         .collect();
     each.sort_unstable();
-    println!("ten boots at once: all up in {all:?}, each in {each:?} ms");
+    println!("ten concurrent boots: all in {all:?}, each in {each:?} ms");
     let mut ids = Vec::new();
     for guest in &guests {
         // The root image is read through the shared descriptor. Writes to the disk are private to
@@ -60,8 +60,8 @@ async fn ten_sandboxes_boot_at_once_from_the_same_descriptors() {
 }
 
 #[tokio::test]
-async fn five_hundred_connections_are_open_at_once_even_under_a_low_soft_limit() {
-    const NAME: &str = "five_hundred_connections_are_open_at_once_even_under_a_low_soft_limit";
+async fn five_hundred_connections_are_open_despite_a_low_soft_limit() {
+    const NAME: &str = "five_hundred_connections_are_open_despite_a_low_soft_limit";
     const CONNECTIONS: usize = 500;
     let _alone = ALONE.lock().await;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -72,7 +72,7 @@ async fn five_hundred_connections_are_open_at_once_even_under_a_low_soft_limit()
     setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
-    let began = Instant::now();
+    let started_at = Instant::now();
     let connector = guest.vm.connector();
     let mut streams = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -92,7 +92,7 @@ async fn five_hundred_connections_are_open_at_once_even_under_a_low_soft_limit()
     let open = open.count();
     println!(
         "{CONNECTIONS} connections, {open} descriptors of the VMM, {:?}",
-        began.elapsed()
+        started_at.elapsed()
     );
     assert!(open > CONNECTIONS);
     drop(streams);
@@ -101,8 +101,8 @@ async fn five_hundred_connections_are_open_at_once_even_under_a_low_soft_limit()
 }
 
 #[tokio::test]
-async fn connections_wait_for_a_vmm_that_is_busy() {
-    const NAME: &str = "connections_wait_for_a_vmm_that_is_busy";
+async fn connections_wait_for_a_busy_vmm() {
+    const NAME: &str = "connections_wait_for_a_busy_vmm";
     const CONNECTIONS: usize = 600;
     let _alone = ALONE.lock().await;
     let Some(prepared) = base(NAME) else { return };

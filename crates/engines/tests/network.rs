@@ -1,4 +1,4 @@
-//! Network interface of a guest, with a host at the other end of its tap.
+//! Network interface of a guest whose tap is connected to services of the host.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -20,7 +20,7 @@ const BULK: usize = 256 << 20;
 /// Maximum time of a command in a flooded guest.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Services of the host. Their threads end with this process.
+/// Services of the host. Their threads exit with this process.
 struct Services {
     /// Socket in the namespace that can send to the guest.
     udp: UdpSocket,
@@ -54,6 +54,7 @@ impl Services {
     }
 }
 
+/// Calls `work` for each connection to `port`, in a thread of its own.
 fn serve(port: u16, work: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + 'static) {
     let listener = TcpListener::bind((HOST, port)).unwrap();
     let work = Arc::new(work);
@@ -68,10 +69,10 @@ fn serve(port: u16, work: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + '
 
 /// Boots a guest with a network interface and starts the host's services. `None` if this machine
 /// does not support it.
-async fn wired(test: &str, mtu: u16) -> Option<(Guest, Services)> {
+async fn boot_with_network(test: &str, mtu: u16) -> Option<(Guest, Services)> {
     let prepared = base(test)?;
-    let (net, services) = match wire::lay(mtu, Services::start) {
-        Ok(laid) => laid,
+    let (net, services) = match wire::create_tap(mtu, Services::start) {
+        Ok(created) => created,
         Err(e) => {
             skip(test, &format!("no tap in a network namespace: {e}"));
             return None;
@@ -107,7 +108,7 @@ print("same")
 #[tokio::test]
 async fn bytes_cross_the_network_unchanged_in_both_directions() {
     let Some((guest, _services)) =
-        wired("bytes_cross_the_network_unchanged_in_both_directions", 1500).await
+        boot_with_network("bytes_cross_the_network_unchanged_in_both_directions", 1500).await
     else {
         return;
     };
@@ -134,10 +135,10 @@ print(int(sorted(took[:500])[250] * 1e6))
 }
 
 #[tokio::test]
-async fn the_guest_has_the_address_and_frame_size_it_was_given() {
+async fn the_guest_has_the_configured_address_and_frame_size() {
     for mtu in [576, 1400, 9000] {
         let Some((guest, _services)) =
-            wired("the_guest_has_the_address_and_frame_size_it_was_given", mtu).await
+            boot_with_network("the_guest_has_the_configured_address_and_frame_size", mtu).await
         else {
             return;
         };
@@ -176,7 +177,8 @@ else:
 
 #[tokio::test]
 async fn throughput_is_measured_and_nothing_is_lost() {
-    let Some((guest, _services)) = wired("throughput_is_measured_and_nothing_is_lost", 1500).await
+    let Some((guest, _services)) =
+        boot_with_network("throughput_is_measured_and_nothing_is_lost", 1500).await
     else {
         return;
     };
@@ -213,18 +215,18 @@ async fn slowest_command(guest: &Guest, during: impl Future) -> Duration {
     tokio::pin!(during);
     let mut slowest = Duration::ZERO;
     loop {
-        let began = Instant::now();
+        let started_at = Instant::now();
         tokio::select! {
             _ = &mut during => return slowest,
-            _ = guest.run(&["true"]) => slowest = slowest.max(began.elapsed()),
+            _ = guest.run(&["true"]) => slowest = slowest.max(started_at.elapsed()),
         }
     }
 }
 
 #[tokio::test]
-async fn a_guest_that_floods_the_network_hurts_nobody() {
+async fn a_guest_that_floods_the_network_remains_usable() {
     let Some((guest, _services)) =
-        wired("a_guest_that_floods_the_network_hurts_nobody", 1500).await
+        boot_with_network("a_guest_that_floods_the_network_remains_usable", 1500).await
     else {
         return;
     };
@@ -263,14 +265,17 @@ print(sent, flush=True)
 }
 
 #[tokio::test]
-async fn a_guest_that_is_flooded_from_the_network_works_on() {
-    let Some((guest, services)) =
-        wired("a_guest_that_is_flooded_from_the_network_works_on", 1500).await
+async fn a_guest_that_is_flooded_from_the_network_remains_usable() {
+    let Some((guest, services)) = boot_with_network(
+        "a_guest_that_is_flooded_from_the_network_remains_usable",
+        1500,
+    )
+    .await
     else {
         return;
     };
-    let over = Arc::new(AtomicBool::new(false));
-    let (flooding, udp) = (over.clone(), services.udp);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (flooding, udp) = (is_over.clone(), services.udp);
     let flood = thread::spawn(move || {
         let mut sent = 0u64;
         while !flooding.load(Ordering::Relaxed) {
@@ -280,7 +285,7 @@ async fn a_guest_that_is_flooded_from_the_network_works_on() {
         sent
     });
     let slowest = slowest_command(&guest, tokio::time::sleep(Duration::from_secs(3))).await;
-    over.store(true, Ordering::Relaxed);
+    is_over.store(true, Ordering::Relaxed);
     let sent = flood.join().unwrap();
     println!("flooded: {sent} datagrams, slowest command meanwhile {slowest:?}");
     assert!(sent > 1000 && slowest < PATIENCE, "{sent}, {slowest:?}");

@@ -1,4 +1,4 @@
-//! Tests that guests have the requested size, from the smallest to the largest.
+//! Guests have the requested size, from the smallest to the largest.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -6,7 +6,7 @@ mod support;
 use support::{Guest, base, host_available, size, skip};
 
 /// Boots a guest and checks its number of processors and its memory.
-async fn as_large_as(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, mib: u32) -> Guest {
+async fn boot_and_check(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, mib: u32) -> Guest {
     let guest = Guest::boot(prepared, &size(vcpus, mib)).await;
     let nproc = guest.run(&["nproc"]).await;
     assert_eq!(nproc.trim(), vcpus.to_string());
@@ -26,12 +26,12 @@ async fn as_large_as(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, mib:
 }
 
 #[tokio::test]
-async fn a_guest_has_as_many_processors_as_it_was_given() {
-    let Some(prepared) = base("a_guest_has_as_many_processors_as_it_was_given") else {
+async fn a_guest_has_the_configured_number_of_processors() {
+    let Some(prepared) = base("a_guest_has_the_configured_number_of_processors") else {
         return;
     };
     for vcpus in [1, 3, 8] {
-        let guest = as_large_as(&prepared, vcpus, 512).await;
+        let guest = boot_and_check(&prepared, vcpus, 512).await;
         // Compute on each processor.
         let program = format!(
             r#"
@@ -52,20 +52,20 @@ async fn the_smallest_guest_works() {
     let Some(prepared) = base("the_smallest_guest_works") else {
         return;
     };
-    let guest = as_large_as(&prepared, 1, 128).await;
+    let guest = boot_and_check(&prepared, 1, 128).await;
     assert_eq!(guest.python("print(6 * 7)").await, "42\n");
     guest.finish().await;
 }
 
 #[tokio::test]
-async fn memory_beyond_the_hole_below_4_gib_is_real() {
-    const NAME: &str = "memory_beyond_the_hole_below_4_gib_is_real";
+async fn memory_above_the_hole_below_4_gib_is_usable() {
+    const NAME: &str = "memory_above_the_hole_below_4_gib_is_usable";
     let Some(prepared) = base(NAME) else { return };
     let available = host_available();
     if available < 8 << 10 {
-        return skip(NAME, &format!("{available} MiB available, 8192 wanted"));
+        return skip(NAME, &format!("{available} MiB available, 8192 required"));
     }
-    let guest = as_large_as(&prepared, 1, 4096).await;
+    let guest = boot_and_check(&prepared, 1, 4096).await;
     // Write the address to every sixteenth page, or to every page if configured. Memory that is
     // mapped twice, or missing, then has the wrong content.
     let step = std::env::var("JIFFY_MEMORY_STEP").map_or(16, |step| step.parse().unwrap());
@@ -81,23 +81,23 @@ print("ok")
 "#
     );
     assert_eq!(guest.python(&program).await, "ok\n");
-    assert!(guest.most_resident() > 3584 / step);
+    assert!(guest.peak_resident() > 3584 / step);
     guest.finish().await;
 }
 
 #[tokio::test]
-async fn the_largest_guest_boots_without_the_host_having_its_memory() {
-    const NAME: &str = "the_largest_guest_boots_without_the_host_having_its_memory";
+async fn the_largest_guest_boots_on_a_host_with_less_memory() {
+    const NAME: &str = "the_largest_guest_boots_on_a_host_with_less_memory";
     let Some(prepared) = base(NAME) else { return };
     let available = host_available();
     if available < 4 << 10 {
-        return skip(NAME, &format!("{available} MiB available, 4096 wanted"));
+        return skip(NAME, &format!("{available} MiB available, 4096 required"));
     }
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
     if overcommit.trim() == "2" {
-        return skip(NAME, "the host promises no more memory than it has");
+        return skip(NAME, "the host does not overcommit memory");
     }
-    let guest = as_large_as(&prepared, 2, 65_536).await;
+    let guest = boot_and_check(&prepared, 2, 65_536).await;
     assert!(guest.resident() < 3 << 10, "{}", guest.resident());
     guest.finish().await;
 }

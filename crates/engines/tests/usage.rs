@@ -1,5 +1,5 @@
-//! Resource usage of real guests, measured by the host without involving the guests, and compared
-//! with the guests' own figures.
+//! Resource usage of real guests, measured by the host without involving the guests, and by the
+//! guests' kernels.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -31,11 +31,11 @@ fn engine(dir: &Path) -> MicroVmEngine {
     MicroVmEngine::new(host).unwrap()
 }
 
-/// Data directory. Sandboxes outlive the process that created them, but not this value, even if the
-/// test fails.
-struct Place(tempfile::TempDir);
+/// Data directory of a test. Its sandboxes outlive the process that created them. Dropping the
+/// value kills them, even if the test fails.
+struct DataDir(tempfile::TempDir);
 
-impl Drop for Place {
+impl Drop for DataDir {
     fn drop(&mut self) {
         let sockets = std::fs::read_dir(self.0.path().join("run/vmm"));
         for socket in sockets.into_iter().flatten().flatten() {
@@ -57,13 +57,13 @@ async fn open(dir: &Path) -> Sandboxes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
-    let test = "the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside";
+async fn usage_is_measured_by_the_host_and_by_the_guest() {
+    let test = "usage_is_measured_by_the_host_and_by_the_guest";
     if support::base(test).is_none() {
         return;
     }
-    let place = Place(tempfile::tempdir().unwrap());
-    let host = open(place.0.path()).await;
+    let dir = DataDir(tempfile::tempdir().unwrap());
+    let host = open(dir.0.path()).await;
     let spec = CreateSpec {
         source: SandboxSource::Template("base".into()),
         size: None,
@@ -76,8 +76,8 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
         engine: None,
         prefetch: Default::default(),
     };
-    let made = host.create(spec).await.unwrap();
-    let id = made.id().to_owned();
+    let created = host.create(spec).await.unwrap();
+    let id = created.id().to_owned();
     let last = async || {
         *host
             .observe()
@@ -86,18 +86,18 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
             .last()
             .unwrap()
     };
-    let idle = support::until("samples", last, |s| s.at_ms > made.changed_ms() + 1000).await;
+    let idle = support::until("samples", last, |s| s.at_ms > created.changed_ms() + 1000).await;
     assert!((1 << 20..100 << 20).contains(&idle.mem_used), "{idle:?}");
     assert_eq!((idle.mem_total, idle.cpu_count), (512 << 20, 2));
 
-    let asked = host.observe().measure(&id).await.unwrap();
+    let measured = host.observe().measure(&id).await.unwrap();
     assert!(
-        (256 << 20..=512 << 20).contains(&asked.mem_total),
-        "{asked:?}"
+        (256 << 20..=512 << 20).contains(&measured.mem_total),
+        "{measured:?}"
     );
     assert!(
-        asked.mem_used < asked.mem_total && asked.disk_total > 0,
-        "{asked:?}"
+        measured.mem_used < measured.mem_total && measured.disk_total > 0,
+        "{measured:?}"
     );
 
     // The program uses one of two processors, 40 MB of memory, and 20 MB of disk.
@@ -110,14 +110,14 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
             stream.map_err(std::io::Error::other)
         }
     });
-    let agent = agent.with_token(made.agent_token().unwrap());
+    let agent = agent.with_token(created.agent_token().unwrap());
     let mut process = ProcessSpec::new("python3", ["-c", work]);
     process.user = Some("root".to_owned());
     let _running = agent.start(&process).await.unwrap();
     let busy = |s: &jiffy_sandbox_manager::UsageSample| {
         s.cpu_used_pct > 5.0 && s.mem_used > idle.mem_used + (30 << 20) && s.disk_used > 19_000_000
     };
-    let seen = support::until("work to show", last, busy).await;
+    let seen = support::until("the usage to grow", last, busy).await;
     assert!(seen.cpu_used_pct <= 100.0, "{seen:?}");
     let history = host.observe().history(&id, None, None).unwrap();
     assert!(history.is_sorted_by_key(|s| s.at_ms));
@@ -130,8 +130,8 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds() {
-    let test = "a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds";
+async fn a_thousand_samples_cost_less_than_100_ms() {
+    let test = "a_thousand_samples_cost_less_than_100_ms";
     if support::base(test).is_none() {
         return;
     }

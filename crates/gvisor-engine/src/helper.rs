@@ -1,4 +1,4 @@
-//! The helper program `jiffy-gvisor` and the socket for its requests.
+//! [`Helper`]: starts the helper program `jiffy-gvisor`, and sends requests to it over a socket.
 
 use crate::error::GvisorError;
 use command_fds::{CommandFdExt, FdMapping};
@@ -86,8 +86,9 @@ pub(crate) enum HelperRequest {
     Destroy,
 }
 
+/// Returns a description for error messages.
 impl HelperRequest {
-    fn what(&self) -> &'static str {
+    fn description(&self) -> &'static str {
         match self {
             Self::Version => "report its version",
             Self::Create { .. } => "create a sandbox",
@@ -104,12 +105,13 @@ impl HelperRequest {
     }
 }
 
+/// Message to the helper. Its reply has the same number.
 #[derive(Serialize)]
 struct Request<'a> {
     number: u64,
     id: &'a str,
     #[serde(flatten)]
-    ask: &'a HelperRequest,
+    request: &'a HelperRequest,
 }
 
 /// Reply of the helper.
@@ -135,6 +137,7 @@ pub(crate) struct Reply {
     pub signal: i32,
 }
 
+/// Reply of the helper, and the descriptors that it passed.
 type HelperAnswer = (Reply, Vec<OwnedFd>);
 
 /// Running helper process.
@@ -157,7 +160,7 @@ struct HelperState {
     /// True if sandboxes have control groups that limit their resources.
     limited: bool,
     /// True if the directory is removed when the process exits.
-    brief: bool,
+    ephemeral: bool,
     /// Set by [`Helper::close`]: no further requests are sent.
     closed: AtomicBool,
     run: tokio::sync::Mutex<Option<RunningHelper>>,
@@ -172,23 +175,28 @@ impl Helper {
     /// Creates a helper for the sandboxes in `directory`, which must not be used by another
     /// process.
     pub fn new(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
-        Self::make(program, directory, limited, false)
+        Self::create(program, directory, limited, false)
     }
 
     /// Creates a helper for sandboxes that are never detached. When this process exits for any
     /// reason, the sandboxes are terminated and `directory` is removed.
-    pub fn brief(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
-        Self::make(program, directory, limited, true)
-    }
-
-    fn make(
+    pub fn ephemeral(
         program: PathBuf,
         directory: PathBuf,
         limited: bool,
-        brief: bool,
+    ) -> Result<Self, GvisorError> {
+        Self::create(program, directory, limited, true)
+    }
+
+    fn create(
+        program: PathBuf,
+        directory: PathBuf,
+        limited: bool,
+        ephemeral: bool,
     ) -> Result<Self, GvisorError> {
         DirBuilder::new()
             .recursive(true)
+            // Sentries run as other users, and must reach the directories of their sandboxes.
             .mode(0o711)
             .create(&directory)
             .map_err(GvisorError::file(&directory))?;
@@ -196,7 +204,7 @@ impl Helper {
             program,
             directory,
             limited,
-            brief,
+            ephemeral,
             closed: AtomicBool::new(false),
             run: tokio::sync::Mutex::default(),
         })))
@@ -205,9 +213,10 @@ impl Helper {
     /// Stops the helper process permanently and returns when it has exited. Sandboxes that are not
     /// detached are terminated first.
     pub async fn close(&self) {
+        // Before the lock is taken: a request that waits for the lock then fails.
         self.0.closed.store(true, Ordering::Release);
         if let Some(RunningHelper(run, reading)) = self.0.run.lock().await.take() {
-            run.shut();
+            run.shut_down();
             // Ignore the result: the task has ended in any case.
             let _ = reading.await;
         }
@@ -225,48 +234,49 @@ impl Helper {
 
     /// Returns the version of gVisor.
     pub async fn version(&self) -> Result<String, GvisorError> {
-        Ok(self.ask("", &HelperRequest::Version).await?.0.version)
+        Ok(self.request("", &HelperRequest::Version).await?.0.version)
     }
 
     /// Sends a request about sandbox `id` and waits for the reply.
-    pub(crate) async fn ask(
+    pub(crate) async fn request(
         &self,
         id: &str,
-        ask: &HelperRequest,
+        request: &HelperRequest,
     ) -> Result<HelperAnswer, GvisorError> {
-        let run = self.run(ask).await?;
-        let mut answer = run.ask(id, ask).await?;
-        if answer.0.unknown && !matches!(ask, HelperRequest::Load) {
+        let run = self.run(request).await?;
+        let mut answer = run.request(id, request).await?;
+        if answer.0.unknown && !matches!(request, HelperRequest::Load) {
             // The sandbox was created by an earlier helper process, which the new process must load
             // first.
-            let loaded = run.ask(id, &HelperRequest::Load).await?;
+            let loaded = run.request(id, &HelperRequest::Load).await?;
             check(loaded, &HelperRequest::Load)?;
-            answer = run.ask(id, ask).await?;
+            answer = run.request(id, request).await?;
         }
-        check(answer, ask)
+        check(answer, request)
     }
 
     /// Sends a request without waiting for the reply.
-    pub(crate) fn send_in_background(&self, id: &str, ask: HelperRequest) {
+    pub(crate) fn send_in_background(&self, id: &str, request: HelperRequest) {
         // Without a runtime, this process is exiting: all sandboxes that are not detached are
         // terminated anyway.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let (helper, id) = (self.clone(), id.to_owned());
             runtime.spawn(async move {
-                if let Err(e) = helper.ask(&id, &ask).await {
+                if let Err(e) = helper.request(&id, &request).await {
                     tracing::debug!(sandbox_id = id, error = %e, "a request to jiffy-gvisor failed");
                 }
             });
         }
     }
 
-    async fn run(&self, ask: &HelperRequest) -> Result<Arc<HelperProcess>, GvisorError> {
+    /// Returns the running process. Starts it if it is not running.
+    async fn run(&self, request: &HelperRequest) -> Result<Arc<HelperProcess>, GvisorError> {
         let mut run = self.0.run.lock().await;
         if self.0.closed.load(Ordering::Acquire) {
-            return Err(GvisorError::Gone(ask.what()));
+            return Err(GvisorError::Gone(request.description()));
         }
         if let Some(RunningHelper(run, _)) = &*run
-            && run.lives()
+            && run.is_running()
         {
             return Ok(run.clone());
         }
@@ -274,6 +284,7 @@ impl Helper {
         Ok(started.clone())
     }
 
+    /// Starts the process, and the task that receives its replies.
     fn start(&self) -> Result<RunningHelper, GvisorError> {
         let shared = &self.0;
         let (channel, theirs) = Channel::pair()?;
@@ -292,7 +303,11 @@ impl Helper {
         let channel = channel.map_err(|e| failed(e.into_parts().1))?;
         let mut command = std::process::Command::new(&shared.program);
         command
-            .arg(if shared.brief { "serve-brief" } else { "serve" })
+            .arg(if shared.ephemeral {
+                "serve-brief"
+            } else {
+                "serve"
+            })
             .arg(&shared.directory)
             .env_clear()
             .stdin(Stdio::null())
@@ -332,16 +347,16 @@ impl Helper {
             next: AtomicU64::new(1),
             waiting: Mutex::new(Some(HashMap::new())),
         });
-        let asked = run.clone();
+        let reader = run.clone();
         let reading = tokio::spawn(async move {
             let error = loop {
-                match asked.receive().await {
-                    Ok(answer) => asked.give(answer),
+                match reader.receive().await {
+                    Ok(answer) => reader.deliver(answer),
                     Err(e) => break e,
                 }
             };
             tracing::debug!(error = %error, "the socket to jiffy-gvisor was closed");
-            asked.end();
+            reader.mark_exited();
             // Reap the process, so that it does not remain a zombie.
             let _ = child.wait().await;
         });
@@ -352,17 +367,18 @@ impl Helper {
 impl Drop for HelperState {
     fn drop(&mut self) {
         if let Some(RunningHelper(run, _)) = self.run.get_mut() {
-            run.shut();
+            run.shut_down();
         }
     }
 }
 
-fn check(answer: HelperAnswer, ask: &HelperRequest) -> Result<HelperAnswer, GvisorError> {
+/// Returns the reply, or the error that it contains.
+fn check(answer: HelperAnswer, request: &HelperRequest) -> Result<HelperAnswer, GvisorError> {
     if answer.0.error.is_empty() {
         Ok(answer)
     } else {
         Err(GvisorError::Refused {
-            what: ask.what(),
+            what: request.description(),
             reason: answer.0.error,
         })
     }
@@ -375,39 +391,54 @@ impl HelperProcess {
 
     /// Shuts the socket down. The helper then terminates all sandboxes that are not detached, and
     /// exits.
-    fn shut(&self) {
+    fn shut_down(&self) {
         let socket = self.channel.get_ref().as_fd();
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
     }
 
-    fn lives(&self) -> bool {
+    /// Returns whether the process has not exited.
+    fn is_running(&self) -> bool {
         self.waiting().is_some()
     }
 
-    fn end(&self) {
+    /// Drops all waiting requests, whose callers then receive an error.
+    fn mark_exited(&self) {
         *self.waiting() = None;
     }
 
-    fn give(&self, answer: HelperAnswer) {
-        let asker = self
+    /// Passes a reply to the caller that waits for it.
+    fn deliver(&self, answer: HelperAnswer) {
+        let caller = self
             .waiting()
             .as_mut()
             .and_then(|w| w.remove(&answer.0.number));
-        if let Some(asker) = asker {
+        if let Some(caller) = caller {
             // Ignore the error: the caller was cancelled.
-            let _ = asker.send(answer);
+            let _ = caller.send(answer);
         }
     }
 
-    async fn ask(&self, id: &str, ask: &HelperRequest) -> Result<HelperAnswer, GvisorError> {
+    async fn request(
+        &self,
+        id: &str,
+        request: &HelperRequest,
+    ) -> Result<HelperAnswer, GvisorError> {
+        // Only the uniqueness of the number matters.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (give, take) = oneshot::channel();
+        let (sender, reply) = oneshot::channel();
         match &mut *self.waiting() {
-            Some(waiting) => waiting.insert(number, give),
-            None => return Err(GvisorError::Gone(ask.what())),
+            Some(waiting) => waiting.insert(number, sender),
+            None => return Err(GvisorError::Gone(request.description())),
         };
-        self.send(&Request { number, id, ask }).await?;
-        take.await.map_err(|_| GvisorError::Gone(ask.what()))
+        self.send(&Request {
+            number,
+            id,
+            request,
+        })
+        .await?;
+        reply
+            .await
+            .map_err(|_| GvisorError::Gone(request.description()))
     }
 
     async fn send(&self, request: &Request<'_>) -> Result<(), ChannelError> {

@@ -1,9 +1,9 @@
 //! Sandboxes on gVisor, a kernel in user space, for hosts without KVM.
 //!
-//! Each sandbox is one gVisor process (the *sentry*), which runs as a user of its own without
-//! privileges. All sentries are created by one helper program, `jiffy-gvisor`, which links gVisor's
-//! runtime and receives requests over a socket. Starting gVisor's command line program for each
-//! request would take 12 to 15 ms.
+//! Each sandbox is one gVisor process, the *sentry*, which runs as a user of its own without
+//! privileges. One helper program, `jiffy-gvisor`, creates all sentries. It links gVisor's runtime
+//! and receives requests over a socket. Starting gVisor's command line program for each request
+//! would take 12 to 15 ms.
 
 mod error;
 mod helper;

@@ -1,4 +1,4 @@
-//! A running sandbox and its operations.
+//! [`Sandbox`]: a running sandbox with an identity.
 
 mod adopt;
 mod body;
@@ -42,7 +42,8 @@ impl Sandbox {
 
     /// Detaches the sandbox: it continues to run after this process exits.
     pub async fn detach(&self) -> Result<(), GvisorError> {
-        self.body.ask(&HelperRequest::Detach).await?;
+        self.body.request(&HelperRequest::Detach).await?;
+        // After the helper has confirmed: until then the sandbox ends with the helper.
         self.body.detached.store(true, Ordering::Release);
         Ok(())
     }
@@ -62,6 +63,7 @@ impl Sandbox {
         Some(GuestUsage {
             cpu_us: self.body.process.cpu_us()?,
             memory_bytes: self.body.process.memory_bytes()?,
+            // Not measured by this crate; the caller may know the traffic of the network slot.
             disk_bytes: None,
             net_bytes: None,
         })

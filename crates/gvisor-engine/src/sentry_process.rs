@@ -1,4 +1,5 @@
-//! Process that isolates a sandbox. It need not be a child of this process.
+//! [`SentryProcess`]: monitors the process that isolates a sandbox. It need not be a child of this
+//! process.
 
 use crate::error::GvisorError;
 use jiffy_engine_api::ProcessInstance;
@@ -56,6 +57,7 @@ impl SentryProcess {
         };
         // SAFETY: the array has one pollfd, and the timeout is 0.
         let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        // Readable means that the process has exited. An error of poll counts as an exit too.
         count != 0
     }
 
@@ -74,6 +76,8 @@ impl SentryProcess {
             let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
                 continue;
             };
+            // The name of the program may contain spaces and brackets, and ends at the last
+            // bracket.
             let fields = stat.rsplit_once(')')?.1.split_whitespace();
             // Fields 14 to 17: user and system time of the process, and of its children that were
             // waited for.
@@ -108,6 +112,8 @@ impl SentryProcess {
         for fd in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
             let name = fs::read_link(fd.path()).unwrap_or_default();
             if name.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
+                // Blocks are counted in units of 512 bytes. The length would include memory that
+                // was not touched.
                 bytes += fs::metadata(fd.path()).map_or(0, |m| m.blocks() * 512);
             }
         }
@@ -120,7 +126,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_end_of_a_process_is_seen_by_other_processes() {
+    async fn the_exit_of_a_process_is_detected() {
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

@@ -1,5 +1,5 @@
-//! Snapshots of gVisor sandboxes on disk: `<root>/<id>/` contains a manifest and the files of
-//! gVisor's checkpoint. Snapshots do not depend on each other.
+//! [`SnapshotStore`]: snapshots of gVisor sandboxes on disk. `<root>/<id>/` contains a manifest and
+//! the files of gVisor's checkpoint. Snapshots do not depend on each other.
 
 use crate::error::GvisorError;
 use jiffy_engine_api::SandboxSize;
@@ -123,7 +123,11 @@ impl SnapshotStore {
     pub(crate) fn draft(&self) -> Result<PathBuf, GvisorError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{DRAFT_PREFIX}{}-{}-{number}", std::process::id(), run());
+        let name = format!(
+            "{DRAFT_PREFIX}{}-{}-{number}",
+            std::process::id(),
+            process_tag()
+        );
         let path = self.root.join(name);
         DirBuilder::new()
             .mode(0o700)
@@ -140,6 +144,7 @@ impl SnapshotStore {
     ) -> Result<(), GvisorError> {
         write_manifest(draft, manifest)?;
         let path = self.path(&manifest.id)?;
+        // The rename makes the complete directory visible at once.
         fs::rename(draft, &path).map_err(GvisorError::file(&path))
     }
 
@@ -180,6 +185,7 @@ impl SnapshotStore {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             let is_expected = name.to_str().is_some_and(is_checkpoint_file);
+            // The files come from another host. A link could refer to any file of this host.
             if !is_expected || !entry.file_type().map_err(failed)?.is_file() {
                 return Err(GvisorError::Snapshot {
                     id: manifest.id.clone(),
@@ -194,6 +200,7 @@ impl SnapshotStore {
         if path.exists() {
             write_manifest(draft, manifest)?;
             let flags = RenameFlags::RENAME_EXCHANGE;
+            // Atomic: at each moment either the old or the new snapshot exists.
             renameat2(AT_FDCWD, draft, AT_FDCWD, &path, flags)
                 .map_err(|e| GvisorError::file(&path)(e.into()))?;
         } else {
@@ -201,6 +208,7 @@ impl SnapshotStore {
         }
         let synced = File::open(&path).and_then(|dir| dir.sync_all());
         synced
+            // The entry in the parent directory must be durable too.
             .and_then(|()| File::open(&self.root)?.sync_all())
             .map_err(GvisorError::file(&path))
     }
@@ -223,6 +231,7 @@ impl SnapshotStore {
         let mut files = [MANIFEST_FILE].iter().chain(&CHECKPOINT_FILES);
         let damaged = files.find(|name| match fs::metadata(path.join(name)) {
             Ok(metadata) => metadata.len() == 0,
+            // Other errors, such as a lack of descriptors, are no damage.
             Err(e) => e.kind() == io::ErrorKind::NotFound,
         });
         damaged.map(|name| format!("{} is missing or empty", path.join(name).display()))
@@ -242,6 +251,7 @@ impl SnapshotStore {
                 files.push((name, File::open(entry.path()).map_err(failed)?));
             }
         }
+        // The order of directory entries is arbitrary.
         files.sort_by(|a, b| a.0.cmp(&b.0));
         Ok((manifest, files))
     }
@@ -262,7 +272,7 @@ impl SnapshotStore {
     }
 
     /// Returns whether snapshot `id` exists.
-    pub fn has(&self, id: &str) -> bool {
+    pub fn exists(&self, id: &str) -> bool {
         self.path(id).is_ok_and(|path| path.exists())
     }
 
@@ -333,7 +343,7 @@ impl SnapshotStore {
     }
 
     /// Reads the files of snapshot `id` into the page cache in the background.
-    pub fn warm(&self, id: &str) -> Result<(), GvisorError> {
+    pub fn prefetch(&self, id: &str) -> Result<(), GvisorError> {
         let path = self.path(id)?;
         for file in fs::read_dir(&path)
             .map_err(GvisorError::file(&path))?
@@ -353,12 +363,12 @@ fn is_abandoned(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(DRAFT_PREFIX) else {
         return false;
     };
-    let maker = rest.split('-').next().unwrap_or_default();
+    let pid = rest.split('-').next().unwrap_or_default();
     // An earlier process may have had the same process id.
-    if maker == std::process::id().to_string() {
-        !rest.contains(run())
+    if pid == std::process::id().to_string() {
+        !rest.contains(process_tag())
     } else {
-        !Path::new("/proc").join(maker).exists()
+        !Path::new("/proc").join(pid).exists()
     }
 }
 
@@ -371,13 +381,14 @@ fn write_manifest(draft: &Path, manifest: &GvisorManifest) -> Result<(), GvisorE
 
 /// Returns whether gVisor writes a file of this name, or it is the mark of a boot.
 fn is_checkpoint_file(name: &str) -> bool {
+    // Other versions of gVisor may write further images.
     let image = name.strip_suffix(".img");
     let good = |b: u8| b.is_ascii_lowercase() || b == b'_';
     name == BOOT_MARK_FILE || image.is_some_and(|stem| !stem.is_empty() && stem.bytes().all(good))
 }
 
-/// Returns a random string that identifies this run of the process.
-fn run() -> &'static str {
+/// Returns a random string that identifies this process, even if its process id is reused.
+fn process_tag() -> &'static str {
     static RUN: OnceLock<String> = OnceLock::new();
     RUN.get_or_init(|| format!("{:016x}", RandomState::new().build_hasher().finish()))
 }
@@ -401,8 +412,8 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_complete_or_absent() {
-        let place = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(place.path().join("s")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().join("s")).unwrap();
         let draft = store.draft().unwrap();
         fs::write(draft.join("pages.img"), [1; 9000]).unwrap();
         assert!(store.ids().unwrap().is_empty());
@@ -410,20 +421,20 @@ mod tests {
         store.publish(&draft, &manifest).unwrap();
         assert_eq!(store.get("abc").unwrap(), manifest);
         assert!(store.expect_free("abc").is_err() && store.expect_free("abd").is_ok());
-        assert!(store.has("abc"));
-        store.warm("abc").unwrap();
+        assert!(store.exists("abc"));
+        store.prefetch("abc").unwrap();
         assert!(!store.is_boot("abc") && store.mark_boot("none").is_err());
         store.mark_boot("abc").unwrap();
         assert!(store.is_boot("abc"));
         store.remove("abc").unwrap();
         store.remove("abc").unwrap();
-        assert!(!store.has("abc") && store.ids().unwrap().is_empty());
+        assert!(!store.exists("abc") && store.ids().unwrap().is_empty());
     }
 
     #[test]
     fn an_import_is_complete_or_leaves_nothing() {
-        let place = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(place.path().join("s")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().join("s")).unwrap();
         let manifest = GvisorManifest::new("abc", 7);
         let with = |name: &'static str, text: &'static str| {
             move |dir: &Path| {
@@ -436,30 +447,30 @@ mod tests {
         }
         let broken = |_: &Path| Err(io::Error::other("the disk is full"));
         assert!(store.import(&manifest, false, broken).is_err());
-        assert_eq!(fs::read_dir(place.path().join("s")).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(dir.path().join("s")).unwrap().count(), 0);
         let good = with("pages_meta.img", "one");
         store.import(&manifest, false, good).unwrap();
         assert_eq!(store.get("abc").unwrap(), manifest);
         assert!(store.import(&manifest, false, good).is_err());
         let other = with("pages_meta.img", "two");
         store.import(&manifest, true, other).unwrap();
-        let pages = place.path().join("s/abc/pages_meta.img");
+        let pages = dir.path().join("s/abc/pages_meta.img");
         assert_eq!(fs::read_to_string(pages).unwrap(), "two");
-        assert_eq!(fs::read_dir(place.path().join("s")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(dir.path().join("s")).unwrap().count(), 1);
     }
 
     #[test]
-    fn remains_of_dead_processes_are_removed_and_names_stay_inside() {
-        let place = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(place.path()).unwrap();
+    fn abandoned_drafts_are_removed_and_invalid_ids_are_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path()).unwrap();
         // Above the maximum process id (pid_max, proc(5)).
-        fs::create_dir(place.path().join(".draft-4194305-0")).unwrap();
+        fs::create_dir(dir.path().join(".draft-4194305-0")).unwrap();
         // Drafts of an earlier process with the same id, and of this process.
         let earlier = format!(".draft-{}-0", std::process::id());
-        fs::create_dir(place.path().join(earlier)).unwrap();
+        fs::create_dir(dir.path().join(earlier)).unwrap();
         let own = store.draft().unwrap();
         assert_eq!(store.walk().unwrap().count(), 0);
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         assert!(own.exists());
         for bad in ["", "..", "a/b", "A", ".draft-1-1"] {
             assert!(
@@ -467,8 +478,8 @@ mod tests {
                 "{bad}"
             );
         }
-        fs::create_dir(place.path().join("abc")).unwrap();
-        fs::write(place.path().join("abc/manifest.json"), "{}").unwrap();
+        fs::create_dir(dir.path().join("abc")).unwrap();
+        fs::write(dir.path().join("abc/manifest.json"), "{}").unwrap();
         assert!(
             store
                 .get("abc")

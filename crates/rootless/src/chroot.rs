@@ -16,6 +16,7 @@ pub fn is_chroot() -> bool {
 
 /// Returns whether no mount covers `/`, so that the root directory is an ordinary directory.
 fn lacks_root_mount(mountinfo: &str) -> bool {
+    // Field 5 is the mount point, relative to the root directory of the process.
     let mut points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
     !mountinfo.is_empty() && !points.any(|point| point == "/")
 }

@@ -90,6 +90,7 @@ pub fn enter(options: &EnterOptions) -> Result<(), EnterError> {
     }
 }
 
+/// Acquires the lock of persistent namespaces, and creates its directory.
 fn lock(path: &Path) -> Result<Flock<File>, EnterError> {
     let operation = "cannot lock the namespaces";
     if let Some(directory) = path.parent() {
@@ -108,8 +109,10 @@ fn lock(path: &Path) -> Result<Flock<File>, EnterError> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| EnterError::io(operation)(e.into()))
 }
 
+/// Enters the namespaces of a running holder.
 fn join_holder(stream: UnixStream, uid: Uid) -> Result<(), EnterError> {
     let report = join::report(&stream)?;
+    // The kernel reports the user of the peer, so another user cannot pretend to be the holder.
     let peer = nix::sys::socket::getsockopt(&stream, nix::sys::socket::sockopt::PeerCredentials);
     let peer =
         peer.map_err(|e| EnterError::io("cannot identify the namespace holder")(e.into()))?;
@@ -163,6 +166,7 @@ fn holder_error(first: u8, control: &mut UnixStream) -> EnterError {
     EnterError::Holder(String::from_utf8_lossy(&message).trim().to_owned())
 }
 
+/// Starts the holder process with its control stream and, if persistent, its listening socket.
 fn spawn(
     options: &EnterOptions,
     control: OwnedFd,
@@ -177,12 +181,14 @@ fn spawn(
         Ok(uplink) => uplink.path().to_owned(),
         Err(reason) => PathBuf::from(format!("{NO_UPLINK_PREFIX}{reason}")),
     };
+    // The running program, even if its file was replaced.
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0("jiffy")
         .arg(HOLDER_ARGUMENT)
         .arg(options.home.join("run").join("net"))
         .arg(uplink)
+        // The holder must not keep a file system of the caller mounted.
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -229,8 +235,10 @@ fn write_id_maps(holder: u32, uid: Uid) -> Result<(), EnterError> {
     write("gid_map", format!("0 {} 1\n", Gid::effective()))
 }
 
+/// Maps ids with the setuid programs `newgidmap` and `newuidmap`. Returns whether both succeeded.
 fn map_ranges(holder: u32, uid: Uid, ranges: &SubIds) -> bool {
     let run = |program: &Path, own: u32, range: SubIdRange| {
+        // Two extents of inside, outside, count: root is this user, and ids from 1 are the range.
         let words = [0, own.into(), 1, 1, range.first, range.count];
         Command::new(program)
             .arg(holder.to_string())

@@ -69,6 +69,7 @@ struct HolderArguments {
 }
 
 impl HolderArguments {
+    /// Parses the arguments after [`HOLDER_ARGUMENT`].
     fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
         let directory = arguments.next()?.into();
         let uplink = arguments.next()?;
@@ -105,18 +106,25 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Returns a function that adds `message` to an error.
 fn context<E: Into<io::Error>>(message: &'static str) -> impl Fn(E) -> io::Error {
     move |e| io::Error::other(format!("{message}: {}", e.into()))
 }
 
+/// Creates the namespaces, reports them to the parent process, and waits until they are unused.
+///
+/// The parent writes the id maps between two step bytes: only a process outside of the namespace
+/// may map further ids.
 fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io::Result<()> {
     // The holder must not receive signals of the terminal.
     let _ = setsid();
+    // The uplink must not inherit the stream: it would keep the connection open.
     close_on_exec(CONTROL_FD)?;
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
         .map_err(context("cannot create a user namespace"))?;
     control.write_all(&[STEP_BYTE])?;
     let mut step = [0];
+    // Wait for the id maps: without them this process is not root.
     control.read_exact(&mut step)?;
     setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))
         .map_err(context("cannot become root of the user namespace"))?;
@@ -128,8 +136,8 @@ fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io:
     unshare(CloneFlags::CLONE_NEWNET).map_err(context("cannot create a network namespace"))?;
     loopback_up().map_err(context("cannot enable the loopback device"))?;
     bind_router(&arguments.directory)?;
-    // The waiting thread retains its capabilities to inspect other processes. This thread drops its
-    // capabilities.
+    // The waiting thread retains its capabilities, so that it can inspect other processes. This
+    // thread drops its capabilities.
     let (report_sender, report_receiver) = mpsc::channel::<String>();
     let (holder_arguments, parent_stream) = (arguments.clone(), control.try_clone()?);
     let waiter = thread::Builder::new()
@@ -161,6 +169,7 @@ fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io:
     }
 }
 
+/// Marks an inherited descriptor, so that child processes do not inherit it.
 fn close_on_exec(fd: RawFd) -> io::Result<()> {
     // SAFETY: no pointers.
     match unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } {
@@ -196,6 +205,7 @@ fn bind_router(directory: &Path) -> io::Result<()> {
         .map_err(context("cannot bind the router namespace"))
 }
 
+/// Enables the loopback device of this thread's network namespace.
 fn loopback_up() -> io::Result<()> {
     nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
@@ -246,7 +256,7 @@ impl UplinkThread {
 }
 
 /// Runs an uplink, and restarts it after its exit. The kernel kills the uplink when this thread
-/// exits.
+/// exits, which is when the holder exits.
 fn run_uplink(receiver: &Receiver<(Uplink, PathBuf)>, last_error: &Mutex<Option<String>>) {
     let Ok((uplink, namespace)) = receiver.recv() else {
         return;
@@ -277,7 +287,7 @@ fn exit_message(mut child: Child) -> String {
     }
 }
 
-/// Waits until the namespaces are unused.
+/// Waits until neither the parent process, nor a client, nor another process uses the namespaces.
 fn wait_until_unused(
     arguments: &HolderArguments,
     parent: UnixStream,
@@ -289,6 +299,7 @@ fn wait_until_unused(
             // SAFETY: the parent process opened this descriptor, and no other object in this
             // process owns it.
             let listener = UnixListener::from(unsafe { OwnedFd::from_raw_fd(LISTENER_FD) });
+            // A client may disconnect between poll and accept.
             listener.set_nonblocking(true)?;
             Some(listener)
         }
@@ -300,11 +311,13 @@ fn wait_until_unused(
         let mut others = Vec::new();
         if clients.is_empty() {
             if arguments.persistent.is_some() {
+                // Reads all of /proc, so it is called only when the last client has disconnected.
                 others = namespace_processes::others();
             }
             if others.is_empty() && remove_socket_if_unused(arguments, listener.as_ref())? {
                 return Ok(());
             }
+            // Processes without a pidfd (before Linux 5.3) are polled.
         }
         let pidfds: Vec<OwnedFd> = others.iter().filter_map(|&pid| open_pidfd(pid)).collect();
         let timeout_ms = match (clients.is_empty(), pidfds.is_empty()) {
@@ -348,7 +361,8 @@ fn open_pidfd(pid: u32) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Removes the socket unless a client is connecting. Returns whether it was removed.
+/// Removes the socket unless a client is connecting. Returns whether it was removed. Clients hold
+/// the lock while they connect, so that none connects to a socket without a holder.
 fn remove_socket_if_unused(
     arguments: &HolderArguments,
     listener: Option<&UnixListener>,

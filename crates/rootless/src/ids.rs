@@ -12,6 +12,7 @@ struct IdMapExtent {
     count: u64,
 }
 
+/// Parses an id map: each line has the first id inside, the first id outside, and the count.
 fn parse(map: &str) -> Vec<IdMapExtent> {
     let extent = |line: &str| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! Entry into the namespaces of a holder.
+//! Entry of this process into the namespaces of a holder.
 
 use crate::enter::EnterError;
 use crate::holder::HolderReport;
@@ -33,7 +33,9 @@ pub(crate) fn join(uid: u32, report: HolderReport, stream: UnixStream) -> Result
             .map_err(EnterError::io("cannot open the namespaces"))
     };
     let (user, mounts) = (open("user")?, open("mnt")?);
+    // Entering a mount namespace changes the working directory to its root.
     let directory = std::env::current_dir();
+    // The user namespace comes first: it grants the capability to enter the mount namespace.
     setns(user, CloneFlags::CLONE_NEWUSER)
         .map_err(|e| EnterError::io("cannot enter the user namespace")(e.into()))?;
     setns(mounts, CloneFlags::CLONE_NEWNS)

@@ -1,4 +1,4 @@
-//! Namespaces in which an unprivileged user is root.
+//! Rootless mode: namespaces in which an unprivileged user is root.
 //!
 //! [`enter`] moves this single-threaded process into a user and a mount namespace. They contain a
 //! router: a network namespace whose uplink is `pasta` or `slirp4netns`. Slots of sandboxes are
@@ -6,8 +6,8 @@
 //! itself remains in the network namespace of the host, so that it can listen on ports and resolve
 //! names.
 //!
-//! A *holder* ([`holder`]) keeps the namespaces and the uplink open while they are used by its
-//! parent process or by sandboxes that outlive a daemon.
+//! A *holder* ([`holder`]) keeps the namespaces and the uplink open while its parent process uses
+//! them, or sandboxes that outlive a daemon.
 
 mod chroot;
 mod enter;

@@ -1,4 +1,4 @@
-//! Processes in a user namespace or its descendants.
+//! Finds the processes in a user namespace and its descendants.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -37,6 +37,7 @@ fn is_running_and_not_child(pid: u32, parent_pid: u32) -> bool {
         && parent.and_then(|p| p.parse().ok()) != Some(parent_pid)
 }
 
+/// Returns whether the user namespace at the path is `own` (an inode number) or a descendant of it.
 fn is_beneath(namespace: &Path, own: u64) -> bool {
     let Ok(mut file) = File::open(namespace) else {
         return false;
@@ -48,6 +49,7 @@ fn is_beneath(namespace: &Path, own: u64) -> bool {
         // SAFETY: the call has no pointer arguments, and returns a new descriptor that this process
         // owns.
         let fd = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_PARENT) };
+        // The initial namespace has no parent, or the parent is not visible from here.
         if fd < 0 {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Namespaces that this process has entered.
+//! [`RootlessNamespaces`]: the namespaces that this process has entered.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

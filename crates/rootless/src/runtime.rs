@@ -1,4 +1,4 @@
-//! Private directory for the sockets of a user.
+//! Private directory for the Unix sockets of a user.
 
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
@@ -25,6 +25,7 @@ pub fn directory(home: &Path, uid: u32) -> PathBuf {
         return home.join("run");
     };
     let home = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
+    // The tag distinguishes data directories of the same user.
     let digest = Sha256::digest(home.as_os_str().as_bytes());
     let tag = HEXLOWER.encode(&digest[..6]);
     let directory = parent.join("jiffy").join(tag);
@@ -32,6 +33,7 @@ pub fn directory(home: &Path, uid: u32) -> PathBuf {
         .recursive(true)
         .mode(0o700)
         .create(&directory);
+    // Checked after the creation: another user may have created the directory before.
     if result.is_ok() && is_private(&directory, uid) {
         directory
     } else {

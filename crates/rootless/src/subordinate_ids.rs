@@ -1,4 +1,5 @@
-//! Subordinate user and group ids of a user, for `newuidmap` and `newgidmap`.
+//! Subordinate user and group ids of a user, which `newuidmap` and `newgidmap` map into a user
+//! namespace.
 
 use nix::unistd::{Uid, User};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Checks whether this host supports rootless use, with remedies.
+//! Checks whether this host supports rootless mode. Names the remedy for each missing requirement.
 
 use crate::subordinate_ids;
 use crate::uplink::Uplink;
@@ -65,7 +65,9 @@ pub fn usable() -> Result<(), MissingRequirement> {
     }
 }
 
+/// Checks that this process can create namespaces. If not, determines the reason.
 fn namespaces() -> Result<(), MissingRequirement> {
+    // Tried instead of derived from settings, which differ between distributions.
     if can_create() {
         return Ok(());
     }

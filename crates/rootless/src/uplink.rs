@@ -1,5 +1,5 @@
-//! Uplink: the program that transfers packets between a network namespace of an unprivileged user
-//! and the host's sockets, which is pasta or slirp4netns.
+//! [`Uplink`]: the program that transfers packets between a network namespace of an unprivileged
+//! user and the host's sockets. It is pasta or slirp4netns.
 
 use crate::subordinate_ids;
 use std::ffi::OsString;
@@ -43,6 +43,7 @@ impl UplinkKind {
 impl Uplink {
     /// Returns the uplink program, or the reason for its absence.
     pub fn find() -> Result<Self, String> {
+        // In the order of preference.
         let uplink = [UplinkKind::Pasta, UplinkKind::Slirp]
             .into_iter()
             .find_map(|kind| {
@@ -95,10 +96,12 @@ impl Uplink {
                 "--config-net",
                 "--foreground",
                 "--quiet",
+                // Otherwise the gateway's address would refer to the host.
                 "--no-map-gw",
                 "--no-dhcp",
                 "--no-dhcpv6",
                 "--no-ra",
+                // No TCP or UDP port is forwarded, in either direction.
                 "-t",
                 "none",
                 "-u",
@@ -137,6 +140,7 @@ impl Uplink {
         let mut command = Command::new(&self.program);
         command
             .args(self.arguments(namespace, ipv4_only))
+            // The program receives no secrets from the environment of the daemon.
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::null())
@@ -185,15 +189,21 @@ fn routes(file: &str) -> String {
     fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default()
 }
 
+/// Returns whether a table in the format of `/proc/net/route` has a default route. A reject route
+/// (flags 0200) does not count.
 fn is_default4(routes: &str) -> bool {
+    // The first line has the names of the columns.
     let mut lines = routes.lines().skip(1);
     lines.any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         matches!(words[..], [_, "00000000", _, flags, .., ] if flags != "0200")
+            // The mask: a default route covers all addresses.
             && words.get(7) == Some(&"00000000")
     })
 }
 
+/// Returns whether a table in the format of `/proc/net/ipv6_route` has a default route. The fields
+/// of a line start with the destination and its prefix length, and end with the device.
 fn is_default6(routes: &str) -> bool {
     routes.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -8,15 +8,18 @@
 //! resources.
 
 mod figures;
+mod limits;
+mod shortage;
 
 pub use figures::{HostFigures, HostReader, KernelReader, Pressure};
+pub use limits::HostLimits;
+pub use shortage::Shortage;
 
 use crate::operation_error::OperationError;
 use jiffy_engine_api::SandboxSize;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Memory that a guest uses until its agent has answered, in MiB. A booting guest touches 44 MiB, a
 /// restored guest far less.
@@ -30,113 +33,6 @@ const SPARE_PER_HOST: u64 = 256;
 /// available. The kernel counts time spent on reclaiming page cache as pressure, even if all of
 /// that cache can be reclaimed.
 const SCARCE_MEMORY_PART: u64 = 4;
-
-/// Limits of the use of a host.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HostLimits {
-    /// Maximum number of running sandboxes. `None`: limited by the other resources only.
-    pub sandboxes: Option<usize>,
-    /// Maximum sum of the memory sizes of all guests, in multiples of the host's memory. An idle
-    /// guest holds 2 to 12 MiB of its 512 MiB, so counting the full size would leave a host empty.
-    /// With 8, the host is full once each guest uses an eighth of its memory, five times the memory
-    /// of an idle guest. If guests grow at once, the reserve and the limits of memory pressure stop
-    /// further admissions.
-    pub memory_overcommit: f64,
-    /// Memory that must stay available, in MiB. Defaults to the larger of 512 MiB and 5 % of the
-    /// host's memory.
-    pub reserve_memory_mib: Option<u64>,
-    /// Disk space that must stay free, in MiB. Defaults to the larger of 1,024 MiB and 1 % of the
-    /// disk.
-    pub reserve_disk_mib: Option<u64>,
-    /// Maximum sum of the disk sizes of all guests, in multiples of the free space without the
-    /// reserve. A guest writes a few MiB of its 10,240 MiB, so counting the full size would leave a
-    /// host empty. With 1, all admitted guests can fill their disks. With more, guests that fill
-    /// their disks at once can fill the host's disk.
-    pub disk_overcommit: f64,
-    /// Pressure above which no operation starts, in percent of ten seconds. Memory pressure counts
-    /// only while less than a quarter of the host's memory is available. Waiting for processors
-    /// slows all sandboxes down but breaks none, so by default CPU pressure rejects no request.
-    pub pressure: Pressure,
-}
-
-impl Default for HostLimits {
-    fn default() -> Self {
-        Self {
-            sandboxes: None,
-            memory_overcommit: 8.0,
-            reserve_memory_mib: None,
-            reserve_disk_mib: None,
-            disk_overcommit: 256.0,
-            pressure: Pressure {
-                cpu_some: 100.0,
-                memory_some: 40.0,
-                memory_full: 10.0,
-                io_full: 90.0,
-            },
-        }
-    }
-}
-
-/// Resource of which the host has too little.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Shortage {
-    /// The maximum number of sandboxes is running.
-    Sandboxes,
-    /// The sum of the guests' memory sizes has reached its limit.
-    ReservedMemory,
-    /// Too little memory is available.
-    Memory,
-    /// Tasks wait too long for memory, disks or processors.
-    Pressure,
-    /// Too little disk space is free.
-    Disk,
-    /// The sum of the guests' disk sizes has reached its limit.
-    ReservedDisk,
-    /// Too few tasks can be started.
-    Tasks,
-    /// Too few file descriptors can be opened.
-    Descriptors,
-    /// The sandbox is larger than the host.
-    Size,
-}
-
-impl Shortage {
-    /// Returns the name, a label of metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sandboxes => "sandboxes",
-            Self::ReservedMemory => "promised_memory",
-            Self::Memory => "available_memory",
-            Self::Pressure => "pressure",
-            Self::Disk => "disk",
-            Self::ReservedDisk => "promised_disk",
-            Self::Tasks => "tasks",
-            Self::Descriptors => "descriptors",
-            Self::Size => "size",
-        }
-    }
-
-    /// Returns the time after which a retry is worthwhile. `None` if a retry cannot succeed.
-    pub(crate) fn retry_after(self) -> Option<Duration> {
-        match self {
-            Self::Size => None,
-            Self::Sandboxes | Self::ReservedMemory | Self::ReservedDisk | Self::Memory => {
-                Some(Duration::from_secs(2))
-            }
-            // Pressure is an average over ten seconds.
-            Self::Pressure | Self::Tasks | Self::Descriptors => Some(Duration::from_secs(5)),
-            Self::Disk => Some(Duration::from_secs(30)),
-        }
-    }
-
-    /// Returns whether stopping warm-pool guests frees the resource.
-    pub(crate) fn is_freed_by_eviction(self) -> bool {
-        matches!(
-            self,
-            Self::ReservedMemory | Self::ReservedDisk | Self::Memory
-        )
-    }
-}
 
 /// Reason why a guest is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -231,6 +127,7 @@ impl Admission {
         let figures = self.host.read();
         let mut reservations = self.reservations.lock();
         let decision = self
+            // The limits first: their errors name a remedy that is in the client's hands.
             .check_limits(&figures, &reservations, occupant, size)
             .and_then(|()| self.check_free_resources(&figures, reservations.starting));
         if let Err(refusal) = decision {
@@ -240,6 +137,8 @@ impl Admission {
             }
             return Err(refusal);
         }
+        // Under the same lock as the checks, so that concurrent admissions cannot exceed the
+        // limits.
         Ok(self.reserve(&mut reservations, occupant, size, true))
     }
 
@@ -275,6 +174,7 @@ impl Admission {
             disk_mib: size.disk_mib,
             starting,
         };
+        // Cannot overflow: the sums are bounded by the limits, far below 2^64.
         *reservation.counter(reservations) += 1;
         reservations.memory_mib += reservation.memory_mib;
         reservations.disk_mib += reservation.disk_mib;
@@ -294,6 +194,7 @@ impl Admission {
         let memory_mib = u64::from(size.memory_mib);
         if let Some(total) = figures.memory_total_mib {
             let limit = total.saturating_sub(self.reserve_memory(figures));
+            // Waiting cannot help, so this error differs from a lack of free memory.
             if memory_mib > limit {
                 return refuse(
                     Shortage::Size,
@@ -304,6 +205,7 @@ impl Admission {
             }
         }
         if let Some(limit) = self.limits.sandboxes
+            // Warm-pool guests do not count: an admitted sandbox can take one of them.
             && occupant == Occupant::Sandbox
             && reservations.sandboxes >= limit
         {
@@ -315,6 +217,7 @@ impl Admission {
             );
         }
         if let Some(limit) = self.memory_limit_mib(figures)
+            // A single guest may exceed the limit: otherwise a large size could never run.
             && reservations.memory_mib.saturating_add(memory_mib) > limit.max(memory_mib)
         {
             let before = reservations.memory_mib;
@@ -357,6 +260,7 @@ impl Admission {
         let figures = self.host.read();
         let free_mib = figures.disk_free_mib?;
         let free_mib = free_mib.saturating_sub(self.reserve_disk(&figures));
+        // With overcommit, guests are expected to write only a part of their disks.
         let reserved_mib = self.reservations.lock().disk_mib as f64 / self.limits.disk_overcommit;
         Some(free_mib.saturating_sub(reserved_mib as u64))
     }
@@ -375,6 +279,7 @@ impl Admission {
     /// Checks that the host has enough free resources in addition to the needs of `starting`
     /// guests.
     fn check_free_resources(&self, figures: &HostFigures, starting: usize) -> Result<(), Refusal> {
+        // The guest to admit, and the guests that the host's figures do not include yet.
         let guests = u64::try_from(starting)
             .unwrap_or(u64::MAX)
             .saturating_add(1);
@@ -410,12 +315,14 @@ impl Admission {
             ),
         ];
         for (short_of, free, needed, unit) in checks {
+            // A figure that the kernel does not report rejects no guest.
             if let Some(free) = free.filter(|free| *free < needed) {
                 let what =
                     format!("this host has {free} {unit} and needs {needed} to start a guest");
                 return Err(Refusal { short_of, what });
             }
         }
+        // Last: a specific shortage explains more than the pressure that it causes.
         self.check_pressure(figures)
     }
 
@@ -430,6 +337,7 @@ impl Admission {
                 "this host is under pressure: {who} waited for {what} for {now:.0} % of the last 10 s, and the limit is {limit:.0} %{more}"
             ),
         };
+        // Full pressure comes first, since it is the more severe reason.
         if let Some(scarcity) = memory_scarcity(figures) {
             let checks = [
                 ("all tasks", now.memory_full, limits.memory_full),
@@ -477,6 +385,7 @@ impl Reservation {
 
     /// Marks the guest as started: from now on the host's figures include its memory.
     pub fn mark_started(&mut self) {
+        // A second call has no effect.
         if std::mem::take(&mut self.starting) {
             self.reservations.lock().starting -= 1;
         }
@@ -485,6 +394,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        // A guest that never started must not be subtracted from the free resources any longer.
         self.mark_started();
         let reservations = self.reservations.clone();
         let mut reservations = reservations.lock();

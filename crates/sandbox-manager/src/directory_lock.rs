@@ -1,11 +1,11 @@
-//! Lock with which a daemon owns its data directory.
+//! Detects that the lock file with which a daemon owns its data directory was removed or replaced.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// File that a daemon holds locked while it owns the data directory.
+/// Lock file of a data directory. The daemon holds the file locked while it owns the directory.
 #[derive(Debug)]
 pub struct DirectoryLock {
     path: PathBuf,
@@ -19,6 +19,7 @@ impl DirectoryLock {
         let metadata = file.metadata()?;
         Ok(Self {
             path: path.to_owned(),
+            // A file that replaces the lock has another inode.
             identity: (metadata.dev(), metadata.ino()),
         })
     }
@@ -28,6 +29,8 @@ impl DirectoryLock {
     pub fn is_in_place(&self) -> bool {
         match fs::metadata(&self.path) {
             Ok(metadata) => (metadata.dev(), metadata.ino()) == self.identity,
+            // Any other error, such as a lack of descriptors, does not prove that the file is
+            // missing.
             Err(e) => !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
         }
     }
@@ -38,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_was_removed_or_replaced_is_seen() {
+    fn detects_a_removed_or_replaced_directory() {
         let work = tempfile::tempdir().unwrap();
         let directory = work.path().join("locks");
         let path = directory.join("daemon");

@@ -1,5 +1,5 @@
-//! Fabricated journals: sandboxes and snapshots without guests, for measurements and tests of hosts
-//! with many of them.
+//! Fabricated journals: records of sandboxes and snapshots without guests and files, for
+//! measurements and tests of hosts with many of them.
 
 use crate::journal::{Journal, JournalChange, JournalError};
 use crate::sandbox::Sandbox;
@@ -13,10 +13,10 @@ use std::path::Path;
 /// Journal of a data directory that no daemon is using.
 pub struct FabricatedJournal(Journal);
 
-/// Snapshot that a client requested, of a microVM of the default size.
+/// Record of a snapshot that a client requested, of a microVM of the default size.
 #[derive(Debug, Clone, Default)]
 pub struct FabricatedSnapshot {
-    /// Letters and digits.
+    /// Id: letters and digits.
     pub id: String,
     /// Name.
     pub name: Option<String>,
@@ -34,10 +34,10 @@ pub struct FabricatedSnapshot {
     pub created_ms: u64,
 }
 
-/// Paused sandbox of the default size.
+/// Record of a paused sandbox of the default size.
 #[derive(Debug, Clone, Default)]
 pub struct FabricatedSandbox {
-    /// Letters and digits.
+    /// Id: letters and digits.
     pub id: String,
     /// Name.
     pub name: Option<String>,
@@ -72,6 +72,7 @@ impl FabricatedJournal {
         let sandboxes = sandboxes.into_iter();
         let sandboxes = sandboxes.map(|s| JournalChange::Sandbox(s.into()));
         let changes: Vec<_> = snapshots.chain(sandboxes).collect();
+        // One transaction, which is much faster than many for a large host.
         self.0.commit(&changes)
     }
 
@@ -92,7 +93,7 @@ impl From<FabricatedSnapshot> for Snapshot {
         Self {
             id: fabricated.id,
             name: fabricated.name,
-            purpose: SnapshotPurpose::Asked,
+            purpose: SnapshotPurpose::Requested,
             sandbox: fabricated.sandbox,
             owner: fabricated.owner,
             env: BTreeMap::new(),

@@ -118,7 +118,7 @@ pub(crate) enum JournalChange {
     Retracted(StoreRetraction),
 }
 
-/// Snapshot in the journal.
+/// Record of a snapshot in the journal.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JournalledSnapshot {
     /// The snapshot.
@@ -175,6 +175,7 @@ impl Database {
         }
         let tx = self.connection.transaction()?;
         let mut all = self.pending.iter().chain(changes);
+        // An error drops the transaction, which rolls it back.
         all.try_for_each(|c| apply(&tx, c))?;
         tx.commit()?;
         self.pending.clear();
@@ -206,10 +207,12 @@ impl Journal {
         let version: i64 = connection
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
+        // Version 0 is a new file. All missing schemas are applied in one transaction.
         match version {
             0..SCHEMA_VERSION => {
                 let tx = connection.transaction().map_err(failed)?;
                 let schemas = [SCHEMA_V1, SCHEMA_V2, SCHEMA_V3];
+                // The n-th schema, counted from 0, upgrades version n to version n + 1.
                 let mut missing = (0..)
                     .zip(schemas)
                     .filter(|(schema_version, _)| *schema_version >= version);
@@ -285,6 +288,7 @@ impl Journal {
         if let Err(e) = database.write(changes) {
             let e = self.failed(e);
             tracing::error!(error = %e, "changes stay pending until the next write of the journal");
+            // Unbounded, but while the disk is full, most operations that would add changes fail.
             database.pending.extend_from_slice(changes);
         }
     }
@@ -314,7 +318,7 @@ impl Journal {
         TableReader::open(self)?.snapshots(&ALL_ROWS)
     }
 
-    /// Returns the copies that are still to be removed from stores, oldest first.
+    /// Returns the removals that are still to be done in shared stores, oldest first.
     pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
         TableReader::open(self)?.retractions()
     }
@@ -328,6 +332,7 @@ fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
                  ON CONFLICT (id) DO UPDATE SET record = ?2",
             )?
             .execute(params![sandbox.id, json(&SandboxRecord::from(sandbox))?])?;
+            // A handle without a running sandbox would make the next daemon adopt a dead guest.
             if sandbox.state != SandboxState::Running {
                 tx.prepare_cached("DELETE FROM guests WHERE sandbox = ?1")?
                     .execute([&sandbox.id])?;

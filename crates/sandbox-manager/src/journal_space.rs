@@ -1,11 +1,11 @@
-//! Disk space reserved for the journal, so that changes that have happened can be written to a full
-//! disk.
+//! Disk space reserved for the journal, so that it can record changes that have already happened
+//! even if the disk is full.
 //!
-//! The log has blocks allocated beyond its end, more than it fills between two checkpoints, and
-//! restarts from the beginning after each checkpoint. The database has free pages, which a
-//! checkpoint fills without growing the file. Blocks beyond the end of the database would not do:
-//! every checkpoint truncates the file and frees them. File systems that cannot preallocate or that
-//! never write in place reserve no space.
+//! The write-ahead log has blocks allocated beyond its end, more than it fills between two
+//! checkpoints, and restarts from its beginning after each checkpoint. The database has free pages,
+//! which a checkpoint fills without growing the file. Blocks beyond the end of the database would
+//! not be enough: every checkpoint truncates the file and frees them. File systems that cannot
+//! preallocate or that never write in place reserve no space.
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -65,6 +65,7 @@ impl ReservedSpace {
 
     /// Reserves the missing space.
     pub fn ensure(&mut self, connection: &Connection) -> Result<(), SpaceError> {
+        // Once per daemon: the log never shrinks, since it is not truncated at the close.
         if !self.is_log_allocated {
             allocate(&self.log, LOG_BYTES).map_err(SpaceError::Disk)?;
             self.is_log_allocated = true;
@@ -77,6 +78,8 @@ impl ReservedSpace {
         // added for SQLite's own pages, such as pages of the free list.
         let length = number("PRAGMA page_count")? * PAGE_BYTES + FREE_BYTES + FREE_BYTES / 8;
         allocate(&self.database, length).map_err(SpaceError::Disk)?;
+        // The checkpoint writes the pages of the table to the file. Removing the table makes them
+        // free pages.
         connection.execute_batch(&format!(
             "CREATE TABLE IF NOT EXISTS room (block BLOB);
              INSERT INTO room VALUES (zeroblob({FREE_BYTES}));

@@ -1,5 +1,6 @@
-//! Life cycle of sandboxes on one host, on any engine: create, pause, fork, remove and recover
-//! them.
+//! Life cycle of sandboxes on one host: creates, pauses, resumes, forks, removes and recovers them,
+//! and manages their snapshots. The crate works with every engine that implements the traits of
+//! `jiffy-engine-api`.
 
 mod admission;
 mod directory_lock;

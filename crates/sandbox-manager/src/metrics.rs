@@ -63,9 +63,11 @@ pub struct BootTimes {
     pub max_ms: f64,
 }
 
+/// Boots of one mode.
 #[derive(Debug, Default)]
 struct BootSeries {
     count: u64,
+    /// Durations of the last boots in milliseconds, oldest first.
     last: VecDeque<f64>,
 }
 
@@ -78,6 +80,7 @@ pub(crate) struct Metrics {
     steps: Family<TwoLabels, Histogram, fn() -> Histogram>,
     creates: Family<TwoLabels, Counter>,
     create_durations: Family<OneLabel, Histogram, fn() -> Histogram>,
+    /// Boots by the name of their mode.
     boots: Mutex<HashMap<&'static str, (BootMode, BootSeries)>>,
 }
 
@@ -91,6 +94,7 @@ fn step_seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 18))
 }
 
+/// Returns the value of the label `boot_mode`.
 fn word(mode: BootMode) -> &'static str {
     match mode {
         BootMode::Cold => "cold",
@@ -108,6 +112,7 @@ impl Metrics {
         let steps = Family::new_with_constructor(step_seconds as fn() -> Histogram);
         let creates = Family::default();
         let create_durations = Family::new_with_constructor(seconds as fn() -> Histogram);
+        // The registry appends `_total` to the names of counters.
         registry.register("operations", "Operations on sandboxes", operations.clone());
         registry.register(
             "operation_duration_seconds",
@@ -165,6 +170,7 @@ impl Metrics {
             ("outcome", outcome),
         ];
         self.creates.get_or_create(&labels).inc();
+        // Failed creates have no duration that could be compared.
         if let Some(mode) = mode.filter(|_| outcome == "ok") {
             let labels = [("boot_mode", word(mode))];
             let seconds = took.as_secs_f64();
@@ -181,6 +187,7 @@ impl Metrics {
             .entry(word(mode))
             .or_insert((mode, BootSeries::default()));
         boots.count += 1;
+        // Bounded, so that percentiles describe recent boots.
         if boots.last.len() >= MAX_REMEMBERED_BOOTS {
             boots.last.pop_front();
         }
@@ -191,11 +198,13 @@ impl Metrics {
     pub fn boots(&self) -> Vec<BootTimes> {
         let boots = self.boots.lock();
         let mut modes: Vec<_> = boots.iter().collect();
+        // Hash maps have a random order, and the output must be stable.
         modes.sort_by_key(|(word, _)| **word);
         let times = modes.into_iter().map(|(_, (mode, boots))| {
             let mut sorted: Vec<f64> = boots.last.iter().copied().collect();
             sorted.sort_by(f64::total_cmp);
             let at = |percent: usize| {
+                // Nearest-rank method: the smallest value that is not below `percent` of all.
                 let rank = (sorted.len() * percent).div_ceil(100).max(1);
                 sorted.get(rank - 1).copied().unwrap_or(0.0)
             };
@@ -260,6 +269,7 @@ impl CurrentFigures {
         label: &'static str,
         values: impl IntoIterator<Item = (&'static str, u64)>,
     ) {
+        // A new family for each scrape, so that labels without a value disappear.
         let family = Family::<OneLabel, Counter>::default();
         for (value, count) in values {
             family.get_or_create(&[(label, value)]).inc_by(count);
@@ -280,6 +290,7 @@ impl CurrentFigures {
     /// Adds a figure of another component.
     pub fn figure(&mut self, figure: &Figure) {
         if figure.counter {
+            // The counter is new at each scrape, so adding the value sets it.
             let counter = Counter::<f64, AtomicU64>::default();
             counter.inc_by(figure.value);
             self.0.register(figure.name, figure.help, counter);
@@ -295,7 +306,7 @@ mod tests {
     use jiffy_engine_api::steps::StepDuration;
 
     #[test]
-    fn percentiles_are_of_the_last_boots_of_each_mode() {
+    fn percentiles_cover_the_last_boots_of_each_mode() {
         let metrics = Metrics::new();
         for ms in 0..2000 {
             metrics.boot(BootMode::Snapshot, f64::from(ms));
@@ -312,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_in_the_format_of_prometheus() {
+    fn metrics_are_rendered_in_the_prometheus_format() {
         let metrics = Metrics::new();
         metrics.operation("pause", "ok", Duration::from_millis(7));
         let step = StepDuration {

@@ -1,4 +1,4 @@
-//! Errors of operations on sandboxes.
+//! [`OperationError`]: errors of operations on sandboxes and snapshots, and their classes.
 
 use crate::journal::JournalError;
 use crate::quota::{Bytes, QuotaRefusal};
@@ -313,6 +313,7 @@ impl OperationError {
     /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
+            // A snapshot whose capture was lost does not exist.
             Self::Unknown { .. } | Self::CaptureLost { .. } => ErrorKind::Unknown,
             Self::Ambiguous { .. }
             | Self::Count { .. }
@@ -333,6 +334,7 @@ impl OperationError {
                 source: EngineError::Incompatible { .. },
                 ..
             } => ErrorKind::Conflict,
+            // The guards select temporary failures and damage; other store failures are `Failed`.
             Self::Store { source, .. } if source.retry_after().is_some() => ErrorKind::Busy,
             Self::Head(HeadError::Killed { .. }) => ErrorKind::Unknown,
             Self::Head(e) if e.is_moved() => ErrorKind::Conflict,
@@ -365,6 +367,7 @@ impl OperationError {
     }
 }
 
+/// Explains why the engine `name` creates no sandbox, and which engines do.
 fn no_engine(name: &str, exists: bool, usable: &[String]) -> String {
     let problem = if exists {
         format!("the engine `{name}` cannot be used on this host")
@@ -388,6 +391,7 @@ fn describe(state: &SandboxState) -> String {
 fn remedy(state: &SandboxState) -> &'static str {
     match state {
         SandboxState::Paused => "; resume it first",
+        // A killed sandbox has no remedy, and a running one needs none.
         SandboxState::Running | SandboxState::Killed => "",
         SandboxState::Creating => "; wait until it is running",
         broken if broken.is_broken_and_resumable() => {

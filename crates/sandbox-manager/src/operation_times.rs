@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct OperationTimes {
     /// Name of the operation.
     pub operation: &'static str,
-    /// Duration of the whole operation, at least the sum of the steps.
+    /// Duration of the whole operation. At least the sum of the steps, which do not overlap.
     pub duration: Duration,
     /// Steps, in the order of their ends.
     pub steps: Box<[StepDuration]>,
@@ -26,6 +26,7 @@ impl OperationTimes {
         Self {
             operation,
             duration,
+            // A boxed slice, since the times of every sandbox stay in memory.
             steps: steps.into(),
         }
     }

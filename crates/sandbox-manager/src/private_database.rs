@@ -1,14 +1,16 @@
-//! Databases that only their owner can read.
+//! Creation of SQLite databases that only their owner can read.
 
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Creates the database `file` if it is missing, and makes it and its `-wal` and `-shm` files
-/// private to their owner. SQLite creates such files later with the mode of the database.
+/// Creates the database `file` if it is missing, and makes it private to its owner, together with
+/// its `-wal` and `-shm` files. SQLite creates missing `-wal` and `-shm` files with the mode of the
+/// database.
 pub fn restrict_to_owner(file: &Path) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
+    // The mode applies from the creation on, so no other user can open the file in between.
     options.create(true).truncate(false).write(true).mode(0o600);
     drop(options.open(file)?);
     for suffix in ["", "-wal", "-shm"] {

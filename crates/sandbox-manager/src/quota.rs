@@ -1,9 +1,10 @@
-//! Interface to the quotas of owners (API keys) for operations on sandboxes and templates.
+//! Interface to the quotas of owners (API keys) for operations on sandboxes and templates. The
+//! crate that manages keys implements it.
 //!
 //! An operation reserves the maximum that it may need before it starts. It holds the permit until
-//! its result counts as usage ([`crate::Sandboxes::usage_of`] and the records of the template
-//! builder). Thus an owner never exceeds the quota, however many operations are in flight. After a
-//! crash nothing is counted twice, since reservations are lost and only existing resources count.
+//! its result counts as usage ([`crate::OwnerUsage`], and the records of the template builder).
+//! Thus an owner never exceeds the quota, however many operations are in flight. After a crash
+//! nothing is counted twice, since reservations are lost and only existing resources count.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -32,6 +33,7 @@ pub struct QuotaAmount {
 }
 
 impl QuotaAmount {
+    /// Combines each amount with the same amount of `other`.
     fn with(self, other: Self, each: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             sandboxes: each(self.sandboxes, other.sandboxes),
@@ -50,6 +52,7 @@ impl Add for QuotaAmount {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
+        // A sum that wrapped would be taken for a small amount.
         self.with(other, u64::saturating_add)
     }
 }
@@ -94,7 +97,7 @@ pub struct QuotaRequest {
 pub struct QuotaRefusal {
     /// Error code: the name of the limit.
     pub code: &'static str,
-    /// True if the limit is one of disk space.
+    /// True if the limit concerns disk space.
     pub of_disk: bool,
     /// Usage and remedy.
     pub message: String,
@@ -145,6 +148,7 @@ impl QuotaPermit {
     pub fn disk_limit(&self) -> DiskLimit {
         self.0
             .as_ref()
+            // Without a quota only the host's disk limits the snapshot.
             .map_or(DiskLimit::Host, |hold| hold.disk_limit())
     }
 
@@ -176,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_added_and_taken_away_each_by_itself() {
+    fn amounts_are_added_and_subtracted_with_saturation() {
         let one = QuotaAmount {
             sandboxes: 1,
             disk_bytes: 10,

@@ -34,6 +34,7 @@ pub(crate) struct SandboxRecord<'a> {
     memory_mib: u32,
     disk_mib: u64,
     env: Environment<'a>,
+    // Names of earlier versions, which must be able to read new records.
     #[serde(default, rename = "terms")]
     settings: Cow<'a, SandboxSettings>,
     deadline_ms: Option<u64>,
@@ -48,6 +49,7 @@ pub(crate) struct SandboxRecord<'a> {
     changed_ms: u64,
 }
 
+// Omitted by default, so that earlier versions can read the record.
 fn is_guest_end(broken_by: &BrokenBy) -> bool {
     *broken_by == BrokenBy::GuestEnd
 }
@@ -103,6 +105,7 @@ impl TryFrom<SandboxRecord<'_>> for Box<Sandbox> {
             StateName::Running => SandboxState::Running,
             StateName::Paused => SandboxState::Paused,
             StateName::Broken => SandboxState::Broken {
+                // Every broken sandbox has a cause, so a record without one is damaged.
                 cause: owned(record.cause).ok_or("missing field `cause`")?,
                 broken_by: record.broken_by,
             },
@@ -153,6 +156,7 @@ pub(crate) struct SnapshotRecord<'a> {
     disk_mib: u64,
     engine: Option<Text<'a>>,
     parent: Option<Text<'a>>,
+    // Earlier versions named `Snapshot::retained` so; the journal keeps the name.
     kept: bool,
     stopped_ms: f64,
     total_ms: f64,
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_as_they_are_written_in_every_state() {
+    fn records_are_read_as_written_in_every_state() {
         let text = r#"{"id":"a","name":"n","state":"broken","cause":"why",
             "broken_by":"missing_memory","template":"base","vcpus":2,"memory_mib":512,
             "disk_mib":1024,"env":{"A":"1"},"terms":{"owner":"k","metadata":{"m":"1"}},
@@ -286,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cause_of_a_broken_sandbox_is_written_as_earlier_versions_read_it() {
+    fn the_cause_of_a_broken_sandbox_is_readable_by_earlier_versions() {
         let text = r#"{"id":"a","state":"broken","cause":"why","template":"base","vcpus":2,"memory_mib":512,"disk_mib":1024,"env":{},"terms":TERMS,"deadline_ms":null,"agent_token":null,"traffic_token":null,"snapshot":null,"forked_from":null,"boot_mode":null,"engine":null,"boot_ms":null,"created_ms":1,"changed_ms":2}"#;
         let terms = serde_json::to_string(&SandboxSettings::default()).unwrap();
         let text = text.replace("TERMS", &terms);

@@ -1,16 +1,16 @@
-//! A sandbox of this host.
+//! [`Sandbox`]: the record of a sandbox of this host, and the operations that its state allows.
 
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::{BootMode, BrokenBy, OnTimeout, SandboxInfo, SandboxSize, SandboxState};
 use jiffy_engine_api::ExitReason;
 use std::collections::BTreeMap;
 
-/// A sandbox of this host, as of one moment.
+/// Record of a sandbox of this host, as of one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sandbox {
-    /// Letters and digits.
+    /// Id: letters and digits.
     pub(crate) id: String,
-    /// Name, unique among those sandboxes of its owner that are not killed.
+    /// Name, unique among the sandboxes of its owner that are not killed.
     pub(crate) name: Option<String>,
     /// State.
     pub(crate) state: SandboxState,
@@ -22,7 +22,7 @@ pub struct Sandbox {
     pub(crate) env: BTreeMap<String, String>,
     /// Settings chosen by the creator.
     pub(crate) settings: SandboxSettings,
-    /// Time of the timeout, in milliseconds since 1970. `None` if there is no limit.
+    /// Deadline, in milliseconds since 1970: the time of its timeout. `None` if there is no limit.
     pub(crate) deadline_ms: Option<u64>,
     /// Token that clients must present to the agent.
     pub(crate) agent_token: Option<String>,
@@ -141,6 +141,7 @@ impl Sandbox {
         match self.state {
             SandboxState::Killed => false,
             SandboxState::Paused => true,
+            // Counted in advance, so that a pause at the timeout never exceeds the quota.
             _ => self.settings.on_timeout == OnTimeout::Pause,
         }
     }
@@ -195,6 +196,7 @@ impl SandboxOperation {
         match self {
             Self::Connect | Self::Pause => *state == Running,
             Self::Snapshot | Self::Fork => matches!(state, Running | Paused),
+            // A rollback replaces the guest, so it also repairs a broken sandbox.
             Self::Rollback => matches!(state, Running | Paused | Broken { .. }),
             Self::Resume => *state == Paused || state.is_broken_and_resumable(),
         }
@@ -205,6 +207,7 @@ impl SandboxOperation {
 pub(crate) fn broken_by_end(end: &ExitReason) -> SandboxState {
     let broken_by = match end {
         ExitReason::MissingMemory { .. } => BrokenBy::MissingMemory,
+        // Only missing memory is a fault of the host that a restart can repair.
         _ => BrokenBy::GuestEnd,
     };
     SandboxState::Broken {

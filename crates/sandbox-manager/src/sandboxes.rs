@@ -1,9 +1,11 @@
-//! Sandboxes of one host and their use cases.
+//! [`Sandboxes`]: the sandboxes of one host and all operations on them.
 //!
 //! An operation holds the sandbox's `op_lock` from reading the state until the new state is
-//! committed, and completes even if its caller stops waiting. The journal is written last: its
-//! content has happened. Only `kill` stops the guest before it holds the lock, so that no operation
-//! can delay the end of a sandbox.
+//! committed, and completes even if its caller stops waiting. The journal is written after the
+//! guest has changed, so that it records only changes that have happened.
+//!
+//! `kill` is the exception: it records the end of the sandbox and halts the guest before it holds
+//! the lock. No operation can thus delay the end of a sandbox.
 
 mod adopt;
 mod build_steps;
@@ -170,6 +172,7 @@ impl Sandboxes {
         journal: impl Future<Output = Result<OpenedJournal, OperationError>>,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
+        // The directories are listed before the journal is awaited: both are read at the same time.
         let on_disk = recover::on_disk(&engines)?;
         let opened = journal.await?;
         let reader = options.reader.unwrap_or_else(|| {
@@ -229,10 +232,12 @@ impl Sandboxes {
             quota: Mutex::default(),
             site: options.site,
         }));
+        // The previous daemon may have crashed before it removed snapshots without users.
         this.0.gc.collect(unreferenced);
         this.adopt(recovered.orphans, recovered.storing).await?;
         // Files without a record are removed after the adoption: it registers captured snapshots
         // again.
+        // They are known to be orphaned, so they are not left to the first collection pass.
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();
         this.spawn_sampling(options.sample);
@@ -251,6 +256,7 @@ impl Sandboxes {
     /// Returns all sandboxes, including killed ones, the oldest first.
     pub fn list(&self) -> Vec<Sandbox> {
         let mut records: Vec<_> = self.0.entries.lock().values().map(|e| e.record()).collect();
+        // The entries are ordered by id.
         records.sort_by_key(|r| r.created_ms);
         records
     }
@@ -296,6 +302,7 @@ impl Sandboxes {
         let until = entry.until(|record| is_final(&record.state) && matches(&record.state));
         match tokio::time::timeout(limit, until).await {
             Ok(record) => Ok(record),
+            // The caller decides by the state whether the wait timed out.
             Err(_) => Ok(entry.record()),
         }
     }
@@ -317,6 +324,7 @@ impl Sandboxes {
             match self.0.admission.admit(Occupant::Sandbox, size) {
                 Ok(reservation) => return Ok(reservation),
                 Err(refusal) => {
+                    // Each iteration frees the resources of one warm-pool guest, so the loop ends.
                     if !refusal.short_of.is_freed_by_eviction() || !self.0.pool.evict() {
                         return Err(refusal.into());
                     }
@@ -330,6 +338,7 @@ impl Sandboxes {
         self.0.pool.clear();
         let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
         for entry in entries.into_iter().filter(|e| e.guest().is_some()) {
+            // Removed from the entry first, so that `watch` ignores the exit of the guest.
             if let Some(guest) = entry.replace_guest(None) {
                 guest.stop().await;
                 let state = SandboxState::broken(recover::DAEMON_STOPPED);
@@ -347,12 +356,14 @@ impl Sandboxes {
         record: Sandbox,
         more: &[JournalChange],
     ) -> Result<(), JournalError> {
+        // A crash during a create thus leaves no record.
         if record.state != SandboxState::Creating {
             let _step = steps::begin("journal");
             let mut changes = vec![JournalChange::Sandbox(record.clone())];
             changes.extend_from_slice(more);
             self.0.journal.commit(&changes)?;
         }
+        // After the journal, so that readers see only states that survive a crash.
         entry.set_record(record);
         Ok(())
     }
@@ -367,7 +378,9 @@ impl Sandboxes {
 
     /// Marks the sandbox as broken when its guest exits by itself.
     fn watch(&self, entry: &Arc<SandboxEntry>, guest: &Arc<dyn Guest>) {
+        // An adopted guest is admitted without a check: it already uses its resources.
         entry.reserve_for_guest(|size| self.0.admission.reserve_existing(size));
+        // The first sample is the basis of the processor usage of the next one.
         observe::sample(entry);
         let (entry, guest) = (Arc::downgrade(entry), guest.clone());
         // The task must not keep the sandboxes alive. After they are dropped no state is recorded.
@@ -377,15 +390,17 @@ impl Sandboxes {
             let (Some(entry), Some(inner)) = (entry.upgrade(), this.upgrade()) else {
                 return;
             };
+            // Wait for the operation in flight, which may replace or stop the guest itself.
             let _op_guard = entry.op_lock().lock().await;
-            // A kill in flight records the final state.
+            // The operation replaced the guest, or a kill in flight records the final state.
             if !entry.is_guest(&guest) || entry.is_ending() {
                 return;
             }
+            // The console explains the exit, and would be lost with the guest.
             entry.retain_console(&guest.console_tail());
             entry.replace_guest(None);
             if entry.is_ending() {
-                // The kill in flight records the final state.
+                // The kill began after the check above, and records the final state.
                 return;
             }
             let record = entry.record_in(broken_by_end(&end));

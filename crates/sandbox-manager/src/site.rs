@@ -1,4 +1,4 @@
-//! Certificate authorities and proxy of the network that guests are in.
+//! Settings of the network in which the guests are: certificate authorities and the proxy.
 //!
 //! Certificates are parsed here and encoded again, so that guests receive no other content of a
 //! file.
@@ -76,6 +76,7 @@ pub fn authorities(text: &str, limit: usize) -> Result<Vec<Authority>, SiteError
         let bytes = text.len();
         return Err(SiteError::TooLong { bytes, limit });
     }
+    // Checked first, so that a private key is always reported as such.
     if text.contains("PRIVATE KEY-----") {
         return Err(SiteError::PrivateKey);
     }
@@ -93,6 +94,7 @@ pub fn authorities(text: &str, limit: usize) -> Result<Vec<Authority>, SiteError
         }
         let (rest, certificate) =
             X509Certificate::from_der(&pem.contents).map_err(|e| broken(&e))?;
+        // DER has one element. Other bytes might be interpreted by the programs in the guest.
         if !rest.is_empty() {
             return Err(broken(&"it is followed by other data"));
         }
@@ -135,6 +137,7 @@ pub fn proxy(url: &str, no_proxy: &str) -> Result<ProxySettings, SiteError> {
     }
     let entries = settings.no_proxy.split(',').map(str::trim);
     let mut bad = entries.filter(|entry| !entry.bytes().all(is_of_host));
+    // The text is cut off, since it is repeated in the error.
     let bad = bad.next().map(|entry| entry.chars().take(200).collect());
     match bad {
         None if settings.no_proxy.len() <= MAX_NO_PROXY => Ok(settings),
@@ -145,14 +148,15 @@ pub fn proxy(url: &str, no_proxy: &str) -> Result<ProxySettings, SiteError> {
     }
 }
 
-/// Returns whether the URL is valid and needs no quoting in an environment variable, in a shell
-/// command and on a command line of Java.
+/// Returns whether the URL is valid, and needs no quoting in an environment variable, a shell
+/// command or a command line of Java.
 fn is_proxy(url: &str) -> bool {
     let plain = |b: u8| b.is_ascii_graphic() && !br#""'\`$;<>{}|^"#.contains(&b);
     let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));
     let Some(rest) = rest.filter(|_| url.len() <= MAX_PROXY_URL && url.bytes().all(plain)) else {
         return false;
     };
+    // A password may contain `@`, so the host follows the last one.
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     let (name, port) = match host.strip_prefix('[').and_then(|h| h.split_once(']')) {
         Some((name, port)) => {
@@ -170,10 +174,13 @@ fn is_proxy(url: &str) -> bool {
         && port.is_some_and(|p| p.is_empty() || p.strip_prefix(':').is_some_and(number))
 }
 
+/// Returns whether a host name may contain the byte.
 fn is_of_name(b: u8) -> bool {
     b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_')
 }
 
+/// Returns whether an entry of `no_proxy` may contain the byte: a name, an address, a network or a
+/// pattern.
 fn is_of_host(b: u8) -> bool {
     is_of_name(b) || matches!(b, b'*' | b':' | b'/' | b'[' | b']')
 }
@@ -191,6 +198,7 @@ pub fn joined(host: &SiteSettings, own: &SiteSettings) -> SiteSettings {
     if own.proxy.is_some() {
         site.proxy.clone_from(&own.proxy);
     }
+    // An empty URL is a sandbox's way to opt out of the host's proxy.
     site.proxy = site.proxy.filter(|proxy| !proxy.url.is_empty());
     site
 }

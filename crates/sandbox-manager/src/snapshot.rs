@@ -1,14 +1,14 @@
-//! A snapshot of this host.
+//! [`Snapshot`]: the record of a snapshot of this host.
 
 use crate::store_copies::StoreCopies;
 use jiffy_api_types::{SandboxSize, SnapshotInfo, SnapshotPurpose};
 use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeMap;
 
-/// A snapshot of this host, as of one moment.
+/// Record of a snapshot of this host, as of one moment. The snapshot's files belong to its engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// Letters and digits.
+    /// Id: letters and digits.
     pub(crate) id: String,
     /// Name chosen by the creator.
     pub(crate) name: Option<String>,
@@ -154,7 +154,7 @@ impl Snapshot {
     /// of its owner.
     #[must_use]
     pub fn is_requested(&self) -> bool {
-        self.purpose == SnapshotPurpose::Asked && self.retained
+        self.purpose == SnapshotPurpose::Requested && self.retained
     }
 }
 
@@ -173,6 +173,7 @@ impl From<Snapshot> for SnapshotInfo {
             size: record.size,
             engine: record.engine,
             parent: record.parent,
+            // The API has the name of an earlier version.
             kept: record.retained,
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,

@@ -19,6 +19,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of lines of a start command's output that are retained for an error message.
 const TAIL_LINES: usize = 20;
+/// Maximum size of this output, in bytes.
 const TAIL_BYTES: usize = 4 * 1024;
 
 /// Reason why a template did not become ready.
@@ -63,6 +64,7 @@ pub enum StartupError {
     },
 }
 
+/// Describes the end of an output in an error message.
 fn output_excerpt(output: &str) -> String {
     match output {
         "" => "; it had no output".to_owned(),
@@ -70,8 +72,8 @@ fn output_excerpt(output: &str) -> String {
     }
 }
 
-/// Runs the start command and returns when the guest is ready. `connect` opens a stream to a vsock
-/// port of the guest.
+/// Runs the start command of a template, and returns when the guest is ready. `connect` opens a
+/// stream to a vsock port of the guest.
 pub async fn start_up<F, Fut>(startup: &Startup, connect: F) -> Result<(), StartupError>
 where
     F: Fn(u32) -> Fut + Clone + Send + Sync + 'static,
@@ -79,6 +81,7 @@ where
 {
     let ready = startup.ready.as_ref();
     let probe = ready.map(|r| r.probe().map_err(StartupError::Recipe));
+    // An invalid probe is reported before the command is started.
     let probe = probe.transpose()?;
     let connector = connect.clone();
     let agent = AgentClient::new(move || connector(ENVD_PORT));
@@ -87,6 +90,7 @@ where
         Some(start) => {
             let mut spec = match &start.args {
                 Some(args) => ProcessSpec::new(&start.command, args),
+                // A command without arguments is a shell command.
                 None => ProcessSpec::new("/bin/sh", ["-c", &start.command]),
             };
             spec.user.clone_from(&start.user);
@@ -102,10 +106,12 @@ where
     let Some((ready, probe)) = ready.zip(probe) else {
         return Ok(());
     };
+    // Result of the last check, for the error message after the timeout.
     let last = Mutex::new("nothing answered".to_owned());
     let command = startup.start.as_ref().map_or("", |s| s.command.as_str());
     let limit = Duration::from_secs(u64::from(ready.timeout_s));
     tokio::select! {
+        // A command that fails ends the wait before the timeout.
         failed = follow(process, command, &tail) => Err(failed),
         waited = timeout(limit, until_ready(&agent, &connect, probe, &last)) => {
             waited.map_err(|_| StartupError::NotReady {
@@ -117,8 +123,8 @@ where
     }
 }
 
-/// Retains the output of the start command. Returns only if the command fails: a command that
-/// succeeds may have started a daemon.
+/// Reads the output of the start command into `tail`. Returns only if the command fails: a command
+/// that succeeds may have started a background service.
 async fn follow(process: Option<Process>, command: &str, tail: &Tail) -> StartupError {
     if let Some(mut process) = process {
         while let Ok(Some(event)) = process.next_event().await {
@@ -135,9 +141,11 @@ async fn follow(process: Option<Process>, command: &str, tail: &Tail) -> Startup
             }
         }
     }
+    // Readiness or the timeout decides.
     std::future::pending().await
 }
 
+/// Repeats the check until it succeeds. Stores the latest error in `last`.
 async fn until_ready<F, Fut>(
     agent: &AgentClient,
     connect: &F,
@@ -161,6 +169,7 @@ async fn until_ready<F, Fut>(
     }
 }
 
+/// Limits one check to [`PROBE_TIMEOUT`].
 async fn in_time<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     match timeout(PROBE_TIMEOUT, work).await {
         Ok(done) => done,
@@ -168,7 +177,7 @@ async fn in_time<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, 
     }
 }
 
-/// Connects to a TCP port of the guest.
+/// Connects to a TCP port of the guest through the agent, which answers with one line.
 async fn open<F, Fut>(connect: &F, port: u16) -> Result<UnixStream, String>
 where
     F: Fn(u32) -> Fut,
@@ -209,6 +218,7 @@ where
         format!("GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n");
     let sent = stream.write_all(request.as_bytes()).await;
     sent.map_err(|e| format!("port {port}: {e}"))?;
+    // Length of `HTTP/1.1 200`.
     let mut status = [0; 12];
     let read = stream.read_exact(&mut status).await;
     read.map_err(|_| format!("port {port} closes the connection without an answer"))?;
@@ -234,7 +244,7 @@ async fn run(agent: &AgentClient, command: &str) -> Result<(), String> {
     Err(format!("`{command}`: {} {}", end.status, tail.text()))
 }
 
-/// End of an output. A guest wrote it, so it is limited and stripped of control characters.
+/// End of an output. The guest wrote it, so its size is limited and control characters are removed.
 #[derive(Default)]
 struct Tail(Mutex<VecDeque<u8>>);
 
@@ -262,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_output_lines_are_kept_without_control_characters() {
+    fn the_last_output_lines_are_retained_without_control_characters() {
         let tail = Tail::default();
         for n in 0..10_000 {
             tail.push(format!("\x1b[31mline {n}\n").as_bytes());

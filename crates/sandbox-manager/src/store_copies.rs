@@ -1,4 +1,4 @@
-//! Copies of a snapshot in shared stores, as the journal records them.
+//! Copies of a snapshot in the stores that hosts share, as the journal records them.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub struct StoreCopy {
     /// Store and tenant.
     #[serde(flatten)]
     pub place: StorePlace,
-    /// Root of the copy.
+    /// Hash of the copy's root document, which identifies its content.
     pub root: String,
     /// True if another host removes the copy: that host pushed it and this host fetched it, or the
     /// sandbox has moved to that host.
@@ -40,7 +40,7 @@ pub struct StoreCopy {
     pub fetched: bool,
 }
 
-/// Removal from a store that is not done yet.
+/// Removal of a copy from a store, which is still to be done.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StoreRetraction {
     /// Address of the store.
@@ -74,6 +74,7 @@ impl StoreCopies {
     /// Records the complete copy at `place`.
     pub(crate) fn add(&mut self, place: StorePlace, root: String) {
         self.uploading.take_if(|uploading| *uploading == place);
+        // One copy per place: a new copy replaces the name of the old one.
         self.copies.retain(|copy| copy.place != place);
         self.copies.push(StoreCopy {
             place,
@@ -117,6 +118,7 @@ impl StoreCopies {
 
     /// Returns the removals of all copies of snapshot `id`, which was removed from this host.
     pub(crate) fn all_retractions(&self, id: &str) -> impl Iterator<Item = StoreRetraction> {
+        // An upload that was interrupted may have stored content that no record names.
         let unfinished = self.uploading.iter();
         let unfinished = unfinished.map(|place| StoreRetraction::new(place, id, None, true));
         self.retractions(id, true).chain(unfinished)
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_are_given_up_are_removed_but_not_those_of_other_hosts() {
+    fn only_copies_that_this_host_pushed_are_removed() {
         let mut store = StoreCopies {
             uploading: Some(place("a")),
             copies: vec![StoreCopy {

@@ -9,9 +9,9 @@ pub(crate) const MAX_SAMPLES: usize = 360;
 
 /// Resource usage of a sandbox at one moment. Sizes are in bytes.
 ///
-/// The values are measured by the host. Memory includes all pages that the guest has
-/// touched and not returned, so it includes the guest's page cache. Disk is the space written since
-/// the last snapshot. [`crate::Sandboxes::measure`] reports the values of the guest's kernel.
+/// The host measures the values. Memory includes all pages that the guest has touched and not
+/// returned, so it includes the guest's page cache. Disk is the space written since the last
+/// snapshot. `Observation::measure` reports the values of the guest's kernel instead.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UsageSample {
@@ -39,14 +39,15 @@ pub struct UsageSample {
     pub net_in: Option<u64>,
 }
 
-/// Minimum duration over which processor usage is computed, in milliseconds.
+/// Minimum duration over which processor usage is computed, in milliseconds: over shorter durations
+/// the value would fluctuate.
 const MIN_SPAN_MS: u64 = 500;
 
 /// Samples of one sandbox, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     samples: VecDeque<UsageSample>,
-    /// Time of the last sample and its processor time, in milliseconds and microseconds.
+    /// Time of the last sample in milliseconds, and the processor time until then in microseconds.
     before: Option<(u64, u64)>,
 }
 
@@ -61,11 +62,12 @@ impl History {
         self.samples.push_back(sample);
     }
 
-    /// Returns the usage of a guest of `size` at `now_ms` without storing it, so that callers do
-    /// not displace older samples. Processor usage is that since the last stored sample.
+    /// Returns the usage of a guest of `size` at `now_ms` without storing it, so that queries do
+    /// not displace older samples. Processor usage is measured since the last stored sample.
     pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let sample = self.sample(now_ms, size, usage);
         match (self.before, self.samples.back()) {
+            // Too short for a measurement: the value of the last sample is still accurate.
             (Some((then_ms, _)), Some(last)) if now_ms < then_ms + MIN_SPAN_MS => UsageSample {
                 cpu_used_pct: last.cpu_used_pct,
                 ..sample
@@ -76,7 +78,7 @@ impl History {
 
     fn sample(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let cpu_used_pct = match self.before {
-            // Processor time that decreased belongs to another process.
+            // A guest that was restored runs in another process, whose processor time starts at 0.
             Some((then_ms, cpu_us)) if now_ms > then_ms && usage.cpu_us >= cpu_us => {
                 let available_us = (now_ms - then_ms) as f64 * 1000.0 * f64::from(size.vcpus);
                 ((usage.cpu_us - cpu_us) as f64 / available_us * 100.0).min(100.0) as f32
@@ -84,6 +86,7 @@ impl History {
             _ => 0.0,
         };
         let (mem_total, disk_total) = (u64::from(size.memory_mib) << 20, size.disk_mib << 20);
+        // An engine may not know the disk space at the moment; it changes slowly.
         let last_disk = self.samples.back().map_or(0, |s| s.disk_used);
         UsageSample {
             at_ms: now_ms,
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_use_is_of_all_processors_and_since_the_sample_before() {
+    fn processor_usage_covers_all_processors_since_the_previous_sample() {
         let mut history = History::default();
         let size = SandboxSize::default();
         history.add(10_000, size, usage(7_000_000));

@@ -1,5 +1,5 @@
-//! Log lines of a host, and secrets that must not be logged. Only one test, since a process has
-//! only one subscriber.
+//! Log lines of operations, and secrets that must not be logged. The program has only one test,
+//! since a process has only one tracing subscriber.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "fake_engine/fake/mod.rs"]
@@ -35,7 +35,7 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 #[test]
-fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
+fn the_log_names_operation_sandbox_and_outcome_but_no_secrets() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .json()
@@ -59,6 +59,7 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
         };
         let sandbox = host.create(spec).await.unwrap();
         let create = host.observe().times(sandbox.id()).create.unwrap();
+        // The steps of an operation, in the order of their ends. `keep` detaches the guest.
         let names: Vec<&str> = create.steps.iter().map(|step| step.name).collect();
         let expected = ["admission", "fingerprint", "template_snapshot"];
         assert_eq!(names, [&expected[..], &["keep", "journal"]].concat());
@@ -79,6 +80,7 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
             let line = format!("jiffy_operation_step_seconds_count{{{labels}}} {count}");
             assert!(metrics.lines().any(|l| l == line), "no {line} in {metrics}");
         }
+        // A failed operation is logged with the same fields.
         bench.world.fail("assign");
         assert!(host.resume(sandbox.id()).await.is_err());
         bench.world.clear_failures();

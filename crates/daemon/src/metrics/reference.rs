@@ -1,4 +1,5 @@
-//! Reference of the metrics, `docs/metrics.md`, generated from the help texts of a scrape.
+//! Generator and test of `docs/metrics.md`, the reference of the metrics: it consists of the help
+//! texts of a scrape.
 
 // The fake engine belongs to the tests of another crate.
 #[path = "../../../sandbox-manager/tests/fake_engine/fake/mod.rs"]
@@ -28,7 +29,7 @@ use std::time::Duration;
 const WRITE: &str = "JIFFY_WRITE_DOCS";
 /// Columns of a line.
 const WIDTH: usize = 100;
-/// Labels whose values depend on the use of the host.
+/// Labels whose values are not listed, because they depend on the use of the host.
 const OPEN_LABELS: [&str; 7] = [
     "boot_mode",
     "function",
@@ -58,8 +59,8 @@ OpenMetrics text. It needs a key with the scope `admin` or `read`, or an address
   without `--store`, unset limits of a key, and pressure on kernels that do not report it.
 ";
 
-/// Groups of metrics: prefix of the name after `jiffy_`, and title. The first match
-/// counts.
+/// Groups of metrics: prefix of the name after `jiffy_`, and title. The first group that matches is
+/// used.
 const GROUPS: [(&str, &str); 6] = [
     ("gateway_", "Gateway"),
     ("key_", "Keys"),
@@ -210,7 +211,7 @@ async fn scrape() -> String {
     };
     let sandboxes = bench.open_with(options).await;
     sandboxes.create(base()).await.unwrap();
-    // The maximum is reached, so that a refusal is counted.
+    // The maximum is reached, so that a rejection is counted.
     sandboxes.create(base()).await.unwrap_err();
 
     let home = Home::at(dir.join("home")).unwrap();
@@ -232,8 +233,9 @@ async fn scrape() -> String {
     figures.add_families(move || with_a_value(app.figures()));
     figures.add_families(move || with_a_value(functions::figures(&functions)));
     add_gateway_counters(&sandboxes, Arc::new(GatewayCounters::default()));
+    // No server listens there: only the help texts are read.
     let traces = TraceExport::start("http://127.0.0.1:9").unwrap();
-    traces.show(&sandboxes);
+    traces.add_metrics(&sandboxes);
     figures.render()
 }
 
@@ -293,9 +295,11 @@ fn wrap(out: &mut String, text: &str) {
 fn describe(out: &mut String, name: &str, metric: &Metric) {
     let mut text = format!("`{}` ({}", series(name, metric), metric.kind);
     for (label, values) in &metric.labels {
+        // The bounds of histogram buckets are not part of the reference.
         if label == "le" {
             continue;
         }
+        // Writing to a string does not fail.
         let _ = write!(text, ", `{label}`");
         if !OPEN_LABELS.contains(&label.as_str()) {
             let values: Vec<_> = values.iter().map(|value| format!("`{value}`")).collect();
@@ -353,6 +357,7 @@ async fn the_reference_of_the_metrics_is_current() {
         .iter()
         .flat_map(|(_, expression, _)| names(expression))
     {
+        // The scrape declares a histogram by the name of its family.
         let name = name.strip_suffix("_bucket").unwrap_or(name);
         assert!(
             known.contains(name),

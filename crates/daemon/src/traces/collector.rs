@@ -1,4 +1,4 @@
-//! HTTP client of the collector.
+//! HTTP client of the trace collector.
 
 use anyhow::{Context, ensure};
 use async_trait::async_trait;
@@ -38,6 +38,7 @@ impl CollectorClient {
             .filter(|host| !host.is_empty())
             .with_context(|| format!("`{url}` has no host"))?;
         Ok(Self {
+            // An IPv6 address has brackets in a URL, but not in a socket address.
             host: host.trim_matches(['[', ']']).to_owned(),
             port: uri.port_u16().unwrap_or(DEFAULT_PORT),
         })
@@ -56,6 +57,7 @@ impl HttpClient for CollectorClient {
                 .headers
                 .insert(HOST, HeaderValue::from_str(authority.as_str())?);
         }
+        // A request to a server has only the path in its first line.
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
         parts.uri = path.parse()?;
         let exchange = async {

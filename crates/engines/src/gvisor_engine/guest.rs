@@ -1,4 +1,5 @@
-//! Sandboxes on gVisor before and after the identity is assigned, and the handles for adoption.
+//! Sandboxes on gVisor before and after the identity is assigned, and the handle by which the next
+//! daemon adopts a sandbox.
 
 use super::operation_error;
 use crate::agent_identity::identity;
@@ -22,12 +23,15 @@ use tokio::net::UnixStream;
 pub(super) struct GvisorHandle {
     /// Always [`GVISOR`].
     pub(super) engine: String,
-    pub(super) estate: AdoptSpec,
+    /// Process and files of the sandbox.
+    #[serde(rename = "estate")]
+    pub(super) adopt_spec: AdoptSpec,
     /// Number of the sandbox's network slot.
     pub(super) slot: Option<u32>,
 }
 
 impl GvisorHandle {
+    /// Parses the handle in the journal.
     pub(super) fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
@@ -37,10 +41,10 @@ impl GvisorHandle {
     }
 }
 
-/// Terminates a sandbox of an earlier daemon on a host where gVisor cannot be used: no process
-/// could connect to the sandbox. Returns whether the sandbox was running.
+/// Terminates a sandbox of an earlier daemon on a host where gVisor cannot be used: the daemon
+/// could not communicate with the sandbox. Returns whether the sandbox was running.
 pub(super) fn end_unreachable(handle: &GuestHandle) -> bool {
-    GvisorHandle::read(handle).is_ok_and(|handle| handle.estate.end())
+    GvisorHandle::read(handle).is_ok_and(|handle| handle.adopt_spec.end())
 }
 
 /// Sandbox without an identity: the agent has sent its greeting.
@@ -112,7 +116,7 @@ impl UnassignedGuest for UnassignedGvisorGuest {
         let sandbox = sandbox.assign_identity(&identity).await;
         drop(step);
         let sandbox = sandbox.map_err(EngineError::failed)?;
-        // The network must stay closed until now: the agent has closed the connections that a clone
+        // The slot is opened last: by now the agent has closed the connections that a clone
         // inherited from its parent.
         if let Some(lease) = &lease {
             lease.open().map_err(EngineError::failed)?;
@@ -132,7 +136,7 @@ impl Guest for GvisorGuest {
         self.sandbox.detach().await.map_err(EngineError::failed)?;
         let handle = GvisorHandle {
             engine: GVISOR.to_owned(),
-            estate: self.sandbox.adopt_spec(),
+            adopt_spec: self.sandbox.adopt_spec(),
             slot: self.nic.detach(),
         };
         let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
@@ -147,6 +151,7 @@ impl Guest for GvisorGuest {
         max_bytes: Option<u64>,
         _notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
+        // gVisor cannot capture memory in advance, so the notice is dropped.
         let resume = then == AfterSnapshot::Resume;
         let taken = self.sandbox.snapshot(&self.store, id, resume, max_bytes);
         let taken = taken.await;
@@ -169,6 +174,7 @@ impl Guest for GvisorGuest {
         let usage = self.sandbox.usage()?;
         Some(GuestUsage {
             net_bytes: self.nic.traffic(),
+            // The sentry does not count network traffic; the slot does.
             ..usage
         })
     }

@@ -1,4 +1,4 @@
-//! Import of gVisor snapshots from other hosts.
+//! Import of gVisor snapshots that were taken on other hosts.
 
 use super::GvisorEngine;
 use crate::imported_files::{place_all, without_template};
@@ -48,6 +48,8 @@ impl GvisorEngine {
             .await
             .map_err(|e| without_template(import, &manifest.template, &e))?;
         let agent = prepared.agent_root().map_err(chain)?;
+        // The path in the manifest is of the other host. The file name contains the agent's
+        // checksum.
         let name = Path::new(&manifest.base).file_name().unwrap_or_default();
         let base = agent.with_file_name(name);
         if name.is_empty() || !base.is_file() {
@@ -62,12 +64,13 @@ impl GvisorEngine {
     }
 
     /// Adds a snapshot from another host to the store.
-    pub(super) async fn take_in(
+    pub(super) async fn import_files(
         &self,
         import: &SnapshotImport,
         files: ImportedFiles,
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
+        // Checked again, since the stored manifest must have the paths of this host.
         let manifest = self.can_restore(import).await?;
         let store = self.store.clone();
         let replace = existing == ExistingSnapshot::Replace;

@@ -1,4 +1,4 @@
-//! Files of a gVisor snapshot for export to other hosts. gVisor snapshots have no parents.
+//! Files of a gVisor snapshot for export to the store. gVisor snapshots have no parents.
 
 use jiffy_engine_api::{EngineError, GVISOR, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_gvisor_engine::SnapshotStore;
@@ -18,6 +18,7 @@ pub(super) fn parts(store: &SnapshotStore, id: &str) -> Result<SnapshotParts, En
         parent: None,
         engine: GVISOR.to_owned(),
         template: manifest.template,
+        // One version covers gVisor's kernel. The agent is named by the manifest's `base`.
         version: String::new(),
         kernel: manifest.version,
         agent: String::new(),

@@ -1,4 +1,4 @@
-//! Snapshot files of gVisor sandboxes. They are accessible even if gVisor cannot be used.
+//! Operations on the snapshot files of gVisor sandboxes. They work even if gVisor cannot be used.
 
 use super::{GvisorEngine, parts};
 use async_trait::async_trait;
@@ -24,7 +24,7 @@ impl SnapshotFiles for GvisorEngine {
 
     fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.get(id).map(|manifest| manifest.template);
-        self.templates.serves(template, taken.ok().as_deref())
+        self.templates.is_current(template, taken.ok().as_deref())
     }
 
     fn remove(&self, id: &str) -> Result<(), EngineError> {
@@ -32,7 +32,7 @@ impl SnapshotFiles for GvisorEngine {
     }
 
     fn prefetch(&self, id: &str) -> Result<(), EngineError> {
-        self.store.warm(id).map_err(EngineError::failed)
+        self.store.prefetch(id).map_err(EngineError::failed)
     }
 
     fn find_damage(&self, id: &str) -> Option<String> {
@@ -61,6 +61,6 @@ impl SnapshotFiles for GvisorEngine {
         files: ImportedFiles,
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
-        self.take_in(import, files, existing).await
+        self.import_files(import, files, existing).await
     }
 }

@@ -1,4 +1,4 @@
-//! Running microVMs, and the handles for adoption.
+//! [`MicroVmGuest`]: a running microVM, and the handle by which the next daemon adopts it.
 
 mod rollback;
 mod take_snapshot;
@@ -48,6 +48,7 @@ impl SocketDirectory {
         let sockets = run.join(SOCKET_DIRECTORY);
         DirBuilder::new()
             .recursive(true)
+            // A process that can connect to a control socket controls the guest.
             .mode(0o700)
             .create(&sockets)?;
         let log = File::options()
@@ -80,6 +81,7 @@ pub(super) struct MicroVmHandle {
 }
 
 impl MicroVmHandle {
+    /// Parses the handle in the journal.
     pub(super) fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
@@ -111,10 +113,12 @@ impl MicroVmGuest {
         *self.identity.lock() = identity;
     }
 
+    /// Returns the handle of the guest whose VMM is the process `mark`.
     async fn handle_of(&self, mark: ProcessInstance) -> Result<GuestHandle, EngineError> {
         let handle = MicroVmHandle {
             mark,
             image: self.image.clone(),
+            // The journal contains no entropy. The next daemon generates its own.
             identity: Identity {
                 time_ns: 0,
                 entropy: String::new(),

@@ -1,4 +1,4 @@
-//! Import of microVM snapshots from other hosts.
+//! Import of microVM snapshots that were taken on other hosts.
 
 use super::MicroVmEngine;
 use crate::imported_files::{incompatible, place_all, without_template};
@@ -11,6 +11,7 @@ impl MicroVmEngine {
     pub(super) async fn can_restore(&self, import: &SnapshotImport) -> Result<(), EngineError> {
         let manifest = manifest(import)?;
         check_size(import, &manifest)?;
+        // The manifest's `cpu` starts with the level, followed by a colon and the features.
         let level = manifest.cpu.split_once(':').map(|(level, _)| level);
         if let Some(level) = level.and_then(|level| level.parse().ok()) {
             crate::cpu_level::check_features(level).map_err(|missing| {
@@ -51,7 +52,7 @@ impl MicroVmEngine {
     }
 
     /// Adds a snapshot from another host to the store.
-    pub(super) async fn take_in(
+    pub(super) async fn import_files(
         &self,
         import: &SnapshotImport,
         files: ImportedFiles,
@@ -63,6 +64,7 @@ impl MicroVmEngine {
             ExistingSnapshot::Keep => ImportMode::New,
             ExistingSnapshot::Replace => ImportMode::Replace,
         };
+        // A file with such a name would replace a file that the store itself writes.
         if let Some(file) = files.iter().find(|file| is_reserved(file.name())) {
             return Err(EngineError::Incompatible {
                 reason: format!(
@@ -77,6 +79,7 @@ impl MicroVmEngine {
         let work = tokio::task::spawn_blocking(move || {
             let fill = |dir: &std::path::Path| {
                 place_all(&files, dir)?;
+                // The pin keeps the chunks of incomplete layers in the cache.
                 let mut with_holes = files.iter().filter(|file| file.missing().is_some());
                 with_holes.try_for_each(|file| file.pin(&dir.join(PIN_FILE)))
             };

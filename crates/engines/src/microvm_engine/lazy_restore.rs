@@ -1,4 +1,6 @@
 //! Lazy restores: guests start from snapshots whose memory is not completely stored on this host.
+//! The VMM requests missing chunks from the fetcher process when the guest accesses them
+//! (userfaultfd).
 
 use super::MicroVmEngine;
 use jiffy_engine_api::EngineError;
@@ -16,6 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+// Device from which a process without privileges obtains a userfaultfd (Linux 6.1).
 const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// Source of memory that is not stored on this host.
@@ -31,8 +34,11 @@ pub struct LazyStore {
 
 /// Layer of a lineage that is not completely stored on this host.
 struct LayerWithHoles {
+    /// Position in the lineage, from 0 for the oldest snapshot.
     number: u32,
+    /// Location of the layer in the remote store.
     origin: LayerOrigin,
+    /// Index of the chunks that are stored on this host.
     present: LayerIndex,
 }
 
@@ -46,6 +52,7 @@ impl LazyStore {
                 if let Err(e) = fetcher.ensure() {
                     tracing::warn!(error = %e, "cannot start the fetcher");
                 }
+                // The task must not keep the fetcher alive while it sleeps.
                 drop(fetcher);
                 tokio::time::sleep(FETCHER_WATCH_INTERVAL).await;
             }
@@ -56,12 +63,13 @@ impl LazyStore {
     /// `snapshots`.
     fn works_with(&self, snapshots: &Path) -> bool {
         let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
+        // The cache and the snapshots share files by hard links, which need one file system.
         let one_device = device(snapshots) == device(self.remote.cache.dir());
         one_device && open_userfaultfd().is_ok()
     }
 
-    /// Returns the layer of `snapshot` with the chunks that are stored on this host. `None` if all
-    /// are stored; the snapshot is then marked complete.
+    /// Returns the layer of `snapshot` if some of its chunks are missing on this host. Returns
+    /// `None` if no chunk is missing, and marks the snapshot as complete.
     fn incomplete_layer(
         &self,
         number: u32,
@@ -77,6 +85,7 @@ impl LazyStore {
             .cache
             .layer_of(&origin.layer, bytes)
             .map_err(EngineError::failed)?;
+        // Without the pin, the cache may have removed chunks that the snapshot counts as stored.
         if !layer.is_pinned_by(&snapshot.pin()).unwrap_or(false) {
             return Err(lost(snapshot));
         }
@@ -86,8 +95,8 @@ impl LazyStore {
         let written = layer.present().map_err(EngineError::failed)?;
         present.stored = intersection(&stored, &written);
         if present.stored == stored {
-            // Mark it complete only if all chunks are also durable, so that they survive a power
-            // failure.
+            // Mark the snapshot complete only if all chunks are durable too, so that they survive a
+            // power failure.
             layer.persist().map_err(EngineError::failed)?;
             let durable = layer.persisted().map_err(EngineError::failed)?;
             if intersection(&stored, &durable) == stored {
@@ -102,10 +111,11 @@ impl LazyStore {
         }))
     }
 
+    /// Returns the incomplete layers of a lineage.
     fn holes(&self, lineage: &Lineage) -> Result<Vec<LayerWithHoles>, EngineError> {
-        let looked = (0..).zip(lineage.snapshots());
-        let looked = looked.map(|(number, snapshot)| self.incomplete_layer(number, snapshot));
-        looked.filter_map(Result::transpose).collect()
+        let numbered = (0..).zip(lineage.snapshots());
+        let layers = numbered.map(|(number, snapshot)| self.incomplete_layer(number, snapshot));
+        layers.filter_map(Result::transpose).collect()
     }
 
     /// Prepares a restore from `lineage` that grants the VMM access to the incomplete layers.
@@ -119,6 +129,7 @@ impl LazyStore {
                 reason: format!("{what}: {e}"),
             }
         };
+        // Opened here, since the jailed VMM cannot open it.
         let userfaultfd = open_userfaultfd().map_err(failed(USERFAULTFD))?;
         let grants = self.fetcher.grants();
         let socket = grants.listen().map_err(EngineError::failed)?;
@@ -132,10 +143,12 @@ impl LazyStore {
                 origin: hole.origin,
             });
         }
+        // The grant names the layers that this VMM may read through the fetcher, and no others.
         let grant = FetchGrant {
             layers: granted,
             prefetch: lineage.snapshots().iter().any(Snapshot::is_all_requested),
         };
+        // The grant is written before the fetcher is ensured, so that a new process finds it.
         grants.write(&socket, &grant).map_err(EngineError::failed)?;
         self.fetcher.ensure().map_err(EngineError::failed)?;
         Ok(Some(LazyMemory {
@@ -152,6 +165,7 @@ impl LazyStore {
             if let Some(hole) = self.incomplete_layer(0, snapshot)? {
                 let fetched = self.remote.fetch_layer(&hole.origin).await;
                 fetched.map_err(EngineError::failed)?;
+                // Also marks the snapshot as complete.
                 if self.incomplete_layer(0, snapshot)?.is_some() {
                     return Err(lost(snapshot));
                 }
@@ -189,10 +203,11 @@ impl MicroVmEngine {
         }
     }
 
+    /// Marks snapshot `id` and its ancestors, so that the fetcher fetches all of their memory.
     pub(super) fn request_all_memory(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
-        let mut wanted = lineage.snapshots().iter().map(Snapshot::request_all);
-        wanted.try_for_each(|wanted| wanted.map_err(EngineError::failed))
+        let mut requests = lineage.snapshots().iter().map(Snapshot::request_all);
+        requests.try_for_each(|request| request.map_err(EngineError::failed))
     }
 
     /// Fetches the missing memory of snapshot `id` and its ancestors.
@@ -217,6 +232,7 @@ impl MicroVmEngine {
 
     /// Returns the location of the missing memory of snapshot `id`. `None` if no memory is missing.
     pub(super) fn missing_of(&self, id: &str) -> Result<Option<String>, EngineError> {
+        // A cheap check: nearly all snapshots are complete.
         if !self.shared.store.is_incomplete(id) {
             return Ok(None);
         }
@@ -243,10 +259,12 @@ fn intersection(set: &UnitSet, bitmap: &[u8]) -> UnitSet {
             .for_each(|(to, from)| *to = *from);
         u64::from_le_bytes(word)
     });
+    // A shorter bitmap ends the iteration: units beyond its end are missing.
     let words: Vec<u64> = words.zip(set.words()).map(|(a, b)| a & b).collect();
     UnitSet::from_words(set.units(), &words)
 }
 
+/// Writes an index to an anonymous file, which can be passed to the VMM.
 fn index_file(index: &LayerIndex) -> io::Result<File> {
     let file = File::from(memfd_create("present", MFdFlags::MFD_CLOEXEC)?);
     file.write_all_at(&index.encode(), 0)?;

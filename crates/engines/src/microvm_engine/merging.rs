@@ -1,5 +1,6 @@
-//! Merges and folds of snapshots. A merge combines a snapshot with its ancestors to keep the
-//! lineage short. A fold combines a removed snapshot with its child to reclaim disk space.
+//! Merges and folds of snapshots, and the lock that they share. A merge combines a snapshot with
+//! its ancestors to keep the lineage short. A fold combines a removed snapshot with its child to
+//! reclaim disk space.
 
 use jiffy_engine_api::{
     EngineError, FoldPace, FoldPreparation, FoldResult, LineageLimits, PreparedFold,
@@ -36,6 +37,7 @@ pub(super) struct MergeGuard<'a> {
 
 impl Drop for MergeGuard<'_> {
     fn drop(&mut self) {
+        // Release the lock before the counter, so that no fold starts while a merge holds the lock.
         drop(self.guard.take());
         self.merges.fetch_sub(1, Ordering::AcqRel);
     }
@@ -64,10 +66,12 @@ impl MergeLock {
         max_copy: u64,
         pace: &mut FoldPace<'_>,
     ) -> FoldResult {
+        // A fold never waits: the caller tries again later.
         let Ok(guard) = self.lock.clone().try_lock_owned() else {
             return Ok(FoldPreparation::Cancelled);
         };
         let mut is_cancelled = false;
+        // Called between the copied pieces, so a waiting merge cancels the fold soon.
         let mut paced = |bytes| {
             let paced = match self.merges.load(Ordering::Acquire) {
                 0 => pace(bytes),
@@ -85,6 +89,7 @@ impl MergeLock {
             });
         };
         let parent = fold.parent().to_owned();
+        // The lock is held until the files are replaced.
         let commit = move || {
             let folded = fold.commit().map_err(EngineError::failed);
             drop(guard);
@@ -105,6 +110,7 @@ pub(super) fn oldest(lineage: &Lineage, limits: LineageLimits) -> Option<usize> 
     if oldest < limits.cheap {
         return Some(oldest);
     }
+    // A lineage above the maximum length is merged completely, even if the copy takes long.
     (length > limits.longest).then_some(0)
 }
 

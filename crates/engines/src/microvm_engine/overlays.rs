@@ -1,5 +1,5 @@
-//! Empty disk overlays created in advance. Creating a file takes as long as all other work of the
-//! daemon before it sends the request to a VMM.
+//! Empty disk overlays created in advance. Creating a file takes as long as the rest of the
+//! daemon's work before it sends the request to a VMM.
 
 use jiffy_snapshot::{SnapshotError, Store};
 use parking_lot::Mutex;
@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Number of overlays that are ready.
+/// Number of overlays to keep ready.
 const MAX_READY: usize = 2;
 /// Delay between a use and the creation of a replacement. Guests that are starting have priority.
 const REFILL_DELAY: Duration = Duration::from_millis(30);
 
-/// Ready overlays of one store.
+/// Ready overlays of one snapshot store. The files have no name, so they need no cleanup.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OverlaysAhead(Arc<Mutex<Vec<File>>>);
 
@@ -34,6 +34,7 @@ impl OverlaysAhead {
         ready.map_or_else(|| store.overlay(), Ok)
     }
 
+    /// Creates the missing overlays. Blocks. Concurrent calls may create one too many.
     fn fill(&self, store: &Store) {
         while self.0.lock().len() < MAX_READY {
             // Ignore the error: the next start of a guest creates its own overlay and reports the
@@ -50,7 +51,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[tokio::test]
-    async fn overlays_wait_empty_and_nobody_gets_one_twice() {
+    async fn ready_overlays_are_empty_and_used_once() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let overlays = OverlaysAhead::default();

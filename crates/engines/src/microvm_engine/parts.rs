@@ -35,13 +35,14 @@ fn file(part: SnapshotPart) -> SnapshotFile {
     }
 }
 
-/// Returns the working set of the newest snapshot in the lineage that has one. It is only a hint,
-/// so an unreadable one is empty.
+/// Returns the working set of the newest snapshot in the lineage that has one. Returns an empty set
+/// if it cannot be read: it only speeds up restores.
 fn working_set(store: &Store, id: &str) -> Vec<u32> {
     let recorded = store.lineage(id).and_then(|lineage| lineage.working_set());
     let Ok(Some((set, _))) = recorded else {
         return Vec::new();
     };
+    // Chunks beyond 2^32 do not occur: guests have far less memory.
     set.iter()
         .filter_map(|chunk| chunk.try_into().ok())
         .collect()

@@ -1,4 +1,4 @@
-//! Restores of snapshots up to the agent's greeting.
+//! Restores of snapshots up to the agent's greeting, with a network slot and a disk overlay.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
@@ -30,6 +30,7 @@ impl MicroVmEngine {
             // A concurrent merge may have replaced layers before they were opened, and garbage
             // collection may have removed the old ones.
             match self.shared.store.lineage(id) {
+                // Each retry needs another merge in between, so the loop ends.
                 Ok(now) if !now.is_same(&lineage) => lineage = now,
                 _ => return Err(failure),
             }
@@ -43,6 +44,7 @@ impl MicroVmEngine {
         memory: impl Fn(&Lineage) -> MemoryPolicy,
         identity: Option<&SandboxIdentity>,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
+        // In the background: the disk is read while the steps below run.
         self.cached_working_sets.read_ahead(&lineage);
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("snapshot {id} does not exist"),
@@ -60,6 +62,7 @@ impl MicroVmEngine {
             .take(&self.shared.store)
             .map_err(EngineError::failed)?;
         let step = steps::begin("network_slot");
+        // A guest that booted without an interface cannot use one.
         let mut lease = if manifest.net {
             Some(guest_nic::required(self.network.as_ref(), NicKind::Tap, id).await?)
         } else {

@@ -1,4 +1,4 @@
-//! Snapshot files of microVMs.
+//! Operations on the snapshot files of microVMs, as the engine interface requires them.
 
 use super::{MicroVmEngine, merging, parts, verification};
 use async_trait::async_trait;
@@ -32,11 +32,12 @@ impl SnapshotFiles for MicroVmEngine {
         let taken = self.shared.store.manifest(id).map(|taken| taken.template);
         self.shared
             .templates
-            .serves(template, taken.ok().as_deref())
+            .is_current(template, taken.ok().as_deref())
     }
 
     fn remove(&self, id: &str) -> Result<(), EngineError> {
         match self.shared.store.remove(id) {
+            // Another call may have removed the snapshot.
             Ok(()) | Err(SnapshotError::Missing(_)) => Ok(()),
             Err(e) => Err(EngineError::failed(e)),
         }
@@ -49,7 +50,8 @@ impl SnapshotFiles for MicroVmEngine {
     }
 
     fn gc(&self) -> Result<usize, EngineError> {
-        self.shared.templates.forget_older();
+        self.shared.templates.drop_replaced();
+        // Removes the control groups of VMMs that have exited.
         self.shared.host().programs().vmm.gc();
         let removed = self.data_dir_gc.run(SystemTime::now());
         for path in &removed {
@@ -60,6 +62,7 @@ impl SnapshotFiles for MicroVmEngine {
 
     fn prefetch(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
+        // Chunks that are not on this host cannot be read ahead.
         if !lineage.is_complete() {
             return Ok(());
         }
@@ -75,14 +78,15 @@ impl SnapshotFiles for MicroVmEngine {
 
     fn write_checksums(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
+        // The missing chunks have no content to compute a checksum of.
         if !lineage.is_complete() {
             return Ok(());
         }
-        let mut sealed = lineage
+        let mut results = lineage
             .snapshots()
             .iter()
             .map(|snapshot| snapshot.write_checksums());
-        sealed.try_for_each(|sealed| sealed.map_err(EngineError::failed))
+        results.try_for_each(|result| result.map_err(EngineError::failed))
     }
 
     fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
@@ -141,7 +145,7 @@ impl SnapshotFiles for MicroVmEngine {
         files: ImportedFiles,
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
-        self.take_in(import, files, existing).await
+        self.import_files(import, files, existing).await
     }
 
     fn restores_lazily(&self) -> bool {

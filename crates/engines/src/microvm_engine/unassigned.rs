@@ -1,4 +1,4 @@
-//! MicroVMs without an identity.
+//! [`UnassignedMicroVmGuest`]: a microVM without an identity.
 
 use super::guest::MicroVmGuest;
 use super::shared::Shared;
@@ -14,6 +14,7 @@ use jiffy_proto::agent::SiteSettings;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
+/// Converts an error of a boot or restore, together with the console of the guest.
 pub(super) fn boot_error(error: BootError) -> EngineError {
     match error.console() {
         Some(console) => EngineError::Boot {
@@ -32,6 +33,7 @@ pub(super) struct UnassignedMicroVmGuest {
     pub(super) lease: Option<SlotLease>,
 }
 
+/// State of an unassigned microVM.
 pub(super) enum BootStage {
     /// Restored, waiting for the identity.
     Restored(Box<UnassignedMicroVm>),
@@ -53,6 +55,8 @@ impl UnassignedMicroVmGuest {
         } = self;
         let defaults = &prepared.template().manifest.defaults;
         let identity = identity(sandbox_identity, defaults).map_err(EngineError::failed)?;
+        // Set the rules while the slot is closed: no packet leaves under the rules of another
+        // guest.
         if let Some(lease) = &lease {
             let _step = steps::begin("network_rules");
             let ruled = lease.replace(&sandbox_identity.network).await;
@@ -66,8 +70,8 @@ impl UnassignedMicroVmGuest {
             }
         };
         let vm = vm.map_err(boot_error)?;
-        // The network must stay closed until now: the agent has closed the connections that a clone
-        // inherited from its parent.
+        // Open the slot last: by now the agent has closed the connections that a clone inherited
+        // from its parent.
         if let Some(lease) = &lease {
             lease.open().map_err(EngineError::failed)?;
         }
@@ -99,7 +103,8 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
             identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
         // The network stays closed until the identity is assigned.
         rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
-        waiting.wait_again().await.map_err(boot_error)
+        // The guest waits for its final identity as before the rehearsal.
+        waiting.withdraw_identity().await.map_err(boot_error)
     }
 
     async fn assign_identity(

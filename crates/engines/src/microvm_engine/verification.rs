@@ -1,4 +1,4 @@
-//! Verification of a microVM's snapshot.
+//! Comparison of microVM snapshots with their checksums.
 
 use jiffy_engine_api::{DamagedChunk, EngineError, VerifiedSnapshot};
 use jiffy_snapshot::{Store, VerifyResult};
@@ -8,14 +8,14 @@ pub(super) fn verify(store: &Store, id: &str) -> Result<Vec<VerifiedSnapshot>, E
     let lineage = store.lineage(id).map_err(EngineError::failed)?;
     let verified = lineage.snapshots().iter().map(|snapshot| {
         let result = snapshot.verify().map_err(EngineError::failed)?;
-        let sealed = result != VerifyResult::NoChecksums;
+        let has_checksums = result != VerifyResult::NoChecksums;
         let damaged = match result {
             VerifyResult::Damaged(damages) => damages,
             VerifyResult::NoChecksums | VerifyResult::Intact => Vec::new(),
         };
         Ok(VerifiedSnapshot {
             id: snapshot.id().to_owned(),
-            sealed,
+            has_checksums,
             damaged: damaged
                 .into_iter()
                 .map(|d| DamagedChunk {
@@ -23,7 +23,7 @@ pub(super) fn verify(store: &Store, id: &str) -> Result<Vec<VerifiedSnapshot>, E
                     chunk: d.chunk,
                 })
                 .collect(),
-            mended: false,
+            repaired: false,
         })
     });
     verified.collect()

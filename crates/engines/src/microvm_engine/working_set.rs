@@ -1,4 +1,5 @@
-//! Working sets: recorded for a template's snapshot and read ahead of restores.
+//! Working sets: the memory that a guest touches first. They are recorded for the snapshot of a
+//! template, and read ahead of restores.
 
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};
@@ -32,6 +33,7 @@ impl CachedWorkingSets {
         }
         let (cached, id, lineage) = (self.clone(), id.to_owned(), lineage.clone());
         tokio::task::spawn_blocking(move || match lineage.read_ahead() {
+            // No byte had to be read, so the working set is in the page cache.
             Ok(0) => cached.insert(id),
             Ok(bytes) => tracing::debug!(bytes, "reading ahead a working set"),
             Err(e) => tracing::debug!(error = %e, "cannot read ahead a working set"),
@@ -40,6 +42,7 @@ impl CachedWorkingSets {
 
     fn insert(&self, id: String) {
         let mut cached = self.0.lock();
+        // Bounds the map by the number of restores within the period.
         cached.retain(|_, seen| seen.elapsed() < CACHED_FOR);
         cached.insert(id, Instant::now());
     }
@@ -74,8 +77,8 @@ impl MicroVmEngine {
         tracing::debug!(template, id, set.chunks, "recorded a working set");
         let put = || match written {
             None => snapshot.put_written_pages(&set.written),
-            // This order matters: a reader that finds the index of written pages also expects the
-            // index of the first use.
+            // The index of the first use is written first: a reader that finds the index of written
+            // pages also expects it.
             Some(written) => {
                 snapshot.put_first_use_pages(&set.written)?;
                 snapshot.put_written_pages(&written)
@@ -86,7 +89,8 @@ impl MicroVmEngine {
     }
 
     /// Returns the working set of a guest after its rehearsal and, if the template has a first use,
-    /// after that. The second value is the index of the pages written before the first use.
+    /// after that use. The second value is the index of the pages written before the first use, or
+    /// `None` if the template has no first use.
     async fn record(
         &self,
         vm: &MicroVm,
@@ -102,6 +106,7 @@ impl MicroVmEngine {
             return Ok((before, None));
         };
         if let Err(problem) = use_first(vm, first_use).await {
+            // The working set up to the failure is still useful.
             tracing::warn!(error = %problem, "cannot rehearse the first use of a template");
         }
         Ok((now().await?, Some(before.written)))

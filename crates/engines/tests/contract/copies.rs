@@ -14,7 +14,7 @@ pub async fn a_snapshot_is_a_copy_and_its_guest_continues(place: &Place) {
     let at = running.counted().await;
     let id = running.snapshot(AfterSnapshot::Resume).await;
     let id = id.unwrap();
-    let at = running.counts_on(at).await;
+    let at = running.wait_count_above(at).await;
     running.sh("echo later > /root/later").await;
     assert!(engine.snapshot_files().ids().unwrap().contains(&id));
 
@@ -24,13 +24,13 @@ pub async fn a_snapshot_is_a_copy_and_its_guest_continues(place: &Place) {
     assert_eq!(copy.sh(files).await, "disk\nmemory\n1");
     let copied = copy.counted().await;
     assert_eq!(copied.0, at.0);
-    copy.counts_on(copied).await;
-    running.counts_on(at).await;
+    copy.wait_count_above(copied).await;
+    running.wait_count_above(at).await;
     // Changes in one guest must be invisible to the other.
     copy.sh("rm /root/file").await;
     assert_eq!(running.sh("cat /root/file").await, "disk");
     copy.stop().await;
-    running.counts_on(running.counted().await).await;
+    running.wait_count_above(running.counted().await).await;
     running.stop().await;
 }
 
@@ -42,10 +42,10 @@ pub async fn a_stream_stays_open_across_a_snapshot(place: &Place) {
     spec.stdin = true;
     let mut process = running.agent.start(&spec).await.unwrap();
     let pid = process.pid();
-    for (said, answered) in [("abc\n", "cba\n"), ("def\n", "fed\n"), ("ghi\n", "ihg\n")] {
-        let sent = running.agent.send_stdin(pid, said.as_bytes());
+    for (input, output) in [("abc\n", "cba\n"), ("def\n", "fed\n"), ("ghi\n", "ihg\n")] {
+        let sent = running.agent.send_stdin(pid, input.as_bytes());
         sent.await.unwrap();
-        assert_eq!(next_output(&mut process).await, answered);
+        assert_eq!(next_output(&mut process).await, output);
         let taken = running.snapshot(AfterSnapshot::Resume).await;
         taken.unwrap();
     }
@@ -68,10 +68,10 @@ pub async fn a_snapshot_that_stops_its_guest_preserves_its_state_and_leaves_no_p
     exited(pid).await;
     assert_eq!(running.guest.ended().await, ExitReason::Requested);
     drop(running);
-    place.is_empty_but_for_the_engine().await;
-    let woken = place.restored(&engine, &id).await;
-    woken.counts_on(at).await;
-    woken.stop().await;
+    place.wait_without_guests().await;
+    let restored = place.restored(&engine, &id).await;
+    restored.wait_count_above(at).await;
+    restored.stop().await;
 }
 
 pub async fn two_restores_of_one_snapshot_are_two_guests_with_the_same_files(place: &Place) {
@@ -81,26 +81,26 @@ pub async fn two_restores_of_one_snapshot_are_two_guests_with_the_same_files(pla
     let id = running.snapshot(AfterSnapshot::Resume).await;
     let id = id.unwrap();
     let (one, other) = tokio::join!(place.restored(&engine, &id), place.restored(&engine, &id));
-    let look = "hostname
+    let query = "hostname
 cat /etc/machine-id
 cat /proc/sys/kernel/random/boot_id
 cat /proc/sys/kernel/random/uuid
 head -c 32 /dev/urandom | od -An -tx1 | tr -d '\\n '; echo
 python3 -c 'import os; print(os.getrandom(32).hex())'
 cut -d' ' -f2 /run/jiffy/generation";
-    let mut seen = Vec::new();
+    let mut outputs = Vec::new();
     for guest in [&running, &one, &other] {
         assert_eq!(guest.sh("cat /root/file").await, "same");
-        seen.push(guest.sh(look).await);
+        outputs.push(guest.sh(query).await);
     }
-    let lines: Vec<Vec<&str>> = seen.iter().map(|text| text.lines().collect()).collect();
+    let lines: Vec<Vec<&str>> = outputs.iter().map(|text| text.lines().collect()).collect();
     for line in 0..7 {
         let of_all: BTreeSet<&str> = lines.iter().map(|of_one| of_one[line]).collect();
-        assert_eq!(of_all.len(), 3, "line {line} of {seen:#?}");
+        assert_eq!(of_all.len(), 3, "line {line} of {outputs:#?}");
     }
     // The identity of the running guest must not change.
-    let before: Vec<&str> = seen[0].lines().take(3).collect();
-    let after = running.sh(look).await;
+    let before: Vec<&str> = outputs[0].lines().take(3).collect();
+    let after = running.sh(query).await;
     assert_eq!(after.lines().take(3).collect::<Vec<_>>(), before);
     for guest in [running, one, other] {
         guest.stop().await;
@@ -123,21 +123,21 @@ pub async fn a_rollback_restores_the_earlier_state_of_the_same_sandbox(place: &P
     running
         .sh("echo after > /root/file; touch /root/more")
         .await;
-    let late = running.counts_on(running.counted().await).await;
+    let late = running.wait_count_above(running.counted().await).await;
     running.stop().await;
 
-    let again = SandboxIdentity {
+    let rewound_identity = SandboxIdentity {
         rewound: true,
         ..sandbox_identity.clone()
     };
     let unassigned = engine.restore(&id, None).await.unwrap();
-    let running = Running::assign_identity(unassigned, &again).await;
-    let look = "hostname; echo $WHO; cat /root/file; ls /root/more 2>&1 | grep -c cannot";
-    let told = running.sh(look).await;
-    assert_eq!(told, format!("{}\nme\nbefore\n1", sandbox_identity.id));
+    let running = Running::assign_identity(unassigned, &rewound_identity).await;
+    let query = "hostname; echo $WHO; cat /root/file; ls /root/more 2>&1 | grep -c cannot";
+    let output = running.sh(query).await;
+    assert_eq!(output, format!("{}\nme\nbefore\n1", sandbox_identity.id));
     let now = running.counted().await;
     assert_eq!(now.0, late.0);
-    running.counts_on(now).await;
+    running.wait_count_above(now).await;
     // Programs that watch this file are notified of the rollback.
     assert_ne!(running.sh("cat /run/jiffy/generation").await, generation);
     running.stop().await;
@@ -150,19 +150,19 @@ pub async fn an_identity_given_at_the_start_can_be_replaced(place: &Place) {
     let id = taken.unwrap();
     running.stop().await;
 
-    let told = new_identity();
+    let announced = new_identity();
     let same_id = SandboxIdentity {
-        env: [("WHO".to_owned(), "new_identity else".to_owned())].into(),
-        ..told.clone()
+        env: [("WHO".to_owned(), "another value".to_owned())].into(),
+        ..announced.clone()
     };
     // The same identity, a modified identity, and another identity.
-    for assigned in [told.clone(), same_id, new_identity()] {
-        let unassigned = engine.restore(&id, Some(&told)).await.unwrap();
+    for assigned in [announced.clone(), same_id, new_identity()] {
+        let unassigned = engine.restore(&id, Some(&announced)).await.unwrap();
         let running = Running::assign_identity(unassigned, &assigned).await;
         let who = assigned.env.get("WHO").map_or("", String::as_str);
-        let says = running.sh("hostname; echo $WHO").await;
+        let output = running.sh("hostname; echo $WHO").await;
         assert_eq!(
-            says.trim_end(),
+            output.trim_end(),
             format!("{}\n{who}", assigned.id).trim_end()
         );
         running.stop().await;
@@ -181,7 +181,7 @@ pub async fn a_failed_snapshot_has_no_effect(place: &Place) {
             let guest = &running.guest;
             let refused = guest.take_snapshot(taken, None, then, None, None).await;
             assert!(refused.is_err(), "{taken:?} {then:?}");
-            running.counts_on(running.counted().await).await;
+            running.wait_count_above(running.counted().await).await;
         }
     }
     assert_eq!(
@@ -190,7 +190,7 @@ pub async fn a_failed_snapshot_has_no_effect(place: &Place) {
     );
     // The existing snapshot must be unchanged.
     let copy = place.restored(&engine, &id).await;
-    copy.counts_on(at).await;
+    copy.wait_count_above(at).await;
     copy.stop().await;
     running.stop().await;
 }
@@ -202,18 +202,18 @@ pub async fn a_removed_snapshot_does_not_affect_guests_restored_from_it(place: &
     let id = running.snapshot(AfterSnapshot::Stop).await;
     let id = id.unwrap();
     drop(running);
-    let woken = place.restored(&engine, &id).await;
+    let restored = place.restored(&engine, &id).await;
     // A snapshot whose memory is shared with sandboxes remains while they need it.
     let all = engine.engines.descriptions();
     let shared = all.iter().any(|e| e.default && e.capabilities.incremental);
     let removed = engine.snapshot_files().remove(&id);
     assert_eq!(removed.is_err(), shared, "{removed:?}");
-    let at = woken.counts_on(woken.counted().await).await;
-    let next = woken.snapshot(AfterSnapshot::Stop).await.unwrap();
-    drop(woken);
-    let woken = place.restored(&engine, &next).await;
-    woken.counts_on(at).await;
-    woken.stop().await;
+    let at = restored.wait_count_above(restored.counted().await).await;
+    let next = restored.snapshot(AfterSnapshot::Stop).await.unwrap();
+    drop(restored);
+    let restored = place.restored(&engine, &next).await;
+    restored.wait_count_above(at).await;
+    restored.stop().await;
     for id in [&next, &id] {
         for _ in 0..2 {
             engine.snapshot_files().remove(id).unwrap();

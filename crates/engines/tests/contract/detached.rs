@@ -1,4 +1,4 @@
-//! Contract of guests that outlive the process that started them.
+//! Contract of detached guests, which outlive the process that started them.
 
 use crate::place::{Place, Running, exited, within};
 use jiffy_engine_api::{AfterSnapshot, DetachedGuest, ExitReason, GuestHandle};
@@ -28,7 +28,7 @@ pub async fn a_detached_guest_is_adopted_by_its_handle_and_continues(place: &Pla
         let running = Running::of(engine.adopt(&orphan(&handle)).await.unwrap());
         assert_eq!(running.guest.engine(), place.engine.to_string());
         assert_eq!(running.guest.pid(), pid);
-        running.counts_on(at).await;
+        running.wait_count_above(at).await;
         assert!(running.guest.usage().is_some());
         handle = GuestHandle(handle.0.clone());
         drop((running, engine));
@@ -37,9 +37,9 @@ pub async fn a_detached_guest_is_adopted_by_its_handle_and_continues(place: &Pla
     let running = Running::of(engine.adopt(&orphan(&handle)).await.unwrap());
     let id = running.snapshot(AfterSnapshot::Resume).await;
     let copy = place.restored(&engine, &id.unwrap()).await;
-    copy.counts_on(at).await;
+    copy.wait_count_above(at).await;
     copy.stop().await;
-    running.counts_on(at).await;
+    running.wait_count_above(at).await;
     let guest = running.guest.clone();
     running.stop().await;
     assert_eq!(guest.ended().await, ExitReason::Requested);
@@ -48,11 +48,11 @@ pub async fn a_detached_guest_is_adopted_by_its_handle_and_continues(place: &Pla
 pub async fn an_unknown_detached_guest_is_terminated(place: &Place) {
     let engine = place.open().await;
     let (one, other) = (place.guest(&engine).await, place.guest(&engine).await);
-    let unkept = place.guest(&engine).await;
-    let pids = [&one, &other, &unkept].map(|running| running.guest.pid().unwrap());
+    let attached = place.guest(&engine).await;
+    let pids = [&one, &other, &attached].map(|running| running.guest.pid().unwrap());
     let known = one.guest.detach().await.unwrap();
     other.guest.detach().await.unwrap();
-    drop((one, other, unkept, engine));
+    drop((one, other, attached, engine));
     exited(pids[2]).await;
     let engine = place.open().await;
     let known = [known];
@@ -86,7 +86,7 @@ pub async fn a_killed_detached_guest_leaves_no_resources(place: &Place) {
     kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
     within("the end", running.guest.ended()).await;
     drop(running);
-    place.is_empty_but_for_the_engine().await;
+    place.wait_without_guests().await;
     // The same while no engine is open.
     let running = place.guest(&engine).await;
     let pid = running.guest.pid().unwrap();
@@ -96,5 +96,5 @@ pub async fn a_killed_detached_guest_leaves_no_resources(place: &Place) {
     exited(pid).await;
     let engine = place.open().await;
     assert!(engine.adopt(&orphan(&handle)).await.is_err());
-    place.is_empty_but_for_the_engine().await;
+    place.wait_without_guests().await;
 }

@@ -1,4 +1,4 @@
-//! Contract of the end of guests and the release of their resources.
+//! Contract of the exit of guests and of the release of their resources.
 
 use crate::place::{Place, TEMPLATE, exited, size, within};
 use jiffy_engine_api::{AfterSnapshot, ExitReason};
@@ -16,7 +16,7 @@ pub async fn dropped_guests_leave_no_resources(place: &Place) {
     assert!(unassigned.is_waiting());
     drop((unassigned, running));
     exited(pid).await;
-    place.is_empty_but_for_the_engine().await;
+    place.wait_without_guests().await;
     // Drop several guests at the same time.
     let restored = (0..4).map(|_| engine.restore(&id, None));
     let mut unassigned_guests = Vec::new();
@@ -24,14 +24,14 @@ pub async fn dropped_guests_leave_no_resources(place: &Place) {
         unassigned_guests.push(restored.await.unwrap());
     }
     drop(unassigned_guests);
-    place.is_empty_but_for_the_engine().await;
+    place.wait_without_guests().await;
 }
 
 pub async fn a_stopped_guest_reports_that_it_was_stopped(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
-    let waits = running.guest.clone();
-    let ended = tokio::spawn(async move { waits.ended().await });
+    let waiting_guest = running.guest.clone();
+    let ended = tokio::spawn(async move { waiting_guest.ended().await });
     running.guest.stop().await;
     running.guest.stop().await;
     assert_eq!(ended.await.unwrap(), ExitReason::Requested);

@@ -14,10 +14,10 @@ pub async fn capabilities_match_the_supported_operations(place: &Place) {
     assert_eq!((own.name.as_str(), own.usable), (name.as_str(), true));
     assert_eq!((defaults.next(), &own.why), (None, &None));
     assert!(own.version.as_ref().is_some_and(|v| !v.is_empty()));
-    let able = own.capabilities;
-    assert!(able.snapshot && able.rollback && able.pause_frees_memory);
-    // No such snapshot exists.
-    assert!(!able.network && engine.network() == "off");
+    let capabilities = own.capabilities;
+    assert!(capabilities.snapshot && capabilities.rollback && capabilities.pause_frees_memory);
+    // The engines were opened without a network.
+    assert!(!capabilities.network && engine.network() == "off");
 
     let running = place.guest(&engine).await;
     let first = running.snapshot(AfterSnapshot::Resume).await;
@@ -25,17 +25,21 @@ pub async fn capabilities_match_the_supported_operations(place: &Place) {
     let second = running.snapshot(AfterSnapshot::Resume).await;
     assert_eq!(
         !engine.snapshot_files().is_independent(&second.unwrap()),
-        able.incremental
+        capabilities.incremental
     );
     engine.snapshot_files().write_checksums(&first).unwrap();
     match engine.snapshot_files().verify(&first) {
         Ok(verified) => {
-            assert!(able.verify);
-            assert!(verified.iter().all(|v| v.sealed && v.damaged.is_empty()));
+            assert!(capabilities.verify);
+            assert!(
+                verified
+                    .iter()
+                    .all(|v| v.has_checksums && v.damaged.is_empty())
+            );
             assert!(!verified.is_empty());
         }
         Err(EngineError::Unsupported { engine, .. }) => {
-            assert!(!able.verify);
+            assert!(!capabilities.verify);
             assert_eq!(engine, name);
         }
         Err(other) => panic!("{other}"),
@@ -50,7 +54,7 @@ pub async fn capabilities_match_the_supported_operations(place: &Place) {
         .await
         .unwrap();
     let nested = running.script("[ -e /dev/kvm ]").await.0.exit_code == 0;
-    assert_eq!(nested, able.nested_kvm);
+    assert_eq!(nested, capabilities.nested_kvm);
     running.stop().await;
 }
 
@@ -68,14 +72,14 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
     );
     drop((running, engine));
     if place.engine == EngineName::Gvisor {
-        let gone = ProgramError::Missing {
+        let missing_program = ProgramError::Missing {
             name: "jiffy-gvisor",
             searched: "it was removed".to_owned(),
             remedy: "run `make build`",
             variable: "JIFFY_GVISOR",
         };
         let mut programs = programs();
-        programs.gvisor = Err(gone);
+        programs.gvisor = Err(missing_program);
         let engine = place.open_with(EngineName::MicroVm, programs).await;
         let refused = engine.restore(&id, None).await.err().unwrap();
         let refused = refused.to_string();
@@ -96,10 +100,10 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
     }
     // New sandboxes use the other engine; the snapshot is restored by the engine that took it.
     let engine = place.open_with(other, programs()).await;
-    let woken = place.restored(&engine, &id).await;
-    assert_eq!(woken.guest.engine(), place.engine.to_string());
-    woken.counts_on(woken.counted().await).await;
-    woken.stop().await;
+    let restored = place.restored(&engine, &id).await;
+    assert_eq!(restored.guest.engine(), place.engine.to_string());
+    restored.wait_count_above(restored.counted().await).await;
+    restored.stop().await;
 }
 
 pub async fn invalid_names_are_rejected(place: &Place) {

@@ -12,7 +12,7 @@ pub async fn an_unassigned_guest_waits_and_takes_its_assigned_identity(place: &P
     assert!(unassigned.is_waiting());
     let token = "a-secret";
     let sandbox_identity = SandboxIdentity {
-        env: [("WHO", "nobody else")]
+        env: [("WHO", "a value")]
             .map(|(k, v)| (k.to_owned(), v.to_owned()))
             .into(),
         access_token: Some(token.to_owned()),
@@ -26,10 +26,10 @@ pub async fn an_unassigned_guest_waits_and_takes_its_assigned_identity(place: &P
     let refused = running.agent.list().await.unwrap_err();
     assert!(refused.to_string().contains("X-Access-Token"), "{refused}");
     running.agent = running.agent.clone().with_token(token);
-    let told = running
+    let output = running
         .sh("hostname; echo $WHO; cut -d' ' -f1 /run/jiffy/generation")
         .await;
-    assert_eq!(told, format!("{0}\nnobody else\n{0}", sandbox_identity.id));
+    assert_eq!(output, format!("{0}\na value\n{0}", sandbox_identity.id));
     running.stop().await;
 }
 
@@ -59,9 +59,9 @@ pub async fn a_sandbox_starts_on_the_selected_engine(place: &Place) {
     running.count().await;
     let id = running.snapshot(AfterSnapshot::Stop).await.unwrap();
     drop(running);
-    let woken = place.restored(&engine, &id).await;
-    assert_eq!(woken.guest.engine(), own);
-    woken.stop().await;
+    let restored = place.restored(&engine, &id).await;
+    assert_eq!(restored.guest.engine(), own);
+    restored.stop().await;
     assert!(engine.engines.get("nosuch").is_err());
     // The engine may notice the end of the original guest only after the reply.
     while engine.snapshot_files().remove(&id).is_err() {
@@ -133,7 +133,7 @@ while True: pass";
     let mut process = running.start(&["python3", "-c", program]).await;
     assert_eq!(crate::place::next_output(&mut process).await, "allocated\n");
     let grown = until(
-        "use to grow",
+        "the usage to grow",
         async || running.guest.usage().unwrap(),
         |now| {
             now.cpu_us >= before.cpu_us + 400_000
@@ -193,7 +193,7 @@ for page in range(0, 200 << 20, 4096):
     let (status, _, stderr) = running.script(&format!("python3 -c \"{MANY_HOGS}\"")).await;
     assert_eq!(status.exit_code, 0, "{stderr}");
     assert_eq!(running.sh("echo fine").await, "fine");
-    running.counts_on(before).await;
+    running.wait_count_above(before).await;
     running.stop().await;
 }
 

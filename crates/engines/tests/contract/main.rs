@@ -28,7 +28,7 @@ macro_rules! contract {
                     if let Some(place) = crate::place::Place::of(engine, name) {
                         let run = crate::$module::$test(&place);
                         crate::support::within(name, run).await;
-                        place.is_empty().await;
+                        place.wait_empty().await;
                     }
                 }
             )*

@@ -1,4 +1,4 @@
-//! Data directory of a test with one engine, and guests in it.
+//! [`Place`]: the data directory of a test with one engine, and the guests in it.
 
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
@@ -66,15 +66,15 @@ impl Place {
         Opened { engine, engines }
     }
 
-    /// Waits until no process, control group or file of the directory exists.
-    pub async fn is_empty(&self) {
+    /// Waits until no process, control group or file refers to the directory.
+    pub async fn wait_empty(&self) {
         let own = self.dir.path();
         until("no process", async || processes_of(own), Vec::is_empty).await;
-        self.is_empty_but_for_the_engine().await;
+        self.wait_without_guests().await;
     }
 
-    /// Waits until no process, control group or file of a guest exists.
-    pub async fn is_empty_but_for_the_engine(&self) {
+    /// Waits until no file of a guest exists. Processes of the engine itself may remain.
+    pub async fn wait_without_guests(&self) {
         let run = self.dir.path().join("run");
         let remaining = async || {
             let mut paths = entries(&run.join("vmm"));
@@ -142,12 +142,12 @@ fn processes_of(directory: &Path) -> Vec<PathBuf> {
             .is_some_and(|n| n.to_string_lossy().bytes().all(|b| b.is_ascii_digit()));
         let command = || fs::read(process.join("cmdline")).unwrap_or_default();
         let named = || String::from_utf8_lossy(&command()).contains(name);
-        let holds = || {
+        let has_open_files = || {
             entries(&process.join("fd"))
                 .iter()
                 .any(|fd| fs::read_link(fd).is_ok_and(|to| to.starts_with(directory)))
         };
-        is_process && !process.ends_with(&own) && (named() || holds())
+        is_process && !process.ends_with(&own) && (named() || has_open_files())
     });
     processes
 }
@@ -192,11 +192,11 @@ impl Running {
     /// Creates the value for a running guest.
     pub fn of(guest: Arc<dyn Guest>) -> Self {
         // The client must not keep the guest alive.
-        let way: Weak<dyn Guest> = Arc::downgrade(&guest);
+        let weak: Weak<dyn Guest> = Arc::downgrade(&guest);
         let agent = AgentClient::new(move || {
-            let way = way.clone();
+            let weak = weak.clone();
             async move {
-                let guest = way.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+                let guest = weak.upgrade().ok_or(io::ErrorKind::NotConnected)?;
                 guest.connect(ENVD_PORT).await
             }
         });
@@ -245,10 +245,10 @@ for n in itertools.count():
         (pid.parse().unwrap(), count.parse().unwrap())
     }
 
-    /// Waits until the same process has counted further than `from`.
-    pub async fn counts_on(&self, from: (u32, u64)) -> (u32, u64) {
-        let ask = async || self.counted().await;
-        let now = until("the process to count", ask, |now| now.1 > from.1).await;
+    /// Waits until the same process has counted further than `from`. Returns its id and count.
+    pub async fn wait_count_above(&self, from: (u32, u64)) -> (u32, u64) {
+        let query = async || self.counted().await;
+        let now = until("the process to count", query, |now| now.1 > from.1).await;
         assert_eq!(now.0, from.0, "another process counts");
         now
     }
@@ -265,7 +265,7 @@ for n in itertools.count():
     pub async fn stop(self) {
         let pid = self.guest.pid();
         self.guest.stop().await;
-        assert!(!pid.is_some_and(alive), "its process is still there");
+        assert!(!pid.is_some_and(alive), "its process has not exited");
     }
 }
 

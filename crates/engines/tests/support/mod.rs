@@ -1,4 +1,4 @@
-//! Guests for these tests, and the reasons why tests are skipped.
+//! Guests for the tests of this crate, and the recording of skipped tests.
 // Each test program uses only a part of this module. Tests may panic.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
@@ -164,7 +164,7 @@ impl Guest {
 
     /// Returns the maximum resident memory so far, in MiB: a guest returns memory that it does not
     /// use.
-    pub fn most_resident(&self) -> u64 {
+    pub fn peak_resident(&self) -> u64 {
         self.memory("VmHWM")
     }
 
@@ -180,7 +180,7 @@ impl Guest {
         let vmm = format!("/proc/{}", self.vm.vmm_pid());
         let end = self.vm.stop().await;
         assert_eq!(end, ExitReason::Requested);
-        assert!(!Path::new(&vmm).exists(), "the VMM is still there");
+        assert!(!Path::new(&vmm).exists(), "the VMM has not exited");
     }
 }
 
@@ -212,16 +212,16 @@ pub async fn within<F: Future>(what: &str, work: F) -> F::Output {
     }
 }
 
-/// Repeats `ask` until `good` accepts the answer, for at most [`LIMIT`].
+/// Repeats `query` until `is_expected` accepts the result, for at most [`LIMIT`].
 pub async fn until<T: std::fmt::Debug>(
     what: &str,
-    mut ask: impl AsyncFnMut() -> T,
-    good: impl Fn(&T) -> bool,
+    mut query: impl AsyncFnMut() -> T,
+    is_expected: impl Fn(&T) -> bool,
 ) -> T {
     let end = Instant::now() + LIMIT;
     loop {
-        let answer = ask().await;
-        if good(&answer) {
+        let answer = query().await;
+        if is_expected(&answer) {
             return answer;
         }
         assert!(

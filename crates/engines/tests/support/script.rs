@@ -1,8 +1,8 @@
 //! Scripts for the kernel in `tests/guest/hostile_driver.c`: accesses to devices by a driver that
 //! attacks its VMM.
 //!
-//! The garbage is generated here because instructions of the guest are slow on some hosts. The
-//! script of a seed is always the same.
+//! The garbage is generated here, because instructions of the guest are slow on some hosts. A seed
+//! always produces the same script.
 
 mod noise;
 mod requests;
@@ -103,7 +103,7 @@ struct Script {
     steps: Vec<[u8; 16]>,
     /// Garbage and rings, which follow the steps in the ramdisk.
     pool: Vec<u8>,
-    /// Copy steps. Their offsets are known only when the number of steps is.
+    /// Indexes of the copy steps. Their offsets are final when the number of steps is known.
     copies: Vec<usize>,
 }
 
@@ -125,7 +125,7 @@ pub fn ramdisk(seed: u64) -> (Vec<u8>, usize) {
             0 => script.noise(device),
             1 => script.reset_storm(device),
             2 => script.ports(),
-            _ => script.converse(device),
+            _ => script.send_invalid_data(device),
         }
     }
     // Last, because interrupts with wrong vectors may end the guest.
@@ -200,17 +200,17 @@ impl Script {
     }
 
     /// Queries whether the device is out of service (`DEVICE_NEEDS_RESET`).
-    fn ask(&mut self, device: Device) {
+    fn query_status(&mut self, device: Device) {
         let address = MMIO + device.page * 0x1000 + 0x70;
         self.step(What::Ask, 4, 0, address, 0x40);
     }
 
-    /// Sets the device up almost correctly, and then sends invalid data.
-    fn converse(&mut self, device: Device) {
+    /// Sets the device up almost correctly, and then sends it invalid data.
+    fn send_invalid_data(&mut self, device: Device) {
         self.set_up(device);
         for _ in 0..=self.random.below(6) {
             self.notify(device);
-            self.ask(device);
+            self.query_status(device);
             let queue = self.queue_of(device);
             match self.random.below(6) {
                 // All entries are new, and the index may be far ahead.
@@ -227,7 +227,7 @@ impl Script {
             }
         }
         self.notify(device);
-        self.ask(device);
+        self.query_status(device);
     }
 
     /// Returns the number of one of the device's virtqueues among all virtqueues.
@@ -235,6 +235,7 @@ impl Script {
         device.page * 4 + self.random.below(device.queues)
     }
 
+    /// Negotiates features and configures the queues.
     fn set_up(&mut self, device: Device) {
         self.register(device, 0x70, 0);
         self.register(device, 0x70, 3);
@@ -260,6 +261,7 @@ impl Script {
         self.register(device, 0x70, 15);
     }
 
+    /// Configures the addresses of a queue, mostly correctly.
     fn addresses(&mut self, device: Device, queue: u64) {
         self.register(device, 0x30, queue % 4);
         let size = if self.random.once_in(20) {

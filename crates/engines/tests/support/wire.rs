@@ -1,5 +1,5 @@
-//! Tap in a separate network namespace. Neither has a name outside this process: both are removed
-//! when their descriptors are closed.
+//! A tap in a network namespace of its own. Neither has a name outside this process, so both are
+//! removed when their descriptors are closed.
 
 use jiffy_microvm_engine::NetSpec;
 use jiffy_network::guest::GATEWAY_MAC;
@@ -27,11 +27,11 @@ nix::ioctl_write_ptr_bad!(
 /// Creates the tap and runs `host` on a thread inside its namespace, to create the sockets of the
 /// host. Sockets and threads created there remain in the namespace. Fails if this machine does not
 /// permit it.
-pub fn lay<T: Send>(mtu: u16, host: impl FnOnce() -> T + Send) -> io::Result<(NetSpec, T)> {
+pub fn create_tap<T: Send>(mtu: u16, host: impl FnOnce() -> T + Send) -> io::Result<(NetSpec, T)> {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
-            let tap = tap()?;
+            let tap = open_tap()?;
             // All gateways have this address, because a clone retains its parent's neighbour
             // entries.
             let gateway = GATEWAY_MAC.map(|byte| format!("{byte:02x}")).join(":");
@@ -45,7 +45,7 @@ pub fn lay<T: Send>(mtu: u16, host: impl FnOnce() -> T + Send) -> io::Result<(Ne
     })
 }
 
-fn tap() -> io::Result<File> {
+fn open_tap() -> io::Result<File> {
     let file = File::options()
         .read(true)
         .write(true)

@@ -19,15 +19,17 @@ impl Sandbox {
     /// fails.
     pub async fn adopt(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
         let id = spec.boot.id.clone();
-        let adopted = Self::take_over(helper, spec).await;
+        let adopted = Self::adopt_running(helper, spec).await;
         if adopted.is_err() {
             helper.send_in_background(&id, HelperRequest::Destroy);
         }
         adopted
     }
 
-    async fn take_over(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
+    /// Connects to the running sandbox of `spec`.
+    async fn adopt_running(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
         let process = SentryProcess::watch(spec.mark.pid)?;
+        // Another process may have received the process id.
         if process.mark != spec.mark {
             return Err(GvisorError::Process(io::ErrorKind::NotFound.into()));
         }
@@ -40,7 +42,7 @@ impl Sandbox {
             removed: tokio::sync::Mutex::default(),
             spec: spec.boot,
         };
-        body.ask(&HelperRequest::Load).await?;
+        body.request(&HelperRequest::Load).await?;
         Ok(Self {
             body,
             report: spec.report,
@@ -65,7 +67,7 @@ impl Sandbox {
             if known.iter().any(|k| k == id) {
                 continue;
             }
-            match helper.ask(id, &HelperRequest::Destroy).await {
+            match helper.request(id, &HelperRequest::Destroy).await {
                 Ok(_) => ended += 1,
                 // The directory remains, so that the next daemon tries again.
                 Err(e) => tracing::warn!(sandbox_id = id, error = %e, "cannot remove a sandbox"),

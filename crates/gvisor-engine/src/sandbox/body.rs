@@ -1,4 +1,4 @@
-//! State shared by sandboxes with and without an identity.
+//! [`SandboxBody`]: process and files of a sandbox, with or without an identity.
 
 use super::spec::BootSpec;
 use crate::error::GvisorError;
@@ -65,13 +65,15 @@ impl Drop for SandboxBody {
 impl SandboxBody {
     /// Creates the sentry process of a new sandbox. If the future is dropped, the process is
     /// terminated after its creation.
-    pub async fn make(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
-        let making = tokio::spawn(Self::make_now(helper.clone(), spec.clone()));
-        let made = making.await;
-        made.map_err(|e| GvisorError::Process(io::Error::other(e)))?
+    // In a task of its own: a create that is cancelled in the middle would leak the process.
+    pub async fn create(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
+        let creation = tokio::spawn(Self::create_now(helper.clone(), spec.clone()));
+        let created = creation.await;
+        created.map_err(|e| GvisorError::Process(io::Error::other(e)))?
     }
 
-    async fn make_now(helper: Helper, spec: BootSpec) -> Result<Self, GvisorError> {
+    /// Like [`Self::create`], but must run to its end.
+    async fn create_now(helper: Helper, spec: BootSpec) -> Result<Self, GvisorError> {
         let directory = helper.directory().join(&spec.id);
         DirBuilder::new()
             .mode(0o700)
@@ -91,15 +93,15 @@ impl SandboxBody {
             vcpus: spec.size.vcpus.into(),
             tasks: MAX_TASKS,
         };
-        let made = helper
-            .ask(&spec.id, &HelperRequest::Create { sandbox })
+        let created = helper
+            .request(&spec.id, &HelperRequest::Create { sandbox })
             .await;
-        let process = match made.and_then(|(reply, _)| SentryProcess::watch(reply.pid)) {
+        let process = match created.and_then(|(reply, _)| SentryProcess::watch(reply.pid)) {
             Ok(process) => process,
             Err(e) => {
                 // The sentry may exist: a helper that was killed could not reply. If it cannot be
                 // removed now, the next daemon finds it by its directory.
-                if let Err(error) = helper.ask(&spec.id, &HelperRequest::Destroy).await {
+                if let Err(error) = helper.request(&spec.id, &HelperRequest::Destroy).await {
                     tracing::warn!(sandbox_id = spec.id, %error, "cannot remove a sandbox");
                 }
                 return Err(e);
@@ -117,8 +119,8 @@ impl SandboxBody {
     }
 
     /// Sends a request about this sandbox to the helper.
-    pub async fn ask(&self, ask: &HelperRequest) -> Result<Reply, GvisorError> {
-        Ok(self.helper.ask(&self.spec.id, ask).await?.0)
+    pub async fn request(&self, request: &HelperRequest) -> Result<Reply, GvisorError> {
+        Ok(self.helper.request(&self.spec.id, request).await?.0)
     }
 
     /// Opens a stream to `port` of the agent.
@@ -129,9 +131,9 @@ impl SandboxBody {
             let closed = UnixStream::pair().map(|(stream, _)| stream);
             return closed.map_err(GvisorError::Process);
         };
-        let ask = HelperRequest::Connect { port };
-        let asked = self.helper.ask(&self.spec.id, &ask);
-        let (_, fds) = tokio::time::timeout(CONNECT_TIMEOUT, asked)
+        let request = HelperRequest::Connect { port };
+        let request = self.helper.request(&self.spec.id, &request);
+        let (_, fds) = tokio::time::timeout(CONNECT_TIMEOUT, request)
             .await
             .map_err(|_| self.timed_out(CONNECT_TIMEOUT))??;
         let fd = fds
@@ -170,6 +172,7 @@ impl SandboxBody {
     pub fn console_tail(&self) -> String {
         let bytes = fs::read(self.directory.join("console.log")).unwrap_or_default();
         let tail = &bytes[bytes.len().saturating_sub(CONSOLE_TAIL_BYTES)..];
+        // The guest writes the console. Control characters could manipulate the reader's terminal.
         let clean = |c: char| (c == '\n' || c == '\t' || !c.is_control()).then_some(c);
         String::from_utf8_lossy(tail)
             .chars()
@@ -188,12 +191,13 @@ impl SandboxBody {
     /// Kills the sandbox and returns when all of its resources are released.
     pub async fn remove(&self) {
         self.stopped.store(true, Ordering::Release);
+        // A concurrent call waits until the resources are released.
         let mut removed = self.removed.lock().await;
         if *removed {
             return;
         }
         self.halt().await;
-        if let Err(e) = self.ask(&HelperRequest::Destroy).await {
+        if let Err(e) = self.request(&HelperRequest::Destroy).await {
             tracing::warn!(sandbox_id = self.spec.id, error = %e, "cannot remove a sandbox");
         }
         *removed = true;
@@ -203,10 +207,11 @@ impl SandboxBody {
     pub async fn ended(&self) -> ExitReason {
         self.process.ended().await;
         if self.stopped.load(Ordering::Acquire) {
+            // Another task may stop the sandbox while the helper determines the exit status.
             return ExitReason::Requested;
         }
-        let asked = self.ask(&HelperRequest::Ended);
-        let reply = tokio::time::timeout(EXIT_STATUS_TIMEOUT, asked).await;
+        let request = self.request(&HelperRequest::Ended);
+        let reply = tokio::time::timeout(EXIT_STATUS_TIMEOUT, request).await;
         if self.stopped.load(Ordering::Acquire) {
             return ExitReason::Requested;
         }

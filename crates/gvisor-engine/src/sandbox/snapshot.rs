@@ -20,7 +20,8 @@ impl Sandbox {
         max_bytes: Option<u64>,
     ) -> Result<(u64, u64), GvisorError> {
         let _lock = self.snapshot_lock.lock().await;
-        let began = Instant::now();
+        let started_at = Instant::now();
+        // Checked before the sandbox is paused.
         store.expect_free(id)?;
         let draft = store.draft()?;
         let taken = self
@@ -29,9 +30,11 @@ impl Sandbox {
         if taken.is_err() {
             let _ = fs::remove_dir_all(&draft);
         }
-        Ok((taken?, elapsed_us(began)))
+        Ok((taken?, elapsed_us(started_at)))
     }
 
+    /// Writes the snapshot into the directory `draft` and publishes it. Returns the duration of the
+    /// pause, in microseconds.
     async fn write_snapshot(
         &self,
         store: &SnapshotStore,
@@ -52,7 +55,7 @@ impl Sandbox {
         let image = draft.to_owned();
         let reply = self
             .body
-            .ask(&HelperRequest::Checkpoint { image, resume })
+            .request(&HelperRequest::Checkpoint { image, resume })
             .await?;
         let published = match (SnapshotStore::size_of(draft), max_bytes) {
             // The size of a checkpoint is only known after it is written.
@@ -63,12 +66,13 @@ impl Sandbox {
             (Err(e), false) => {
                 // Resume the paused sandbox: without the snapshot, it is the only copy of the
                 // state.
-                self.body.ask(&HelperRequest::Resume).await?;
+                self.body.request(&HelperRequest::Resume).await?;
                 return Err(e);
             }
             (published, _) => published?,
         }
         if !resume {
+            // After the publication: until then the sandbox has the only copy of its state.
             self.body.remove().await;
         }
         Ok(reply.stopped_us)

@@ -65,6 +65,7 @@ impl AdoptSpec {
     /// Must be called inside a tokio runtime.
     pub fn end(&self) -> bool {
         let process = SentryProcess::watch(self.mark.pid);
+        // Another process may have received the process id.
         let own = process.ok().filter(|process| process.mark == self.mark);
         own.as_ref().map(SentryProcess::kill).is_some()
     }

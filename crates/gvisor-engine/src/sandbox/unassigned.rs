@@ -1,4 +1,4 @@
-//! Sandboxes without an identity: booted or restored.
+//! [`UnassignedSandbox`]: a booted or restored sandbox without an identity.
 
 use super::body::{BOOT_TIMEOUT, SandboxBody};
 use super::spec::{BootSpec, RestoreSpec};
@@ -17,23 +17,24 @@ pub struct UnassignedSandbox {
     body: SandboxBody,
     greeting: Greeting,
     mode: BootMode,
-    asked: Instant,
+    /// Time of the request.
+    requested_at: Instant,
     /// Time until the process was created, and until the agent's greeting, in microseconds.
-    made_us: u64,
+    created_us: u64,
     greeted_us: u64,
 }
 
 impl UnassignedSandbox {
     /// Starts the agent in a new sandbox and returns when its greeting is received.
     pub async fn boot(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
-        let asked = Instant::now();
-        let body = SandboxBody::make(helper, spec).await?;
-        let made_us = elapsed_us(asked);
-        let started = body.ask(&HelperRequest::Start);
+        let requested_at = Instant::now();
+        let body = SandboxBody::create(helper, spec).await?;
+        let created_us = elapsed_us(requested_at);
+        let started = body.request(&HelperRequest::Start);
         tokio::time::timeout(BOOT_TIMEOUT, started)
             .await
             .map_err(|_| body.timed_out(BOOT_TIMEOUT))??;
-        Self::receive_greeting(body, BootMode::Cold, asked, made_us).await
+        Self::receive_greeting(body, BootMode::Cold, requested_at, created_us).await
     }
 
     /// Restores a sandbox from a snapshot and returns when the agent's new greeting is received.
@@ -42,32 +43,33 @@ impl UnassignedSandbox {
         store: &SnapshotStore,
         spec: &RestoreSpec,
     ) -> Result<Self, GvisorError> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
+        // Checked first, so that an error leaves no sandbox behind.
         let image = store.path(&spec.manifest.id)?;
-        let body = SandboxBody::make(helper, &spec.boot).await?;
-        let made_us = elapsed_us(asked);
-        let ask = HelperRequest::Restore { image };
-        let restored = body.ask(&ask);
+        let body = SandboxBody::create(helper, &spec.boot).await?;
+        let created_us = elapsed_us(requested_at);
+        let request = HelperRequest::Restore { image };
+        let restored = body.request(&request);
         tokio::time::timeout(BOOT_TIMEOUT, restored)
             .await
             .map_err(|_| body.timed_out(BOOT_TIMEOUT))??;
-        Self::receive_greeting(body, BootMode::Snapshot, asked, made_us).await
+        Self::receive_greeting(body, BootMode::Snapshot, requested_at, created_us).await
     }
 
     async fn receive_greeting(
         body: SandboxBody,
         mode: BootMode,
-        asked: Instant,
-        made_us: u64,
+        requested_at: Instant,
+        created_us: u64,
     ) -> Result<Self, GvisorError> {
         let greeting = body.receive_greeting().await?;
         Ok(Self {
             body,
             greeting,
             mode,
-            asked,
-            made_us,
-            greeted_us: elapsed_us(asked),
+            requested_at,
+            created_us,
+            greeted_us: elapsed_us(requested_at),
         })
     }
 
@@ -87,11 +89,11 @@ impl UnassignedSandbox {
             body,
             greeting,
             mode,
-            made_us,
+            created_us,
             greeted_us,
-            asked,
+            requested_at,
         } = self;
-        let began = Instant::now();
+        let started_at = Instant::now();
         let hello = greeting.hello.clone();
         let answered = tokio::time::timeout(BOOT_TIMEOUT, greeting.answer(identity)).await;
         let (stream, _) = answered
@@ -100,18 +102,20 @@ impl UnassignedSandbox {
                 source,
                 console: body.console_tail(),
             })?;
+        // A restored agent is already initialised.
         let init_us = match mode {
             BootMode::Cold => hello.hello_us.saturating_sub(hello.init_us),
             _ => 0,
         };
-        let before = greeted_us.saturating_sub(made_us);
+        // The time before the greeting, without the time that the guest itself measured.
+        let before = greeted_us.saturating_sub(created_us);
         let report = BootReport {
             mode,
-            vmm_us: made_us,
+            vmm_us: created_us,
             kernel_us: before.saturating_sub(init_us),
             init_us: init_us.min(before),
-            agent_us: elapsed_us(began),
-            total_us: elapsed_us(asked),
+            agent_us: elapsed_us(started_at),
+            total_us: elapsed_us(requested_at),
         };
         Ok(Sandbox {
             body,

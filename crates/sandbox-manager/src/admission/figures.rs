@@ -84,6 +84,7 @@ impl KernelReader {
     /// Creates a reader for a host whose data directory is `data`.
     pub fn new(data: &Path) -> Self {
         let group = fs::read_to_string("/proc/self/cgroup").ok();
+        // The line of control groups v2 is `0::/PATH`.
         let group = group.and_then(|text| {
             let path = text.lines().find_map(|l| l.strip_prefix("0::"))?;
             Some(Path::new("/sys/fs/cgroup").join(path.trim_start_matches('/')))
@@ -95,7 +96,7 @@ impl KernelReader {
         }
     }
 
-    /// Reads a number of the control group. `None` if the file is missing or has no limit.
+    /// Reads a number of the control group. `None` if the file is missing or contains `max`.
     fn group(&self, file: &str) -> Option<u64> {
         number(&text(self.group.as_ref()?.join(file))?)
     }
@@ -142,10 +143,12 @@ impl HostReader for KernelReader {
         let (mut total, mut available) = (mib(&memory, "MemTotal:"), mib(&memory, "MemAvailable:"));
         if let Some(limit) = self.group("memory.max").map(|bytes| bytes >> 20) {
             let used = self.group_used_bytes() >> 20;
+            // The smaller limit applies: a group may be configured with more than the machine has.
             total = Some(total.map_or(limit, |t| t.min(limit)));
             let free = limit.saturating_sub(used);
             available = Some(available.map_or(free, |a| a.min(free)));
         }
+        // A missing figure rejects no request, so errors are not reported.
         let disk = statvfs(&self.data).ok();
         let disk_mib = |blocks: u64, size: u64| blocks.saturating_mul(size) >> 20;
         HostFigures {

@@ -45,7 +45,7 @@ fn refusal(limits: HostLimits, figures: HostFigures) -> Shortage {
 }
 
 #[test]
-fn each_shortage_is_refused_and_named() {
+fn each_shortage_rejects_and_is_named() {
     let limits = HostLimits::default();
     assert!(
         admission(limits, ample())
@@ -158,7 +158,7 @@ fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
 }
 
 #[test]
-fn a_host_without_figures_refuses_by_reservations_only() {
+fn without_figures_only_reservations_reject_guests() {
     let admission = admission(
         HostLimits {
             sandboxes: Some(1),
@@ -172,7 +172,7 @@ fn a_host_without_figures_refuses_by_reservations_only() {
 }
 
 #[test]
-fn reserved_memory_is_counted_until_guests_are_gone() {
+fn reserved_memory_is_counted_until_guests_have_exited() {
     let limits = HostLimits {
         memory_overcommit: 2.0,
         ..HostLimits::default()
@@ -260,7 +260,7 @@ fn a_thousand_concurrent_reservations_stay_within_the_limit() {
 }
 
 #[test]
-fn reserved_disk_is_counted_until_guests_are_gone() {
+fn reserved_disk_is_counted_until_guests_have_exited() {
     let disk = |disk_mib| SandboxSize {
         disk_mib,
         ..size(128)

@@ -12,7 +12,8 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Number of parts of a large table. Several for each thread, as parts take different times.
+/// Number of parts into which a large table is divided: several for each thread, since the parts
+/// take different times.
 const PARTS: i64 = 8;
 /// Minimum number of row ids in a part.
 const MIN_PART_ROWS: i64 = 500;
@@ -50,6 +51,7 @@ pub(super) fn read_all(
     let read_some = |reader: &TableReader| {
         let mut read = Vec::new();
         loop {
+            // The counter only hands out numbers. Joining the threads makes their results visible.
             let at = next.fetch_add(1, Ordering::Relaxed);
             let rows = match parts.get(at) {
                 Some(Part::Sandboxes(ids)) => Rows::Sandboxes(reader.sandboxes(ids)?),
@@ -60,6 +62,7 @@ pub(super) fn read_all(
         }
     };
     let processors = thread::available_parallelism().map_or(1, usize::from);
+    // This thread reads too, so one thread fewer is started.
     let readers = processors.min(MAX_READERS).min(parts.len());
     let mut read: Vec<(usize, Rows)> = thread::scope(|threads| {
         let others: Vec<_> = (1..readers)
@@ -71,6 +74,7 @@ pub(super) fn read_all(
         }
         Ok(all)
     })?;
+    // Restore the order of creation.
     read.sort_unstable_by_key(|(at, _)| *at);
     let (mut sandboxes, mut snapshots) = (Vec::new(), Vec::new());
     for (_, rows) in read {
@@ -92,6 +96,7 @@ pub(super) struct TableReader<'a> {
 
 impl<'a> TableReader<'a> {
     pub fn open(journal: &'a Journal) -> Result<Self, JournalError> {
+        // Each connection is used by one thread, so SQLite needs no mutex.
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(&journal.path, flags);
         let connection = connection.map_err(|e| journal.failed(e))?;
@@ -103,6 +108,8 @@ impl<'a> TableReader<'a> {
 
     /// Returns ranges that together contain all rows of `table`.
     fn parts(&self, table: &str) -> Result<Vec<RowIds>, JournalError> {
+        // Two subqueries: SQLite finds a minimum or maximum in the index only if a query has no
+        // other aggregate.
         let query =
             format!("SELECT (SELECT min(rowid) FROM {table}), (SELECT max(rowid) FROM {table})");
         let ends = self
@@ -113,6 +120,7 @@ impl<'a> TableReader<'a> {
         else {
             return Ok(Vec::new());
         };
+        // Saturating, since row ids may span the whole range of an `i64`.
         let rows = (last.saturating_sub(first) / PARTS + 1).max(MIN_PART_ROWS);
         let end = |first: i64| first.saturating_add(rows - 1).min(last);
         let next = |part: &RowIds| (*part.end() < last).then(|| part.end() + 1);

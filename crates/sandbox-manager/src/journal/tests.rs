@@ -33,7 +33,7 @@ fn snapshot(id: &str) -> Snapshot {
     Snapshot {
         id: id.into(),
         name: None,
-        purpose: SnapshotPurpose::Asked,
+        purpose: SnapshotPurpose::Requested,
         sandbox: "a".into(),
         owner: None,
         env: BTreeMap::from([("A".into(), "b".into())]),
@@ -54,7 +54,7 @@ fn snapshot(id: &str) -> Snapshot {
 }
 
 #[test]
-fn committed_changes_are_there_after_reopening() {
+fn committed_changes_survive_a_crash() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
     let journal = Journal::open(&file).unwrap();
@@ -86,7 +86,7 @@ fn committed_changes_are_there_after_reopening() {
 }
 
 #[test]
-fn after_a_disk_failure_events_are_written_with_the_next_change() {
+fn changes_that_failed_to_be_written_are_written_with_the_next_change() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
     let journal = Journal::open(&file).unwrap();
@@ -115,7 +115,7 @@ fn after_a_disk_failure_events_are_written_with_the_next_change() {
 }
 
 #[test]
-fn a_guest_is_known_as_long_as_its_sandbox_runs() {
+fn guest_handles_are_stored_only_for_running_sandboxes() {
     let dir = tempfile::tempdir().unwrap();
     let journal = Journal::open(&dir.path().join("state.db")).unwrap();
     let running = |id| Sandbox {
@@ -166,7 +166,7 @@ fn a_journal_of_a_previous_version_is_migrated() {
 }
 
 #[test]
-fn a_removal_from_a_store_is_known_until_it_is_done() {
+fn a_removal_from_a_store_is_recorded_until_it_is_done() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
     let retraction = |id: &str| StoreRetraction {
@@ -190,7 +190,7 @@ fn a_removal_from_a_store_is_known_until_it_is_done() {
 }
 
 #[test]
-fn a_record_that_is_damaged_is_named() {
+fn a_damaged_record_is_named_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
     let journal = Journal::open(&file).unwrap();
@@ -227,7 +227,7 @@ fn a_record_that_is_damaged_is_named() {
 }
 
 #[test]
-fn a_journal_of_another_version_is_refused_with_advice() {
+fn a_journal_of_a_newer_version_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
     drop(Journal::open(&file).unwrap());
@@ -239,7 +239,7 @@ fn a_journal_of_another_version_is_refused_with_advice() {
 }
 
 #[test]
-fn a_table_that_is_read_in_parts_is_the_whole_one_in_its_order() {
+fn reading_a_table_in_parts_preserves_all_rows_and_their_order() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
     let journal = Journal::open(&file).unwrap();

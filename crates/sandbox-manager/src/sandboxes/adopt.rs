@@ -1,4 +1,4 @@
-//! Adoption of guests that continued to run while no daemon was running.
+//! Adoption: takes over guests that continued to run while no daemon was running.
 
 use super::recover::Orphan;
 use super::{OperationError, Sandboxes};
@@ -22,6 +22,8 @@ impl Sandboxes {
         for engine in self.0.engines.all() {
             let of_engine = orphans.iter().filter(|o| o.engine == engine.name());
             let handles: Vec<_> = of_engine.map(|o| o.guest.handle.clone()).collect();
+            // Before the adoption, so that orphaned guests release their memory and network slots
+            // first.
             match engine.end_unadopted(&handles).await {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(count, "stopped guests without a sandbox"),
@@ -35,6 +37,7 @@ impl Sandboxes {
             .into_iter()
             .map(|record| (record.id.clone(), record))
             .collect();
+        // Adopted concurrently: an engine waits for the answer of each guest.
         let mut work = JoinSet::new();
         for orphan in orphans {
             let this = self.clone();
@@ -77,6 +80,7 @@ impl Sandboxes {
                 Ok(())
             }
             Err(e) => {
+                // The engine has terminated a guest that it could not adopt.
                 let cause = format!("its guest could not be adopted by a new daemon: {e}");
                 let record = entry.record_in(SandboxState::broken(cause));
                 self.record_write_behind(&entry, record);

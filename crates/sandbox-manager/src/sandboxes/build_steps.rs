@@ -1,4 +1,4 @@
-//! Operations for template builds: snapshots of build steps, and the agent of a sandbox.
+//! Operations for template builds: snapshots after build steps, and a client of a sandbox's agent.
 
 use super::take_snapshot::record_after_snapshot;
 use super::{OperationError, Sandboxes, SandboxesInner};
@@ -28,6 +28,8 @@ impl Sandboxes {
     pub fn agent(&self, id: &str) -> Result<AgentClient, OperationError> {
         let record = self.get(id)?;
         let (this, id) = (self.clone(), record.id);
+        // Each connection looks up the current guest, so the client remains usable after a
+        // rollback.
         let client = AgentClient::new(move || {
             let (this, id) = (this.clone(), id.clone());
             async move { this.connect(&id, ENVD_PORT).await.map_err(io::Error::other) }
@@ -52,6 +54,7 @@ impl BuildSteps<'_> {
                 let sandbox = entry.allow(SandboxOperation::Snapshot, "snapshot")?;
                 let guest = entry.running(SandboxOperation::Snapshot, "snapshot")?;
                 let draft = Snapshot {
+                    // The key of the step is the fingerprint by which the index finds the snapshot.
                     fingerprint: key,
                     retained: true,
                     ..this
@@ -67,6 +70,7 @@ impl BuildSteps<'_> {
                         ))]
                     })
                     .await?;
+                // In memory only: `take` has committed this record to the journal.
                 entry.set_record(record_after_snapshot(&entry, &snapshot));
                 Ok(snapshot)
             })
@@ -77,6 +81,7 @@ impl BuildSteps<'_> {
     pub fn newest(self, key: &str) -> Option<Snapshot> {
         let snapshots = self.0.catalog.read();
         let steps = snapshots.retained_for(SnapshotPurpose::Step, key);
+        // Concurrent builds may have taken several snapshots of one step.
         steps.max_by_key(|s| s.created_ms).cloned()
     }
 

@@ -7,8 +7,8 @@ use jiffy_api_types::SandboxState;
 use jiffy_engine_api::new_token;
 
 impl Sandboxes {
-    /// Calls `change` with the present settings of a sandbox, and applies the result. A change of
-    /// `timeout_s` does not affect the current deadline.
+    /// Calls `change` with the present settings of a sandbox, and applies the changed settings. A
+    /// change of `timeout_s` does not affect the current deadline.
     pub async fn change_settings(
         &self,
         id: &str,
@@ -39,6 +39,7 @@ impl Sandboxes {
                 .check_network(&rules)
                 .map_err(OperationError::Network)?;
             let guest = entry.guest().filter(|_| rules != before);
+            // Before the journal: rules that the network rejects must not be recorded.
             if let Some(guest) = &guest {
                 let failed = OperationError::engine("change the network of the sandbox");
                 guest.set_network(&rules).await.map_err(failed)?;

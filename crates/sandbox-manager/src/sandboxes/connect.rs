@@ -21,7 +21,7 @@ impl Sandboxes {
     }
 
     /// Connects to TCP `port` in a sandbox over its network interface. Returns `None` if that is
-    /// not possible; the caller then connects through the agent.
+    /// not possible. The caller then connects through the agent.
     pub async fn connect_tcp(&self, id: &str, port: u16) -> Option<GuestStream> {
         let entry = self.0.entry(id).ok()?;
         let guest = entry.running(SandboxOperation::Connect, "connect to");

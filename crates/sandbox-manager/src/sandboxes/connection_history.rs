@@ -1,4 +1,4 @@
-//! Connections of a sandbox and of its earlier guests.
+//! Connections of a sandbox's earlier guests.
 
 use jiffy_engine_api::{ConnectionLog, ConnectionRecords};
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 /// Connections of earlier guests of a sandbox.
 #[derive(Default)]
 pub(crate) struct ConnectionHistory {
+    /// Connections of all guests before the previous one.
     past: ConnectionRecords,
     /// Log of the previous guest, which may still be stopping and add connections.
     last: Option<Arc<dyn ConnectionLog>>,
@@ -14,6 +15,7 @@ pub(crate) struct ConnectionHistory {
 impl ConnectionHistory {
     /// Adds the log of a guest that was replaced or removed.
     pub fn add(&mut self, log: Arc<dyn ConnectionLog>) {
+        // The guest before the previous one has stopped, so its log is complete.
         if let Some(last) = self.last.replace(log) {
             self.past.extend(last.read());
         }
@@ -24,7 +26,8 @@ impl ConnectionHistory {
         *self = Self::default();
     }
 
-    /// Returns the earlier connections and the log of the previous guest, in this order of time.
+    /// Returns the connections of earlier guests, and the log of the previous guest, which
+    /// continues them.
     pub fn all(&self) -> (ConnectionRecords, Option<Arc<dyn ConnectionLog>>) {
         (self.past.clone(), self.last.clone())
     }

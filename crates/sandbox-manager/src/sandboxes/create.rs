@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Template or snapshot that a sandbox starts from.
+/// Template or snapshot from which a sandbox starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxSource {
@@ -34,12 +34,12 @@ pub enum SandboxSource {
 /// Specification of a new sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateSpec {
-    /// Template or snapshot that the sandbox starts from.
+    /// Template or snapshot from which the sandbox starts.
     pub source: SandboxSource,
-    /// Resources. Not allowed for a snapshot, which determines them.
+    /// Resources. Must be `None` for a snapshot, whose size is fixed.
     #[serde(default)]
     pub size: Option<SandboxSize>,
-    /// Environment of all processes. If empty, a snapshot's environment is used.
+    /// Environment of all processes. If the map is empty, a snapshot's environment is used.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Settings chosen by the creator.
@@ -56,7 +56,7 @@ pub struct CreateSpec {
     pub prefetch: Prefetch,
 }
 
-/// Sandbox that is about to be registered.
+/// Description of a sandbox that is about to be registered.
 pub(super) struct NewSandboxEntry {
     pub template: String,
     pub size: SandboxSize,
@@ -66,7 +66,7 @@ pub(super) struct NewSandboxEntry {
     pub forked_from: Option<String>,
 }
 
-/// Origin of a new guest.
+/// Unassigned guest for a sandbox, and how the guest was started.
 pub(super) struct GuestOrigin {
     pub unassigned: Box<dyn UnassignedGuest>,
     pub mode: BootMode,
@@ -79,12 +79,13 @@ pub(super) struct GuestOrigin {
 }
 
 impl Sandboxes {
-    /// Creates a sandbox. Returns when its agent has answered.
+    /// Creates a sandbox. Returns when the guest's agent has answered.
     pub async fn create(&self, spec: CreateSpec) -> Result<Sandbox, OperationError> {
         let this = self.clone();
         let work = async move {
             let result = this.create_now(spec).await;
             if let Err(e) = &result {
+                // Successful creates are counted with their boot mode in `start_registered`.
                 this.0.metrics.create(None, e.kind().name(), Duration::ZERO);
             }
             result
@@ -107,6 +108,8 @@ impl Sandboxes {
                     Some(size) => size,
                     None => self.default_size(&template).await?,
                 };
+                // Before the admission, so that an invalid size is never reported as a lack of
+                // resources.
                 size.check()?;
                 let reservation = self.admit(size)?;
                 let new = NewSandboxEntry {
@@ -127,8 +130,10 @@ impl Sandboxes {
             SandboxSource::Snapshot(id) => {
                 let owner = spec.settings.owner.as_deref();
                 let step = steps::begin("find_snapshot");
+                // The pin prevents the removal of the snapshot until this function returns.
                 let (snapshot, _pin) = self.snapshots().pin_or_fetch(owner, &id).await?;
                 drop(step);
+                // The files of a snapshot can be read only by the engine that took it.
                 if spec.engine.is_some_and(|name| name != snapshot.engine) {
                     return Err(OperationError::FixedEngine {
                         snapshot: snapshot.id,
@@ -144,6 +149,7 @@ impl Sandboxes {
                     spec.env
                 };
                 let mut settings = spec.settings;
+                // The settings of the network are inherited as a whole, like the environment.
                 if settings.site.is_empty() {
                     settings.site = snapshot.site.clone();
                 }
@@ -156,6 +162,7 @@ impl Sandboxes {
                     forked_from: None,
                 };
                 let new = self.register(reservation, new)?;
+                // Recorded before the restore, which passes the request on to the fetcher.
                 if spec.prefetch == Prefetch::All {
                     let files = self.0.snapshot_engines.files_of(&snapshot.id);
                     let requested = files.and_then(|files| files.request_memory(&snapshot.id));
@@ -182,6 +189,7 @@ impl Sandboxes {
         let described = all.iter().find(|engine| engine.name == name);
         let is_offered = described.is_some_and(|engine| engine.default || engine.usable);
         match engines.get(name) {
+            // An engine may exist on this host but lack a requirement such as KVM.
             Ok(engine) if is_offered => Ok(engine),
             engine => Err(OperationError::NoEngine {
                 name: name.to_owned(),
@@ -228,6 +236,7 @@ impl Sandboxes {
             created_ms: now,
             changed_ms: now,
         };
+        // Claimed before the entry exists, so that two requests cannot register the same name.
         if let Some(name) = &record.name {
             // The name is released when the entry is dropped.
             self.0
@@ -270,8 +279,10 @@ impl Sandboxes {
                 metrics.create(record.boot_mode, "ok", took);
                 let steps = OperationSteps::current().map(|steps| steps.list());
                 let steps = steps.unwrap_or_default();
+                // Stored here, since only this function knows the id of the new sandbox.
                 entry.set_create(OperationTimes::new("create", took, steps));
             }
+            // Dropping the entry also releases its name and its reservation.
             Err(_) => drop(self.0.entries.lock().remove(entry.shared_id())),
         }
         result
@@ -316,10 +327,12 @@ impl Sandboxes {
                 };
                 // Boxed, since the future is large.
                 let start = Box::pin(start);
+                // Limits concurrent starts and shares the processors fairly among owners.
                 self.0.start_pacer.pace(owner.as_deref(), start).await
             }
             Err(e) => Err(e),
         };
+        // A running guest keeps its reservation, because a failed rollback leaves it running.
         if result.is_err() && entry.guest().is_none() {
             entry.set_reservation(None);
         }
@@ -373,6 +386,7 @@ impl Sandboxes {
         };
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(failed())?;
+        // Only a cold boot needs the start command: a snapshot contains its processes.
         if origin.mode == BootMode::Cold {
             let started = self
                 .templates()
@@ -425,6 +439,7 @@ impl Sandboxes {
         if let Some(claim) = claim {
             claim.retain();
         }
+        // Before the record, so that a reader that sees a running sandbox also finds its guest.
         let before = entry.replace_guest(Some(guest.clone()));
         entry.set_record(record.clone());
         self.watch(entry, &guest);
@@ -432,7 +447,9 @@ impl Sandboxes {
         self.0
             .metrics
             .boot(origin.mode, took.as_secs_f64() * 1000.0);
+        // The new deadline may be earlier than the one that the timeout task waits for.
         self.0.deadlines.notify();
+        // Last, so that an error above leaves the sandbox with its previous guest.
         if let Some(before) = before {
             let _step = steps::begin("stop");
             before.stop().await;

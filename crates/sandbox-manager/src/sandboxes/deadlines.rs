@@ -43,6 +43,8 @@ impl Deadlines {
         loop {
             let deadlines = self.indexes.deadlines.lock();
             let next = deadlines.range((from, Bound::Unbounded)).next().cloned()?;
+            // Unlocked before the entry is read: a change of a record locks the record and then the
+            // index.
             drop(deadlines);
             let entry = self.entries.lock().get(&next.1).cloned();
             if entry.is_some_and(|entry| entry.deadline().is_some()) {
@@ -65,6 +67,7 @@ impl Deadlines {
         let mut due: Vec<_> = due
             .filter(|entry| entry.deadline().is_some_and(|at| at <= now))
             .collect();
+        // The marks decide if two calls see the same sandbox.
         drop(entries);
         due.retain(|entry| entry.begin_expiring());
         due

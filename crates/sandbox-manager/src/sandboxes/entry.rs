@@ -1,4 +1,4 @@
-//! A sandbox in memory.
+//! [`SandboxEntry`]: a sandbox in memory, with its record, guest, operation lock and history.
 
 use super::connection_history::ConnectionHistory;
 use super::entry_indexes::{EntryIndexes, running_deadline};
@@ -22,10 +22,11 @@ const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
 /// Sandboxes by id.
 pub(super) type Entries = BTreeMap<SmolStr, Arc<SandboxEntry>>;
 
-/// Sandbox in memory: its record, its guest if it has one, and its operation lock.
+/// Sandbox in memory: its record, its guest if it is running, and its operation lock.
 ///
 /// The mutexes are held for single reads and writes only, and never while another mutex of the
-/// entry is taken. Consistency across several fields comes from `op_lock`.
+/// entry is taken. The locks of the indexes may be taken while `record` is locked. Consistency
+/// across several fields comes from `op_lock`.
 pub(crate) struct SandboxEntry {
     id: SmolStr,
     record: Mutex<Box<Sandbox>>,
@@ -34,7 +35,7 @@ pub(crate) struct SandboxEntry {
     may_be_stored: AtomicBool,
     /// True if another host stored the sandbox, and its first resume here has not succeeded yet.
     adopted: AtomicBool,
-    /// Created at the first use: most sandboxes of a large host are paused and unused.
+    /// Created at the first use: most sandboxes of a large host are paused and do not need it.
     activity: OnceLock<Box<Activity>>,
 }
 
@@ -80,6 +81,7 @@ impl Default for Activity {
 
 impl Drop for SandboxEntry {
     fn drop(&mut self) {
+        // Also releases the name of a sandbox whose create failed.
         self.indexes.remove(&self.id, self.record.get_mut());
     }
 }
@@ -168,16 +170,20 @@ impl SandboxEntry {
 
     /// Returns the deadline if the sandbox is running and its deadline is not being handled.
     pub fn deadline(&self) -> Option<u64> {
+        // An entry without activity was not used by any operation, so no deadline is being handled.
         let activity = self.activity.get();
+        // Acquire: pairs with the release in `end_expiring`, so that the result of the handling is
+        // visible.
         let counts = !activity.is_some_and(|a| a.expiring.load(Ordering::Acquire));
         running_deadline(&self.record.lock()).filter(|_| counts)
     }
 
-    /// Returns `true` to the one caller that must handle the deadline.
+    /// Marks the deadline as being handled. Returns `true` to the one caller that must handle it.
     pub fn begin_expiring(&self) -> bool {
         !self.activity().expiring.swap(true, Ordering::AcqRel)
     }
 
+    /// Makes the deadline count again. Called by the caller of [`Self::begin_expiring`].
     pub fn end_expiring(&self) {
         self.activity().expiring.store(false, Ordering::Release);
     }
@@ -212,6 +218,7 @@ impl SandboxEntry {
     pub async fn until(&self, condition: impl Fn(&Sandbox) -> bool) -> Sandbox {
         let mut changes = self.activity().changed.subscribe();
         loop {
+            // Marked as seen before the record is read, so that no later change is missed.
             changes.borrow_and_update();
             let record = self.record();
             // The sender lives as long as this entry.
@@ -230,10 +237,12 @@ impl SandboxEntry {
             self.connection_history().clear();
             self.activity().exit_console.lock().take();
         }
+        // The indexes change while the record is locked, so that they always agree with it.
         let mut current = self.record.lock();
         self.indexes.change(&self.id, &current, &record);
         **current = record;
         drop(current);
+        // The record is unlocked, so that woken tasks can read it at once.
         self.activity().changed.send_replace(());
         if !has_guest {
             self.set_reservation(None);
@@ -251,13 +260,13 @@ impl SandboxEntry {
     }
 
     /// Marks the guest of the reservation as started. An adopted guest has no reservation yet and
-    /// receives one from `count`.
-    pub fn reserve_for_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
+    /// receives one from `reserve`.
+    pub fn reserve_for_guest(&self, reserve: impl FnOnce(SandboxSize) -> Reservation) {
         let size = self.record.lock().size;
         self.activity()
             .reservation
             .lock()
-            .get_or_insert_with(|| count(size))
+            .get_or_insert_with(|| reserve(size))
             .mark_started();
     }
 
@@ -276,8 +285,10 @@ impl SandboxEntry {
 
     /// Replaces the guest and returns the previous one.
     pub fn replace_guest(&self, guest: Option<Arc<dyn Guest>>) -> Option<Arc<dyn Guest>> {
+        // The guard is dropped at the end of this statement, before the history is locked.
         let before = std::mem::replace(&mut *self.activity().guest.lock(), guest);
         if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
+            // The connections of the previous guest remain visible after it has stopped.
             self.connection_history().add(log);
         }
         before
@@ -305,6 +316,7 @@ impl SandboxEntry {
 
     /// Retains the end of the console of a guest that exited by itself.
     pub fn retain_console(&self, console: &str) {
+        // The end of a console is the interesting part. A character is not cut into parts.
         let mut begin = console.len().saturating_sub(MAX_EXIT_REASON_BYTES);
         while !console.is_char_boundary(begin) {
             begin += 1;
@@ -342,6 +354,7 @@ impl SandboxEntry {
         Err(self.refuse(verb))
     }
 
+    /// Returns the error of operation `verb`, which the state does not allow.
     pub fn refuse(&self, verb: &'static str) -> OperationError {
         let record = self.record();
         OperationError::State {

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// taken.
 #[derive(Debug, Default)]
 pub(crate) struct EntryIndexes {
-    /// Descendants of each snapshot.
+    /// Sandboxes that need each snapshot.
     pub users: SnapshotUsers,
     /// Names of the sandboxes that are not killed.
     pub names: SandboxNames,
@@ -84,6 +84,7 @@ impl EntryIndexes {
     pub fn change(&self, id: &SmolStr, before: &Sandbox, now: &Sandbox) {
         self.users
             .change(id, needed_snapshot(before), needed_snapshot(now));
+        // The new name was claimed before the change, so only the former one is released.
         let name = claimed_name(before);
         if let Some(name) = name.filter(|_| name != claimed_name(now)) {
             self.names.release(&before.settings.owner, name, id);
@@ -100,6 +101,7 @@ impl EntryIndexes {
             (true, false) => drop(self.running.lock().remove(id)),
             _ => {}
         }
+        // The owner changes only with the end of a sandbox: killed ones are not in this index.
         if current_owner(before) != current_owner(now) {
             let mut owners = self.owners.lock();
             owners.take(current_owner(before), before.created_ms, id);
@@ -132,6 +134,7 @@ impl EntryIndexes {
         }
         let mut states = self.states.lock();
         if let Some(count) = before.and_then(|name| states.get_mut(name)) {
+            // Counts of 0 stay in the map: there are only a few states.
             *count = count.saturating_sub(1);
         }
         if let Some(name) = now {
@@ -173,6 +176,7 @@ pub(super) fn running_deadline(record: &Sandbox) -> Option<u64> {
 
 /// Returns the time at which a sandbox was killed.
 fn killed_at(record: &Sandbox) -> Option<u64> {
+    // No later change follows the kill.
     (!is_alive(record)).then_some(record.changed_ms)
 }
 
@@ -230,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn indexes_say_the_same_however_a_sandbox_came_into_its_state() {
+    fn indexes_depend_only_on_the_present_records() {
         use SandboxState::{Killed, Paused, Running};
         let id = SmolStr::new("a");
         for state in [Running, Paused, Killed, SandboxState::broken("why")] {

@@ -33,7 +33,7 @@ impl Sandboxes {
     /// replaces its duration, where `Some(None)` means no limit.
     ///
     /// # Errors
-    /// Fails if no snapshot can be snapshot. Each child succeeds or fails independently.
+    /// Fails if the snapshot cannot be taken. Each child succeeds or fails independently.
     pub async fn fork(
         &self,
         id: &str,
@@ -47,6 +47,7 @@ impl Sandboxes {
             });
         }
         let (this, entry) = (self.clone(), self.0.entry(id)?);
+        // The lock is released before the children start, so that the parent can be used meanwhile.
         self.perform("fork", &entry.id(), async move {
             let (mut sandbox, snapshot, _pin) = {
                 let _op_guard = entry.op_lock().lock().await;
@@ -59,12 +60,15 @@ impl Sandboxes {
                 (entry.record(), snapshot, pin)
             };
             if let Some(timeout) = timeout {
+                // A change of the copy only. The parent keeps its timeout.
                 sandbox.settings.timeout_s = timeout.map(|t| t.as_secs());
             }
             let mut work = JoinSet::new();
             for _ in 0..count {
                 let (this, sandbox) = (this.clone(), sandbox.clone());
                 let snapshot = snapshot.id.clone();
+                // Each child has its own recorder: children run concurrently, so their steps would
+                // mix.
                 let recorder = OperationSteps::new();
                 let child = async move { this.child(recorder, &sandbox, &snapshot).await };
                 let span = tracing::info_span!(

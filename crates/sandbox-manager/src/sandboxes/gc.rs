@@ -1,8 +1,8 @@
-//! Garbage collection: unneeded snapshots and orphaned files.
+//! Garbage collection: removes unneeded snapshots and orphaned files.
 //!
 //! Records are removed at once, in memory and in the journal. Files are removed later, by a thread
-//! ([`file_remover`]). A daemon that exits may leave files. The next
-//! daemon removes them ([`periodic`]) while it serves clients.
+//! ([`file_remover`]). A daemon that exits may leave files. The next daemon removes them
+//! ([`periodic`]) while it serves clients.
 
 mod file_remover;
 mod periodic;
@@ -30,14 +30,14 @@ pub(super) struct GcParts {
     pub uploads: Arc<Uploads>,
 }
 
-/// Removes snapshots that nothing needs, and orphaned files of snapshots.
+/// Removes snapshots that no sandbox, snapshot or operation needs, and orphaned files of snapshots.
 pub(super) struct GarbageCollector {
     parts: GcParts,
     file_remover: FileRemover,
 }
 
 impl GarbageCollector {
-    /// Creates a collector and starts its thread.
+    /// Creates a collector, and starts the thread that removes files.
     pub fn new(parts: GcParts) -> Self {
         let file_remover = FileRemover::start(Arc::downgrade(&parts.engines));
         Self {
@@ -46,7 +46,8 @@ impl GarbageCollector {
         }
     }
 
-    /// Waits until all queued files are removed, at most two seconds for files that are in use.
+    /// Waits until all queued files are removed. Waits at most two seconds for files that are in
+    /// use.
     pub async fn removed_files(&self) {
         self.file_remover.done().await;
     }

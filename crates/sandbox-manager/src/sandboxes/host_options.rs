@@ -1,4 +1,4 @@
-//! Options of a host.
+//! [`HostOptions`]: options with which a daemon opens the sandboxes of its host.
 
 use crate::admission::{HostLimits, HostReader};
 use jiffy_fleet::Heads;
@@ -10,9 +10,9 @@ use std::time::Duration;
 /// Options of a host.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
-    /// Number of warm sandboxes per template and size in use.
+    /// Number of warm-pool guests for each template and size in use.
     pub warm: usize,
-    /// Interval between checks that the snapshots of warm sandboxes are in memory.
+    /// Interval between prefetches that keep the snapshots of the warm pool in memory.
     pub upkeep_interval: Duration,
     /// Limits of the use of the host.
     pub limits: HostLimits,
@@ -24,7 +24,7 @@ pub struct HostOptions {
     pub reader: Option<Arc<dyn HostReader>>,
     /// Certificate authorities and proxy of all sandboxes.
     pub site: SiteSettings,
-    /// Store in which hosts share snapshots. `None` if they stay on this host.
+    /// Store in which hosts share snapshots. `None` if snapshots stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
     /// Records by which several hosts share sandboxes in the store. `None` if each sandbox stays
     /// on its host.

@@ -1,16 +1,16 @@
-//! Ids group_key by a key: snapshots by their parent, sandboxes by the snapshot that they descend
-//! from.
+//! Groups of ids with the same key: snapshots with the same parent, sandboxes that descend from the
+//! same snapshot.
 
 use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 
-/// Ids group_key by a key, stored as pairs. A map of sets would need several times the memory,
-/// since most keys have one id.
+/// Ids grouped by a key, stored as pairs of key and id. A map of sets would need several times the
+/// memory, since most keys have one id.
 #[derive(Debug, Default)]
 pub(crate) struct IdGroups(BTreeSet<(SmolStr, SmolStr)>);
 
-/// Returns the key of a group. `None` for no key and for the empty key, which have no group.
+/// Returns the key of a group. A missing key and the empty key have no group.
 fn group_key(key: Option<&str>) -> Option<SmolStr> {
     key.filter(|key| !key.is_empty()).map(SmolStr::new)
 }
@@ -31,6 +31,7 @@ impl IdGroups {
     /// Returns the ids of a group, in order.
     pub fn of(&self, key: &str) -> impl Iterator<Item = &str> {
         let key = SmolStr::new(key);
+        // The empty id is the smallest, so the range starts at the first id of the key.
         let from = self.0.range((key.clone(), SmolStr::default())..);
         let group = from.take_while(move |(other, _)| *other == key);
         group.map(|(_, id)| &**id)
@@ -63,13 +64,16 @@ impl<'a> FromIterator<(Option<&'a str>, &'a SmolStr)> for IdGroups {
 pub(super) fn sort_by_text<T>(items: &mut [T], text: impl Fn(&T) -> &str) {
     items.sort_by(|one, other| {
         let (one, other) = (text(one), text(other));
+        // Equal numbers occur for long common prefixes, and for texts that end with zero bytes.
         let first_bytes = leading_number(one).cmp(&leading_number(other));
         first_bytes.then_with(|| one.cmp(other))
     });
 }
 
-/// Returns the first bytes of a text as a number with the same order.
+/// Returns the first 16 bytes of a text as a number with the same order as the text. Missing bytes
+/// count as 0.
 fn leading_number(text: &str) -> u128 {
+    // Big-endian numbers have the same order as the bytes.
     if let Some(first) = text.as_bytes().first_chunk() {
         return u128::from_be_bytes(*first);
     }
@@ -93,6 +97,7 @@ impl SnapshotUsers {
 
     /// Changes the snapshot from which `sandbox` descends from `before` to `now`.
     pub fn change(&self, sandbox: &SmolStr, before: Option<&str>, now: Option<&str>) {
+        // A change of a record rarely concerns its snapshot, so the lock is rarely needed.
         if before != now {
             let mut groups = self.groups();
             groups.take(before, sandbox);
@@ -117,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_sorted_as_they_are_compared() {
+    fn sorting_by_text_uses_the_order_of_strings() {
         let long = "0123456789abcdef";
         let mut texts = vec![
             format!("{long}b"),
@@ -136,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_are_made_at_once_are_those_that_grow() {
+    fn building_and_growing_groups_are_equivalent() {
         let ids = ["a", "b", "c"].map(SmolStr::new);
         let keys = [Some("x"), None, Some("x")];
         let at_once: IdGroups = keys.into_iter().zip(&ids).collect();
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_has_users_as_long_as_one_descends_from_it() {
+    fn a_snapshot_has_users_while_a_sandbox_descends_from_it() {
         let users = SnapshotUsers::default();
         let [x, y] = ["x", "y"].map(SmolStr::new);
         users.change(&x, None, Some("s"));

@@ -1,4 +1,4 @@
-//! Paginated lists by age.
+//! Order and start position of lists by age, of which callers read pages.
 
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
@@ -26,6 +26,8 @@ impl ListOrder {
         positions: &'a BTreeSet<SharedPosition>,
     ) -> Box<dyn Iterator<Item = &'a SharedPosition> + 'a> {
         let after = match &self.after {
+            // A position and not an index, so that pages stay correct while items are added or
+            // removed.
             Some((ms, id)) => Bound::Excluded((*ms, SmolStr::new(id))),
             None => Bound::Unbounded,
         };
@@ -37,8 +39,8 @@ impl ListOrder {
     }
 }
 
-/// Sandboxes of a list. The lists of few sandboxes come from indexes, so they are cheap on large
-/// hosts too.
+/// Selection of the sandboxes in a list. Lists of few sandboxes come from indexes, so they are
+/// cheap on large hosts too.
 #[derive(Debug, Clone, Copy)]
 pub enum ListedSandboxes<'a> {
     /// All sandboxes, including killed ones.
@@ -49,7 +51,7 @@ pub enum ListedSandboxes<'a> {
     OfOwner(&'a str),
 }
 
-/// Snapshots of a list.
+/// Selection of the snapshots in a list.
 #[derive(Debug, Clone, Copy)]
 pub enum ListedSnapshots<'a> {
     /// All snapshots, also of templates and of paused sandboxes.
@@ -72,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_begins_behind_its_position_in_either_order() {
+    fn a_list_begins_after_its_position_in_both_orders() {
         let from = |descending, after: Option<(u64, &str)>| {
             let after = after.map(|(ms, id)| (ms, id.to_owned()));
             listed(&ListOrder { descending, after })

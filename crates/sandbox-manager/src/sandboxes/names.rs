@@ -24,7 +24,7 @@ fn key(owner: &Owner, name: &str) -> NameKey {
 }
 
 impl<'a> FromIterator<(&'a str, &'a Owner, &'a SmolStr)> for SandboxNames {
-    /// Builds the index of names that are known to be unique.
+    /// Builds the index. The names must be unique per owner.
     fn from_iter<T>(named: T) -> Self
     where
         T: IntoIterator<Item = (&'a str, &'a Owner, &'a SmolStr)>,
@@ -47,6 +47,7 @@ impl SandboxNames {
         let mut names = self.0.lock();
         let key = key(owner, name);
         match names.get(&key) {
+            // Claiming a name again for the same sandbox succeeds.
             Some(holder) if **holder != *id => Err(OperationError::NameTaken {
                 name: name.to_owned(),
                 holder: holder.to_string(),
@@ -68,6 +69,7 @@ impl SandboxNames {
     }
 
     /// Returns the ids of the sandboxes with this name, at most one of each owner.
+    // The key without an owner is the first one of each name.
     pub fn ids(&self, name: &str) -> Vec<String> {
         let names = self.0.lock();
         let from = names.range(key(&None, name)..);
@@ -108,7 +110,7 @@ impl Sandboxes {
                 this.0.indexes.names.claim(&owner, name, &record.id)?;
             }
             record.name = name;
-            // The change of the record in memory releases the earlier name.
+            // `commit` changes the record in memory, which releases the earlier name.
             if let Err(e) = this.commit(&entry, record.clone(), &[]) {
                 if let Some(name) = &record.name {
                     this.0.indexes.names.release(&owner, name, &record.id);
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn untypable_names_and_ids_are_refused_as_names() {
+    fn invalid_names_and_ids_are_rejected() {
         for good in ["web", "Web-1", "a.b_c", "0", &"a".repeat(63)] {
             assert!(check(good).is_ok(), "{good}");
         }

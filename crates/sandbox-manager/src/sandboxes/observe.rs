@@ -1,4 +1,4 @@
-//! Metrics of this host, and resource usage of sandboxes.
+//! Metrics of this host, and observation of single sandboxes: usage, process, console, connections.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Figures of all sandboxes and their host: states, durations, reservations.
+/// Figures of all sandboxes and of their host: states, durations, reservations.
 #[derive(Clone, Copy)]
 pub struct SandboxFigures<'a>(pub(super) &'a Arc<SandboxesInner>);
 
@@ -41,6 +41,7 @@ impl Sandboxes {
 const BATCH: usize = 32;
 /// Time limit for an answer of the agent.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Function that returns figures of another component.
 type Source<T> = Box<dyn Fn() -> Vec<T> + Send + Sync>;
 
 /// Sources of further metrics, which are read at every scrape.
@@ -110,6 +111,7 @@ impl Observation<'_> {
         Ok(UsageSample {
             at_ms: now_ms(),
             cpu_count: record.size.vcpus,
+            // The guest reports the values, so they are limited to the valid range.
             cpu_used_pct: (usage.cpu_used_pct as f32).clamp(0.0, 100.0),
             mem_used: usage.mem_used,
             mem_total: usage.mem_total,
@@ -134,7 +136,7 @@ impl Observation<'_> {
     /// managed it, oldest first.
     pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
         let entry = self.0.entry(id)?;
-        // The logs are read in the order of their guests' lifetimes.
+        // The logs are read in the order of their guests' lifetimes, oldest first.
         let (mut all, last) = entry.connection_history().all();
         let logs = [last, entry.connections()];
         let read = tokio::task::spawn_blocking(move || {
@@ -200,6 +202,7 @@ impl SandboxFigures<'_> {
     /// version=1.0.0`).
     pub fn render(self) -> String {
         let mut now = CurrentFigures::new();
+        // All states, so that a scrape shows 0 instead of a missing series.
         let mut states: BTreeMap<&'static str, usize> = StateName::ALL
             .into_iter()
             .map(|state| (state.name(), 0))
@@ -228,6 +231,7 @@ impl SandboxFigures<'_> {
                 .map(|(why, n)| (why.name(), *n)),
         );
         let (figures, limit) = self.host();
+        // A figure that the kernel does not report is omitted.
         let mut mib = |name, help, value: Option<u64>| {
             if let Some(value) = value {
                 now.add(name, help, value.saturating_mul(1 << 20) as f64);
@@ -277,6 +281,7 @@ impl SandboxFigures<'_> {
             bytes as f64,
         );
         Sandboxes(self.0.clone()).upload_figures(&mut now);
+        // Sources must not add other sources: the list is locked.
         for source in self.0.figure_sources.figures.lock().iter() {
             source().iter().for_each(|figure| now.figure(figure));
         }
@@ -296,6 +301,7 @@ impl SandboxFigures<'_> {
     /// Returns the number of guests that continue to run when this process exits, for adoption by
     /// the next daemon.
     pub fn running_guests(self) -> usize {
+        // Copied, so that the index is not locked together with the entries.
         let running = self.0.indexes.running.lock().clone();
         let entries = self.0.entries.lock();
         let running = running.iter().filter_map(|id| entries.get(id));
@@ -325,6 +331,7 @@ async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
     };
     // The references below must not keep the sandboxes alive while the task yields.
     drop(inner);
+    // A host may run thousands of sandboxes, and each sample takes several system calls.
     for batch in entries.chunks(BATCH) {
         batch.iter().for_each(|entry| sample(entry));
         tokio::task::yield_now().await;

@@ -1,5 +1,5 @@
-//! Operations in flight: each runs to its end, is counted and logged, and a daemon that shuts down
-//! waits for it.
+//! Operations in flight. Each operation runs to its end, is counted and logged, and a daemon that
+//! shuts down waits for it.
 
 use super::{OperationError, Sandboxes};
 use crate::operation_error::ErrorKind;
@@ -35,6 +35,7 @@ impl Drop for OperationGuard {
 impl Operations {
     /// Counts an operation that is in flight, even during a shutdown.
     pub fn count(&self) -> OperationGuard {
+        // The channel's lock orders this increment with the read in `finish`.
         self.in_flight.send_modify(|n| *n += 1);
         OperationGuard(self.in_flight.clone())
     }
@@ -44,6 +45,8 @@ impl Operations {
     /// # Errors
     /// Fails during shutdown.
     pub fn begin(&self) -> Result<OperationGuard, OperationError> {
+        // `finish` sets `is_closing` before it reads the count. With both orders, either this
+        // operation is rejected or the shutdown waits for it.
         // Counted first, so that a shutdown that begins now waits for the operation.
         let operation = self.count();
         if self.is_closing() {
@@ -89,6 +92,7 @@ impl Sandboxes {
         if !id.is_empty() {
             span.record("sandbox", id);
         }
+        // The task owns everything that it uses, since it may outlive its caller.
         let (this, id) = (self.clone(), id.to_owned());
         let recorder = OperationSteps::new();
         let observed = async move {
@@ -104,6 +108,7 @@ impl Sandboxes {
             };
             this.0.metrics.operation(name, outcome, took);
             let times = OperationTimes::new(name, took, recorder.take());
+            // Failed operations count too: their steps show where they failed.
             this.0.metrics.steps(&times);
             let steps = StepList(&times.steps);
             match &result {
@@ -166,6 +171,7 @@ pub(super) async fn detached<T: Send + 'static>(
 ) -> Result<T, OperationError> {
     match tokio::spawn(work).await {
         Ok(result) => result,
+        // The task panicked, or the runtime is shutting down.
         Err(e) => Err(OperationError::Lost(e.to_string())),
     }
 }

@@ -1,4 +1,4 @@
-//! Ids of each owner, by age.
+//! Ids of each owner, in the order of their creation.
 
 use super::list_order::{ListOrder, ListPosition};
 use smol_str::SmolStr;
@@ -14,6 +14,7 @@ type OwnedPosition = (SmolStr, u64, SmolStr);
 pub(crate) struct OwnerAges(BTreeSet<OwnedPosition>);
 
 fn position(owner: Option<&str>, created_ms: u64, id: &SmolStr) -> Option<OwnedPosition> {
+    // Ids without an owner are in no owner's list.
     let owner = owner.filter(|owner| !owner.is_empty())?;
     Some((SmolStr::new(owner), created_ms, id.clone()))
 }
@@ -30,14 +31,14 @@ impl OwnerAges {
         }
     }
 
-    /// Ids of `owner`, oldest first.
+    /// Returns the ids of `owner`, oldest first.
     pub fn of(&self, owner: &str) -> impl Iterator<Item = &SmolStr> {
         let all = self.0.range(range(owner, false, None));
         all.map(|(_, _, id)| id)
     }
 
-    /// Returns times and ids of `owner` in this order. The cost depends on the number of items
-    /// taken.
+    /// Returns the times and ids of `owner` in the order and from the position of `order`. The cost
+    /// depends on the number of items taken.
     pub fn in_order<'a>(
         &'a self,
         owner: &str,
@@ -61,8 +62,9 @@ fn range(
     descending: bool,
     after: Option<&ListPosition>,
 ) -> (Bound<OwnedPosition>, Bound<OwnedPosition>) {
+    // Precedes all positions of the owner: time 0 and the empty id.
     let edge = |owner: &str| (SmolStr::new(owner), 0, SmolStr::default());
-    // The smallest text that is greater than `owner`.
+    // The smallest text that is greater than `owner` ends the range.
     let following = format!("{owner}\0");
     let all = (
         Bound::Included(edge(owner)),
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_of_an_owner_has_its_own_in_either_order_from_a_position_on() {
+    fn an_owners_list_contains_only_own_ids_in_both_orders() {
         let ids = ["a", "b", "c", "d"].map(SmolStr::new);
         let owners = [Some("k"), Some("k\0"), Some("k"), None];
         let mut ages: OwnerAges = (1..)

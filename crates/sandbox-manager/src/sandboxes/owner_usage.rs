@@ -23,9 +23,10 @@ impl Sandboxes {
 /// Minimum free quota required to start a snapshot, in bytes: the size of the state and indexes of
 /// a small guest.
 const MIN_SNAPSHOT_QUOTA: u64 = 1 << 20;
-/// Maximum number of bytes for state and indexes of a snapshot, in addition to 1/512 of the guest's
-/// size.
+/// Maximum number of bytes of state and indexes in a snapshot, in addition to 1/512 of the guest's
+/// memory and disk.
 const SNAPSHOT_OVERHEAD: u64 = 16 << 20;
+
 /// Usage of one owner's sandboxes and snapshots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerUsage {
@@ -50,6 +51,7 @@ pub struct OwnerUsage {
 /// Returns the maximum number of bytes of a snapshot of a guest of `size`.
 fn max_snapshot_bytes(size: SandboxSize) -> u64 {
     let guest = u64::from(size.memory_mib).saturating_add(size.disk_mib) << 20;
+    // Cannot overflow: both sizes are far below 2^40 MiB.
     guest + guest / 512 + SNAPSHOT_OVERHEAD
 }
 
@@ -73,7 +75,7 @@ impl OwnerBudgets<'_> {
             for snapshot in snapshots.owned_by(owner) {
                 used.snapshots += u64::from(snapshot.is_requested());
                 let bytes = match snapshot.purpose {
-                    SnapshotPurpose::Asked => &mut used.snapshot_bytes,
+                    SnapshotPurpose::Requested => &mut used.snapshot_bytes,
                     SnapshotPurpose::Step => &mut used.step_bytes,
                     SnapshotPurpose::Pause | SnapshotPurpose::Fork | SnapshotPurpose::Template => {
                         &mut used.paused_bytes
@@ -82,6 +84,7 @@ impl OwnerBudgets<'_> {
                 *bytes = bytes.saturating_add(snapshot.bytes);
             }
         }
+        // Copied, so that records are not locked while the index is.
         let ids = SandboxIndex(self.0).of_owner(owner);
         let entries = self.0.entries.lock();
         for entry in ids.iter().filter_map(|id| entries.get(id.as_str())) {
@@ -109,8 +112,8 @@ impl OwnerBudgets<'_> {
         }
     }
 
-    /// Reserves quota for the snapshot `draft` of `sandbox`, which pauses the sandbox if that is
-    /// its purpose.
+    /// Reserves quota for the snapshot `draft` of `sandbox`: disk space, and a paused sandbox or a
+    /// requested snapshot if `draft` is one.
     pub(super) async fn reserve_snapshot(
         self,
         draft: &Snapshot,

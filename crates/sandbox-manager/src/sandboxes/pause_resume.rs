@@ -1,4 +1,4 @@
-//! `pause` and `resume`: an unused sandbox is stored as a snapshot and uses no memory.
+//! `pause` and `resume`: a paused sandbox is stored as a snapshot and uses no memory.
 
 use super::entry::SandboxEntry;
 use super::resume_options::{RestoreReason, ResumeOptions, ResumeTimeout};
@@ -33,9 +33,10 @@ impl Sandboxes {
             .snapshots()
             .draft(&sandbox, &*guest, SnapshotPurpose::Pause, None)?;
         let parent = draft.parent.clone();
-        // Held until the sandbox counts as paused.
+        // The permit is held until the sandbox counts as paused in the usage of its owner.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
+        // Computed before the snapshot, so that the record is committed together with it.
         let paused = Sandbox {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(SandboxState::Paused)
@@ -45,10 +46,12 @@ impl Sandboxes {
                 vec![JournalChange::Sandbox(paused.clone())]
             })
             .await?;
+        // The snapshot is committed: from here on the pause cannot fail.
         entry.replace_guest(None);
         entry.set_record(paused.clone());
         drop((pin, permit));
         self.stop_guest(guest).await;
+        // The paused sandbox needs its own snapshot, but perhaps not the parent's record.
         self.0.gc.collect(parent);
         if let Some(id) = &paused.snapshot {
             self.snapshots().shorten_paused(id);
@@ -125,6 +128,8 @@ impl Sandboxes {
         let requested_at = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
+        // Before the restore, which needs the memory. `restore_existing` releases it after a
+        // failure.
         match self.admit(record.size) {
             Ok(reservation) => entry.set_reservation(Some(reservation)),
             Err(e) => {

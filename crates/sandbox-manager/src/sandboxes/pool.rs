@@ -1,7 +1,7 @@
 //! Warm pool: restored guests that wait for an identity.
 //!
-//! Each guest waits before its greeting. It receives its identity, entropy and clock when a create
-//! takes it, and never returns to the pool.
+//! Each guest is restored up to the greeting of its agent. It receives its identity, entropy and
+//! clock when a create takes it, and never returns to the pool.
 
 use super::{OperationError, Sandboxes, SandboxesInner, detached};
 use crate::admission::{Occupant, Reservation};
@@ -27,7 +27,7 @@ impl Sandboxes {
 
 /// Delay of a refill after the last create, so that it does not compete with a burst of creates.
 const DEBOUNCE: Duration = Duration::from_millis(500);
-/// Maximum number of delays: a continuous stream of creates must not starve the pool.
+/// Maximum number of delays, so that a continuous stream of creates does not starve the pool.
 const MAX_QUIET_ROUNDS: u32 = 6;
 
 /// Numbers of a template's guests in the warm pool.
@@ -41,19 +41,22 @@ pub struct PoolSize {
     pub waiting: usize,
 }
 
+/// Guests of one template and size that were restored from one snapshot.
 struct PoolBucket {
     template: String,
     snapshot: String,
     waiting: Vec<(Box<dyn UnassignedGuest>, Reservation)>,
-    /// Number of taken guests, by which a refill detects a burst.
+    /// Number of creates that took a guest. A refill compares two values to detect a burst.
     takes: u64,
+    /// True while a task refills the bucket.
     refilling: bool,
 }
 
-/// Waiting guests by fingerprint.
+/// Waiting guests by the fingerprint of their template and size.
 pub(super) struct Pool {
     /// Default number of guests per template.
     default_target: usize,
+    /// Numbers of guests that were set for templates.
     targets: Mutex<BTreeMap<String, usize>>,
     buckets: Mutex<HashMap<String, PoolBucket>>,
 }
@@ -79,7 +82,7 @@ impl Pool {
     /// and snapshots of its buckets.
     fn set_target(&self, template: &str, target: usize) -> Vec<(String, String)> {
         self.targets.lock().insert(template.to_owned(), target);
-        // Stopped without the lock: stopping takes time.
+        // Stopped after the lock is released, since stopping takes time.
         let mut surplus = Vec::new();
         let mut buckets = self.buckets.lock();
         let of_template = buckets.iter_mut().filter(|(_, s)| s.template == template);
@@ -118,6 +121,7 @@ impl Pool {
         let mut buckets = self.buckets.lock();
         let bucket = buckets.get_mut(fingerprint)?;
         bucket.takes += 1;
+        // A guest whose process has exited meanwhile is dropped together with its reservation.
         while let Some((unassigned, _reservation)) = bucket.waiting.pop() {
             if unassigned.is_waiting() {
                 return Some((unassigned, bucket.snapshot.clone()));
@@ -137,14 +141,15 @@ impl Pool {
     pub fn evict(&self) -> bool {
         let mut buckets = self.buckets.lock();
         let evicted = buckets.values_mut().find_map(|s| s.waiting.pop());
-        // Dropped without the lock: the guest takes time to stop.
+        // Dropped after the lock is released, since the guest takes time to stop.
         drop(buckets);
         evicted.is_some()
     }
 
+    /// Removes a bucket and stops its guests.
     pub fn drop_bucket(&self, fingerprint: &str) {
         let bucket = self.buckets.lock().remove(fingerprint);
-        // Stopped without the lock: stopping takes time.
+        // Stopped after the lock is released, since stopping takes time.
         drop(bucket);
     }
 
@@ -166,6 +171,7 @@ impl Pool {
                 takes: 0,
                 refilling: false,
             });
+        // One task refills a bucket, so that restores for the pool run one at a time.
         let begin = target > bucket.waiting.len() && !bucket.refilling;
         bucket.refilling |= begin;
         begin
@@ -184,11 +190,13 @@ impl Pool {
         snapshot: &str,
         (unassigned, mut reservation): (Box<dyn UnassignedGuest>, Reservation),
     ) -> bool {
+        // The guest's memory is part of the host's figures from now on.
         reservation.mark_started();
         let target = self.target(template);
         let mut buckets = self.buckets.lock();
         match buckets.get_mut(fingerprint) {
-            // The number may have been lowered meanwhile.
+            // The target may have been lowered, or the bucket replaced, meanwhile. The guest is
+            // then dropped.
             Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < target => {
                 bucket.waiting.push((unassigned, reservation));
                 bucket.waiting.len() < target
@@ -249,7 +257,7 @@ impl WarmPool<'_> {
         .await
     }
 
-    /// Restores a guest of a template's snapshot and warms it up. It waits for an identity.
+    /// Restores a guest of a template's snapshot without an identity, and warms it up.
     async fn restore_to_wait(
         self,
         snapshot: &str,
@@ -270,6 +278,7 @@ impl WarmPool<'_> {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
         }
+        // A weak reference, so that a pending refill does not keep the sandboxes alive.
         let inner = Arc::downgrade(self.0);
         let (fingerprint, template) = (fingerprint.to_owned(), template.to_owned());
         let snapshot = snapshot.to_owned();
@@ -284,6 +293,7 @@ impl WarmPool<'_> {
                 let Ok(_operation) = this.0.operations.begin() else {
                     break;
                 };
+                // The pin protects the snapshot while the guest is restored.
                 let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {
                     break;
                 };

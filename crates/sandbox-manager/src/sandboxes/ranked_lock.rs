@@ -1,10 +1,10 @@
-//! Locks with a rank. A thread that holds a lock may take only locks of a higher rank, so that
-//! threads cannot wait for each other. Debug assertions check this.
+//! Mutexes with a rank. A thread that holds one may lock only mutexes of a higher rank, so threads
+//! cannot deadlock. Debug assertions check this.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 
-/// Rank of a lock.
+/// Rank of a mutex: its place in the order in which a thread may lock several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LockRank {
     /// Changes of the snapshot catalog.
@@ -43,6 +43,7 @@ impl<T> RankedMutex<T> {
     /// # Panics
     /// With debug assertions, if the thread holds a lock of the same or a higher rank.
     pub fn lock(&self) -> RankedGuard<'_, T> {
+        // Checked before the lock is taken, so that a violation panics instead of deadlocking.
         let held = Held::new(self.rank);
         RankedGuard {
             guard: self.mutex.lock(),
@@ -75,6 +76,7 @@ mod checked {
     use super::LockRank;
     use std::cell::RefCell;
 
+    // Ranks of the locks that this thread holds. Guards may be dropped in any order.
     thread_local! {
         static HELD: RefCell<Vec<LockRank>> = const { RefCell::new(Vec::new()) };
     }
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_of_a_lower_rank_is_not_taken_under_one_of_a_higher_rank() {
+    fn locking_a_lower_rank_panics() {
         let index = RankedMutex::new(LockRank::CatalogIndex, 1);
         let entries = RankedMutex::new(LockRank::Entries, 2);
         {

@@ -1,4 +1,5 @@
-//! Recovery of the state that a killed daemon left.
+//! Recovery of the state that a killed daemon left: compares the journal with the snapshots on the
+//! disk, and finds the guests that are still running.
 //!
 //! Clients wait for the recovery, so it lists the snapshots on the disk but reads none of their
 //! files.
@@ -31,9 +32,10 @@ pub(super) struct RecoveredState {
     pub snapshots: BoxedRecords<Snapshot>,
     /// Guests that continued to run.
     pub orphans: Vec<Orphan>,
-    /// Snapshots on the disk that have no record.
+    /// Snapshots on the disk that have no record, by which their files are known to be orphaned.
     pub unknown: Vec<SnapshotOnDisk>,
-    /// Captured snapshots that are not stored yet. The processes of `orphans` may still hold them.
+    /// Captured snapshots (see `snapshots::capture`) that are not stored yet. The processes of
+    /// `orphans` may still hold their memory.
     pub storing: Vec<Snapshot>,
 }
 
@@ -52,6 +54,7 @@ pub(super) fn index(
     snapshots: BoxedRecords<Snapshot>,
 ) -> (Entries, Arc<EntryIndexes>, SnapshotIndex) {
     thread::scope(|threads| {
+        // In parallel, since clients wait for both indexes.
         let snapshots = threads.spawn(|| snapshots.into_iter().collect());
         let ids: Vec<SmolStr> = sandboxes.iter().map(|r| SmolStr::new(&*r.id)).collect();
         let records = sandboxes.iter().map(|record| &**record);
@@ -60,6 +63,7 @@ pub(super) fn index(
             let entry = SandboxEntry::indexed(id.clone(), record, indexes.clone());
             (id, Arc::new(entry))
         });
+        // A sorted sequence builds the tree faster than separate insertions.
         let mut entries: Vec<_> = entries.collect();
         sort_by_text(&mut entries, |(id, _)| id);
         let entries = entries.into_iter().collect();
@@ -106,6 +110,8 @@ pub(super) fn recover(
     let OpenedJournal {
         journal,
         mut sandboxes,
+        // Pass 1: snapshots. A snapshot in flight has an incomplete record, and complete files only
+        // if its operation came far enough.
         snapshots: journalled,
         ..
     } = opened;
@@ -122,6 +128,7 @@ pub(super) fn recover(
             on_disk => on_disk.is_some(),
         };
         if !has_files && record.storing {
+            // The files may still be in the memory of a guest, which pass 2 finds.
             captured.push(record);
             continue;
         }
@@ -162,6 +169,8 @@ pub(super) fn recover(
             changes.push(JournalChange::Snapshot((**record).clone()));
         }
     }
+    // Pass 2: sandboxes. A sandbox that has lost its guest or its snapshot is broken.
+    // Handles of sandboxes that are not running were removed with their state.
     let mut guests = journal.guests()?;
     let (mut orphans, mut storing) = (Vec::new(), Vec::new());
     for sandbox in &mut sandboxes {
@@ -174,6 +183,8 @@ pub(super) fn recover(
                 let position = captured.iter().position(|s| s.sandbox == sandbox.id);
                 let capture = position.map(|at| captured.swap_remove(at));
                 let captured = capture.as_ref().map(|s| s.id.clone());
+                // The record stays in the journal until the adopted guest has completed the
+                // snapshot.
                 storing.extend(capture.map(|s| *s));
                 orphans.push(Orphan {
                     sandbox: sandbox.id.clone(),
@@ -197,16 +208,19 @@ pub(super) fn recover(
         sandbox.changed_ms = now_ms();
         changes.push(JournalChange::Sandbox((**sandbox).clone()));
     }
+    // Captured snapshots whose guest is no longer running.
     for record in captured {
         tracing::error!(
             id = record.id,
             "a captured snapshot was lost with its guest"
         );
         if let Ok(files) = engines.snapshot_files(&record.engine) {
+            // Unfinished files of the snapshot would otherwise stay until garbage collection.
             files.discard_captured(&record.id);
         }
         changes.push(JournalChange::NoSnapshot(record.id));
     }
+    // Cannot be rejected: the changes describe effects of the crash.
     journal.commit_write_behind(&changes);
     let unknown = on_disk.into_iter().filter(|(_, state)| !state.has_record);
     let unknown = unknown.map(|(id, state)| SnapshotOnDisk {

@@ -19,6 +19,7 @@ impl Sandboxes {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("kill", &entry.id(), async move {
             this.expect_not_moved(&entry).await?;
+            // From now on `watch` and other operations leave the final state to this kill.
             entry.set_ending(true);
             // The guest is halted before `op_lock` is taken, so that an operation that waits for
             // this guest fails at once.
@@ -51,6 +52,7 @@ impl Sandboxes {
         if entry.record().state != SandboxState::Running {
             record.deadline_ms = None;
         }
+        // A journal entry for an unregistered sandbox would be recovered as a sandbox.
         let is_registered = self.0.entries.lock().contains_key(entry.shared_id());
         if is_registered {
             self.record_write_behind(entry, record.clone());
@@ -59,6 +61,7 @@ impl Sandboxes {
             entry.set_record(record.clone());
         }
         self.mark_killed(entry, &record);
+        // A killed sandbox no longer counts as a user of its snapshot.
         self.0.gc.collect(record.snapshot.clone());
         if let Some(id) = &record.snapshot {
             self.snapshots().cancel_unused(id);
@@ -74,6 +77,7 @@ impl Sandboxes {
         guest.halt().await;
         // The semaphore is never closed.
         let permit = self.0.stopping_guests.clone().acquire_owned().await;
+        // Counted without a check, since a shutdown must wait for stops that are already needed.
         let operation = self.0.operations.count();
         tokio::spawn(async move {
             guest.stop().await;
@@ -100,6 +104,7 @@ impl Sandboxes {
         let Some(parent) = &promoted.forked_from else {
             return Ok(Vec::new());
         };
+        // Forks form a tree. Each pass adds the children of the sandboxes found so far.
         let all = self.list();
         let mut removals: HashSet<String> = all
             .iter()

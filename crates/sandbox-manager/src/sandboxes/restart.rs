@@ -1,4 +1,4 @@
-//! `restart`: terminates all processes of a sandbox and retains its disk.
+//! `restart`: terminates all processes of a sandbox and runs its start command again.
 
 use super::{OperationError, Sandboxes};
 use crate::sandbox::{Sandbox, SandboxOperation};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Maximum time for processes to exit after the first signal.
 pub const MAX_RESTART_GRACE: Duration = Duration::from_millis(MAX_RESTART_GRACE_MS);
-/// Additional time limit for the answer of the agent.
+/// Time that the agent has for its answer, in addition to the grace period of the processes.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 impl Sandboxes {
@@ -19,6 +19,8 @@ impl Sandboxes {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("restart", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
+            // The operation lock is held during the restart, so no snapshot sees a half restarted
+            // guest.
             let guest = entry.running(SandboxOperation::Connect, "restart")?;
             let record = entry.record();
             let connector = guest.clone();

@@ -1,4 +1,4 @@
-//! Reasons for restoring an existing sandbox, and settings that change with it.
+//! Reasons for restoring the guest of an existing sandbox, and settings that a resume changes.
 
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::OnTimeout;

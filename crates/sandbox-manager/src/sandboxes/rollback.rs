@@ -43,6 +43,7 @@ impl Sandboxes {
                         .await?
                 }
             };
+            // The sandbox no longer needs the snapshot that it descended from before.
             this.0.gc.collect(previous);
             Ok(record)
         })
@@ -57,8 +58,8 @@ impl Sandboxes {
         snapshot: &str,
     ) -> Result<Sandbox, OperationError> {
         let record = entry.record();
-        // A running sandbox keeps its reservation, even if the host has no other resources to
-        // promise.
+        // A running sandbox keeps its reservation, even if the host has no resources left to
+        // reserve.
         if entry.has_reservation() {
             self.0.admission.check_replacement()?;
         } else {
@@ -82,6 +83,7 @@ impl Sandboxes {
         let (SandboxState::Running, Some(guest)) = (&before.state, entry.guest()) else {
             return Ok(None);
         };
+        // Only the engine that has the files of the snapshot can restore it.
         if snapshot.engine != guest.engine() {
             return Ok(None);
         }
@@ -96,6 +98,7 @@ impl Sandboxes {
             ..entry.record_in(SandboxState::Paused)
         };
         let has_started = AtomicBool::new(false);
+        // Called by the engine right before it changes the guest.
         let mut commit = || {
             let changes = [JournalChange::Sandbox(paused.clone())];
             let is_written = self.0.journal.commit(&changes).is_ok();
@@ -114,6 +117,7 @@ impl Sandboxes {
                     boot_ms: Some(took),
                     ..entry.record_in(SandboxState::Running)
                 };
+                // Without a record of the running guest, the next daemon would stop it.
                 if !self.write_back(&record, &*guest).await {
                     return self
                         .replace_lost(entry, &*guest, requested_at, paused)
@@ -144,8 +148,8 @@ impl Sandboxes {
         }
     }
 
-    /// Records that the sandbox is running, with the current handle of its guest. A later daemon
-    /// stops guests that are not recorded. Returns whether the journal was written.
+    /// Records that the sandbox is running, with the current handle of its guest. The next daemon
+    /// would stop a guest that is not recorded. Returns whether the journal was written.
     async fn write_back(&self, record: &Sandbox, guest: &dyn Guest) -> bool {
         let _step = steps::begin("journal");
         let Ok(handle) = guest.handle().await else {
@@ -167,6 +171,7 @@ impl Sandboxes {
         requested_at: Instant,
         paused: Sandbox,
     ) -> Result<Option<Sandbox>, OperationError> {
+        // First, so that `watch` does not mark the sandbox as broken when the guest stops.
         entry.replace_guest(None);
         guest.stop().await;
         let snapshot = paused.snapshot.clone().unwrap_or_default();
@@ -175,6 +180,7 @@ impl Sandboxes {
             .restore_existing(entry, requested_at, &snapshot, reason)
             .await;
         if result.is_err() {
+            // The journal already contains this record.
             entry.set_record(paused);
         }
         result.map(Some)

@@ -1,4 +1,4 @@
-//! Sandboxes by owner, name or token, and lists of them.
+//! Finds sandboxes by owner, name or token, and lists them by age.
 
 use super::list_order::{ListOrder, ListedSandboxes, SharedPosition};
 use super::{Sandboxes, SandboxesInner};
@@ -22,8 +22,8 @@ impl Sandboxes {
 }
 
 impl SandboxIndex<'_> {
-    /// Returns the first `limit` sandboxes that match. Checks no more than necessary, or all
-    /// running ones, and copies only the result.
+    /// Returns the first `limit` sandboxes that match. Reads only as many records as necessary, or
+    /// the records of all running sandboxes, and copies only the result.
     pub fn in_order(
         self,
         listed: ListedSandboxes<'_>,
@@ -33,7 +33,7 @@ impl SandboxIndex<'_> {
     ) -> Vec<Sandbox> {
         let indexes = &self.0.indexes;
         let entries = self.0.entries.lock();
-        // A sandbox that is being created or removed has no entry.
+        // A sandbox that is being registered or removed may be in an index but has no entry.
         let copy = |id: &SmolStr| {
             let entry = entries.get(id)?;
             entry.with_record(|r| matches(r).then(|| r.clone()))
@@ -43,8 +43,10 @@ impl SandboxIndex<'_> {
             sandboxes.take(limit).collect()
         };
         match listed {
+            // `ages` never changes while a record is locked, so records may be locked under it.
             ListedSandboxes::All => first(&indexes.ages.lock()),
             ListedSandboxes::Running => {
+                // Copied, so that records are not locked while the index is.
                 let running = indexes.running.lock().clone();
                 let positions = running.into_iter().filter_map(|id| {
                     let created_ms = entries.get(&id)?.with_record(|r| r.created_ms);
@@ -55,9 +57,9 @@ impl SandboxIndex<'_> {
             ListedSandboxes::OfOwner(owner) => {
                 let mut order = order.clone();
                 let mut sandboxes = Vec::new();
-                // In parts, with the index unlocked between them: a change of a record locks the
-                // record first and then the index, so locking a record under the index could
-                // deadlock.
+                // The list is read in parts, and the index is unlocked in between. A change of a
+                // record locks the record first and then the index, so locking a record under the
+                // index could deadlock.
                 while sandboxes.len() < limit {
                     let owners = indexes.owners.lock();
                     let part = owners.in_order(owner, &order).take(LIST_PART);
@@ -75,7 +77,8 @@ impl SandboxIndex<'_> {
         }
     }
 
-    /// Returns all sandboxes that match, in no order. Checks every one, and copies only the result.
+    /// Returns all sandboxes that match, in no particular order. Checks every sandbox, and copies
+    /// only the result.
     pub fn all(self, matches: impl Fn(&Sandbox) -> bool) -> Vec<Sandbox> {
         let entries = self.0.entries.lock();
         let sandboxes = entries.values();
@@ -90,7 +93,8 @@ impl SandboxIndex<'_> {
         owners.of(owner).map(SmolStr::to_string).collect()
     }
 
-    /// Returns the id of the running or paused sandbox whose agent token fits. Checks every one.
+    /// Returns the id of the running or paused sandbox whose agent token matches. Checks every
+    /// sandbox.
     pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let entries = self.0.entries.lock();
         let mut owners = entries.iter().filter(|(_, e)| e.has_token(&fits));

@@ -11,18 +11,19 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Numbers of pins by snapshot.
+/// Numbers of pins, by id of the snapshot.
 type Pins = HashMap<String, usize>;
 
 /// Snapshots of this host, and the pins that protect them from garbage collection.
 pub(super) struct SnapshotCatalog {
     journal: Arc<Journal>,
+    /// Serialises changes. Locked before `index`.
     changes: RankedMutex<()>,
     index: RankedMutex<SnapshotIndex>,
     pins: Arc<RankedMutex<Pins>>,
 }
 
-/// Locked index that cannot be changed.
+/// Locked index for reading.
 pub(super) struct IndexReader<'a>(RankedGuard<'a, SnapshotIndex>);
 
 impl Deref for IndexReader<'_> {
@@ -33,13 +34,13 @@ impl Deref for IndexReader<'_> {
     }
 }
 
-/// Change of the catalog in progress. Other changes wait until it is dropped.
+/// Change of the catalog. Other changes wait until it is dropped.
 pub(super) struct CatalogChange<'a> {
     catalog: &'a SnapshotCatalog,
     _changes: RankedGuard<'a, ()>,
 }
 
-/// Protects a snapshot from garbage collection while it exists.
+/// Pin: protects a snapshot from garbage collection until it is dropped.
 pub(crate) struct SnapshotPin {
     pins: Arc<RankedMutex<Pins>>,
     id: String,
@@ -48,6 +49,7 @@ pub(crate) struct SnapshotPin {
 impl Drop for SnapshotPin {
     fn drop(&mut self) {
         let mut pins = self.pins.lock();
+        // Several operations may pin the same snapshot.
         if let Some(count) = pins.get_mut(&self.id) {
             *count -= 1;
             if *count == 0 {
@@ -85,11 +87,12 @@ impl SnapshotCatalog {
         }
     }
 
-    /// Changes the record of a snapshot in the journal and in memory; returns the new record.
-    /// `None` if there is no such snapshot, or if it is still being stored.
+    /// Changes the record of a snapshot in the journal and in memory, and returns the new record.
+    /// Returns `None` if there is no such snapshot, or if it is still being stored.
     pub fn update(&self, id: &str, change: impl FnOnce(&mut Snapshot)) -> Option<Snapshot> {
         let changing = self.change();
-        // The record of a snapshot that is being stored is written again when it is complete.
+        // The record of a snapshot that is being stored is overwritten when the snapshot is
+        // complete.
         let mut record = self.get(id).filter(|record| !record.storing)?;
         change(&mut record);
         changing.commit_write_behind(record.clone(), Vec::new());
@@ -106,7 +109,7 @@ impl SnapshotCatalog {
         }
     }
 
-    /// Locks the pins, so that no snapshot is pinned or released meanwhile.
+    /// Locks the pins: no snapshot is pinned or released while the guard exists.
     pub fn pins(&self) -> RankedGuard<'_, Pins> {
         self.pins.lock()
     }
@@ -123,6 +126,7 @@ impl CatalogChange<'_> {
     /// # Errors
     /// Fails, without a change, if the journal cannot be written.
     pub fn commit(&self, record: Snapshot, more: Vec<JournalChange>) -> Result<(), JournalError> {
+        // Before the index, so that no reader sees a snapshot that a crash could undo.
         self.catalog.journal.commit(&with_snapshot(&record, more))?;
         self.index().insert(record);
         Ok(())

@@ -1,4 +1,4 @@
-//! Engines of snapshots: the record of a snapshot names the engine that has its files.
+//! Finds the engine of a snapshot: the record of a snapshot names the engine that has its files.
 
 use super::OperationError;
 use super::snapshot_catalog::SnapshotCatalog;
@@ -36,6 +36,7 @@ impl SnapshotEngines {
         let record = snapshots.get(id).ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;
+        // The reference is to the engines and not to the record, so the index is unlocked here.
         self.engines.get(&record.engine)
     }
 
@@ -67,6 +68,7 @@ impl SnapshotEngines {
 
     /// Removes the files of a snapshot. Blocks.
     pub fn remove_files(&self, snapshot: &SnapshotOnDisk) -> Result<(), EngineError> {
+        // By the name of the engine, since the snapshot may have no record.
         let files = self.engines.snapshot_files(&snapshot.engine)?;
         files.remove(&snapshot.id)
     }

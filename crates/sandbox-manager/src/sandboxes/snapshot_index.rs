@@ -22,15 +22,15 @@ pub(crate) struct SnapshotIndex {
     /// Snapshots that have an owner.
     by_owner: IdGroups,
     by_age: BTreeSet<SharedPosition>,
-    /// Snapshots requested by clients. Lists do not show the snapshots of templates and of paused
-    /// sandboxes, which are far more.
+    /// Snapshots requested by clients, which most lists show. Snapshots of templates and of paused
+    /// sandboxes are far more numerous.
     requested_by_age: BTreeSet<SharedPosition>,
     requested_by_owner: OwnerAges,
     /// Sum of the disk space of all snapshots.
     bytes: u64,
 }
 
-/// Returns the fingerprint by which a snapshot is looked up.
+/// Returns the fingerprint by which a snapshot is looked up. `None` for the other purposes.
 fn lookup_fingerprint(record: &Snapshot) -> Option<&str> {
     let purposes = [SnapshotPurpose::Template, SnapshotPurpose::Step];
     let sought = purposes.contains(&record.purpose);
@@ -45,6 +45,7 @@ impl SnapshotIndex {
 
     /// Adds a snapshot, or replaces its record.
     pub fn insert(&mut self, record: Snapshot) {
+        // The former record may have other keys in the indexes.
         self.remove(&record.id);
         let id = SmolStr::new(&*record.id);
         self.by_parent.add(record.parent.as_deref(), &id);
@@ -65,6 +66,7 @@ impl SnapshotIndex {
 
     /// Removes a snapshot.
     pub fn remove(&mut self, id: &str) -> Option<Snapshot> {
+        // The stored id is reused, since the indexes share its allocation.
         let (id, record) = self.records.remove_entry(id)?;
         self.by_parent.take(record.parent.as_deref(), &id);
         self.by_name.take(record.name.as_deref(), &id);
@@ -73,6 +75,7 @@ impl SnapshotIndex {
         self.by_owner.take(record.owner.as_deref(), &id);
         self.bytes = self.bytes.saturating_sub(record.bytes);
         let owner = record.owner.as_deref();
+        // No effect if the snapshot is not in these indexes.
         self.requested_by_owner.take(owner, record.created_ms, &id);
         let position = (record.created_ms, id);
         self.requested_by_age.remove(&position);
@@ -142,6 +145,7 @@ impl SnapshotIndex {
 
     /// Returns the snapshots whose id begins with `prefix`.
     pub fn beginning_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Snapshot> {
+        // In the order of texts, the ids with the prefix follow each other.
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let from = self.records.range::<str, _>(from);
         let records = from.take_while(move |(id, _)| id.starts_with(prefix));
@@ -160,7 +164,7 @@ impl SnapshotIndex {
     }
 
     /// Returns the retained snapshots of all templates or of all build steps. The cost depends on
-    /// the number of both.
+    /// the total number of both.
     pub fn all_retained_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &Snapshot> {
         let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));
         records.filter(move |s| s.purpose == purpose && s.retained)
@@ -168,8 +172,8 @@ impl SnapshotIndex {
 }
 
 impl FromIterator<Box<Snapshot>> for SnapshotIndex {
-    /// Builds the index from snapshots with different ids. Reads the records
-    /// sequentially for cache locality, and sorts once, which is faster than separate insertions.
+    /// Builds the index from snapshots with different ids. Reads the records sequentially for cache
+    /// locality, and sorts once, which is faster than separate insertions.
     fn from_iter<T: IntoIterator<Item = Box<Snapshot>>>(records: T) -> Self {
         let records = records.into_iter();
         let mut records: Vec<_> = records.map(|r| (SmolStr::new(&*r.id), r)).collect();
@@ -191,9 +195,11 @@ impl FromIterator<Box<Snapshot>> for SnapshotIndex {
             by_age: ages.collect(),
             requested_by_age: requested_ages.collect(),
             requested_by_owner: requested_by_owner.collect(),
+            // Saturates like `insert`, so that both ways to build an index agree.
             bytes: bytes.fold(0, u64::saturating_add),
             records: BTreeMap::new(),
         };
+        // Sorted input makes the construction of the map linear.
         sort_by_text(&mut records, |(id, _)| id);
         this.records = records.into_iter().collect();
         this
@@ -268,16 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_is_made_at_once_is_the_one_that_grows() {
+    fn building_and_growing_an_index_are_equivalent() {
         let with = |id: &str, purpose, owner: &str, bytes| Snapshot {
             purpose,
             owner: Some(owner.to_owned()),
             bytes,
             ..record(id, None)
         };
-        use SnapshotPurpose::{Asked, Step, Template};
+        use SnapshotPurpose::{Requested, Step, Template};
         let all = [
-            with("b", Asked, "k", 1),
+            with("b", Requested, "k", 1),
             with("c", Template, "k", 2),
             with("a", Step, "l", 4),
         ];
@@ -292,7 +298,7 @@ mod tests {
         assert_eq!(template.collect::<Vec<_>>(), ["c"]);
         assert_eq!(grown.following("", 2), ["a", "b"]);
         assert_eq!(grown.following("b", 2), ["c"]);
-        grown.insert(with("b", Asked, "l", 10));
+        grown.insert(with("b", Requested, "l", 10));
         assert_eq!((grown.bytes(), grown.owned_by("k").count()), (16, 1));
         grown.remove("b");
         assert_eq!((grown.bytes(), grown.owned_by("l").count()), (6, 1));

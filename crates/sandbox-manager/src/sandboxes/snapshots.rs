@@ -1,4 +1,5 @@
-//! Looks up sandboxes and snapshots by id, and pins snapshots.
+//! [`Snapshots`]: lists, finds and pins the snapshots of this host. The submodules take, restore,
+//! upload, fetch, fold and remove them.
 
 pub(super) mod capture;
 pub(super) mod fetch_snapshot;
@@ -21,7 +22,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Snapshots of sandboxes: list, removal, verification.
+/// Operations on snapshots.
 #[derive(Clone, Copy)]
 pub struct Snapshots<'a>(pub(super) &'a Arc<SandboxesInner>);
 
@@ -52,6 +53,7 @@ fn choose<'a>(
     let first = candidates.next().ok_or_else(unknown)?;
     match candidates.next() {
         _ if first == id => Ok(first.to_owned()),
+        // Every key begins with the empty text.
         _ if id.is_empty() => Err(unknown()),
         None => Ok(first.to_owned()),
         Some(second) => {
@@ -105,7 +107,7 @@ impl SandboxesInner {
 
 impl Snapshots<'_> {
     /// Returns all snapshots, oldest first. With `sandbox`, returns the snapshots that were taken
-    /// of it or that it descends from; the cost depends on their number.
+    /// of the sandbox and its ancestors; the cost depends on their number only.
     pub fn list(self, sandbox: Option<&str>) -> Result<Vec<Snapshot>, OperationError> {
         let Some(id) = sandbox else {
             return Ok(self.in_order(
@@ -210,6 +212,7 @@ impl Snapshots<'_> {
         let mut next = id.map(str::to_owned);
         while let Some(id) = next {
             next = snapshots.get(&id).and_then(|s| s.parent.clone());
+            // Damaged records could form a cycle.
             if !lineage.insert(id) {
                 break;
             }
@@ -217,8 +220,8 @@ impl Snapshots<'_> {
         lineage
     }
 
-    /// Returns the first `limit` matching snapshots. Reads no more than necessary, and copies only
-    /// the result.
+    /// Returns the first `limit` matching snapshots. Reads only as many records as necessary, and
+    /// copies only the result.
     pub fn in_order(
         self,
         listed: ListedSnapshots<'_>,
@@ -237,7 +240,7 @@ impl Snapshots<'_> {
         self.0.gc.removed_files().await;
     }
 
-    /// Records the current size of a snapshot.
+    /// Records the current size of a snapshot if it differs from the recorded one. Reads the disk.
     pub(super) fn measure(self, id: &str) {
         let recorded = self.0.catalog.read().get(id).map(|s| s.bytes);
         let size = self
@@ -249,6 +252,7 @@ impl Snapshots<'_> {
         let (Some(bytes), Some(recorded)) = (size, recorded) else {
             return;
         };
+        // The journal is written only if the size has changed.
         if bytes != recorded {
             self.0.catalog.update(id, |snapshot| snapshot.bytes = bytes);
         }
@@ -260,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_prefix_finds_exactly_one_sandbox() {
+    fn an_id_prefix_must_be_unambiguous() {
         let keys = ["ab", "abc", "abd", "x", "xy1", "xy2"].map(|id| (SmolStr::new(id), ()));
         let keys = BTreeMap::from(keys);
         let find = |id| choose(beginning_with(&keys, id), id, "sandbox", "ls");

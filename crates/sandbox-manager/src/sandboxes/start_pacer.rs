@@ -1,7 +1,8 @@
 //! Limits concurrent resumes and fork children. If all of them shared the processors, each would
-//! take longer and handle more timer ticks, and none would be complete before nearly all are. Slots
-//! are assigned to owners in round-robin order. Creates are not limited: this would only delay
-//! their start while other guests run their own work.
+//! take longer and handle more timer ticks, and none would be complete before nearly all are.
+//!
+//! Slots are assigned to owners in round-robin order. Creates are not limited: this would only
+//! delay their start while other guests run their own work.
 
 use jiffy_engine_api::steps;
 use parking_lot::Mutex;
@@ -12,9 +13,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
-/// Concurrent starts for each processor: a starting guest sometimes receiver.
+/// Concurrent starts for each processor. More than one, since a starting guest sometimes waits.
 const STARTS_PER_PROCESSOR: usize = 2;
-/// Maximum time for which a start holds its slot. A start that takes longer receiver for another
+/// Maximum time for which a start holds its slot. A start that takes longer waits for another
 /// resource than a processor, and does not delay the others.
 const MAX_HOLD_TIME: Duration = Duration::from_millis(100);
 
@@ -23,8 +24,8 @@ pub(super) struct StartPacer(Arc<Mutex<StartSlots>>);
 
 struct StartSlots {
     free: usize,
-    /// Owners with waiting starts, in round-robin order: the first is next and then moves to the
-    /// end.
+    /// Owners with waiting starts, in round-robin order: the first owner is next, and then moves to
+    /// the end.
     waiting: VecDeque<WaitingStarts>,
 }
 
@@ -58,7 +59,7 @@ impl StartSlots {
     }
 }
 
-/// Guard: occupies a slot until it is dropped.
+/// Guard that occupies a slot until it is dropped. `None` if it occupies no slot.
 struct SlotGuard(Option<Arc<Mutex<StartSlots>>>);
 
 impl Drop for SlotGuard {
@@ -68,15 +69,17 @@ impl Drop for SlotGuard {
         };
         loop {
             let mut locked = slots.lock();
+            // A freed slot goes to the next waiting start directly, so that no new start can
+            // overtake it.
             let Some(next) = locked.next() else {
                 locked.free += 1;
                 return;
             };
-            // Dropping a rejected permit locks the slots again.
+            // Unlocked first: dropping a guard that was not received locks the slots again.
             drop(locked);
             match next.send(Self(Some(slots.clone()))) {
                 Ok(()) => return,
-                // The start was cancelled while it waited.
+                // The start was cancelled while it waited: give the slot to the next one.
                 Err(mut guard) => guard.0 = None,
             }
         }
@@ -101,7 +104,7 @@ impl StartPacer {
             }
             slots.wait(owner)
         };
-        // The sender is dropped without a permit only together with the pacer.
+        // The sender is dropped without a guard only together with the pacer.
         receiver.await.unwrap_or(SlotGuard(None))
     }
 
@@ -111,6 +114,7 @@ impl StartPacer {
         let mut guard = Some(self.acquire(owner).await);
         drop(step);
         let (mut start, mut end) = (pin!(start), pin!(sleep(MAX_HOLD_TIME)));
+        // `biased`: a start that completes together with the timer returns at once.
         loop {
             tokio::select! {
                 biased;
@@ -129,7 +133,7 @@ mod tests {
     use tokio::sync::Notify;
 
     #[tokio::test]
-    async fn a_start_that_waits_for_something_else_than_a_processor_holds_up_no_other() {
+    async fn a_slow_start_releases_its_slot() {
         let pacer = Arc::new(StartPacer::new());
         let slots = pacer.0.lock().free;
         let (started_count, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn owners_take_turns_however_many_starts_one_of_them_has() {
+    async fn slots_are_assigned_to_owners_in_round_robin_order() {
         let pacer = Arc::new(StartPacer::new());
         let slots = pacer.0.lock().free;
         let mut guards = Vec::new();
@@ -188,15 +192,15 @@ mod tests {
             }
         }
         // A cancelled start is skipped.
-        let gives_up = tokio::spawn({
+        let cancelled = tokio::spawn({
             let pacer = pacer.clone();
             async move { pacer.pace(Some("d"), async {}).await }
         });
         while waiting() <= owners.len() {
             tokio::task::yield_now().await;
         }
-        gives_up.abort();
-        assert!(gives_up.await.unwrap_err().is_cancelled());
+        cancelled.abort();
+        assert!(cancelled.await.unwrap_err().is_cancelled());
         drop(guards.pop());
         let mut order = Vec::new();
         for _ in owners {

@@ -37,7 +37,7 @@ pub(super) struct TemplateSnapshotState {
     creation_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Last use of template snapshots, by id.
     uses: Mutex<HashMap<String, Instant>>,
-    /// Part of fingerprints that names the site settings. Empty without settings.
+    /// Part of each fingerprint that identifies the site settings. Empty without settings.
     site_mark: String,
 }
 
@@ -138,6 +138,7 @@ impl TemplateSnapshots<'_> {
         match self.snapshot(engine, template, size, &fingerprint).await {
             Ok(snapshot) => {
                 self.0.template_snapshots.record_use(&snapshot);
+                // Protects the snapshot from a concurrent retirement until the guest is restored.
                 let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
                 let origin = Snapshots(self.0)
                     .origin(&snapshot, BootMode::Snapshot, identity)
@@ -147,6 +148,7 @@ impl TemplateSnapshots<'_> {
                 }
                 Ok(origin)
             }
+            // The engine takes no snapshots, so every guest of it boots.
             Err(OperationError::Engine {
                 source: EngineError::Unsupported { .. },
                 ..
@@ -206,17 +208,21 @@ impl TemplateSnapshots<'_> {
         size: SandboxSize,
         fingerprint: &str,
     ) -> Result<String, OperationError> {
+        // Without the lock first: in nearly all cases the snapshot exists.
         if let Some(id) = self.find(fingerprint) {
             return Ok(id);
         }
         let _step = steps::begin("template_snapshot");
+        // Locks are never removed: they are small.
         let creation_lock = self.0.template_snapshots.lock_of(fingerprint);
         let _guard = creation_lock.lock().await;
+        // Another caller may have created it while this one waited.
         if let Some(id) = self.find(fingerprint) {
             return Ok(id);
         }
         let failed = || OperationError::engine(format!("boot template `{template}`"));
         let sandbox_identity = SandboxIdentity {
+            // No sandbox has this id: ids are longer.
             id: "template".to_owned(),
             // The settings of all sandboxes are part of the snapshot, so that programs that are
             // already running in it have them too.
@@ -231,6 +237,7 @@ impl TemplateSnapshots<'_> {
             guest.stop().await;
             return Err(e);
         }
+        // After the start command, so that its programs are in the page cache of all clones.
         guest.rehearse().await;
         let record = Snapshot {
             id: new_id()?,
@@ -254,6 +261,7 @@ impl TemplateSnapshots<'_> {
             store: Default::default(),
         };
         let permit = QuotaPermit::unlimited();
+        // Template snapshots belong to the host and count in no quota.
         let taking = Snapshots(self.0).take(&*guest, record, AfterSnapshot::Stop, &permit, |_| {
             Vec::new()
         });
@@ -292,6 +300,7 @@ impl TemplateSnapshots<'_> {
             let guest = connector.clone();
             async move { guest.connect(port).await }
         });
+        // A guest that exits must not leave the caller waiting for the readiness timeout.
         tokio::select! {
             started = starting => started.map_err(|source| OperationError::Startup {
                 template: template.to_owned(),

@@ -37,7 +37,8 @@ pub(super) fn deadline_in(timeout: Duration) -> u64 {
 }
 
 impl Sandboxes {
-    /// Sets the deadline of a running sandbox. The caller must hold its `op_lock`.
+    /// Sets the deadline of a running sandbox according to `time`. The caller must hold its
+    /// `op_lock`.
     pub(super) fn set_resume_timeout(
         &self,
         entry: &SandboxEntry,
@@ -57,6 +58,7 @@ impl Sandboxes {
     /// `op_lock`.
     fn extend(&self, entry: &SandboxEntry, time: Duration) -> Result<Sandbox, OperationError> {
         let record = entry.record();
+        // A sandbox without a deadline has no timeout, which is later than any.
         match record.deadline_ms {
             Some(before) if before < deadline_in(time) => self.set_deadline(entry, Some(time)),
             _ => Ok(record),
@@ -83,7 +85,7 @@ impl Sandboxes {
 
     /// Starts the task that handles timeouts while the sandboxes exist.
     pub(super) fn spawn_timeouts(&self) {
-        // The task needs the sandboxes: at its timeout a sandbox is paused or killed.
+        // A weak reference, so that the task does not keep the sandboxes alive.
         tokio::spawn(handle_timeouts(
             self.downgrade(),
             self.0.deadlines.has_changed(),
@@ -117,6 +119,7 @@ impl Sandboxes {
                 tracing::info!(sandbox = now.id, state = now.state.name(), "timeout");
             }
             Err(error) => {
+                // The new deadline is in memory only: after a restart the old one is due at once.
                 tracing::error!(sandbox = record.id, %error, "cannot handle a timeout");
                 let mut later = entry.record();
                 later.deadline_ms = Some(deadline_in(RETRY_DELAY));
@@ -125,11 +128,12 @@ impl Sandboxes {
         }
     }
 
-    /// Removes the records of sandboxes that were killed long ago. Reads no others.
+    /// Removes the records of sandboxes that were killed long ago. Reads no other records.
     fn remove_killed(&self) {
         let limit =
             now_ms().saturating_sub(u64::try_from(KILLED_RETENTION.as_millis()).unwrap_or(0));
         let killed = self.0.indexes.killed.lock();
+        // The index is ordered by time, so the scan ends at the first recent one.
         let old = killed.iter().take_while(|(at, _)| *at < limit);
         let old: Vec<SmolStr> = old.map(|(_, id)| id.clone()).collect();
         drop(killed);
@@ -140,7 +144,7 @@ impl Sandboxes {
         // No operation changes a killed sandbox.
         self.0.journal.commit_write_behind(&changes);
         for id in &old {
-            // Dropped without the lock: the entry locks its indexes.
+            // The entry is dropped after the lock is released, since it locks the indexes.
             let removed = self.0.entries.lock().remove(id);
             drop(removed);
         }
@@ -164,8 +168,8 @@ impl Timeouts<'_> {
             .await
     }
 
-    /// Moves the deadline of a sandbox to at least `timeout` from now. A later deadline, or none,
-    /// is not changed.
+    /// Moves the deadline of a sandbox to at least `timeout` from now. A later or missing deadline
+    /// does not change.
     pub async fn extend(self, id: &str, timeout: Duration) -> Result<Sandbox, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
@@ -188,7 +192,8 @@ impl Timeouts<'_> {
             .await
     }
 
-    /// Sets the deadline of a running sandbox. Returns `None` if it is not running.
+    /// Sets the deadline of a running sandbox according to `time`. Returns `None` if the sandbox is
+    /// not running.
     pub async fn renew(
         self,
         id: &str,
@@ -208,6 +213,7 @@ impl Timeouts<'_> {
     }
 }
 
+/// Handles timeouts, and removes old records, until the sandboxes are dropped.
 async fn handle_timeouts(sandboxes: WeakSandboxes, has_changed: Arc<Notify>) {
     let mut removed_killed: Option<Instant> = None;
     loop {
@@ -222,11 +228,13 @@ async fn handle_timeouts(sandboxes: WeakSandboxes, has_changed: Arc<Notify>) {
                 this.remove_killed();
                 removed_killed = Some(Instant::now());
             }
+            // A deadline may have passed since `expire_due`. It is then handled in 1 ms.
             this.0.deadlines.next().map_or(MAX_INTERVAL, |at| {
                 Duration::from_millis(at.saturating_sub(now_ms()))
                     .clamp(Duration::from_millis(1), MAX_INTERVAL)
             })
         };
+        // A notification and the end of the interval have the same effect.
         let _ = tokio::time::timeout(interval, has_changed.notified()).await;
     }
 }

@@ -8,6 +8,7 @@ use sha1::{Digest, Sha1};
 use x509_parser::asn1_rs::{Any, FromDer, ToDer};
 use x509_parser::der_parser::asn1_rs::{Class, Header, Length, Tag};
 
+// DER tags. Bit 0x20 marks a constructed element.
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const UTF8: u8 = 0x0c;
@@ -25,6 +26,7 @@ pub fn of(name: &[u8]) -> Result<String, String> {
         canonical.extend(encoded(SET, &entries.concat()));
     }
     let hash = Sha1::digest(&canonical);
+    // OpenSSL interprets the first four bytes as a little-endian number.
     let first = hash.iter().take(4).rev();
     Ok(first.map(|b| format!("{b:02x}")).collect())
 }
@@ -97,6 +99,7 @@ fn elements(mut content: &[u8]) -> Result<Vec<&[u8]>, String> {
     Ok(parts)
 }
 
+/// Returns an element with this tag and content in DER.
 fn encoded(tag: u8, content: &[u8]) -> Vec<u8> {
     let header = Header::new(
         Class::Universal,

@@ -8,7 +8,7 @@ const COMPANY: &str = include_str!("company.pem");
 const COMPANY_HASH: &str = "fa831672";
 
 #[test]
-fn certificates_are_taken_each_once_and_encoded_anew() {
+fn certificates_are_deduplicated_and_encoded_again() {
     let text = format!("a comment\n{COMPANY}\r\n{COMPANY}");
     let certificates = authorities(&text, MAX_AUTHORITIES_BYTES).unwrap();
     assert_eq!(certificates.len(), 1);
@@ -17,7 +17,7 @@ fn certificates_are_taken_each_once_and_encoded_anew() {
 }
 
 #[test]
-fn hashes_of_subjects_are_those_of_openssl() {
+fn subject_hashes_equal_those_of_openssl() {
     let bundle = std::fs::read_to_string("/etc/ssl/certs/ca-certificates.crt");
     let Ok(bundle) = bundle else {
         return;
@@ -43,7 +43,7 @@ fn hashes_of_subjects_are_those_of_openssl() {
 }
 
 #[test]
-fn invalid_certificates_are_refused_with_a_message() {
+fn invalid_certificates_are_rejected_with_a_reason() {
     let error = |text: &str| authorities(text, MAX_AUTHORITIES_BYTES).unwrap_err();
     assert_eq!(error(""), SiteError::Empty);
     assert_eq!(error("hello"), SiteError::Empty);
@@ -60,7 +60,7 @@ fn invalid_certificates_are_refused_with_a_message() {
 }
 
 #[test]
-fn proxies_are_urls_and_hosts_without_them_are_names_or_networks() {
+fn proxy_urls_and_no_proxy_lists_are_validated() {
     for good in [
         "http://proxy:3128",
         "http://proxy.corp.example:3128/",
@@ -95,7 +95,7 @@ fn proxies_are_urls_and_hosts_without_them_are_names_or_networks() {
 }
 
 #[test]
-fn passwords_of_proxies_are_not_shown() {
+fn passwords_of_proxies_are_not_in_messages() {
     let settings = proxy("http://me:secret@proxy:3128", "").unwrap();
     assert!(!format!("{settings:?}").contains("secret"));
     assert_eq!(settings.public_url(), "http://proxy:3128");
@@ -104,7 +104,7 @@ fn passwords_of_proxies_are_not_shown() {
 }
 
 #[test]
-fn a_sandbox_has_the_authorities_of_its_host_too_and_its_own_proxy() {
+fn a_sandbox_inherits_authorities_and_overrides_the_proxy() {
     let company = authorities(COMPANY, MAX_AUTHORITIES_BYTES).unwrap();
     let host = SiteSettings {
         authorities: company.clone(),

@@ -1,5 +1,5 @@
-//! Admission: a host accepts no more guests than it has resources for, and reports whether a retry
-//! is worthwhile.
+//! Admission control: a host accepts no more guests than it has resources for, and reports whether
+//! a retry is worthwhile.
 
 use crate::fake;
 
@@ -14,15 +14,15 @@ use tokio::task::JoinSet;
 
 /// Host whose figures the test sets.
 #[derive(Debug, Default)]
-struct Dial(Mutex<HostFigures>);
+struct AdjustableFigures(Mutex<HostFigures>);
 
-impl HostReader for Dial {
+impl HostReader for AdjustableFigures {
     fn read(&self) -> HostFigures {
         *self.0.lock().unwrap()
     }
 }
 
-impl Dial {
+impl AdjustableFigures {
     fn memory(&self, total: u64, available: u64) {
         let mut figures = self.0.lock().unwrap();
         figures.memory_total_mib = Some(total);
@@ -30,15 +30,19 @@ impl Dial {
     }
 }
 
-async fn open(bench: &Bench, warm: usize, limits: HostLimits) -> (Sandboxes, Arc<Dial>) {
-    let dial = Arc::new(Dial::default());
+async fn open(
+    bench: &Bench,
+    warm: usize,
+    limits: HostLimits,
+) -> (Sandboxes, Arc<AdjustableFigures>) {
+    let figures = Arc::new(AdjustableFigures::default());
     let options = HostOptions {
         warm,
         limits,
-        reader: Some(dial.clone()),
+        reader: Some(figures.clone()),
         ..HostOptions::default()
     };
-    (bench.open_with(options).await, dial)
+    (bench.open_with(options).await, figures)
 }
 
 fn at_most(sandboxes: usize) -> HostLimits {
@@ -48,14 +52,15 @@ fn at_most(sandboxes: usize) -> HostLimits {
     }
 }
 
-fn busy<T: std::fmt::Debug>(result: Result<T, OperationError>) {
+/// Checks that an operation was rejected because the host is busy.
+fn assert_busy<T: std::fmt::Debug>(result: Result<T, OperationError>) {
     let error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     assert!(error.retry_after().is_some() && !error.is_refusal());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer() {
+async fn concurrent_creates_never_exceed_the_limit() {
     let bench = Bench::new();
     let (host, _) = open(&bench, 0, at_most(40)).await;
     host.create(base()).await.unwrap();
@@ -80,35 +85,35 @@ async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer
 }
 
 #[tokio::test]
-async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
+async fn every_start_is_admitted_and_every_end_releases_resources() {
     let bench = Bench::new();
     let (host, _) = open(&bench, 0, at_most(2)).await;
     let paused = create_id(&host).await;
     let snapshot = snapshot_id(&host, &paused).await;
     host.pause(&paused).await.unwrap();
     let [a, b] = [create_id(&host).await, create_id(&host).await];
-    busy(host.create(base()).await);
-    busy(host.resume(&paused).await);
-    busy(host.ensure_running(&paused).await);
-    busy(host.rollback(&paused, &snapshot).await);
+    assert_busy(host.create(base()).await);
+    assert_busy(host.resume(&paused).await);
+    assert_busy(host.ensure_running(&paused).await);
+    assert_busy(host.rollback(&paused, &snapshot).await);
     assert_eq!(*host.get(&paused).unwrap().state(), SandboxState::Paused);
     let fork = host.fork(&a, 2, None).await.unwrap();
-    fork.children.into_iter().for_each(busy);
+    fork.children.into_iter().for_each(assert_busy);
     // The rollback of a running sandbox needs no further reservation.
     let own = snapshot_id(&host, &a).await;
     host.rollback(&a, &own).await.unwrap();
     assert_eq!(host.figures().reservations().sandboxes, 2);
 
     bench.world.panic_guest(&b);
-    until("the broken one to be noticed", || {
+    until("the exit to be noticed", || {
         host.figures().reservations().sandboxes == 1
     })
     .await;
     host.resume(&paused).await.unwrap();
-    busy(host.rollback(&b, &snapshot).await);
+    assert_busy(host.rollback(&b, &snapshot).await);
     host.kill(&a).await.unwrap();
     host.rollback(&b, &snapshot).await.unwrap();
-    busy(host.create(base()).await);
+    assert_busy(host.create(base()).await);
     host.remove(&b).await.unwrap();
     bench.world.fail("restore");
     assert!(host.create(base()).await.is_err());
@@ -121,15 +126,15 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
 }
 
 #[tokio::test]
-async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
+async fn warm_pool_guests_are_evicted_for_creates() {
     let bench = Bench::new();
     let limits = HostLimits {
         memory_overcommit: 1.0,
         reserve_memory_mib: Some(0),
         ..HostLimits::default()
     };
-    let (host, dial) = open(&bench, 2, limits).await;
-    dial.memory(2048, 2048);
+    let (host, figures) = open(&bench, 2, limits).await;
+    figures.memory(2048, 2048);
     host.create(base()).await.unwrap();
     until("the pool to fill", || host.pool().waiting() == 2).await;
     assert_eq!(host.figures().reservations().memory_mib, 3 * 512);
@@ -148,21 +153,21 @@ async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
         ),
         (0, 2048)
     );
-    busy(host.create(base()).await);
+    assert_busy(host.create(base()).await);
 }
 
 #[tokio::test]
-async fn a_host_that_runs_low_begins_nothing_and_one_that_recovers_goes_on() {
+async fn a_host_with_few_resources_rejects_starts_until_it_recovers() {
     let bench = Bench::new();
-    let (host, dial) = open(&bench, 0, HostLimits::default()).await;
-    dial.memory(16_384, 12_000);
+    let (host, figures) = open(&bench, 0, HostLimits::default()).await;
+    figures.memory(16_384, 12_000);
     let id = create_id(&host).await;
-    dial.memory(16_384, 500);
-    busy(host.create(base()).await);
+    figures.memory(16_384, 500);
+    assert_busy(host.create(base()).await);
     // Operations that free resources are always possible.
     host.pause(&id).await.unwrap();
-    busy(host.resume(&id).await);
-    dial.memory(16_384, 12_000);
+    assert_busy(host.resume(&id).await);
+    figures.memory(16_384, 12_000);
     host.resume(&id).await.unwrap();
     let giant = CreateSpec {
         size: Some(SandboxSize {

@@ -1,5 +1,5 @@
-//! Captured snapshots: visible as soon as they are acknowledged. Users of their files wait until
-//! they are stored, also after a restart of the daemon.
+//! Captured snapshots are visible as soon as they are acknowledged. Operations that need their
+//! files wait until they are stored, also after a restart of the daemon.
 
 use crate::fake;
 
@@ -22,7 +22,7 @@ async fn capture(bench: &Bench, host: &Sandboxes) -> (String, Snapshot) {
     (id, snapshot)
 }
 
-fn of(snapshot: &Snapshot) -> CreateSpec {
+fn from(snapshot: &Snapshot) -> CreateSpec {
     CreateSpec {
         source: SandboxSource::Snapshot(snapshot.id().to_owned()),
         ..base()
@@ -34,21 +34,22 @@ fn create(host: &Sandboxes, spec: CreateSpec) -> JoinHandle<Result<String, Opera
     tokio::spawn(async move { Ok(host.create(spec).await?.id().to_owned()) })
 }
 
-fn shown(host: &Sandboxes, id: &str) -> Option<Snapshot> {
+/// Returns the snapshot as lists show it.
+fn listed(host: &Sandboxes, id: &str) -> Option<Snapshot> {
     host.snapshots().like(id).pop()
 }
 
 #[tokio::test]
-async fn a_captured_snapshot_is_there_at_once_and_a_create_from_it_waits_for_its_files() {
+async fn a_captured_snapshot_is_visible_at_once_and_creates_wait_for_its_files() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = capture(&bench, &host).await;
     assert!(snapshot.is_storing() && snapshot.is_retained());
     assert!((snapshot.stopped_ms() - 7.0).abs() < f64::EPSILON);
-    assert_eq!(shown(&host, "name"), Some(snapshot.clone()));
+    assert_eq!(listed(&host, "name"), Some(snapshot.clone()));
     assert!(!bench.files().join(snapshot.id()).exists());
 
-    let child = create(&host, of(&snapshot));
+    let child = create(&host, from(&snapshot));
     let error = host.snapshots().remove(snapshot.id()).unwrap_err();
     assert!(matches!(error, OperationError::InUse { .. }), "{error}");
     tokio::task::yield_now().await;
@@ -56,17 +57,17 @@ async fn a_captured_snapshot_is_there_at_once_and_a_create_from_it_waits_for_its
     bench.world.storing_waits.send_replace(false);
     let child = child.await.unwrap().unwrap();
     assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
-    let stored = shown(&host, snapshot.id()).unwrap();
+    let stored = listed(&host, snapshot.id()).unwrap();
     assert!(!stored.is_storing() && stored.bytes() == 8);
     assert_eq!(host.get(&id).unwrap().snapshot(), Some(snapshot.id()));
 }
 
 #[tokio::test]
-async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
+async fn a_captured_snapshot_that_cannot_be_stored_is_lost_with_a_reason() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = capture(&bench, &host).await;
-    let child = create(&host, of(&snapshot));
+    let child = create(&host, from(&snapshot));
     bench.world.fail("store");
     bench.world.storing_waits.send_replace(false);
     let error = child.await.unwrap().unwrap_err();
@@ -77,21 +78,21 @@ async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
     assert_eq!(error.kind(), ErrorKind::Unknown);
     assert!(error.to_string().contains("store was made to fail"));
 
-    assert_eq!(shown(&host, snapshot.id()), None);
-    let about = |owner, scope| {
+    assert_eq!(listed(&host, snapshot.id()), None);
+    let check = |owner, scope| {
         let snapshots = host.snapshots();
         snapshots.expect_not_lost(owner, snapshot.id(), scope)
     };
-    assert!(about(None, FetchScope::Requested).is_err());
-    assert!(about(Some("another"), FetchScope::All).is_err());
+    assert!(check(None, FetchScope::Requested).is_err());
+    assert!(check(Some("another"), FetchScope::All).is_err());
     // Other tenants receive no information about the snapshot.
-    about(Some("another"), FetchScope::Requested).unwrap();
+    check(Some("another"), FetchScope::Requested).unwrap();
     bench.world.clear_failures();
     host.snapshot(&id, None).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_killed_sandbox_leaves_what_was_captured_of_it() {
+async fn a_kill_does_not_lose_a_captured_snapshot() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = capture(&bench, &host).await;
@@ -99,19 +100,17 @@ async fn a_killed_sandbox_leaves_what_was_captured_of_it() {
         let (host, id) = (host.clone(), id.clone());
         async move { host.kill(&id).await }
     });
-    until("its guest has ended", || {
-        !bench.world.running().contains(&id)
-    })
-    .await;
+    until("the guest to exit", || !bench.world.running().contains(&id)).await;
+    // The kill waits until the snapshot is stored.
     bench.world.storing_waits.send_replace(false);
     let killed = killing.await.unwrap().unwrap();
     assert_eq!(*killed.state(), SandboxState::Killed);
-    let child = host.create(of(&snapshot)).await.unwrap().id().to_owned();
+    let child = host.create(from(&snapshot)).await.unwrap().id().to_owned();
     assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
     drop(host);
     let host = bench.open().await;
     assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Killed);
-    assert!(shown(&host, snapshot.id()).is_some());
+    assert!(listed(&host, snapshot.id()).is_some());
 }
 
 /// Returns the state after a daemon was killed while it stored a captured snapshot.
@@ -127,13 +126,13 @@ fn killed_while_storing() -> (Bench, String, Snapshot) {
 }
 
 #[test]
-fn the_next_daemon_completes_what_the_one_before_captured() {
+fn the_next_daemon_completes_a_captured_snapshot() {
     let (bench, id, snapshot) = killed_while_storing();
     bench.run_and_kill(async {
         let host = bench.open().await;
         // The snapshot is still in the memory of its guest.
-        assert!(shown(&host, snapshot.id()).unwrap().is_storing());
-        let child = create(&host, of(&snapshot));
+        assert!(listed(&host, snapshot.id()).unwrap().is_storing());
+        let child = create(&host, from(&snapshot));
         let pausing = tokio::spawn({
             let (host, id) = (host.clone(), id.clone());
             async move { host.pause(&id).await }
@@ -144,18 +143,18 @@ fn the_next_daemon_completes_what_the_one_before_captured() {
         let child = child.await.unwrap().unwrap();
         assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
         pausing.await.unwrap().unwrap();
-        assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
+        assert!(!listed(&host, snapshot.id()).unwrap().is_storing());
     });
     bench.run_and_kill(async {
         let host = bench.open().await;
-        assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
+        assert!(!listed(&host, snapshot.id()).unwrap().is_storing());
         host.resume(&id).await.unwrap();
         assert_eq!(*bench.world.body(&id).memory.lock().unwrap(), "later");
     });
 }
 
 #[test]
-fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was_killed() {
+fn a_captured_snapshot_with_complete_files_survives_a_kill_and_a_crash() {
     let bench = Bench::new();
     let captured = Arc::new(Mutex::new(None));
     bench.run_and_kill(async {
@@ -166,13 +165,10 @@ fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was
             async move { host.kill(&id).await }
         };
         tokio::spawn(kill);
-        until("its guest has ended", || {
-            !bench.world.running().contains(&id)
-        })
-        .await;
+        until("the guest to exit", || !bench.world.running().contains(&id)).await;
         bench.world.hang("snapshot-named");
         bench.world.storing_waits.send_replace(false);
-        until("its files are there", || {
+        until("the files to be complete", || {
             bench.world.is_stuck("snapshot-named")
         })
         .await;
@@ -182,21 +178,25 @@ fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was
     let snapshot = captured.lock().unwrap().take().unwrap();
     bench.run_and_kill(async {
         let host = bench.open().await;
-        assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
-        let child = host.create(of(&snapshot)).await.unwrap().id().to_owned();
+        assert!(!listed(&host, snapshot.id()).unwrap().is_storing());
+        let child = host.create(from(&snapshot)).await.unwrap().id().to_owned();
         assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
     });
 }
 
 #[test]
-fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
+fn a_captured_snapshot_discarded_without_a_daemon_is_lost() {
     let (bench, id, snapshot) = killed_while_storing();
+    // The process that held the memory has discarded the snapshot.
     *bench.world.body(&id).captured.lock().unwrap() = None;
     bench.world.storing_waits.send_replace(false);
     bench.run_and_kill(async {
         let host = bench.open().await;
-        until("it is lost", || shown(&host, snapshot.id()).is_none()).await;
-        until("its files go", || {
+        until("the loss of the snapshot", || {
+            listed(&host, snapshot.id()).is_none()
+        })
+        .await;
+        until("the removal of the files", || {
             *bench.world.discarded.lock().unwrap() == [snapshot.id().to_owned()]
         })
         .await;
@@ -206,7 +206,7 @@ fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
 }
 
 #[test]
-fn a_captured_snapshot_whose_guest_ended_with_the_daemon_is_gone() {
+fn a_captured_snapshot_is_lost_if_its_guest_exits_with_the_daemon() {
     let (bench, id, snapshot) = killed_while_storing();
     bench.world.body(&id).stop();
     bench.run_and_kill(async {
@@ -215,7 +215,7 @@ fn a_captured_snapshot_whose_guest_ended_with_the_daemon_is_gone() {
             host.get(&id).unwrap().state(),
             SandboxState::Broken { .. }
         ));
-        assert_eq!(shown(&host, snapshot.id()), None);
+        assert_eq!(listed(&host, snapshot.id()), None);
         let snapshots = host.snapshots();
         let error = snapshots.expect_not_lost(None, snapshot.id(), FetchScope::Requested);
         assert!(matches!(error, Err(OperationError::CaptureLost { .. })));

@@ -20,7 +20,7 @@ fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
+async fn a_timeout_kills_or_pauses_the_sandbox_as_configured() {
     let bench = Bench::new();
     let host = bench.open().await;
     let killed = host
@@ -37,7 +37,7 @@ async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
         .to_owned();
     let other = create_id(&host).await;
     let state = |id: &str| host.get(id).unwrap().state().clone();
-    until("the end of their time", || {
+    until("the timeouts", || {
         state(&killed) == SandboxState::Killed && state(&paused) == SandboxState::Paused
     })
     .await;
@@ -46,7 +46,7 @@ async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
 }
 
 #[tokio::test]
-async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
+async fn a_timeout_can_be_changed_and_restarts_with_a_resume() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host
@@ -66,7 +66,7 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .set(&id, Some(Duration::from_millis(1)))
         .await
         .unwrap();
-    until("its sleep", || {
+    until("the pause", || {
         *host.get(&id).unwrap().state() == SandboxState::Paused
     })
     .await;
@@ -86,7 +86,7 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
 }
 
 #[tokio::test]
-async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() {
+async fn a_failed_pause_at_a_timeout_leaves_the_sandbox_running() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host
@@ -110,7 +110,7 @@ async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() 
 }
 
 #[tokio::test]
-async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agreed() {
+async fn settings_of_paused_sandboxes_survive_a_restart() {
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
@@ -133,7 +133,7 @@ async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agre
 }
 
 #[tokio::test]
-async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
+async fn every_sandbox_has_its_own_tokens_if_requested() {
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
@@ -167,7 +167,7 @@ async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
 }
 
 #[tokio::test]
-async fn time_is_extended_and_never_shortened_by_an_extension() {
+async fn an_extension_never_shortens_the_timeout() {
     let bench = Bench::new();
     let host = bench.open().await;
     let hour = Duration::from_secs(3600);
@@ -184,16 +184,17 @@ async fn time_is_extended_and_never_shortened_by_an_extension() {
         .await
         .unwrap();
     assert!(more.deadline_ms() > sandbox.deadline_ms());
-    let endless = host.create(base()).await.unwrap();
-    let endless = host.timeouts().extend(endless.id(), hour).await.unwrap();
-    assert_eq!(endless.deadline_ms(), None);
+    let unlimited = host.create(base()).await.unwrap();
+    let unlimited = host.timeouts().extend(unlimited.id(), hour).await.unwrap();
+    assert_eq!(unlimited.deadline_ms(), None);
 }
 
 #[tokio::test]
-async fn network_rules_change_while_a_sandbox_lives_and_outlive_the_daemon() {
+async fn changed_network_rules_survive_a_pause_and_a_restart() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
+    // Deny all egress.
     let deny = |t: &mut SandboxSettings| t.network.deny_out = vec!["0.0.0.0/0".into()];
     host.change_settings(&id, deny).await.unwrap();
     host.pause(&id).await.unwrap();

@@ -1,4 +1,4 @@
-//! Fetches of snapshots from the store: complete and correct, or rejected without a trace.
+//! Fetches of snapshots from the store: complete and correct, or rejected without remains.
 
 use crate::fake;
 use crate::uploads::{TestStore, figure, noise, stored};
@@ -11,6 +11,7 @@ use jiffy_sandbox_manager::{
 use std::fs;
 use std::time::Duration;
 
+// Metric: bytes that a host has read from the store.
 const READ: &str = "jiffy_store_bytes_total{direction=\"read\"}";
 
 fn from(snapshot: &str, owner: Option<&str>) -> CreateSpec {
@@ -60,13 +61,14 @@ fn assert_nothing_is_left(bench: &Bench, host: &Sandboxes) {
 }
 
 #[tokio::test]
-async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
+async fn concurrent_creates_share_one_fetch_of_a_snapshot() {
     let (store, text) = (TestStore::new(), noise(3, 600_000));
     let snapshot = pushed(&store, None, &text).await;
     let bench = Bench::new();
     let host = bench.open_with(store.options("here", None)).await;
     let unknown = host.create(from("abcdefghijkmnpqrstuv", None)).await;
     let unknown = unknown.unwrap_err();
+    // A valid id that the store does not contain.
     assert!(
         matches!(unknown, OperationError::Unknown { .. }),
         "{unknown}"
@@ -79,6 +81,7 @@ async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
         let sandbox = sandbox.await.unwrap().unwrap();
         assert!(memory(&bench, sandbox.id()).ends_with(&text));
     }
+    // Ten creates have read about one copy.
     let read = figure(&host, READ);
     assert!((300_000.0..800_000.0).contains(&read), "{read}");
     let local = host.snapshots().list(None).unwrap();
@@ -96,7 +99,7 @@ async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
 }
 
 #[tokio::test]
-async fn snapshots_of_one_owner_are_none_of_another() {
+async fn snapshots_of_one_owner_are_invisible_to_others() {
     let store = TestStore::new();
     let snapshot = pushed(&store, Some("key1"), "secret").await;
     let bench = Bench::new();
@@ -127,7 +130,7 @@ async fn snapshots_of_one_owner_are_none_of_another() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
+async fn a_failed_fetch_leaves_nothing_and_can_be_retried() {
     let store = TestStore::new();
     let snapshot = pushed(&store, None, "text").await;
     let bench = Bench::new();
@@ -154,7 +157,7 @@ async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
+fn a_daemon_killed_during_a_fetch_leaves_no_snapshot() {
     let (bench, store, text) = (Bench::new(), TestStore::new(), noise(7, 300_000));
     let snapshot = std::sync::Mutex::new(String::new());
     bench.run_and_kill(async {
@@ -187,7 +190,7 @@ fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
 }
 
 #[tokio::test]
-async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended() {
+async fn damage_in_the_store_is_rejected_and_in_the_cache_repaired() {
     let (store, text) = (TestStore::new(), noise(5, 300_000));
     let snapshot = pushed(&store, None, &text).await;
     let bench = Bench::new();
@@ -217,6 +220,7 @@ async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended()
     for sandbox in host.list() {
         host.remove(sandbox.id()).await.unwrap();
     }
+    // Damage the local copies of layers. The host detects it and reads the store again.
     host.snapshots().remove(&snapshot).unwrap();
     let layers = fs::read_dir(store.dir.path().join("here/store/layers")).unwrap();
     let layers = layers.flatten().map(|entry| entry.path());
@@ -231,7 +235,7 @@ async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended()
 }
 
 #[tokio::test]
-async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
+async fn a_paused_sandbox_without_local_files_resumes_from_the_store() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let id = create_id(&host).await;

@@ -1,4 +1,4 @@
-//! Folds: removed snapshots are folded into their child unless they are in use.
+//! Folds: a removed snapshot is folded into its only child unless it is in use.
 
 use crate::fake;
 
@@ -32,7 +32,7 @@ fn folds(bench: &Bench) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
+async fn removed_snapshots_are_folded_while_their_sandbox_runs() {
     let bench = Bench::new();
     let host = open(&bench).await;
     let (id, taken) = sandbox(&host, 5).await;
@@ -43,7 +43,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
         host.snapshots().remove(&taken[removed]).unwrap();
     }
     let exists = |id: &str| bench.files().join(id).exists();
-    until("two files", || {
+    until("the removal of three files", || {
         [0, 2, 3].iter().all(|at| !exists(&taken[*at]))
     })
     .await;
@@ -64,7 +64,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
     // The snapshot of the template is not folded.
     assert_eq!(folds.len(), 3, "{folds:?}");
     // The guest closes its files for each fold.
-    until("the guest to be told", || {
+    until("the guest to be notified", || {
         *bench.world.notified_folds.lock().unwrap() == ["text", "text", "text"]
     })
     .await;
@@ -81,7 +81,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_something_needs_is_not_folded() {
+async fn a_snapshot_in_use_is_not_folded() {
     let bench = Bench::new();
     let host = open(&bench).await;
     let (id, taken) = sandbox(&host, 3).await;
@@ -118,7 +118,7 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
 }
 
 #[tokio::test]
-async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
+async fn the_next_daemon_completes_an_interrupted_fold() {
     let bench = Bench::new();
     let host = open(&bench).await;
     let (id, taken) = sandbox(&host, 2).await;
@@ -130,14 +130,17 @@ async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
         let all = host.snapshots().list(None).unwrap();
         all.iter().all(|snapshot| snapshot.id() != taken[0])
     };
-    until("the record to go", is_removed).await;
+    until("the removal of the record", is_removed).await;
     assert!(folds(&bench).is_empty() && bench.files().join(&taken[0]).exists());
     host.close().await;
     drop(host);
 
     bench.world.clear_failures();
     let host = open(&bench).await;
-    until("the file to go", || !bench.files().join(&taken[0]).exists()).await;
+    until("the removal of the file", || {
+        !bench.files().join(&taken[0]).exists()
+    })
+    .await;
     assert_eq!(folds(&bench), [(taken[0].clone(), taken[1].clone())]);
     host.pause(&id).await.unwrap();
     host.resume(&id).await.unwrap();
@@ -145,7 +148,7 @@ async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
 }
 
 #[tokio::test]
-async fn a_fold_that_is_too_expensive_is_made_once_its_sandbox_takes_no_more_snapshots() {
+async fn an_expensive_fold_is_retried_for_the_last_snapshot_only() {
     let bench = Bench::new();
     let host = open(&bench).await;
     let (_, taken) = sandbox(&host, 4).await;
@@ -156,7 +159,7 @@ async fn a_fold_that_is_too_expensive_is_made_once_its_sandbox_takes_no_more_sna
     // All are folded into the last snapshot, and none into a snapshot that is itself removed.
     until("three folds", || folds(&bench).len() == 3).await;
     assert!(folds(&bench).iter().all(|(_, into)| *into == taken[3]));
-    until("one file", || {
+    until("the removal of three files", || {
         taken[..3].iter().all(|id| !bench.files().join(id).exists())
     })
     .await;

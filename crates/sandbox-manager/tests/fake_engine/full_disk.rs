@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// File system of 32 MiB, unmounted when dropped.
+/// File system of 32 MiB in memory, unmounted when dropped.
 struct Small(TempDir);
 
 impl Small {
@@ -54,8 +54,8 @@ impl Drop for Small {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing() {
-    let Some(small) = Small::mount("a_disk_that_is_full_when_a_sandbox_*") else {
+async fn a_full_disk_loses_no_acknowledged_state() {
+    let Some(small) = Small::mount("a_full_disk_loses_no_acknowledged_state") else {
         return;
     };
     let bench = Bench::in_dir(tempfile::tempdir_in(small.0.path()).unwrap());
@@ -70,8 +70,8 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
         let paused = host.pause(&paused_id).await.unwrap();
         assert_eq!(*paused.state(), SandboxState::Paused);
         for _ in 0..60 {
-            let brief = create_id(&host).await;
-            host.remove(&brief).await.unwrap();
+            let temporary = create_id(&host).await;
+            host.remove(&temporary).await.unwrap();
         }
         assert_eq!(
             *host.resume(&paused_id).await.unwrap().state(),

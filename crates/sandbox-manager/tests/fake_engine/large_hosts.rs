@@ -1,4 +1,4 @@
-//! Host with many snapshots and paused sandboxes: the cost of a call or of a start does not depend
+//! Hosts with many snapshots and paused sandboxes: the cost of a call or of a start does not depend
 //! on their number.
 
 use crate::fake;
@@ -64,14 +64,14 @@ fn large() -> Bench {
 }
 
 #[tokio::test]
-async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
+async fn a_page_of_a_list_reads_only_its_own_items() {
     let host = large().open().await;
     let middle = Some((NUMBER / 2, format!("sandbox{}", NUMBER / 2)));
     for descending in [false, true] {
         for after in [None, middle.clone()] {
             let order = ListOrder { descending, after };
-            let looks = Cell::new(0);
-            let count = || looks.set(looks.get() + 1);
+            let reads = Cell::new(0);
+            let count = || reads.set(reads.get() + 1);
             let sandboxes = host
                 .index()
                 .in_order(ListedSandboxes::All, &order, PAGE, |_| {
@@ -85,7 +85,7 @@ async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
                     true
                 });
             assert_eq!((sandboxes.len(), snapshots.len()), (PAGE, PAGE));
-            assert_eq!(looks.get(), 2 * PAGE);
+            assert_eq!(reads.get(), 2 * PAGE);
             let first = match (descending, &order.after) {
                 (false, None) => 0,
                 (true, None) => NUMBER - 1,
@@ -101,10 +101,10 @@ async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
 }
 
 #[tokio::test]
-async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
+async fn lists_by_owner_and_of_running_sandboxes_read_no_others() {
     let host = large().open().await;
-    let looks = Cell::new(0);
-    let count = || looks.set(looks.get() + 1);
+    let reads = Cell::new(0);
+    let count = || reads.set(reads.get() + 1);
     for descending in [false, true] {
         let (mut after, mut after_snapshot) = (None, None);
         let mut ages_seen = Vec::new();
@@ -128,7 +128,7 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
                 true
             });
             assert_eq!((sandboxes.len(), snapshots.len()), (length, length));
-            assert_eq!(looks.take(), 2 * length);
+            assert_eq!(reads.take(), 2 * length);
             let ages = sandboxes.iter().map(|s| s.created_ms());
             assert!(ages.eq(snapshots.iter().map(|s| s.created_ms())));
             ages_seen.extend(snapshots.iter().map(|s| s.created_ms()));
@@ -148,20 +148,20 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
         count();
         true
     });
-    assert_eq!((sandboxes.len(), looks.get()), (0, 0));
+    assert_eq!((sandboxes.len(), reads.get()), (0, 0));
 }
 
 #[tokio::test]
-async fn a_round_of_gc_looks_at_a_part_of_the_files_and_finds_all_that_an_earlier_daemon_left() {
+async fn a_gc_round_walks_a_part_of_the_files_and_all_are_walked() {
     let bench = large();
-    let orphan = bench.files().join("left");
+    let orphan = bench.files().join("orphan");
     fs::write(&orphan, "no record").unwrap();
     let options = HostOptions {
         gc_interval: Duration::from_millis(50),
         ..HostOptions::default()
     };
     let _host = bench.open_with(options).await;
-    until("what was left to go", || !orphan.exists()).await;
+    until("the removal of the orphan", || !orphan.exists()).await;
     let runs = || *bench.world.gc_runs.lock().unwrap();
     let walked = || *bench.world.walked.lock().unwrap();
     // Wait for the end of the first pass.
@@ -178,18 +178,18 @@ async fn a_round_of_gc_looks_at_a_part_of_the_files_and_finds_all_that_an_earlie
 }
 
 #[tokio::test]
-async fn files_without_a_record_go_at_the_start_before_gc_looks_at_any() {
+async fn orphaned_files_are_removed_at_the_start_without_gc() {
     let bench = large();
-    let orphan = bench.files().join("left");
+    let orphan = bench.files().join("orphan");
     fs::write(&orphan, "no record").unwrap();
     let _host = bench.open().await;
-    until("what was left to go", || !orphan.exists()).await;
+    until("the removal of the orphan", || !orphan.exists()).await;
     assert_eq!(*bench.world.walked.lock().unwrap(), 0);
     assert_eq!(bench.file_names().len() as u64, NUMBER);
 }
 
 #[tokio::test]
-async fn a_restart_reads_no_snapshot_and_corrects_their_sizes_behind_its_answers() {
+async fn a_restart_reads_no_snapshot_and_corrects_sizes_in_the_background() {
     let bench = large();
     let host = bench.open().await;
     assert_eq!(host.list().len() as u64, NUMBER);
@@ -198,6 +198,9 @@ async fn a_restart_reads_no_snapshot_and_corrects_their_sizes_behind_its_answers
         (0..NUMBER).all(|at| bytes(at) == "memory".len() as u64)
     })
     .await;
-    let by = bench.world.measured_by.lock().unwrap().clone();
-    assert!(by.iter().all(|thread| thread == "upkeep"), "{by:?}");
+    let measured_by = bench.world.measured_by.lock().unwrap().clone();
+    assert!(
+        measured_by.iter().all(|thread| thread == "upkeep"),
+        "{measured_by:?}"
+    );
 }

@@ -1,4 +1,4 @@
-//! Random calls of concurrent clients, and kills of the daemon: no sandbox is lost, blocked or
+//! Random calls of concurrent clients and kills of the daemon: no sandbox is lost, blocked or
 //! orphaned.
 
 use crate::fake;
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 const CALLS: usize = 1000;
 const CLIENTS: usize = 20;
-const DEATHS: usize = 5;
+const CRASHES: usize = 5;
 
 /// Performs a random call. Its error can only be a rejection, since no step fails here.
 async fn call(host: &Sandboxes, dice: &mut Dice) -> Result<(), OperationError> {
@@ -61,11 +61,11 @@ async fn call(host: &Sandboxes, dice: &mut Dice) -> Result<(), OperationError> {
 }
 
 #[test]
-fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_over() {
+fn random_calls_and_crashes_leave_no_blocked_or_lost_sandbox() {
     let bench = Bench::new();
     let done = Arc::new(AtomicUsize::new(0));
-    for round in 0..=DEATHS {
-        let goal = CALLS * (round + 1) / (DEATHS + 1);
+    for round in 0..=CRASHES {
+        let goal = CALLS * (round + 1) / (CRASHES + 1);
         bench.run_and_kill(async {
             let host = bench.open().await;
             let mut clients = JoinSet::new();
@@ -74,7 +74,7 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
                 let seed = 0x9e37_79b9_7f4a_7c15 ^ (round * CLIENTS + client + 1) as u64;
                 clients.spawn(async move {
                     let mut dice = Dice(seed);
-                    while done.fetch_add(1, Ordering::Relaxed) < goal || round == DEATHS {
+                    while done.fetch_add(1, Ordering::Relaxed) < goal || round == CRASHES {
                         if let Err(e) = call(&host, &mut dice).await {
                             let kind = e.kind();
                             let is_rejection =
@@ -84,22 +84,22 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
                                 kind == ErrorKind::Failed && e.to_string().contains("end");
                             // The daemon was killed during the operation.
                             let is_daemon_killed =
-                                matches!(e, OperationError::Lost(_)) && round < DEATHS;
+                                matches!(e, OperationError::Lost(_)) && round < CRASHES;
                             assert!(
                                 is_rejection || is_guest_lost || is_daemon_killed,
                                 "{kind:?}: {e}"
                             );
                         }
-                        if round == DEATHS && done.load(Ordering::Relaxed) >= CALLS {
+                        if round == CRASHES && done.load(Ordering::Relaxed) >= CALLS {
                             break;
                         }
                     }
                 });
             }
-            if round == DEATHS {
-                // All clients end, or one of them is blocked.
+            if round == CRASHES {
+                // In the last round all clients end, unless one of them is blocked.
                 let end = tokio::time::timeout(Duration::from_secs(60), clients.join_all());
-                assert!(end.await.is_ok(), "a client waits for ever");
+                assert!(end.await.is_ok(), "a client is blocked");
             } else {
                 until("enough calls", || done.load(Ordering::Relaxed) >= goal).await;
                 // Clients are not waited for: their operations are cut off.
@@ -109,10 +109,11 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
         });
     }
     assert!(done.load(Ordering::Relaxed) >= CALLS);
-    bench.run_and_kill(all_is_well(&bench));
+    bench.run_and_kill(check_consistent(&bench));
 }
 
-async fn all_is_well(bench: &Bench) {
+/// Checks that guests, records, files and reservations agree, and that each sandbox is usable.
+async fn check_consistent(bench: &Bench) {
     let host = bench.open().await;
     // Each running sandbox has exactly one guest, and each guest belongs to a sandbox.
     let running = |state: &SandboxState| *state == SandboxState::Running;
@@ -132,7 +133,7 @@ async fn all_is_well(bench: &Bench) {
         .map(|s| s.id().to_owned())
         .collect();
     let files = || bench.file_names().into_iter().collect::<HashSet<_>>();
-    until("files and journal to say the same", || files() == recorded).await;
+    until("files and journal to agree", || files() == recorded).await;
     // No sandbox is blocked: each performs the operations of its state and can be removed.
     assert!(!host.list().is_empty());
     for record in host.list() {
@@ -151,12 +152,12 @@ async fn all_is_well(bench: &Bench) {
                     }
                 }
                 SandboxState::Killed => {}
-                SandboxState::Creating => panic!("{id} is still being made"),
+                SandboxState::Creating => panic!("{id} is still being created"),
             }
             host.remove(id).await.unwrap();
         };
         let lived = tokio::time::timeout(limit, life).await;
-        assert!(lived.is_ok(), "{id} is wedged");
+        assert!(lived.is_ok(), "{id} is blocked");
     }
     assert!(host.list().is_empty() && bench.world.running().is_empty());
     let reservations = host.figures().reservations();
@@ -171,27 +172,28 @@ async fn all_is_well(bench: &Bench) {
 }
 
 #[test]
-fn what_somebody_sleeps_in_is_not_taken_for_what_nobody_needs() {
+fn concurrent_pauses_and_removals_do_not_collect_snapshots_in_use() {
     let bench = Bench::new();
     bench.run_and_kill(async {
         let host = bench.open().await;
-        let mut sleepers = JoinSet::new();
+        let mut clients = JoinSet::new();
         for _ in 0..8 {
             let host = host.clone();
-            sleepers.spawn(async move {
+            clients.spawn(async move {
                 let id = create_id(&host).await;
                 for _ in 0..80 {
                     host.pause(&id).await.unwrap();
                     host.resume(&id).await.unwrap();
                     let report = host.fork(&id, 1, None).await.unwrap();
                     for child in report.children {
-                        // The fork's snapshot is unused now.
+                        // The snapshot of the fork has no user now, while the next pause takes
+                        // another one.
                         host.remove(child.unwrap().id()).await.unwrap();
                     }
                 }
                 host.remove(&id).await.unwrap();
             });
         }
-        sleepers.join_all().await;
+        clients.join_all().await;
     });
 }

@@ -1,5 +1,5 @@
-//! Tests of the sandbox manager with a fake engine. They are one program, since all of them use the
-//! same modules.
+//! Tests of the sandbox manager with a fake engine. They form one program, so that the fake engine
+//! is compiled once.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod admission;

@@ -1,17 +1,18 @@
-//! Sandboxes that lost their guest because memory did not arrive from the store.
+//! Sandboxes whose guest exited because memory did not arrive from the store in time.
 
 use crate::fake::{Bench, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{ErrorKind, SandboxState, Sandboxes};
 
-async fn broken(host: &Sandboxes, id: &str) {
-    until("the end to be noticed", || {
+/// Waits until the sandbox is broken.
+async fn wait_broken(host: &Sandboxes, id: &str) {
+    until("the exit to be noticed", || {
         matches!(host.get(id).unwrap().state(), SandboxState::Broken { .. })
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot() {
+async fn a_sandbox_broken_by_missing_memory_resumes_from_its_latest_snapshot() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -21,7 +22,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
     let latest = snapshot_id(&host, &id).await;
     bench.world.write(&id, "lost");
     bench.world.starve_guest(&id);
-    broken(&host, &id).await;
+    wait_broken(&host, &id).await;
     let error = host.pause(&id).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
     let error = error.to_string();
@@ -45,30 +46,30 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_memory_did_not_arrive_resumes_also_with_the_next_daemon() {
+async fn a_sandbox_broken_by_missing_memory_resumes_with_the_next_daemon() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
-    bench.world.write(&id, "kept");
+    bench.world.write(&id, "text");
     host.snapshot(&id, None).await.unwrap();
     bench.world.starve_guest(&id);
-    broken(&host, &id).await;
+    wait_broken(&host, &id).await;
     drop(host);
     let host = bench.open().await;
     assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
     let (now, was_resumed) = host.ensure_running(&id).await.unwrap();
     assert_eq!((now.state(), was_resumed), (&SandboxState::Running, true));
-    assert_eq!(bench.world.read(&id), "kept");
+    assert_eq!(bench.world.read(&id), "text");
 }
 
 #[tokio::test]
-async fn a_sandbox_that_broke_otherwise_is_not_resumed() {
+async fn a_sandbox_broken_for_another_reason_is_not_resumed() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
     host.snapshot(&id, None).await.unwrap();
     bench.world.panic_guest(&id);
-    broken(&host, &id).await;
+    wait_broken(&host, &id).await;
     let error = host.resume(&id).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
     let error = error.to_string();

@@ -1,5 +1,5 @@
-//! Concurrent timeouts, resumes, pauses and kills, compared with a model: the answers and the final
-//! state must equal the outcome of some sequential order of the operations.
+//! Concurrent operations on one sandbox, compared with a model: the answers and the final state
+//! must equal the outcome of some sequential order of the operations.
 
 use crate::fake;
 
@@ -37,8 +37,9 @@ enum Call {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Reply {
     Done,
-    Woken,
-    Refused,
+    // The sandbox was paused before, and runs now.
+    Resumed,
+    Rejected,
 }
 
 /// Deadline of a sandbox.
@@ -59,6 +60,7 @@ impl Deadline {
     }
 }
 
+/// State of a sandbox, without the states in which an operation is in flight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Life {
     Running,
@@ -71,6 +73,7 @@ enum Life {
 struct Model {
     life: Life,
     deadline: Deadline,
+    /// Configured timeout.
     own: Option<Duration>,
     on_timeout: OnTimeout,
 }
@@ -88,6 +91,7 @@ impl Model {
         })
     }
 
+    /// Sets the timeout, starting now.
     fn limit(&mut self, time: Option<Duration>) {
         self.deadline = Deadline::after(time);
         if time != Some(Duration::ZERO) {
@@ -95,6 +99,7 @@ impl Model {
         }
     }
 
+    /// Moves the deadline to at least `time` from now.
     fn extend(&mut self, time: Duration) {
         let before = match (self.life, self.deadline) {
             (Life::Running, deadline) => deadline,
@@ -107,7 +112,8 @@ impl Model {
         }
     }
 
-    fn wake(&mut self, options: ResumeOptions) {
+    /// Resumes the sandbox.
+    fn resume(&mut self, options: ResumeOptions) {
         match options.time {
             ResumeTimeout::Own => {}
             ResumeTimeout::AtLeast(time) => self.own = Some(time),
@@ -122,15 +128,15 @@ impl Model {
         let life = self.life;
         match (call, life) {
             (Call::Kill, _) => self.life = Life::Killed,
-            (_, Life::Killed) => return Reply::Refused,
+            (_, Life::Killed) => return Reply::Rejected,
             (Call::SetTimeout(time), _) => self.limit(time),
             (Call::Extend(time), _) => self.extend(time),
             (Call::Connect(time), Life::Paused) => {
-                self.wake(ResumeOptions {
+                self.resume(ResumeOptions {
                     time,
                     on_timeout: None,
                 });
-                return Reply::Woken;
+                return Reply::Resumed;
             }
             (Call::Connect(ResumeTimeout::AtLeast(time)), _) => self.extend(time),
             (Call::Connect(ResumeTimeout::Unlimited), _) => self.limit(None),
@@ -139,13 +145,13 @@ impl Model {
                     self.extend(own);
                 }
             }
-            (Call::Resume(options), Life::Paused) => self.wake(options),
-            (Call::Resume(_), _) => return Reply::Refused,
+            (Call::Resume(options), Life::Paused) => self.resume(options),
+            (Call::Resume(_), _) => return Reply::Rejected,
             (Call::Pause, Life::Running) => self.life = Life::Paused,
-            (Call::Pause, _) => return Reply::Refused,
+            (Call::Pause, _) => return Reply::Rejected,
             (Call::Snapshot, _) => {}
             (Call::Rollback, Life::Running) => {}
-            (Call::Rollback, _) => self.wake(ResumeOptions::default()),
+            (Call::Rollback, _) => self.resume(ResumeOptions::default()),
         }
         Reply::Done
     }
@@ -162,13 +168,15 @@ impl Model {
             let mut next = self.clone();
             let expected = next.apply(*call);
             // A kill makes an operation on the same guest fail.
-            let is_cut_off = *reply == Reply::Refused && rest.iter().any(|(c, _)| *c == Call::Kill);
+            let is_cut_off =
+                *reply == Reply::Rejected && rest.iter().any(|(c, _)| *c == Call::Kill);
             if expected == *reply {
                 next.outcomes(&rest, outcomes);
             } else if is_cut_off {
                 self.outcomes(&rest, outcomes);
             }
         }
+        // The timeout may also have been handled between two operations.
         if let Some(expired) = self.expired().filter(|_| !calls.is_empty()) {
             expired.outcomes(calls, outcomes);
         }
@@ -181,14 +189,14 @@ async fn perform(host: &Sandboxes, id: &str, snapshot: &str, call: Call) -> Repl
         Err(e) => {
             let is_rejection = matches!(e.kind(), ErrorKind::Conflict | ErrorKind::Failed);
             assert!(is_rejection, "{call:?}: {e}");
-            Reply::Refused
+            Reply::Rejected
         }
     };
     match call {
         Call::SetTimeout(time) => done(host.timeouts().set(id, time).await.map(drop)),
         Call::Extend(time) => done(host.timeouts().extend(id, time).await.map(drop)),
         Call::Connect(time) => match host.ensure_running_for(id, time).await {
-            Ok((_, true)) => Reply::Woken,
+            Ok((_, true)) => Reply::Resumed,
             other => done(other.map(drop)),
         },
         Call::Resume(options) => done(host.resume_with(id, options).await.map(drop)),
@@ -205,7 +213,7 @@ fn some_time(dice: &mut Dice) -> Option<Duration> {
         .unwrap()
 }
 
-fn some_awake_time(dice: &mut Dice) -> ResumeTimeout {
+fn some_resume_timeout(dice: &mut Dice) -> ResumeTimeout {
     let times = [
         ResumeTimeout::Own,
         ResumeTimeout::AtLeast(LONG),
@@ -219,9 +227,9 @@ fn some_call(dice: &mut Dice) -> Call {
     match dice.throw(16) {
         0..4 => Call::SetTimeout(some_time(dice)),
         4 => Call::Extend(LONGER),
-        5..9 => Call::Connect(some_awake_time(dice)),
+        5..9 => Call::Connect(some_resume_timeout(dice)),
         9 => Call::Resume(ResumeOptions {
-            time: some_awake_time(dice),
+            time: some_resume_timeout(dice),
             on_timeout: Some(OnTimeout::Pause),
         }),
         10..13 => Call::Pause,
@@ -254,6 +262,7 @@ fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
     assert_eq!(guests, usize::from(life == Life::Running), "guests of {id}");
     let deadline_fits = match model.deadline {
         Deadline::Never => record.deadline_ms().is_none(),
+        // The task that handles timeouts may not have run yet.
         Deadline::Past => true,
         Deadline::In(time) => {
             let set_at = record.deadline_ms().map(|d| d.saturating_sub(ms(time)));
@@ -281,6 +290,7 @@ fn in_memory() -> Bench {
     }
 }
 
+/// Performs a random history of operations and compares each round with the model.
 async fn one_history(seed: u64) {
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (seed + 1));
     let bench = in_memory();
@@ -329,7 +339,7 @@ async fn one_history(seed: u64) {
         let outcome = outcomes.iter().find(|m| compare(&bench, &host, &id, m));
         let Some(now) = outcome else {
             panic!(
-                "seed {seed}, round {round}: from {model:?}\n{replies:?}\nleft {:?}",
+                "seed {seed}, round {round}: from {model:?}\n{replies:?}\nnow {:?}",
                 host.get(&id).unwrap()
             );
         };
@@ -341,14 +351,14 @@ async fn one_history(seed: u64) {
 }
 
 #[tokio::test]
-async fn operations_at_once_leave_what_some_order_of_them_leaves() {
+async fn concurrent_operations_are_equivalent_to_a_sequential_order() {
     for seed in 0..SEEDS {
         one_history(seed).await;
     }
 }
 
 #[tokio::test]
-async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with() {
+async fn a_resume_with_a_timeout_replaces_the_earlier_deadline() {
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
@@ -378,7 +388,7 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
+async fn a_sandbox_that_is_killed_during_its_create_stays_killed() {
     let bench = Bench::new();
     let host = bench.open().await;
     bench.world.jitter.store(1, Ordering::Relaxed);
@@ -403,8 +413,12 @@ async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
             matches!(state, Ok(SandboxState::Killed) | Err(_)),
             "{state:?}"
         );
-        assert!(!bench.world.running().contains(&id), "{id} runs");
+        assert!(
+            !bench.world.running().contains(&id),
+            "{id} still has a guest"
+        );
         killed_early += usize::from(result.is_err());
     }
+    // At least one kill must have happened before the guest existed.
     assert!(killed_early > 0);
 }

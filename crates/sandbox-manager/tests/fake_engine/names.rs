@@ -26,7 +26,7 @@ fn ids(sandboxes: Vec<Sandbox>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
+async fn a_name_is_unique_until_its_sandbox_is_killed_or_renamed() {
     let bench = Bench::new();
     let host = bench.open().await;
     let web = host.create(named("web")).await.unwrap();
@@ -74,7 +74,7 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
 }
 
 #[tokio::test]
-async fn a_create_that_fails_keeps_no_name() {
+async fn a_failed_create_releases_its_name() {
     let bench = Bench::new();
     let host = bench.open().await;
     bench.world.fail("assign");
@@ -84,7 +84,7 @@ async fn a_create_that_fails_keeps_no_name() {
 }
 
 #[tokio::test]
-async fn names_outlive_the_daemon() {
+async fn names_survive_a_restart_of_the_daemon() {
     let bench = Bench::new();
     let id = {
         let host = bench.open().await;
@@ -96,7 +96,7 @@ async fn names_outlive_the_daemon() {
 }
 
 #[tokio::test]
-async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
+async fn each_sandbox_uses_the_requested_engine() {
     let bench = Bench::new();
     let warm = HostOptions {
         warm: 1,
@@ -132,7 +132,7 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
 }
 
 #[tokio::test]
-async fn an_engine_that_makes_no_sandboxes_is_refused_with_those_that_do() {
+async fn an_unusable_engine_is_rejected_with_the_usable_ones() {
     let bench = Bench::new();
     let host = bench.open().await;
     for engine in ["absent", "nosuch"] {
@@ -143,7 +143,7 @@ async fn an_engine_that_makes_no_sandboxes_is_refused_with_those_that_do() {
 }
 
 #[tokio::test]
-async fn a_name_like_another_snapshots_id_does_not_stand_in_for_it() {
+async fn an_id_has_precedence_over_an_equal_name() {
     let bench = Bench::new();
     let host = bench.open().await;
     let victim = create_id(&host).await;

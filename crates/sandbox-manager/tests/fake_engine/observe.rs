@@ -15,7 +15,7 @@ fn sampled(every: Duration) -> HostOptions {
 }
 
 #[tokio::test]
-async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
+async fn only_running_sandboxes_are_sampled() {
     let bench = Bench::new();
     let host = bench.open_with(sampled(Duration::from_millis(5))).await;
     let id = create_id(&host).await;
@@ -40,7 +40,7 @@ async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
 }
 
 #[tokio::test]
-async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
+async fn metrics_contain_states_creates_operations_and_added_figures() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -76,7 +76,7 @@ async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
 }
 
 #[tokio::test]
-async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
+async fn a_shutdown_waits_for_operations_and_rejects_new_ones() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -85,9 +85,12 @@ async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
         let (host, id) = (host.clone(), id.clone());
         async move { host.pause(&id).await }
     });
-    let halves = || bench.file_names().iter().any(|n| n.starts_with('.'));
-    until("the pause to begin", halves).await;
-    assert!(!host.finish(Duration::from_millis(30)).await, "it hangs");
+    let has_draft = || bench.file_names().iter().any(|n| n.starts_with('.'));
+    until("the pause to start", has_draft).await;
+    assert!(
+        !host.finish(Duration::from_millis(30)).await,
+        "the pause hangs"
+    );
     let error = host.create(base()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     assert!(error.retry_after().is_some());
@@ -109,7 +112,7 @@ async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
 }
 
 #[tokio::test]
-async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
+async fn orphaned_snapshots_are_removed_while_others_are_taken() {
     let bench = Bench::new();
     let options = HostOptions {
         gc_interval: Duration::from_millis(2),
@@ -119,7 +122,7 @@ async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
     let id = create_id(&host).await;
     let start = SystemTime::now();
     let mut planted = 0;
-    // Many garbage collections meet snapshots in every stage.
+    // Many garbage collections run while snapshots are taken, used and removed.
     while start.elapsed().unwrap() < Duration::from_millis(600) {
         std::fs::write(bench.files().join(format!("orphan{planted}")), "x").unwrap();
         planted += 1;
@@ -130,7 +133,7 @@ async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
         host.resume(&id).await.unwrap();
     }
     let orphans = || bench.file_names().iter().any(|n| n.starts_with("orphan"));
-    until("the orphans to go", || !orphans()).await;
+    until("the removal of the orphans", || !orphans()).await;
     let recorded = host.snapshots().list(None).unwrap().len();
     assert_eq!(bench.file_names().len(), recorded);
 }

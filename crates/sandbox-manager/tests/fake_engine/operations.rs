@@ -1,4 +1,4 @@
-//! Guarantees of each operation, with a fake engine.
+//! Guarantees of each operation on sandboxes and snapshots.
 
 use crate::fake;
 
@@ -10,7 +10,7 @@ use jiffy_sandbox_manager::{
 use std::collections::BTreeMap;
 
 #[tokio::test]
-async fn a_template_is_booted_once_and_restored_from_then_on() {
+async fn a_template_is_booted_once_and_restored_afterwards() {
     let bench = Bench::new();
     let host = bench.open().await;
     let first = host.create(base()).await.unwrap();
@@ -29,7 +29,7 @@ async fn a_template_is_booted_once_and_restored_from_then_on() {
 }
 
 #[tokio::test]
-async fn many_first_creates_at_once_boot_the_template_once() {
+async fn concurrent_first_creates_boot_the_template_once() {
     let bench = Bench::new();
     let host = bench.open().await;
     let mut work = tokio::task::JoinSet::new();
@@ -42,7 +42,7 @@ async fn many_first_creates_at_once_boot_the_template_once() {
 }
 
 #[tokio::test]
-async fn a_create_that_fails_leaves_no_sandbox() {
+async fn a_failed_create_leaves_no_sandbox() {
     let bench = Bench::new();
     let host = bench.open().await;
     for step in ["fingerprint", "boot", "assign", "snapshot", "restore"] {
@@ -59,7 +59,7 @@ async fn a_create_that_fails_leaves_no_sandbox() {
 }
 
 #[tokio::test]
-async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
+async fn a_rebuilt_template_does_not_use_its_old_snapshot() {
     let bench = Bench::new();
     let host = bench.open().await;
     let old = host.create(base()).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
 }
 
 #[tokio::test]
-async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
+async fn a_snapshot_preserves_the_state_while_the_sandbox_continues() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -90,7 +90,7 @@ async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
 }
 
 #[tokio::test]
-async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
+async fn a_failed_snapshot_has_no_effect() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -106,7 +106,7 @@ async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
 }
 
 #[tokio::test]
-async fn children_start_as_their_parent_is_and_go_their_own_ways() {
+async fn fork_children_start_from_the_parents_state_and_are_independent() {
     let bench = Bench::new();
     let host = bench.open().await;
     let env = BTreeMap::from([("KEY".to_owned(), "v".to_owned())]);
@@ -143,7 +143,7 @@ async fn children_start_as_their_parent_is_and_go_their_own_ways() {
 }
 
 #[tokio::test]
-async fn a_fork_reports_each_child_for_itself() {
+async fn a_fork_reports_the_result_of_each_child() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -158,7 +158,7 @@ async fn a_fork_reports_each_child_for_itself() {
 }
 
 #[tokio::test]
-async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() {
+async fn promote_removes_siblings_and_their_descendants() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -170,7 +170,7 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
         .into_iter()
         .flatten()
         .collect();
-    let nephew = host
+    let grandchild = host
         .fork(children[1].id(), 1, None)
         .await
         .unwrap()
@@ -185,8 +185,9 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
         .remove(0)
         .unwrap();
     let removed = host.promote(children[0].id()).await.unwrap();
+    // Two siblings, and the child of one of them.
     assert_eq!(removed.len(), 3);
-    assert!(removed.iter().any(|r| r.id() == nephew.id()));
+    assert!(removed.iter().any(|r| r.id() == grandchild.id()));
     let mut remaining: Vec<_> = host.list().into_iter().map(|r| r.id().to_owned()).collect();
     let mut expected = vec![id, children[0].id().to_owned(), own.id().to_owned()];
     remaining.sort();
@@ -196,7 +197,7 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
 }
 
 #[tokio::test]
-async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
+async fn a_rollback_preserves_the_id_and_accepts_any_compatible_snapshot() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -218,13 +219,13 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
         assert_eq!(&bench.world.read(&id), text);
     }
     assert_eq!(bench.world.running().len(), 2);
-    let stranger = CreateSpec {
+    let unrelated = CreateSpec {
         source: SandboxSource::Template("other".into()),
         ..base()
     };
-    let stranger = host.create(stranger).await.unwrap();
-    let stranger = stranger.snapshot().unwrap().to_owned();
-    let result = host.rollback(&id, &stranger).await;
+    let unrelated = host.create(unrelated).await.unwrap();
+    let unrelated = unrelated.snapshot().unwrap().to_owned();
+    let result = host.rollback(&id, &unrelated).await;
     assert!(matches!(
         result,
         Err(OperationError::IncompatibleSnapshot { .. })
@@ -232,7 +233,7 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
 }
 
 #[tokio::test]
-async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
+async fn a_failed_rollback_has_no_effect() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -249,7 +250,7 @@ async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
+async fn repeated_rollbacks_and_pauses_leave_no_guests_or_files() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -266,7 +267,7 @@ async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
 }
 
 #[tokio::test]
-async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
+async fn a_paused_sandbox_has_no_guest_and_resumes_its_state() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -297,23 +298,23 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
         .remove(0)
         .unwrap();
     assert_eq!(bench.world.read(child.id()), "round 4");
-    let snapshot = host.snapshot(&id, Some("kept".into())).await.unwrap();
+    let snapshot = host.snapshot(&id, Some("name".into())).await.unwrap();
     host.remove(child.id()).await.unwrap();
     host.remove(&id).await.unwrap();
     assert!(bench.file_names().contains(snapshot.id()));
-    host.snapshots().remove("kept").unwrap();
+    host.snapshots().remove("name").unwrap();
     // The snapshot of the template remains.
     bench.until_files(1).await;
 }
 
 #[tokio::test]
-async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_mends_it() {
+async fn a_guest_exit_breaks_the_sandbox_until_a_rollback() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
     let snapshot = snapshot_id(&host, &id).await;
     bench.world.panic_guest(&id);
-    until("the end to be noticed", || {
+    until("the exit to be noticed", || {
         *host.get(&id).unwrap().state() != SandboxState::Running
     })
     .await;
@@ -331,7 +332,7 @@ async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_men
 }
 
 #[tokio::test]
-async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
+async fn kill_stops_the_guest_while_an_operation_hangs() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -340,7 +341,7 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
         let (host, id) = (host.clone(), id.clone());
         async move { host.snapshot(&id, None).await }
     });
-    until("the snapshot to begin", || {
+    until("the snapshot to start", || {
         bench.file_names().iter().any(|n| n.starts_with('.'))
     })
     .await;
@@ -349,7 +350,7 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
         async move { host.kill(&id).await }
     });
     until("the guest to end", || bench.world.running().is_empty()).await;
-    // The record is not final yet.
+    // The kill waits for the hanging operation, so the record is not final yet.
     assert_eq!(
         *host.wait_decided(&id).await.unwrap().state(),
         SandboxState::Killed
@@ -358,7 +359,7 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
 }
 
 #[tokio::test]
-async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
+async fn wait_decided_waits_for_the_operation_in_flight_or_a_kill() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -371,7 +372,7 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
         let (host, id) = (host.clone(), id.clone());
         async move { host.pause(&id).await }
     });
-    until("the snapshot to begin", || {
+    until("the snapshot to start", || {
         bench.file_names().iter().any(|n| n.starts_with('.'))
     })
     .await;
@@ -385,17 +386,17 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
         let (host, id) = (host.clone(), id.clone());
         async move { host.kill(&id).await }
     });
-    // The pause hangs forever, but the result is already decided.
+    // The pause hangs forever, but the kill already determines the final state.
     assert_eq!(
         *decided.await.unwrap().unwrap().state(),
         SandboxState::Killed
     );
-    assert!(host.wait_decided("nobody").await.is_none());
+    assert!(host.wait_decided("unknown").await.is_none());
     drop((pausing, killing));
 }
 
 #[tokio::test]
-async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
+async fn a_sandbox_is_found_by_its_agent_token_until_it_is_killed() {
     let bench = Bench::new();
     let host = bench.open().await;
     let secure = || CreateSpec {
@@ -419,7 +420,7 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
 }
 
 #[tokio::test]
-async fn a_removed_snapshot_stays_until_its_last_user_is_gone() {
+async fn a_removed_snapshot_stays_until_its_last_user_is_removed() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -446,7 +447,7 @@ async fn a_removed_snapshot_stays_until_its_last_user_is_gone() {
 }
 
 #[tokio::test]
-async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
+async fn a_snapshot_removed_by_name_is_deleted_with_its_last_user() {
     let bench = Bench::new();
     let host = bench.open().await;
     let parent = create_id(&host).await;
@@ -461,16 +462,19 @@ async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
     host.snapshots().remove(name).unwrap();
     // The sandbox descends from the snapshot.
     assert!(bench.file_names().contains(&snapshot));
-    assert!(host.snapshots().remove(name).is_err(), "its name is free");
+    assert!(
+        host.snapshots().remove(name).is_err(),
+        "the removed snapshot has no name"
+    );
     host.kill(&parent).await.unwrap();
-    until("its files to go", || {
+    until("the removal of the files", || {
         !bench.file_names().contains(&snapshot)
     })
     .await;
 }
 
 #[tokio::test]
-async fn only_a_sandbox_that_is_put_back_is_told_so() {
+async fn only_a_rollback_marks_the_identity_as_rewound() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;

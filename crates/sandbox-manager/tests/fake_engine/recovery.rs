@@ -1,4 +1,5 @@
-//! A daemon that is killed at any step leaves the old or the new state, and no orphans.
+//! A daemon that is killed at any step of an operation leaves the old or the new state, and no
+//! orphaned guests or files.
 
 use crate::fake;
 
@@ -12,8 +13,8 @@ mod futures {
     pub type Boxed = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// Creates a sandbox with text `old`, starts `work` on it, kills the daemon at `step`, and opens
-/// the data directory again.
+/// Creates a sandbox with text `old`, starts `work` on it, kills the daemon when `work` hangs at
+/// `step`, and opens the data directory with the next daemon.
 fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
     let bench = Bench::new();
     let id = Arc::new(Mutex::new(String::new()));
@@ -21,7 +22,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
         let host = bench.open().await;
         let sandbox = create_id(&host).await;
         bench.world.write(&sandbox, "old");
-        host.snapshot(&sandbox, Some("kept".into())).await.unwrap();
+        host.snapshot(&sandbox, Some("name".into())).await.unwrap();
         *id.lock().unwrap() = sandbox.clone();
         bench.world.hang(step);
         let files = bench.file_names();
@@ -36,12 +37,12 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
     });
     bench.world.clear_failures();
     let id = id.lock().unwrap().clone();
-    let host = again(&bench);
+    let host = reopen(&bench);
     (bench, host, id)
 }
 
 /// Opens the data directory as the next daemon.
-fn again(bench: &Bench) -> Sandboxes {
+fn reopen(bench: &Bench) -> Sandboxes {
     let host = Arc::new(Mutex::new(None));
     bench.run_and_kill(async {
         let opened = bench.open().await;
@@ -50,8 +51,8 @@ fn again(bench: &Bench) -> Sandboxes {
     host.lock().unwrap().take().unwrap()
 }
 
-/// Checks that the sandbox has one guest in its old state, and supports all operations.
-fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
+/// Checks that the sandbox runs with its old state, and supports all operations.
+fn check_runs(bench: &Bench, host: &Sandboxes, id: &str) {
     assert_eq!(*host.get(id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), "old");
@@ -70,7 +71,8 @@ fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
     });
 }
 
-fn whole(bench: &Bench, host: &Sandboxes) {
+/// Checks that the files and the journal contain the same snapshots.
+fn check_consistent(bench: &Bench, host: &Sandboxes) {
     let recorded: Vec<String> = host
         .snapshots()
         .list(None)
@@ -82,9 +84,10 @@ fn whole(bench: &Bench, host: &Sandboxes) {
     recorded.sort();
     host.gc().unwrap();
     let files: Vec<String> = bench.file_names().into_iter().collect();
-    assert_eq!(files, recorded, "files and journal tell the same");
+    assert_eq!(files, recorded, "files and journal agree");
 }
 
+/// Returns the reason why the sandbox is broken.
 fn cause(host: &Sandboxes, id: &str) -> String {
     match host.get(id).unwrap().state() {
         SandboxState::Broken { cause, .. } => cause.clone(),
@@ -93,7 +96,8 @@ fn cause(host: &Sandboxes, id: &str) -> String {
 }
 
 #[test]
-fn killed_in_a_snapshot_there_is_no_half_of_it_and_the_sandbox_runs_on() {
+fn a_crash_during_a_snapshot_leaves_no_partial_snapshot() {
+    // The files are complete from the second step on: the recovery then completes the snapshot.
     let steps = [
         ("snapshot", 2),
         ("snapshot-named", 3),
@@ -103,28 +107,28 @@ fn killed_in_a_snapshot_there_is_no_half_of_it_and_the_sandbox_runs_on() {
         let (bench, host, id) = killed_in(step, |host, id| {
             Box::pin(async move { drop(host.snapshot(&id, None).await) })
         });
-        whole(&bench, &host);
+        check_consistent(&bench, &host);
         assert_eq!(
             host.snapshots().list(None).unwrap().len(),
             snapshots,
             "{step}"
         );
-        runs_on(&bench, &host, &id);
+        check_runs(&bench, &host, &id);
     }
 }
 
 #[test]
-fn killed_in_a_pause_it_happened_or_it_did_not() {
+fn a_crash_during_a_pause_leaves_the_old_or_the_new_state() {
     let pause: Work = |host, id| Box::pin(async move { drop(host.pause(&id).await) });
     let (bench, host, id) = killed_in("snapshot", pause);
-    whole(&bench, &host);
-    runs_on(&bench, &host, &id);
+    check_consistent(&bench, &host);
+    check_runs(&bench, &host, &id);
 
     for step in ["snapshot-named", "snapshot-complete"] {
         let (bench, host, id) = killed_in(step, pause);
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Paused);
         assert!(bench.world.running().is_empty());
-        whole(&bench, &host);
+        check_consistent(&bench, &host);
         bench.run_and_kill(async {
             host.resume(&id).await.unwrap();
             assert_eq!(bench.world.read(&id), "old");
@@ -133,32 +137,32 @@ fn killed_in_a_pause_it_happened_or_it_did_not() {
 }
 
 #[test]
-fn killed_in_a_fork_or_create_no_child_is_there() {
+fn a_crash_during_a_fork_or_create_leaves_no_new_sandbox() {
     let fork: Work = |host, id| Box::pin(async move { drop(host.fork(&id, 3, None).await) });
     let create: Work = |host, _| Box::pin(async move { drop(host.create(base()).await) });
     for work in [fork, create] {
-        for step in ["assign", "keep", "kept"] {
+        for step in ["assign", "detach", "detached"] {
             let (bench, host, id) = killed_in(step, work);
             assert_eq!(host.list().len(), 1);
-            whole(&bench, &host);
-            runs_on(&bench, &host, &id);
+            check_consistent(&bench, &host);
+            check_runs(&bench, &host, &id);
         }
     }
 }
 
 #[test]
-fn killed_in_a_rollback_the_sandbox_is_what_it_was() {
-    for step in ["assign", "keep", "kept"] {
+fn a_crash_during_a_rollback_leaves_the_old_state() {
+    for step in ["assign", "detach", "detached"] {
         let (bench, host, id) = killed_in(step, |host, id| {
-            Box::pin(async move { drop(host.rollback(&id, "kept").await) })
+            Box::pin(async move { drop(host.rollback(&id, "name").await) })
         });
-        whole(&bench, &host);
-        runs_on(&bench, &host, &id);
+        check_consistent(&bench, &host);
+        check_runs(&bench, &host, &id);
     }
 }
 
 #[test]
-fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
+fn a_crash_during_a_kill_leaves_the_sandbox_killed() {
     for step in ["halt", "stop"] {
         let bench = Bench::new();
         let id = Arc::new(Mutex::new(String::new()));
@@ -168,12 +172,12 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
             *id.lock().unwrap() = sandbox.clone();
             bench.world.hang(step);
             tokio::spawn(async move { drop(host.kill(&sandbox).await) });
-            until("its end", || bench.world.running().is_empty()).await;
+            until("the guest to exit", || bench.world.running().is_empty()).await;
             // Time in which the exit of the guest would be noticed.
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         });
         bench.world.clear_failures();
-        let host = again(&bench);
+        let host = reopen(&bench);
         let id = id.lock().unwrap().clone();
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Killed);
         assert!(bench.world.running().is_empty());
@@ -181,7 +185,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
 }
 
 #[test]
-fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
+fn a_guest_that_exited_without_a_daemon_breaks_its_sandbox() {
     let bench = Bench::new();
     bench.run_and_kill(async {
         let host = bench.open().await;
@@ -214,14 +218,14 @@ fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn an_adopted_guest_that_ends_breaks_its_sandbox() {
+async fn an_adopted_guest_that_exits_breaks_its_sandbox() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
     drop(host);
     let host = bench.open().await;
     bench.world.panic_guest(&id);
-    until("the end to be noticed", || {
+    until("the exit to be noticed", || {
         *host.get(&id).unwrap().state() != SandboxState::Running
     })
     .await;
@@ -229,7 +233,7 @@ async fn an_adopted_guest_that_ends_breaks_its_sandbox() {
 }
 
 #[tokio::test]
-async fn guests_of_which_the_journal_knows_nothing_are_ended() {
+async fn guests_without_a_record_are_stopped() {
     let bench = Bench::new();
     let host = bench.open().await;
     host.create(base()).await.unwrap();
@@ -244,11 +248,11 @@ async fn guests_of_which_the_journal_knows_nothing_are_ended() {
 }
 
 #[tokio::test]
-async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
+async fn paused_sandboxes_survive_a_restart_and_orphaned_files_are_removed() {
     let bench = Bench::new();
     let host = bench.open().await;
     let paused = create_id(&host).await;
-    bench.world.write(&paused, "dream");
+    bench.world.write(&paused, "text");
     host.pause(&paused).await.unwrap();
     let killed = create_id(&host).await;
     host.kill(&killed).await.unwrap();
@@ -258,14 +262,14 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     let host = bench.open().await;
     // The snapshots of the template and of the paused sandbox remain without an explicit call.
     bench.until_files(2).await;
-    whole(&bench, &host);
+    check_consistent(&bench, &host);
     assert_eq!(*host.get(&killed).unwrap().state(), SandboxState::Killed);
     host.resume(&paused).await.unwrap();
-    assert_eq!(bench.world.read(&paused), "dream");
+    assert_eq!(bench.world.read(&paused), "text");
 }
 
 #[tokio::test]
-async fn a_sleeper_whose_snapshot_is_gone_says_so() {
+async fn a_paused_sandbox_without_its_snapshot_is_broken() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;

@@ -1,4 +1,5 @@
-//! Removal: its cost depends on the removed snapshots only, and no call waits for files.
+//! Removal of sandboxes and snapshots: the cost depends on the removed snapshots only, and no call
+//! waits for files or for stopping guests.
 
 use crate::fake;
 
@@ -14,7 +15,7 @@ fn fabricate(bench: &Bench, number: usize) {
     let journal = FabricatedJournal::open(&bench.dir.path().join("state.db")).unwrap();
     let snapshots = (0..number).map(|n| FabricatedSnapshot {
         id: format!("made{n:04}"),
-        sandbox: "gone".to_owned(),
+        sandbox: "removed".to_owned(),
         template: "base".to_owned(),
         parent: (n > 0).then(|| "made0000".to_owned()),
         created_ms: 1,
@@ -52,14 +53,14 @@ async fn cost(others: usize) -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn a_removal_costs_the_same_beside_ten_snapshots_and_a_thousand() {
+async fn the_cost_of_a_removal_does_not_depend_on_other_snapshots() {
     let few = cost(10).await;
     assert_eq!(few, cost(1000).await);
-    assert_eq!(few.1, 2, "the sleeper's and the one that was kept");
+    assert_eq!(few.1, 2, "files of the pause and of the requested snapshot");
 }
 
 #[tokio::test]
-async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can() {
+async fn a_removal_does_not_wait_for_files_which_are_removed_later() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -72,7 +73,7 @@ async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can(
 }
 
 #[tokio::test]
-async fn who_waits_for_files_waits_until_they_are_gone_but_not_for_ever() {
+async fn waiting_for_removed_files_is_bounded() {
     let bench = Bench::new();
     let host = bench.open().await;
     let remove_paused = async || {
@@ -84,28 +85,29 @@ async fn who_waits_for_files_waits_until_they_are_gone_but_not_for_ever() {
     remove_paused().await;
     let waiting = host.snapshots().removed_files();
     let waiting = tokio::time::timeout(Duration::from_millis(100), waiting);
-    waiting.await.expect_err("its files are still there");
+    waiting.await.expect_err("the files cannot be removed yet");
     assert_eq!(bench.file_names().len(), 2);
     bench.world.clear_failures();
     host.snapshots().removed_files().await;
     assert_eq!(bench.file_names().len(), 1);
 
+    // Files that stay in use do not delay the caller for longer than a limit.
     remove_paused().await;
     let waiting = host.snapshots().removed_files();
     let waiting = tokio::time::timeout(Duration::from_secs(20), waiting);
-    waiting.await.expect("an answer, whatever is in use");
+    waiting.await.expect("the wait is limited");
     assert_eq!(bench.file_names().len(), 2);
 }
 
 #[tokio::test]
-async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
+async fn a_daemon_serves_before_orphaned_files_are_removed() {
     let bench = Bench::new();
     let host = bench.open().await;
     host.create(base()).await.unwrap();
     drop(host);
     bench.world.hang("remove");
     for number in 0..1000 {
-        std::fs::write(bench.files().join(format!("left{number}")), "x").unwrap();
+        std::fs::write(bench.files().join(format!("orphan{number}")), "x").unwrap();
     }
     let host = bench.open().await;
     host.create(base()).await.unwrap();
@@ -116,7 +118,7 @@ async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_the_lineage() {
+async fn a_merged_snapshot_replaces_its_removed_parent_in_the_lineage() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -132,7 +134,10 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     bench.world.merged.lock().unwrap().insert(second.clone());
     host.gc().unwrap();
     assert_eq!(parent(&host), Some(template.clone()));
-    until("its files to go", || !bench.file_names().contains(&first)).await;
+    until("the removal of the files", || {
+        !bench.file_names().contains(&first)
+    })
+    .await;
     // The next daemon has the same parent.
     drop(host);
     let host = bench.open().await;
@@ -143,7 +148,7 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
 }
 
 #[tokio::test]
-async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiting_for_it() {
+async fn a_lineage_of_many_pauses_is_merged_in_the_background() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
@@ -167,7 +172,7 @@ async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiti
 }
 
 #[tokio::test]
-async fn kills_and_pauses_do_not_wait_for_what_is_left_of_a_guest_and_the_daemon_does() {
+async fn kills_and_pauses_do_not_wait_for_stopping_guests_but_a_shutdown_does() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (killed, paused) = (create_id(&host).await, create_id(&host).await);
@@ -178,10 +183,11 @@ async fn kills_and_pauses_do_not_wait_for_what_is_left_of_a_guest_and_the_daemon
     assert_eq!(*host.get(&killed).unwrap().state(), SandboxState::Killed);
     assert_eq!(*host.get(&paused).unwrap().state(), SandboxState::Paused);
     assert!(!host.finish(Duration::from_millis(20)).await);
+    // The processes of both guests have not stopped yet.
 }
 
 #[tokio::test]
-async fn a_daemon_ends_when_the_guests_that_it_killed_are_gone() {
+async fn a_shutdown_ends_when_killed_guests_have_stopped() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;

@@ -15,12 +15,12 @@ fn from(snapshot: &str) -> CreateSpec {
     }
 }
 
-/// Creates a sandbox with `text` in its memory, and a snapshot of it.
+/// Creates a sandbox with `text` in its memory and takes a snapshot. Returns the ids of both.
 async fn taken(bench: &Bench, host: &Sandboxes, text: &str) -> (String, String) {
     let id = create_id(host).await;
     bench.world.write(&id, text);
     let snapshot = host
-        .snapshot(&id, Some("kept".into()))
+        .snapshot(&id, Some("name".into()))
         .await
         .unwrap()
         .id()
@@ -29,7 +29,7 @@ async fn taken(bench: &Bench, host: &Sandboxes, text: &str) -> (String, String) 
 }
 
 #[tokio::test]
-async fn a_damaged_snapshot_is_fetched_anew_once_for_all_who_need_it() {
+async fn concurrent_repairs_share_one_fetch_of_a_damaged_snapshot() {
     let (bench, store, text) = (Bench::new(), TestStore::new(), noise(7, 300_000));
     let host = bench.open_with(store.options("one", None)).await;
     let (id, snapshot) = taken(&bench, &host, &text).await;
@@ -45,10 +45,10 @@ async fn a_damaged_snapshot_is_fetched_anew_once_for_all_who_need_it() {
         assert!(bench.world.read(sandbox.id()).ends_with(&text));
     }
     assert_eq!(figure(&host, MENDED), 1.0);
-    // Its record, with the name and retention, is unchanged.
+    // The record of the snapshot, with its name and retention, is unchanged.
     let after = host.snapshots().list(None).unwrap();
     assert_eq!(before, after);
-    // A whole lineage is repaired, also below a running sandbox.
+    // A whole lineage is repaired, also for a running sandbox that descends from it.
     for name in bench.file_names() {
         fs::remove_file(bench.files().join(name)).unwrap();
     }
@@ -59,7 +59,7 @@ async fn a_damaged_snapshot_is_fetched_anew_once_for_all_who_need_it() {
 }
 
 #[tokio::test]
-async fn a_damaged_snapshot_that_no_store_has_is_refused_as_it_is() {
+async fn a_damaged_snapshot_without_a_copy_is_rejected() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open().await;
     let (id, snapshot) = taken(&bench, &host, "text").await;
@@ -83,7 +83,7 @@ async fn a_damaged_snapshot_that_no_store_has_is_refused_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_failure_that_is_no_damage_fetches_nothing() {
+async fn a_failure_without_damage_fetches_nothing() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let (_, snapshot) = taken(&bench, &host, "text").await;

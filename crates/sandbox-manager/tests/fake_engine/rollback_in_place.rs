@@ -1,4 +1,4 @@
-//! Rollbacks in place of the guest.
+//! Rollbacks in place: the guest returns to a snapshot without being replaced.
 
 use crate::fake;
 
@@ -7,7 +7,7 @@ use jiffy_sandbox_manager::{SandboxState, Sandboxes};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// Creates a sandbox with text `later`, and returns it with its snapshot of the text `old`.
+/// Creates a sandbox with text `later`. Returns its id and its snapshot of the text `old`.
 async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
     bench.world.supports_rollback.store(true, Ordering::Relaxed);
     let id = create_id(host).await;
@@ -18,8 +18,9 @@ async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
     (id, snapshot)
 }
 
-/// Checks that snapshots, pauses and rollbacks continue from `text`.
-async fn goes_on(bench: &Bench, host: &Sandboxes, id: &str, text: &str) {
+/// Checks that the sandbox runs with `text`, and that snapshots, rollbacks and pauses continue from
+/// there.
+async fn check_continues(bench: &Bench, host: &Sandboxes, id: &str, text: &str) {
     assert_eq!(*host.get(id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), text);
@@ -33,7 +34,7 @@ async fn goes_on(bench: &Bench, host: &Sandboxes, id: &str, text: &str) {
 }
 
 #[tokio::test]
-async fn a_guest_that_can_goes_back_in_its_place_and_is_told_so() {
+async fn a_supported_rollback_happens_in_place() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = sandbox(&bench, &host).await;
@@ -43,11 +44,11 @@ async fn a_guest_that_can_goes_back_in_its_place_and_is_told_so() {
     assert_eq!(*bench.world.restores.lock().unwrap(), restores);
     let body = bench.world.body(&id);
     assert!(body.sandbox_identity.lock().unwrap().rewound);
-    goes_on(&bench, &host, &id, "old").await;
+    check_continues(&bench, &host, &id, "old").await;
 }
 
 #[tokio::test]
-async fn the_next_daemon_adopts_a_guest_that_went_back() {
+async fn the_next_daemon_adopts_a_guest_after_a_rollback_in_place() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = sandbox(&bench, &host).await;
@@ -60,8 +61,9 @@ async fn the_next_daemon_adopts_a_guest_that_went_back() {
 }
 
 #[tokio::test]
-async fn a_guest_that_cannot_go_back_is_replaced_and_one_that_is_lost_is_restored() {
-    for step in ["go-back", "going-back"] {
+async fn a_rejected_or_failed_rollback_in_place_restores_another_guest() {
+    // The guest rejects the rollback, or is lost after the rollback.
+    for step in ["rollback", "rollback-done"] {
         let bench = Bench::new();
         let host = bench.open().await;
         let (id, snapshot) = sandbox(&bench, &host).await;
@@ -70,18 +72,19 @@ async fn a_guest_that_cannot_go_back_is_replaced_and_one_that_is_lost_is_restore
         host.rollback(&id, &snapshot).await.unwrap();
         assert_eq!(*bench.world.restores.lock().unwrap(), restores + 1);
         bench.world.clear_failures();
-        goes_on(&bench, &host, &id, "old").await;
+        check_continues(&bench, &host, &id, "old").await;
     }
 }
 
 #[tokio::test]
-async fn a_refused_rollback_that_fails_leaves_the_sandbox_as_it_was() {
+async fn a_rejected_rollback_without_a_restore_has_no_effect() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = sandbox(&bench, &host).await;
-    bench.world.fail("go-back");
+    bench.world.fail("rollback");
     bench.world.fail("restore");
     assert!(host.rollback(&id, &snapshot).await.is_err());
+    // The journal has recorded the sandbox as paused and then as running again.
     bench.world.clear_failures();
     // The result is the same with the next daemon.
     host.close().await;
@@ -92,11 +95,11 @@ async fn a_refused_rollback_that_fails_leaves_the_sandbox_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_guest_is_lost_and_cannot_be_restored_sleeps_in_the_snapshot() {
+async fn a_lost_guest_that_cannot_be_restored_leaves_the_sandbox_paused() {
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = sandbox(&bench, &host).await;
-    bench.world.fail("going-back");
+    bench.world.fail("rollback-done");
     bench.world.fail("restore");
     assert!(host.rollback(&id, &snapshot).await.is_err());
     bench.world.clear_failures();
@@ -105,12 +108,12 @@ async fn a_sandbox_whose_guest_is_lost_and_cannot_be_restored_sleeps_in_the_snap
     assert_eq!(paused.snapshot(), Some(&*snapshot));
     assert!(bench.world.running().is_empty());
     host.resume(&id).await.unwrap();
-    goes_on(&bench, &host, &id, "old").await;
+    check_continues(&bench, &host, &id, "old").await;
 }
 
 #[test]
-fn killed_half_way_the_sandbox_sleeps_in_the_snapshot() {
-    for step in ["go-back", "going-back"] {
+fn a_daemon_killed_during_a_rollback_in_place_leaves_the_sandbox_paused() {
+    for step in ["rollback", "rollback-done"] {
         let bench = Bench::new();
         let sandbox_id = Arc::new(Mutex::new(None));
         bench.run_and_kill(async {
@@ -119,7 +122,7 @@ fn killed_half_way_the_sandbox_sleeps_in_the_snapshot() {
             bench.world.hang(step);
             *sandbox_id.lock().unwrap() = Some(id.clone());
             tokio::spawn(async move { drop(host.rollback(&id, &snapshot).await) });
-            until("the step", || {
+            until("the rollback to start", || {
                 bench.world.rollback_started.load(Ordering::Relaxed)
             })
             .await;
@@ -135,7 +138,7 @@ fn killed_half_way_the_sandbox_sleeps_in_the_snapshot() {
             );
             assert!(bench.world.running().is_empty());
             host.resume(&id).await.unwrap();
-            goes_on(&bench, &host, &id, "old").await;
+            check_continues(&bench, &host, &id, "old").await;
         });
     }
 }

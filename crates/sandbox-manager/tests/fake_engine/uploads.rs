@@ -1,4 +1,4 @@
-//! Uploads to a shared store: snapshots that are reported as stored are in the store.
+//! Uploads to a shared store: a snapshot that is reported as stored is in the store.
 
 use crate::fake;
 
@@ -121,6 +121,7 @@ pub fn noise(seed: u64, bytes: usize) -> String {
     letters.take(bytes).collect()
 }
 
+/// Waits until the snapshot is in the store.
 pub async fn stored(host: &Sandboxes, id: &str) -> Snapshot {
     let waiting = host.snapshots().wait_stored(id);
     let limit = std::time::Duration::from_secs(60);
@@ -140,7 +141,7 @@ pub fn figure(host: &Sandboxes, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_again() {
+async fn requested_and_pause_snapshots_are_uploaded_without_known_chunks() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let id = create_id(&host).await;
@@ -171,7 +172,11 @@ async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_ag
         .map(|n| n.root.to_string())
         .collect();
     assert_eq!(below[0], first.copy_roots().next().unwrap());
-    assert_eq!(below.len(), 2, "the template's snapshot is below it");
+    assert_eq!(
+        below.len(),
+        2,
+        "the template's snapshot is its other ancestor"
+    );
     // Snapshots that no client requested are not uploaded.
     host.resume(&id).await.unwrap();
     let fork = host.fork(&id, 1, None).await.unwrap().snapshot;
@@ -180,7 +185,7 @@ async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_ag
 }
 
 #[tokio::test]
-async fn each_owner_has_a_tenant_and_none_without_a_store() {
+async fn each_owner_has_a_tenant_in_the_store() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let settings = SandboxSettings {
@@ -203,7 +208,7 @@ async fn each_owner_has_a_tenant_and_none_without_a_store() {
 }
 
 #[tokio::test]
-async fn the_snapshot_of_a_stock_template_is_stored_once_for_all_owners() {
+async fn stock_template_snapshots_are_stored_once_for_all_owners() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let options = HostOptions {
         is_stock: |name| name == "base",
@@ -244,7 +249,7 @@ async fn the_snapshot_of_a_stock_template_is_stored_once_for_all_owners() {
 }
 
 #[tokio::test]
-async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
+async fn uploads_and_removals_continue_when_the_store_is_reachable_again() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let id = create_id(&host).await;
@@ -261,7 +266,7 @@ async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
         state(&host, &pending) == Some(StoreState::Stored)
     })
     .await;
-    until("nothing to be left to remove", || {
+    until("the pending removals", || {
         figure(&host, "jiffy_store_removals_pending") == 0.0
     })
     .await;
@@ -269,15 +274,16 @@ async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
     assert!(store.find(LOCAL_TENANT, &pending).await.is_some());
 }
 
+/// Waits until the snapshot has neither a record nor files.
 async fn wait_removed(bench: &Bench, host: &Sandboxes, id: &str) {
-    until("the snapshot to be gone", || {
+    until("the removal of the snapshot", || {
         host.snapshots().like(id).is_empty() && !bench.file_names().contains(id)
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
+async fn removing_a_snapshot_during_its_upload_leaves_nothing() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", Some(6 << 20))).await;
     let id = create_id(&host).await;
@@ -303,7 +309,7 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
     until("a pack to be sent", || store.objects("packs").len() > packs).await;
     host.remove(&id).await.unwrap();
     wait_removed(&bench, &host, &pause).await;
-    until("nothing to be left to do", || {
+    until("the uploads and removals to end", || {
         figure(&host, "jiffy_store_uploads_pending{state=\"running\"}") == 0.0
             && figure(&host, "jiffy_store_removals_pending") == 0.0
     })
@@ -314,7 +320,7 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
 }
 
 #[test]
-fn a_daemon_that_was_killed_goes_on_where_it_was() {
+fn the_next_daemon_continues_uploads_and_removals() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let snapshots = std::sync::Mutex::new(Vec::new());
     bench.run_and_kill(async {
@@ -325,8 +331,8 @@ fn a_daemon_that_was_killed_goes_on_where_it_was() {
         bench.world.write(&id, &noise(3, 30_000_000));
         let second = snapshot_id(&host, &id).await;
         until("a pack to be sent", || store.objects("packs").len() > 2).await;
-        // The snapshot is removed right before the daemon is killed, so the next one removes the
-        // copy.
+        // The snapshot is removed right before the daemon is killed, so the next daemon must remove
+        // the copy.
         *snapshots.lock().unwrap() = vec![first.clone(), second];
         host.snapshots().remove(&first).unwrap();
     });
@@ -338,7 +344,7 @@ fn a_daemon_that_was_killed_goes_on_where_it_was() {
         stored(&host, &snapshots[1]).await;
         assert!(figure(&host, "jiffy_store_chunks_total{what=\"known\"}") >= 64.0);
         assert!(store.objects("packs").len() > packs);
-        until("nothing to be left to remove", || {
+        until("the pending removals", || {
             figure(&host, "jiffy_store_removals_pending") == 0.0
         })
         .await;
@@ -348,7 +354,7 @@ fn a_daemon_that_was_killed_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn hosts_that_push_the_same_chunks_at_once_both_have_them_stored() {
+async fn hosts_can_push_the_same_chunks_concurrently() {
     let store = TestStore::new();
     let benches = [Bench::new(), Bench::new()];
     let mut hosts = Vec::new();
@@ -369,7 +375,7 @@ async fn hosts_that_push_the_same_chunks_at_once_both_have_them_stored() {
 }
 
 #[tokio::test]
-async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
+async fn a_snapshot_is_uploaded_again_after_its_base_was_removed() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let id = create_id(&host).await;
@@ -380,7 +386,7 @@ async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
     host.snapshots().remove(&below).unwrap();
     host.gc().unwrap();
     assert!(host.snapshots().like(&below).is_empty());
-    until("it to be removed from the store", || {
+    until("the removal from the store", || {
         figure(&host, "jiffy_store_removals_pending") == 0.0
     })
     .await;
@@ -394,12 +400,13 @@ async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_the_store_has_lost_is_pushed_again() {
+async fn a_snapshot_that_the_store_lost_is_uploaded_again() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let id = create_id(&host).await;
     let below = snapshot_id(&host, &id).await;
     stored(&host, &below).await;
+    // The store loses all snapshots, as after a restore of an old backup.
     for manifest in store.objects("manifests") {
         fs::remove_file(manifest).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Warm pool.
+//! Warm pool, and the background work for snapshots of templates and of the pool.
 
 use crate::fake;
 
@@ -15,7 +15,7 @@ fn warm(warm: usize) -> HostOptions {
 }
 
 #[tokio::test]
-async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
+async fn a_create_takes_an_unassigned_guest_of_the_pool() {
     let bench = Bench::new();
     let host = bench.open_with(warm(2)).await;
     assert_eq!(
@@ -48,11 +48,15 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
     );
     until("the pool to fill again", || host.pool().waiting() == 2).await;
     host.kill(a.id()).await.unwrap();
-    assert_eq!(host.pool().waiting(), 2, "a used one does not come back");
+    assert_eq!(
+        host.pool().waiting(),
+        2,
+        "a used guest does not return to the pool"
+    );
 }
 
 #[tokio::test]
-async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() {
+async fn pool_guests_are_rehearsed_and_a_failed_rehearsal_adds_none() {
     let bench = Bench::new();
     let host = bench.open_with(warm(1)).await;
     host.create(base()).await.unwrap();
@@ -61,13 +65,13 @@ async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() 
     assert_eq!(
         rehearsed(),
         1,
-        "not the one that was restored for its creator"
+        "a guest that was restored for a create is not rehearsed"
     );
     bench.world.fail("rehearse");
     let sandbox = host.create(base()).await.unwrap();
     assert_eq!(sandbox.boot_mode(), Some(BootMode::WarmPool));
     until("the failure", || rehearsed() == 2).await;
-    until("its guest to end", || bench.world.running().len() == 2).await;
+    until("the exit of its guest", || bench.world.running().len() == 2).await;
     assert_eq!(host.pool().waiting(), 0);
     bench.world.clear_failures();
     let next = host.create(base()).await.unwrap();
@@ -77,7 +81,7 @@ async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() 
 }
 
 #[tokio::test]
-async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
+async fn the_pool_is_emptied_when_its_template_changes_or_guests_are_stopped() {
     let bench = Bench::new();
     let host = bench.open_with(warm(1)).await;
     host.create(base()).await.unwrap();
@@ -94,7 +98,7 @@ async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
 }
 
 #[tokio::test]
-async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
+async fn snapshots_of_waiting_guests_are_prefetched_periodically() {
     let bench = Bench::new();
     let host = bench
         .open_with(HostOptions {
@@ -120,7 +124,7 @@ async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
 }
 
 #[tokio::test]
-async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_nothing() {
+async fn the_working_set_of_a_template_is_recorded_once() {
     let bench = Bench::new();
     let host = bench.open().await;
     host.create(base()).await.unwrap();
@@ -129,13 +133,13 @@ async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_not
     assert_eq!(template.purpose(), SnapshotPurpose::Template);
     assert_eq!(*bench.world.working_sets.lock().unwrap(), [template.id()]);
     *bench.world.version.lock().unwrap() += 1;
-    bench.world.fail("learn");
+    bench.world.fail("working-set");
     host.create(base()).await.unwrap();
     assert_eq!(bench.world.working_sets.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
+async fn retained_snapshots_receive_checksums_also_after_a_restart() {
     let bench = Bench::new();
     let options = HostOptions {
         upkeep_interval: Duration::from_millis(5),
@@ -157,19 +161,19 @@ async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     drop(host);
     bench.world.checksummed.lock().unwrap().clear();
     let host = bench.open_with(options).await;
-    until("both to be looked at again", || checksummed() == both).await;
+    until("both to be checked again", || checksummed() == both).await;
     // A snapshot that is removed before it is checked causes no error.
     host.remove(child.id()).await.unwrap();
     host.remove(sandbox.id()).await.unwrap();
     host.snapshots().remove(requested.id()).unwrap();
-    until("its files to go", || {
+    until("the removal of the files", || {
         !bench.file_names().contains(requested.id())
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_pool_grows_and_shrinks_as_it_is_told() {
+async fn setting_the_target_grows_and_shrinks_the_pool() {
     let bench = Bench::new();
     let host = bench.open_with(warm(0)).await;
     let size = SandboxSize::default();
@@ -182,7 +186,7 @@ async fn a_pool_grows_and_shrinks_as_it_is_told() {
     assert_eq!((pool.wanted, pool.waiting), (1, 1));
     host.pool().set("base", size, 0).await.unwrap();
     assert_eq!(host.pool().waiting(), 0);
-    until("those too many to end", || {
+    until("the surplus guests to exit", || {
         bench.world.running() == [first.id().to_owned()]
     })
     .await;
@@ -192,7 +196,7 @@ async fn a_pool_grows_and_shrinks_as_it_is_told() {
 }
 
 #[tokio::test]
-async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots() {
+async fn the_number_of_template_snapshots_of_different_sizes_is_bounded() {
     let bench = Bench::new();
     let host = bench.open_with(HostOptions::default()).await;
     let usual = host
@@ -222,7 +226,7 @@ async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots()
 }
 
 #[tokio::test]
-async fn sizes_that_are_made_at_the_same_time_do_not_take_each_others_snapshots() {
+async fn concurrent_creates_of_many_sizes_do_not_retire_each_other() {
     let bench = Bench::new();
     let host = bench.open_with(HostOptions::default()).await;
     let creates = (0..20).map(|n| {
@@ -233,6 +237,7 @@ async fn sizes_that_are_made_at_the_same_time_do_not_take_each_others_snapshots(
         });
         tokio::spawn(async move { host.create(spec).await })
     });
+    // A create fails if the snapshot of its size was retired before its first use.
     for create in creates.collect::<Vec<_>>() {
         create.await.unwrap().unwrap();
     }

@@ -1,4 +1,5 @@
-//! Rollback of a running microVM to a snapshot. The VMM process and the network slot remain.
+//! Rollback of a running microVM to a snapshot in place: the VMM process and the network slot
+//! remain.
 
 use crate::agent_identity;
 use crate::microvm_engine::guest::MicroVmGuest;
@@ -6,6 +7,7 @@ use crate::microvm_engine::unassigned::boot_error;
 use jiffy_engine_api::{RollbackCommit, RollbackFailure, SandboxIdentity};
 use jiffy_microvm_engine::{RollbackError, RollbackSpec};
 
+/// Returns the failure of a rollback that has changed nothing.
 fn refused(reason: impl std::fmt::Display) -> RollbackFailure {
     RollbackFailure::Refused {
         reason: reason.to_string(),
@@ -13,6 +15,8 @@ fn refused(reason: impl std::fmt::Display) -> RollbackFailure {
 }
 
 impl MicroVmGuest {
+    /// Rolls the guest back to snapshot `id`. All checks come before `commit`, after which the
+    /// guest changes.
     pub(in crate::microvm_engine) async fn roll_back_in_place(
         &self,
         id: &str,
@@ -29,6 +33,7 @@ impl MicroVmGuest {
                 "the snapshot is of another version of the template",
             ));
         }
+        // Devices cannot be added to or removed from a running VMM.
         if manifest.net != self.nic.is_connected() {
             return Err(refused(
                 "the network interfaces of the snapshot and the sandbox differ",
@@ -55,8 +60,10 @@ impl MicroVmGuest {
             populate_later,
             lineage,
         };
+        // The sandbox already has these rules, so they may remain if the rollback fails afterwards.
         let ruled = self.nic.set_rules(&identity.network).await;
         ruled.map_err(refused)?;
+        // The journal must record the rollback before the guest changes.
         if !commit() {
             return Err(refused("the rollback could not be recorded in the journal"));
         }
@@ -69,6 +76,7 @@ impl MicroVmGuest {
                 RollbackError::Lost(e) => RollbackFailure::Lost(boot_error(e)),
             })?;
         tracing::debug!(?report, "rolled back a guest in place");
+        // The next daemon reads the identity from the handle.
         self.set_identity(assigned);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Snapshots of running guests.
+//! Snapshots of running microVMs.
 
 use crate::microvm_engine::guest::MicroVmGuest;
 use crate::restore_policy::RestorePolicy;
@@ -8,6 +8,7 @@ use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
 use jiffy_snapshot::{Durability, Snapshot};
 
 impl MicroVmGuest {
+    /// Takes snapshot `id` of the guest.
     pub(in crate::microvm_engine) async fn save(
         &self,
         id: &str,
@@ -22,6 +23,7 @@ impl MicroVmGuest {
                 AfterSnapshot::Resume => Then::Resume,
                 AfterSnapshot::Stop => Then::Stop,
             },
+            // The daemon's journal is not synchronised either: a power failure may lose both.
             durability: Durability::PageCache,
             max_bytes,
             // The pages that a guest has touched since its restore are the working set of the next
@@ -37,6 +39,7 @@ impl MicroVmGuest {
         self.times(saved, max_bytes)
     }
 
+    /// Converts the result of a snapshot. An error may have its cause in the exit of the guest.
     pub(in crate::microvm_engine) fn times(
         &self,
         saved: Result<(Snapshot, SnapshotReport), SaveError>,

@@ -31,7 +31,7 @@ impl Script {
             let what = self.random.of(&[What::Store, What::Store, What::Load]);
             self.step(what, width, 0, at, value);
         }
-        self.ask(device);
+        self.query_status(device);
     }
 
     /// Takes devices in and out of service while requests are in flight.
@@ -42,7 +42,7 @@ impl Script {
             let status = self.random.of(&[0, 3, 11, 15, 15, 15, 128]);
             self.register(device, 0x70, status);
         }
-        self.ask(device);
+        self.query_status(device);
     }
 
     /// Accesses all ports except the reset port, and addresses without devices.
@@ -70,7 +70,8 @@ impl Script {
         }
     }
 
-    /// Pins of the I/O APIC, masked and unmasked, with invalid vectors and destinations.
+    /// Accesses the pins of the I/O APIC, masked and unmasked, with invalid vectors and
+    /// destinations.
     pub(super) fn interrupts(&mut self) {
         for _ in 0..60 {
             let select = self.random.below(0x50);

@@ -19,8 +19,8 @@ impl Script {
         bytes
     }
 
-    /// `struct virtio_blk_req` (virtio 1.2 5.2.6): read, write, flush, get id, discard, write
-    /// zeroes, or an unknown type.
+    /// Returns a `struct virtio_blk_req` (virtio 1.2 5.2.6): read, write, flush, get id, discard,
+    /// write zeroes, or an unknown type.
     pub(super) fn disk_request(&mut self) -> Vec<u8> {
         let kind: u32 = self.random.of(&[0, 0, 1, 1, 4, 8, 11, 13, 99]);
         let sector = if self.random.once_in(4) {
@@ -34,7 +34,7 @@ impl Script {
         bytes
     }
 
-    /// `struct virtio_vsock_hdr` (5.10.6), with random source and destination.
+    /// Returns a `struct virtio_vsock_hdr` (5.10.6), with random source and destination.
     pub(super) fn packet(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut cid = |usual: u64| {
@@ -62,15 +62,16 @@ impl Script {
         let op = self.random.of(&[1, 1, any]);
         bytes.extend(kind.to_le_bytes());
         bytes.extend(u16::try_from(op).unwrap().to_le_bytes());
-        let (flags, room, taken) = (self.random.below(4), self.random.next(), self.random.next());
-        for word in [flags, room, taken] {
+        let (flags, buffer_bytes, received_bytes) =
+            (self.random.below(4), self.random.next(), self.random.next());
+        for word in [flags, buffer_bytes, received_bytes] {
             bytes.extend(&word.to_le_bytes()[..4]);
         }
         bytes
     }
 
-    /// `struct virtio_net_hdr` (5.1.6) with offloads that were not negotiated, and a frame of
-    /// garbage.
+    /// Returns a `struct virtio_net_hdr` (5.1.6) with offloads that were not negotiated, and a frame
+    /// of garbage.
     pub(super) fn frame(&mut self) -> Vec<u8> {
         let words = 2 + self.random.below(200);
         let mut bytes: Vec<u8> = (0..words)
@@ -82,7 +83,7 @@ impl Script {
         bytes
     }
 
-    /// Page numbers for the balloon: mostly of the data area, some invalid.
+    /// Returns page numbers for the balloon: mostly of the data area, some invalid.
     pub(super) fn page_numbers(&mut self) -> Vec<u8> {
         let count = 1 + self.random.below(256);
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Thread that removes files of snapshots, so that no caller and no lock waits for the disk.
+//! Thread that removes the files of snapshots, so that no caller and no lock waits for the disk.
 
 use super::super::snapshot_engine::{SnapshotEngines, SnapshotOnDisk};
 use parking_lot::Mutex;
@@ -8,15 +8,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Delay of the first retry if files cannot be removed; doubled for each further one.
+/// Delay of the first retry if files cannot be removed. The delay doubles with each further retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Maximum delay between two retries. Periodic garbage collection removes files that stay longer.
+/// Maximum delay between two retries. Files that stay longer are left to periodic garbage
+/// collection.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Maximum time that a caller waits for files that cannot be removed yet: a guest holds its files
 /// until its process has exited.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Sender for the thread, which exits when the engines are dropped.
+/// Sender for the thread. The thread exits when the engines are dropped.
 pub(super) struct FileRemover(Mutex<Sender<Request>>);
 
 /// Request to the thread.
@@ -46,7 +47,7 @@ impl FileRemover {
         let _ = self.0.lock().send(Request::Files(snapshots));
     }
 
-    /// Waits until all queued files are removed, at most `MAX_WAIT` for files in use.
+    /// Waits until all queued files are removed. Waits at most `MAX_WAIT` for files in use.
     pub async fn done(&self) {
         let (notify, done) = oneshot::channel();
         let _ = self.0.lock().send(Request::Done(notify));
@@ -60,6 +61,7 @@ fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
     let mut remaining = Vec::new();
     let mut wait = FIRST_RETRY_DELAY;
     let mut waiting: Vec<(Instant, oneshot::Sender<()>)> = Vec::new();
+    // The oldest waiting caller comes first, so its limit is the next one.
     loop {
         let request = if remaining.is_empty() {
             requests.recv().map_err(RecvTimeoutError::from)
@@ -79,6 +81,7 @@ fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
                 }
                 FIRST_RETRY_DELAY
             }
+            // Doubled before the attempt below, and reset by the next request.
             Err(RecvTimeoutError::Timeout) => wait * 2,
             Err(RecvTimeoutError::Disconnected) => return,
         };
@@ -92,14 +95,15 @@ fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
             // Ignore the error: the caller stopped waiting.
             let _ = notify.send(());
         }
+        // Periodic garbage collection removes these files later.
         if wait > MAX_RETRY_DELAY {
             remaining.clear();
         }
     }
 }
 
-/// Removes files of snapshots in the order in which the engines permit it. Snapshots whose files
-/// cannot be removed yet remain in `snapshots`.
+/// Removes the files of snapshots in an order that the engines permit: children before their
+/// parents. Snapshots whose files cannot be removed yet remain in `snapshots`.
 pub(super) fn remove_files(engines: &SnapshotEngines, snapshots: &mut Vec<SnapshotOnDisk>) {
     loop {
         let before = snapshots.len();
@@ -111,10 +115,12 @@ pub(super) fn remove_files(engines: &SnapshotEngines, snapshots: &mut Vec<Snapsh
                 true
             }
         });
+        // No progress: the remaining files are in use, or others depend on them.
         if snapshots.is_empty() || snapshots.len() == before {
             return;
         }
-        // A parent that came before its children comes after them now.
+        // The order of the snapshots is unknown. In reverse, a child that came after its parent
+        // comes first.
         snapshots.reverse();
     }
 }

@@ -13,9 +13,9 @@ use jiffy_api_types::SnapshotPurpose;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of snapshots, and of snapshots on the disk, that one round checks.
+/// Maximum number of records, and of snapshots on the disk, that one round checks.
 const MAX_PER_ROUND: usize = 1000;
-/// Pause between two rounds of the first pass.
+/// Pause between two rounds of the first pass, so that they do not compete with clients.
 const FIRST_ROUNDS_PAUSE: Duration = Duration::from_millis(100);
 
 /// Position of garbage collection between two rounds.
@@ -50,11 +50,13 @@ impl Sandboxes {
                 let Some(this) = weak.upgrade() else {
                     return;
                 };
+                // Another daemon may own the directory now. Its files have no record here.
                 if lock.as_ref().is_some_and(|lock| !lock.is_in_place()) {
                     return tracing::error!(
                         "stopped garbage collection: the data directory was removed or replaced"
                     );
                 }
+                // A round reads directories and manifests.
                 let round = tokio::task::spawn_blocking(move || {
                     let retire = |ids: &[String]| this.templates().retire_outdated(ids);
                     let collected = this.0.gc.run_round(&mut position, retire);
@@ -65,6 +67,7 @@ impl Sandboxes {
                     Ok(round) => round,
                     Err(e) => {
                         tracing::error!(error = %e, "garbage collection failed unexpectedly");
+                        // The position was lost with the task, so a new pass starts.
                         (Ok(0), GcPosition::default())
                     }
                 };
@@ -119,6 +122,7 @@ impl GarbageCollector {
         position: &mut GcPosition,
         retire_outdated: impl FnOnce(&[String]),
     ) -> Result<usize, OperationError> {
+        // Unfinished files are searched at the start of a pass, and later in each round.
         let mut removed = if position.is_first_pass() && position.files.is_some() {
             0
         } else {
@@ -155,8 +159,8 @@ impl GarbageCollector {
         Ok(removed)
     }
 
-    /// Returns the snapshots without a record among the next ones on the disk, and whether these
-    /// are the last ones.
+    /// Returns the snapshots without a record among the next ones on the disk, and whether the walk
+    /// has ended.
     fn next_orphans(
         &self,
         walk: &mut DiskWalk,
@@ -165,8 +169,9 @@ impl GarbageCollector {
         let failed = OperationError::engine("read the snapshots of this host");
         let mut orphans = next.map_err(failed)?;
         let is_end = orphans.len() < MAX_PER_ROUND;
-        // In this order: a snapshot is pinned before its first byte is on the disk until it has its
-        // record.
+        // The pins are checked before the records: a snapshot is pinned from before its first byte
+        // is on the disk until it has its record. In the reverse order, a snapshot that is
+        // completed in between would count as orphaned.
         orphans.retain(|s| !self.parts.catalog.pins().contains_key(&s.id));
         orphans.retain(|s| self.parts.catalog.read().get(&s.id).is_none());
         Ok((orphans, is_end))

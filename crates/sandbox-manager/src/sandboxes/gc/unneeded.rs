@@ -1,4 +1,4 @@
-//! Removal of unneeded snapshots.
+//! Removal of the records of unneeded snapshots, and of their ancestors that become unneeded.
 
 use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;
@@ -10,21 +10,21 @@ use jiffy_engine_api::{EngineError, PreparedFold};
 use jiffy_proto::snapshot::FoldedLayers;
 use std::collections::{BTreeMap, HashMap};
 
-/// Need of a snapshot.
+/// Reason why a snapshot is needed.
 enum Need {
     /// The snapshot is retained, or a sandbox or an operation uses it.
     Used,
     /// Only the files of another snapshot depend on its files.
     Dependency,
-    /// No use.
+    /// The snapshot can be removed.
     None,
 }
 
 /// Result of a collection: removed snapshots, and the effects of their removal.
 #[derive(Default)]
 struct UnneededSnapshots {
-    /// Snapshots whose parent serves only as their dependency: the parent's files can be folded
-    /// into theirs.
+    /// Children of snapshots that serve only as a dependency. The files of such a parent can be
+    /// folded into the files of its only child.
     foldable: Vec<String>,
     /// Removed snapshots, children before their parents.
     removed: Vec<SnapshotOnDisk>,
@@ -70,7 +70,7 @@ impl GarbageCollector {
                     self.need(&snapshots, &pins, parent, Some(child)),
                     Need::None
                 ),
-                // Its record was removed by a fold that did not complete.
+                // A fold that did not complete has removed its record.
                 None => !pins.contains_key(parent),
             }
     }
@@ -85,6 +85,7 @@ impl GarbageCollector {
     ) -> Option<Result<FoldedLayers, EngineError>> {
         let change = self.parts.catalog.change();
         let parent = fold.parent().to_owned();
+        // Checked while `change` excludes other changes, so that the parent gets no new user.
         if !self.is_foldable(&parent, child) {
             return None;
         }
@@ -181,17 +182,19 @@ impl GarbageCollector {
                 collected.moved.insert(child.id.clone(), child);
             }
             collected.copies.extend(record.store.all_retractions(&id));
+            // A snapshot that was moved above is removed itself.
             collected.moved.remove(&id);
             collected.removed.push(SnapshotOnDisk {
                 id,
                 engine: record.engine,
             });
+            // The parent may have lost its last user.
             queue.extend(record.parent);
         }
         collected
     }
 
-    /// Returns the need of snapshot `id`. Ignores that the files of `except` depend on its files.
+    /// Returns why snapshot `id` is needed. The child `except` does not count as a user.
     fn need(
         &self,
         snapshots: &SnapshotIndex,
@@ -207,6 +210,7 @@ impl GarbageCollector {
             let files = files.and_then(Result::ok);
             except != Some(child) && files.is_none_or(|files| files.depends_on(child, id))
         };
+        // The cheap checks come first: `depends_on_it` may read the disk.
         if snapshots.get(id).is_some_and(|s| s.retained)
             || pins.contains_key(id)
             || self.parts.indexes.users.has_any(id)

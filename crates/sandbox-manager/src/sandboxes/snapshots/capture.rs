@@ -1,4 +1,5 @@
-//! Snapshots that are acknowledged when their memory is frozen, and stored in the background.
+//! Captured snapshots: they are acknowledged when their memory is frozen, and stored in the
+//! background.
 //!
 //! The record of such a snapshot is `storing` until its files are complete. Operations that need
 //! the files wait for them. If the daemon exits meanwhile, the process that holds the memory and
@@ -21,10 +22,10 @@ const MAX_LOST: usize = 1000;
 /// Receives the snapshot when it is captured.
 pub(in crate::sandboxes) type Acknowledgement = oneshot::Sender<Snapshot>;
 
-/// Captured snapshots that are being stored, and the latest lost ones.
+/// Captured snapshots that are being stored, and the most recent lost ones.
 #[derive(Default)]
 pub(in crate::sandboxes) struct Captures {
-    /// Closed when the snapshot is stored or lost.
+    /// Receivers by id. A channel is closed when its snapshot is stored or lost; no value is sent.
     in_flight: Mutex<HashMap<String, watch::Receiver<()>>>,
     lost: Mutex<VecDeque<LostCapture>>,
 }
@@ -34,7 +35,7 @@ struct LostCapture {
     reason: String,
 }
 
-/// Guard: the snapshot is being stored.
+/// Guard that marks a snapshot as being stored. Dropping it notifies the tasks that wait.
 pub(in crate::sandboxes) struct StoringGuard {
     inner: Arc<SandboxesInner>,
     id: String,
@@ -48,8 +49,8 @@ impl Drop for StoringGuard {
 }
 
 impl Snapshots<'_> {
-    /// Waits until the engine has captured `draft`, commits its record and acknowledges it. `None`
-    /// if the snapshot is not captured, or if the record cannot be committed.
+    /// Waits until the engine has captured `draft`, commits its record and acknowledges it. Returns
+    /// `None` if the engine does not capture it, or if the record cannot be committed.
     pub(in crate::sandboxes) async fn acknowledge(
         self,
         draft: &Snapshot,
@@ -62,7 +63,9 @@ impl Snapshots<'_> {
             stopped_ms: stopped_us as f64 / 1000.0,
             ..draft.clone()
         };
+        // Before the record is visible, so that a reader of a `storing` record finds the guard.
         let guard = self.begin_storing(&record.id);
+        // An intent: the recovery must not take the snapshot for complete.
         let committed = self.0.catalog.change().commit_intent(record.clone());
         if let Err(e) = committed {
             tracing::warn!(
@@ -108,8 +111,10 @@ impl Snapshots<'_> {
     /// Removes the record of a captured snapshot that could not be stored.
     pub(in crate::sandboxes) fn lose(self, record: &Snapshot, reason: &str) {
         tracing::error!(id = record.id, reason, "a captured snapshot is lost");
-        // First, so that a caller that does not find the record finds the reason.
+        // The reason is stored before the record is removed, so that a caller that no longer finds
+        // the record finds the reason.
         let mut losses = self.0.captures.lost.lock();
+        // The newest loss comes first, so the oldest is dropped.
         losses.truncate(MAX_LOST - 1);
         losses.push_front(LostCapture {
             record: record.clone(),
@@ -145,7 +150,8 @@ impl Snapshots<'_> {
 
 impl Sandboxes {
     /// Completes the captured snapshot `record` of the adopted guest of `entry` in the background.
-    /// Operations on the sandbox wait for it.
+    /// Returns once the task holds `op_lock`, so that operations on the sandbox wait for the
+    /// snapshot.
     pub(in crate::sandboxes) async fn finish_captured(
         &self,
         entry: Arc<SandboxEntry>,
@@ -153,7 +159,9 @@ impl Sandboxes {
         record: Snapshot,
     ) {
         let storing = self.snapshots().begin_storing(&record.id);
+        // The journal already contains the record.
         self.0.catalog.change().index().insert(record.clone());
+        // A shutdown waits for the snapshot as for an operation of a client.
         let operation = self.0.operations.count();
         let (locked, is_locked) = oneshot::channel();
         let this = self.clone();
@@ -179,7 +187,7 @@ impl Sandboxes {
             }
             drop((storing, operation));
         });
-        // Ignore the error: a lost task holds no lock.
+        // Ignore the error: the task has failed, and its lock is released.
         let _ = is_locked.await;
     }
 

@@ -1,6 +1,9 @@
-//! Fetches snapshots from the shared store.
+//! Fetches snapshots with their ancestors from the store that hosts share.
 
+mod fetch_locks;
 mod repair;
+
+pub(in crate::sandboxes) use fetch_locks::FetchLocks;
 
 use crate::admission::Shortage;
 use crate::quota::{QuotaAmount, QuotaRequest};
@@ -17,11 +20,9 @@ use jiffy_store::host::{
     FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART, RemoteStore,
     first_chunks,
 };
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Snapshot of this host, pinned while this value exists.
 pub struct PinnedSnapshot {
@@ -54,11 +55,13 @@ impl FetchScope {
         }
     }
 
+    /// Returns whether a caller with this scope may fetch the snapshot.
     fn has(self, record: &Snapshot) -> bool {
-        self == Self::All || record.purpose == SnapshotPurpose::Asked
+        self == Self::All || record.purpose == SnapshotPurpose::Requested
     }
 }
 
+/// File from the store, in the form in which engines import files.
 struct Pulled(PulledFile);
 
 impl ImportedFile for Pulled {
@@ -79,24 +82,6 @@ impl ImportedFile for Pulled {
     }
 }
 
-/// Locks of snapshots that are being fetched, by a key of the fetch.
-#[derive(Default)]
-pub(in crate::sandboxes) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
-
-impl FetchLocks {
-    /// Returns the lock of `key`, which exists while a fetch uses it.
-    fn get(&self, key: String) -> Arc<tokio::sync::Mutex<()>> {
-        let mut locks = self.0.lock();
-        locks.retain(|_, lock| lock.strong_count() > 0);
-        if let Some(lock) = locks.get(&key).and_then(Weak::upgrade) {
-            return lock;
-        }
-        let lock = Arc::<tokio::sync::Mutex<()>>::default();
-        locks.insert(key, Arc::downgrade(&lock));
-        lock
-    }
-}
-
 impl Snapshots<'_> {
     /// Returns snapshot `id` of `owner`. If it is not on this host, fetches it with its ancestors
     /// from the store. Returns `None` if the store does not have it either. Concurrent calls for
@@ -113,6 +98,7 @@ impl Snapshots<'_> {
         let (this, id) = (Sandboxes(self.0.clone()), id.to_owned());
         let owner = owner.map(str::to_owned);
         let work = async move {
+            // Per owner: an owner must not receive the fetch of another owner.
             let key = format!("{}/{id}", owner.as_deref().unwrap_or_default());
             let lock = this.0.fetch_locks.get(key);
             let _guard = lock.lock().await;
@@ -209,6 +195,7 @@ impl Fetch {
         id: &str,
         scope: FetchScope,
     ) -> Result<Option<PinnedSnapshot>, OperationError> {
+        // A snapshot of another owner is reported as missing, so that its id is not disclosed.
         let if_owned = |held: PinnedSnapshot| (held.record.owner == self.owner).then_some(held);
         let local = self.find_local(id);
         if let Some(held) = local
@@ -228,6 +215,7 @@ impl Fetch {
         let _pins: Vec<SnapshotPin> = pins.collect();
         let engine = lineage.first().map_or("", FoundSnapshot::engine);
         let files = self.this.0.engines.snapshot_files(engine);
+        // The chunks to fetch at once, for each snapshot of the lineage. `None`: all chunks.
         let mut first = files
             .is_ok_and(|files| files.restores_lazily())
             .then(|| first_chunks(&lineage))
@@ -237,11 +225,13 @@ impl Fetch {
         for (depth, source) in lineage.into_iter().enumerate() {
             let memory = first.as_mut().and_then(Iterator::next);
             match self.find_local(&source.id) {
+                // An ancestor that is already on this host is not fetched again.
                 Some(held) => self.check_ancestor(&held.record)?,
                 None => missing.push(self.describe(source, depth == 0, memory).await?),
             }
         }
         let newest = missing.first().filter(|missing| missing.source.id == id);
+        // Checked before any file is fetched.
         if newest.is_some_and(|missing| !scope.has(&missing.record)) {
             return Ok(None);
         }
@@ -249,6 +239,7 @@ impl Fetch {
         // Fetched concurrently: a guest waits for the slowest fetch and not for their sum.
         let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
+        // Oldest first: a snapshot is imported only after its parent.
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
             self.store_fetched(missing, files).await?;
         }
@@ -329,6 +320,7 @@ impl Fetch {
         let record = record.map_err(|e| incompatible(&source.id, &format!("its record: {e}")))?;
         let record = *Box::<Snapshot>::from(record);
         record.size.check()?;
+        // The record comes from the store, and the id becomes a file name.
         if !is_id(&source.id) || record.id != source.id {
             return Err(incompatible(
                 &source.id,
@@ -343,13 +335,14 @@ impl Fetch {
             },
             parent: source.parent.clone(),
             engine: source.engine().to_owned(),
+            // The copies that other hosts know are not taken over: this host did not push them.
             store: StoreCopies {
                 revision: record.store.revision,
                 uploading: None,
                 copies: vec![self.copy(source)],
             },
-            // Ancestors, and snapshots of pauses, are removed once they are not needed.
-            retained: newest && record.purpose == SnapshotPurpose::Asked,
+            // Ancestors and snapshots of pauses are removed once no sandbox needs them.
+            retained: newest && record.purpose == SnapshotPurpose::Requested,
             storing: false,
             ..record
         })
@@ -465,6 +458,8 @@ impl Fetch {
             bytes: stored.size(&id).unwrap_or(0),
             ..missing.record
         };
+        // Committed after the files are complete. After a crash in between, the files have no
+        // record and are removed.
         let committed = self
             .this
             .0
@@ -482,6 +477,7 @@ impl Fetch {
         if record.retained {
             self.this.0.upkeep.enqueue_checksums(&record.id);
         }
+        // The memory is incomplete, so the store must retain its layers for this host.
         if missing.memory.is_some() {
             self.this.0.uploads.wake_readers.notify_one();
         }

@@ -1,4 +1,5 @@
-//! Limits of the length of lineages: a restore reads each ancestor.
+//! Limits the length of lineages by merging snapshots with their ancestors: a restore reads the
+//! files of each ancestor.
 
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::sandboxes::{OperationError, OwnerBudgets, Snapshots};
@@ -6,12 +7,13 @@ use jiffy_engine_api::LineageLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limits for a snapshot that is about to be restored.
+/// Limits for a snapshot that is about to be restored, while a client waits.
 const LIMITS: LineageLimits = LineageLimits {
     cheap: 12,
     longest: 16,
 };
-/// Limits for the snapshot of a paused sandbox.
+/// Limits for the snapshot of a paused sandbox. They are lower, since no client waits for the
+/// merge.
 const PAUSED_LIMITS: LineageLimits = LineageLimits {
     cheap: 3,
     longest: 10,
@@ -30,8 +32,8 @@ impl Snapshots<'_> {
         self.shorten_to(LIMITS, id).await
     }
 
-    /// Does the same for the snapshot of a paused sandbox, some time after the pause, so that a
-    /// resume need not do it.
+    /// Like [`Self::shorten_lineage`] for the snapshot of a paused sandbox. Merges in the
+    /// background, some time after the pause, so that the resume need not do it.
     pub(in crate::sandboxes) fn shorten_paused(self, id: &str) {
         if !self.may_exceed(PAUSED_LIMITS, id) {
             return;
@@ -55,8 +57,8 @@ impl Snapshots<'_> {
         });
     }
 
-    /// Returns `false` if the disk need not be read. A lineage contains few snapshots without a
-    /// record.
+    /// Returns `false` if the lineage is certainly short enough, without reading the disk.
+    /// Snapshots without a record may be part of a lineage, but they are few.
     fn may_exceed(self, limits: LineageLimits, id: &str) -> bool {
         self.lineage(Some(id)).len() > limits.cheap / 2
     }
@@ -79,6 +81,7 @@ impl Snapshots<'_> {
             },
             disk_floor: None,
         };
+        // The host's owner has no quota.
         let permit = match (&owner, OwnerBudgets(self.0).quota()) {
             (Some(owner), Some(quota)) => quota.try_reserve(owner, request),
             _ => Ok(QuotaPermit::unlimited()),
@@ -92,6 +95,7 @@ impl Snapshots<'_> {
         };
         let merged = files.merge(id, limits).await;
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
+        // The merged snapshot contains the content of its former ancestors.
         self.measure(id);
         // The former parent may have no user now.
         let parent = self.0.catalog.read().get(id).and_then(|s| s.parent.clone());

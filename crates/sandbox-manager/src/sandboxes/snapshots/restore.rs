@@ -1,4 +1,4 @@
-//! Restores guests from snapshots.
+//! Restores guests from snapshots. Damaged files are fetched again from the store, if possible.
 
 use super::Snapshots;
 use crate::operation_error::OperationError;
@@ -12,6 +12,7 @@ impl Snapshots<'_> {
         id: &str,
         identity: &SandboxIdentity,
     ) -> Result<Box<dyn UnassignedGuest>, OperationError> {
+        // A restore reads each ancestor, so a long lineage is merged first.
         self.shorten_lineage(id).await?;
         let failed = || OperationError::engine(format!("restore snapshot {id}"));
         let engine = self.0.snapshot_engines.engine_of(id).map_err(failed())?;

@@ -1,10 +1,10 @@
 //! Background thread that reclaims the disk space of removed snapshots.
 //!
-//! The files of a removed snapshot stay as long as a child needs them. If there is only one child,
+//! The files of a removed snapshot stay as long as a child needs them. If it has only one child,
 //! the thread folds the removed snapshot into the child
-//! ([`jiffy_engine_api::Engine::prepare_fold`]): superseded content is deleted, and all other
-//! content is copied. A sandbox that takes a snapshot at each step and retains the last one
-//! therefore needs the space of its changes, and not of all its steps.
+//! ([`jiffy_engine_api::Engine::prepare_fold`]): content that the child supersedes is deleted, and
+//! all other content is copied. A sandbox that takes a snapshot at each step and retains the last
+//! one therefore needs the space of its changes, and not of all its steps.
 //!
 //! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
 //! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
@@ -27,11 +27,13 @@ use std::time::{Duration, Instant};
 /// Time from the removal of a snapshot to its fold. Snapshots that are removed meanwhile are folded
 /// in the same pass. Lineages that are removed completely need no fold.
 const FOLD_DELAY: Duration = Duration::from_secs(3);
-/// Time after which a rejected fold is retried with [`MAX_LATE_COPY`]. It is retried only if no
-/// newer snapshot could be folded more cheaply.
+/// Time after which a rejected fold is retried with [`MAX_LATE_COPY`], unless the snapshot can be
+/// folded more cheaply into its own child by then.
 const LATE_DELAY: Duration = Duration::from_secs(20);
-/// Maximum number of bytes to copy in a fold that copies more than the content of the child.
+/// Maximum number of bytes to copy in a fold. A fold may always copy as much as the content of the
+/// child.
 const MAX_COPY: u64 = 2 << 20;
+/// Like [`MAX_COPY`], for a retry.
 const MAX_LATE_COPY: u64 = 256 << 20;
 /// Maximum number of bytes copied in a second.
 const MAX_BYTES_PER_SECOND: u64 = 128 << 20;
@@ -40,16 +42,16 @@ const PAUSE_FACTOR: u32 = 3;
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of remembered rejections.
 const MAX_REJECTIONS: usize = 10_000;
-/// Maximum number of snapshots above a folded one whose guests are notified of the fold. Other
+/// Maximum number of descendants of a folded snapshot whose guests are notified of the fold. Other
 /// guests have the old files open until they stop.
 const MAX_NOTIFIED_SNAPSHOTS: usize = 256;
 /// Maximum number of notified guests of each snapshot.
 const MAX_NOTIFIED_GUESTS: usize = 256;
 
-/// Sender for the thread, which exits when the sandboxes are dropped.
+/// Sender for the fold thread. The thread exits when the sandboxes are dropped.
 pub(in crate::sandboxes) struct SnapshotFolder(Mutex<Sender<String>>);
 
-/// Receiver of the thread, until it is started.
+/// Receiver of the fold thread, until it is started.
 pub(in crate::sandboxes) type FoldQueue = Receiver<String>;
 
 impl SnapshotFolder {
@@ -58,7 +60,7 @@ impl SnapshotFolder {
         (Self(Mutex::new(sender)), receiver)
     }
 
-    /// Queues the fold of the snapshot below `id` into `id`.
+    /// Queues the fold of the removed parent of `id` into `id`.
     pub fn enqueue(&self, id: &str) {
         // Ignore the error: without the thread the files remain until their child is removed.
         let _ = self.0.lock().send(id.to_owned());
@@ -72,7 +74,7 @@ struct Delays {
     late: Duration,
 }
 
-/// Starts the thread. No delay of a fold is longer than `max_delay`.
+/// Starts the fold thread. No delay of a fold is longer than `max_delay`.
 pub(in crate::sandboxes) fn begin(
     inner: Weak<SandboxesInner>,
     queue: FoldQueue,
@@ -97,7 +99,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
         };
         let (ids, max_copy) = match first {
             Ok(first) => {
-                // Collect further snapshots for the same pass.
+                // Wait for further snapshots to fold in the same pass.
                 thread::sleep(delays.fold);
                 (
                     iter::once(first).chain(queue.try_iter()).collect(),
@@ -107,6 +109,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
             Err(RecvTimeoutError::Timeout) => (rejections.take_late(), MAX_LATE_COPY),
             Err(RecvTimeoutError::Disconnected) => return,
         };
+        // Held only briefly, so that the thread does not keep the sandboxes alive while it works.
         let Some(this) = inner.upgrade() else { return };
         let ids = Snapshots(&this).newest_first(ids);
         drop(this);
@@ -121,7 +124,8 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
 /// Snapshots whose fold was rejected.
 #[derive(Default)]
 struct RejectedFolds {
-    /// The parent and the copy limit of the refusal: it holds until one of both changes.
+    /// Parent and copy limit of the rejected fold of each snapshot. A rejection applies until the
+    /// parent changes or the limit grows.
     folds: HashMap<String, (String, u64)>,
     /// Times at which rejected folds are retried with a larger limit.
     late: BTreeSet<(Instant, String)>,
@@ -134,6 +138,7 @@ impl RejectedFolds {
     }
 
     fn insert(&mut self, id: &str, parent: String, max_copy: u64, late: Instant) {
+        // Forgetting rejections is harmless: the folds are prepared and rejected again.
         if self.folds.len() >= MAX_REJECTIONS {
             self.folds.clear();
             self.late.clear();
@@ -151,13 +156,14 @@ impl RejectedFolds {
 
     /// Removes and returns the snapshots whose retry is due.
     fn take_late(&mut self) -> BTreeSet<String> {
+        // The smallest key that is later than all due ones.
         let coming = self.late.split_off(&(Instant::now(), String::new()));
         let due = std::mem::replace(&mut self.late, coming);
         due.into_iter().map(|(_, id)| id).collect()
     }
 }
 
-/// Limits of folds: pauses after each copied piece and after each fold.
+/// Limits the use of the processor and the disk by pauses after each copied piece and each fold.
 struct Pace<'a> {
     operations: &'a Operations,
     piece_started_at: Instant,
@@ -171,6 +177,7 @@ impl Pace<'_> {
         }
         let worked = self.piece_started_at.elapsed();
         let micros = bytes.saturating_mul(1_000_000) / MAX_BYTES_PER_SECOND;
+        // Two limits: the copy rate, and the share of the processor. The longer pause applies.
         let pause = Duration::from_micros(micros).saturating_sub(worked);
         thread::sleep(pause.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
         self.piece_started_at = Instant::now();
@@ -179,7 +186,8 @@ impl Pace<'_> {
 }
 
 impl Snapshots<'_> {
-    /// Sorts snapshots, newest first, so that content that a newer one supersedes is never copied.
+    /// Sorts snapshots, newest first, so that content that a newer snapshot supersedes is not
+    /// copied.
     fn newest_first(self, ids: BTreeSet<String>) -> Vec<String> {
         let snapshots = self.0.catalog.read();
         let mut ids: Vec<String> = ids.into_iter().collect();
@@ -223,6 +231,8 @@ impl Snapshots<'_> {
                 }
             };
             match self.0.gc.commit_fold(fold, id) {
+                // Guests have the old files open, whose disk space is freed only when they close
+                // them.
                 Some(Ok(layers)) => self.notify_guests(id, &layers),
                 Some(Err(e)) => {
                     tracing::warn!(id, parent, error = %e, "cannot complete the fold of a snapshot");
@@ -238,6 +248,7 @@ impl Snapshots<'_> {
         if folds > 0 {
             self.measure(id);
             if self.0.catalog.get(id).is_some_and(|record| record.retained) {
+                // The fold has replaced the files to which the former checksums belong.
                 self.0.upkeep.enqueue_checksums(id);
             }
             let ms = started_at.elapsed().as_millis();
@@ -254,7 +265,8 @@ impl Snapshots<'_> {
         matches!(&*children, [child] if self.0.gc.is_foldable(id, child))
     }
 
-    /// Makes the guests whose lineage contains snapshot `id` close the folded files.
+    /// Notifies the guests whose lineage contains snapshot `id`, so that they close the folded
+    /// files.
     fn notify_guests(self, id: &str, layers: &FoldedLayers) {
         let mut queue = VecDeque::from([id.to_owned()]);
         let mut notified = 0;

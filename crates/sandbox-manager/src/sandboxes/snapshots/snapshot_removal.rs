@@ -1,4 +1,4 @@
-//! Removal of snapshots on request.
+//! Removal of snapshots that clients request to remove.
 
 use crate::sandboxes::snapshot_catalog::SnapshotPin;
 use crate::sandboxes::{OperationError, Snapshots};
@@ -9,16 +9,16 @@ use jiffy_api_types::SnapshotPurpose;
 const MAX_NAMED_USERS: usize = 5;
 
 impl Snapshots<'_> {
-    /// Removes a snapshot. If a client requested it and sandboxes or other snapshots still use it,
-    /// the snapshot loses its name and becomes an automatic one. It is then removed with its last
-    /// user.
+    /// Removes a snapshot. If it is retained for a client and sandboxes or other snapshots still
+    /// use it, it loses its name and is no longer retained. It is then removed with its last user.
     ///
     /// # Errors
-    /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and is
-    /// automatic or was removed before.
+    /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is in use and is
+    /// not retained for a client.
     pub fn remove(self, id: &str) -> Result<Snapshot, OperationError> {
         let (record, pin) = self.pin_removable(id)?;
         let is_removable = record.retained && record.purpose != SnapshotPurpose::Template;
+        // Template snapshots are retired by the daemon itself, never by a client while in use.
         if !is_removable && let Some(user) = self.user_of(&record.id) {
             return Err(OperationError::InUse {
                 id: record.id,
@@ -29,8 +29,10 @@ impl Snapshots<'_> {
             s.retained = false;
             s.name = None;
         }) {
+            // Only template snapshots have a bucket; for others this has no effect.
             self.0.pool.drop_bucket(&removed.fingerprint);
         }
+        // Garbage collection skips pinned snapshots.
         drop(pin);
         self.0.gc.collect([record.id.clone()]);
         self.withdraw(&record.id);
@@ -50,6 +52,7 @@ impl Snapshots<'_> {
 
     /// Describes the users of a snapshot: sandboxes and snapshots, with their names.
     fn user_of(self, id: &str) -> Option<String> {
+        // One more user than an error names, to detect that others exist.
         let sandboxes = self.0.indexes.users.some_of(id, MAX_NAMED_USERS + 1);
         let sandboxes = sandboxes.into_iter().map(|id| {
             let name = self.0.find(&id).and_then(|record| record.name);
@@ -61,8 +64,8 @@ impl Snapshots<'_> {
         let mut users: Vec<String> = sandboxes.collect();
         {
             let snapshots = self.0.catalog.read();
-            let room = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
-            for child in snapshots.children(id).take(room) {
+            let remaining = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
+            for child in snapshots.children(id).take(remaining) {
                 let name = snapshots.get(child).and_then(|s| s.name.as_ref());
                 users.push(match name {
                     Some(name) => format!("snapshot {child} ({name})"),

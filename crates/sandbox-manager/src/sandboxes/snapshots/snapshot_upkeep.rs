@@ -1,7 +1,9 @@
 //! Background thread for snapshots. It writes the checksums of retained snapshots, and prefetches
-//! the snapshots of the warm pool. With lower priority it checks each snapshot of an earlier daemon
-//! once: it compares the recorded size with the disk, and writes missing checksums. The size may
-//! differ if the daemon crashed between a merge and the write of the journal.
+//! the snapshots of the warm pool.
+//!
+//! With lower priority it checks each snapshot of an earlier daemon once: it compares the recorded
+//! size with the disk, and writes missing checksums. The size may differ if the daemon crashed
+//! between a merge and the write to the journal.
 
 use crate::START_DELAY;
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
@@ -12,10 +14,10 @@ use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Number of snapshots of an earlier daemon that are checked without a pause.
+/// Number of snapshots of an earlier daemon that are checked between two pauses.
 const CHECKS: usize = 16;
-/// Pauses last this many times as long as the checks before them, up to [`MAX_CHECK_PAUSE`]: on a
-/// busy host the checks mostly wait.
+/// Length of a pause relative to the checks before it, up to [`MAX_CHECK_PAUSE`]: on a busy host
+/// the checks mostly wait.
 const CHECK_PAUSE_FACTOR: u32 = 9;
 const MAX_CHECK_PAUSE: Duration = Duration::from_millis(10);
 /// Priority for nice(2): background work yields to all other threads.
@@ -25,10 +27,10 @@ const NICE: libc::c_int = 19;
 const IOPRIO_PROCESS: libc::c_int = 1;
 const IOPRIO_LAST: libc::c_int = (2 << 13) | 7;
 
-/// Sender for the thread, which exits when the sandboxes are dropped.
+/// Sender for the upkeep thread. The thread exits when the sandboxes are dropped.
 pub(in crate::sandboxes) struct SnapshotUpkeep(Mutex<Sender<String>>);
 
-/// Receiver of the thread, until it is started.
+/// Receiver of the upkeep thread, until it is started.
 pub(in crate::sandboxes) type UpkeepQueue = Receiver<String>;
 
 impl SnapshotUpkeep {
@@ -44,7 +46,7 @@ impl SnapshotUpkeep {
     }
 }
 
-/// Starts the thread. `interval` is the time between two prefetches for the warm pool.
+/// Starts the upkeep thread. `interval` is the time between two prefetches for the warm pool.
 pub(in crate::sandboxes) fn begin(
     inner: Weak<SandboxesInner>,
     queue: UpkeepQueue,
@@ -60,7 +62,8 @@ pub(in crate::sandboxes) fn begin(
 fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) {
     lower_priority();
     let mut next = Instant::now() + interval;
-    // Last checked snapshot. The checks cover snapshots that existed at the start.
+    // Id of the last checked snapshot. `None` once all snapshots that existed at the start are
+    // checked.
     let mut checked = Some(String::new());
     // The first requests of clients come before the checks.
     let mut next_check = Instant::now() + START_DELAY.min(interval);
@@ -68,6 +71,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) 
         let timeout = checked.as_ref().map_or(next, |_| next.min(next_check));
         match queue.recv_timeout(timeout.saturating_duration_since(Instant::now())) {
             Ok(id) => {
+                // A new snapshot is not read while clients are likely to use the sandbox.
                 std::thread::sleep(START_DELAY.min(interval));
                 let Some(inner) = inner.upgrade() else { return };
                 // The snapshot may have been removed meanwhile.
@@ -86,6 +90,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) 
             && let Some(after) = checked.take()
         {
             let started_at = Instant::now();
+            // In small steps, so that a request for checksums waits for one step only.
             checked = check_some(inner, &after);
             let pause = started_at.elapsed() * CHECK_PAUSE_FACTOR;
             next_check = Instant::now() + pause.min(MAX_CHECK_PAUSE);
@@ -122,7 +127,7 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
 
 fn prefetch_pool(sandboxes: &Sandboxes) {
     for id in sandboxes.0.pool.snapshots() {
-        // Pinned, so that it is not removed meanwhile.
+        // Pinned, so that the snapshot is not removed during the prefetch.
         let Ok((snapshot, _pin)) = sandboxes.snapshots().pin(&id) else {
             continue;
         };
@@ -142,7 +147,7 @@ impl Sandboxes {
 }
 
 /// Lowers the processor and I/O priority of the calling thread. Errors are ignored: the thread then
-/// competes with others.
+/// has the priority of all others.
 fn lower_priority() {
     // SAFETY: system calls without pointers that concern this thread only.
     unsafe {
@@ -168,6 +173,7 @@ impl Snapshots<'_> {
                 .filter(|snapshot| !snapshot.damaged.is_empty());
             let damaged = damaged.map(|snapshot| (snapshot.id.clone(), describe(snapshot)));
             let damaged: BTreeMap<String, String> = damaged.collect();
+            // The files are intact, or the verification failed for another reason than damage.
             if verified.is_ok() && damaged.is_empty() {
                 return verified;
             }
@@ -178,12 +184,13 @@ impl Snapshots<'_> {
                     return verified;
                 }
             };
+            // The fetched files have no checksums on this host yet.
             if !repaired.is_empty() {
                 snapshots.write_checksums_now(&id).await;
                 verified = snapshots.verify_files(&id).await;
             }
             for snapshot in verified.iter_mut().flatten() {
-                snapshot.mended = repaired.contains_key(&snapshot.id);
+                snapshot.repaired = repaired.contains_key(&snapshot.id);
             }
             verified
         })

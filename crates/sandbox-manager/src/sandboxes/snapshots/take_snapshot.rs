@@ -1,4 +1,4 @@
-//! `snapshot`: stores the state of a sandbox at one instant while it continues to run.
+//! `snapshot` and `capture`: store the state of a running sandbox at one instant.
 
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
@@ -33,6 +33,7 @@ impl Sandboxes {
     ) -> Result<Snapshot, OperationError> {
         let (acknowledgement, captured) = oneshot::channel();
         tokio::select! {
+            // The complete snapshot has precedence if both are ready.
             biased;
             taken = self.take_snapshot(id, name, Some(acknowledgement)) => taken,
             // The snapshot continues in its own task and is completed.
@@ -49,7 +50,7 @@ impl Sandboxes {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("snapshot", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
-            let purpose = SnapshotPurpose::Asked;
+            let purpose = SnapshotPurpose::Requested;
             this.snapshot_for(&entry, purpose, name, "snapshot", acknowledgement)
                 .await
         })
@@ -77,6 +78,7 @@ impl Sandboxes {
         let guest = entry.running(operation, verb)?;
         let record = self.snapshots().draft(&sandbox, &*guest, purpose, name)?;
         let permit = self.budgets().reserve_snapshot(&record, &sandbox).await?;
+        // Protects the snapshot until the sandbox's record references it.
         let _pin = self.0.catalog.pin(&record.id);
         let snapshot = self
             .snapshots()
@@ -93,11 +95,15 @@ impl Sandboxes {
                 },
             )
             .await?;
+        // Later snapshots store only the changes since this one.
         entry.set_record(record_after_snapshot(entry, &snapshot));
+        // The sandbox no longer needs its former snapshot.
         self.0.gc.collect(sandbox.snapshot);
         Ok(snapshot)
     }
 
+    /// Returns the snapshot of a paused sandbox. If a client requests it, it becomes a requested
+    /// snapshot with this name.
     async fn snapshot_of_paused(
         &self,
         sandbox: &Sandbox,
@@ -107,7 +113,8 @@ impl Sandboxes {
         let id = sandbox.snapshot.as_deref().unwrap_or_default();
         let owner = sandbox.settings.owner.as_deref();
         let (mut snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
-        if purpose == SnapshotPurpose::Asked {
+        // A fork uses the snapshot of the pause without a change.
+        if purpose == SnapshotPurpose::Requested {
             // A snapshot that a client requested before is already counted.
             let amount = QuotaAmount {
                 snapshots: u64::from(!snapshot.is_requested()),
@@ -122,13 +129,13 @@ impl Sandboxes {
                 .reserve(snapshot.owner.as_deref(), request)
                 .await?;
             let change = self.0.catalog.change();
-            // A fold may have changed the parent meanwhile.
+            // A fold may have changed the parent before the change began.
             if let Some(current) = self.0.catalog.get(&snapshot.id) {
                 snapshot = current;
             }
             let before = snapshot.clone();
             snapshot.name = name.or(snapshot.name);
-            snapshot.purpose = SnapshotPurpose::Asked;
+            snapshot.purpose = SnapshotPurpose::Requested;
             snapshot.retained = true;
             // A copy in a store must have the same record as this host, so an outdated copy is
             // removed.
@@ -138,6 +145,7 @@ impl Sandboxes {
                 snapshot.store.discard_copies(&before.id)
             };
             let retractions = copies.iter().cloned().map(JournalChange::Retraction);
+            // One transaction: without the retractions, outdated copies would stay in the store.
             change.commit(snapshot.clone(), retractions.collect())?;
             drop(change);
             self.0.upkeep.enqueue_checksums(&snapshot.id);
@@ -170,7 +178,8 @@ impl Snapshots<'_> {
             size: sandbox.size,
             engine: guest.engine().to_owned(),
             parent: sandbox.snapshot.clone(),
-            retained: purpose == SnapshotPurpose::Asked,
+            // Other snapshots exist as long as a sandbox or snapshot needs them.
+            retained: purpose == SnapshotPurpose::Requested,
             stopped_ms: 0.0,
             total_ms: 0.0,
             bytes: 0,
@@ -180,8 +189,8 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Makes the engine write `draft` with at most the bytes of `permit`. The changes of `with` are
-    /// committed together with the completed snapshot.
+    /// Makes the engine write `draft` with at most the bytes of `permit`. The changes that `with`
+    /// returns are committed together with the completed snapshot.
     pub(in crate::sandboxes) async fn take(
         self,
         guest: &dyn Guest,
@@ -225,9 +234,11 @@ impl Snapshots<'_> {
             .unzip();
         let taking = guest.take_snapshot(id, parent, then, max_bytes, notice);
         let acknowledging = OptionFuture::from(acknowledging);
+        // Joined, since the engine sends the notice while it is still writing the snapshot.
         let (result, storing) = tokio::join!(taking, acknowledging);
         drop(step);
-        // Tasks that wait for the snapshot continue when `storing` is dropped.
+        // Tasks that wait for the snapshot continue when `storing` is dropped at the end of this
+        // function.
         let storing = storing.flatten();
         let failure = match result {
             Ok(times) => return Ok(self.complete(guest, draft, times, with)),
@@ -245,6 +256,8 @@ impl Snapshots<'_> {
                 OperationError::engine(what)(e)
             }
         };
+        // An acknowledged snapshot has a record, which must be removed, and clients learn the
+        // reason.
         match storing {
             Some(_) => self.lose(&draft, &failure.to_string()),
             None => {
@@ -272,10 +285,12 @@ impl Snapshots<'_> {
         };
         let files = self.0.engines.snapshot_files(&snapshot.engine);
         let size = files.ok().and_then(|files| files.size(&snapshot.id));
+        // An unknown size is corrected by the next start of the daemon.
         snapshot.bytes = size.unwrap_or(0);
         let more = with(&snapshot);
         let _step = steps::begin("journal");
         let change = self.0.catalog.change();
+        // The files are complete, so the snapshot can no longer be rejected.
         change.commit_write_behind(snapshot.clone(), more);
         drop(change);
         if snapshot.retained {
@@ -286,8 +301,8 @@ impl Snapshots<'_> {
     }
 }
 
-/// Returns the record of the sandbox after `snapshot`. A sandbox that is being killed is killed in
-/// it.
+/// Returns the record of the sandbox after `snapshot`. A sandbox that is being killed gets the
+/// state `Killed`, so that the journal never contains it as running again.
 pub(in crate::sandboxes) fn record_after_snapshot(
     entry: &SandboxEntry,
     snapshot: &Snapshot,

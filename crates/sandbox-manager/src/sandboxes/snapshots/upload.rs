@@ -1,8 +1,8 @@
-//! Uploads snapshots into the shared store, in the background.
+//! Uploads snapshots to the store that hosts share, and removes copies from it, in the background.
 //!
 //! Snapshots requested by clients and snapshots of paused sandboxes are uploaded together with
 //! their ancestors. The journal records each complete copy, so that a daemon continues after a
-//! crash. It also records each copy to remove, so that it is removed even if the store is
+//! crash. It also records each copy to remove, so that the copy is removed even if the store is
 //! unreachable at first.
 
 mod push;
@@ -25,13 +25,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum time between two checks of the queue.
+/// Maximum time between two checks of a queue.
 const IDLE_TIME: Duration = Duration::from_secs(3600);
 
-/// Returns whether other hosts can find a snapshot by its id.
+/// Returns whether other hosts can find the snapshot in the store by its id. Other snapshots are
+/// uploaded only as ancestors.
 fn is_named(record: &Snapshot) -> bool {
     match record.purpose {
-        SnapshotPurpose::Asked => record.retained,
+        SnapshotPurpose::Requested => record.retained,
         SnapshotPurpose::Pause => true,
         SnapshotPurpose::Template | SnapshotPurpose::Fork | SnapshotPurpose::Step => false,
     }
@@ -74,6 +75,7 @@ impl Sandboxes {
         now.add_each("store_uploads_pending", help, "state", states);
         let help = "Copies in the store that are not removed yet";
         now.add("store_removals_pending", help, uploads.retractions() as f64);
+        // Each counter is independent, so the order of the reads does not matter.
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &uploads.counters;
         let outcomes = [
@@ -123,6 +125,7 @@ impl Sandboxes {
     }
 }
 
+/// Starts due uploads until the sandboxes are dropped.
 async fn serve(
     inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
@@ -156,6 +159,7 @@ async fn serve(
                 this.0.uploads.end(&id, end);
             });
         }
+        // Released before the task waits, so that it does not keep the sandboxes alive.
         drop(this);
         let now = Instant::now();
         let wait = next.map_or(IDLE_TIME, |next| next.saturating_duration_since(now));
@@ -191,6 +195,7 @@ async fn retract(
                     return;
                 };
                 match removed {
+                    // After the store: a crash in between repeats a removal, which is harmless.
                     Ok(()) => {
                         failures = 0;
                         this.0.uploads.end_retraction(&copy);
@@ -201,6 +206,7 @@ async fn retract(
                     Err(e) => {
                         let id = &copy.id;
                         tracing::warn!(id, error = %e, "a snapshot is not removed from the store yet");
+                        // The same removal is retried after the delay.
                         failures += 1;
                         retry_delay(failures)
                     }
@@ -264,6 +270,7 @@ impl Snapshots<'_> {
 
     /// Queues the upload of a snapshot if other hosts may need it and it is not in the store.
     pub(in crate::sandboxes) fn upload(self, record: &Snapshot) {
+        // Other snapshots are uploaded only as ancestors.
         if is_named(record) && self.store_state(record) == Some(StoreState::Local) {
             self.0.uploads.enqueue(&record.id, record.owner.as_deref());
         }
@@ -324,7 +331,9 @@ impl Snapshots<'_> {
     pub async fn wait_stored(self, id: &str) -> Result<Snapshot, OperationError> {
         self.expect_store()?;
         let uploads = &self.0.uploads;
+        // Subscribed before the state is read, so that no end is missed.
         let mut ended = uploads.ended.subscribe();
+        // Failures before this call do not count.
         let (before, _) = uploads.failure(id);
         let mut has_enqueued = false;
         loop {
@@ -347,6 +356,7 @@ impl Snapshots<'_> {
                         reason: error.unwrap_or_default(),
                     });
                 }
+                // Another request cancelled the upload that this call queued.
                 _ if has_enqueued && !uploads.is_queued(id) => {
                     return Err(OperationError::NotStored {
                         id: id.to_owned(),

@@ -1,4 +1,5 @@
-//! Retirement of template snapshots that no new sandbox uses.
+//! Retirement of template snapshots: a snapshot that no new sandbox uses is no longer retained, so
+//! that garbage collection removes it.
 
 use super::TemplateSnapshots;
 use crate::snapshot::Snapshot;
@@ -6,8 +7,8 @@ use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::now_ms;
 use std::time::Duration;
 
-/// Maximum number of sizes of a template that have a snapshot. Callers choose sizes freely, and the
-/// disk space counts in no key's quota.
+/// Maximum number of sizes of a template that have a snapshot. Callers choose sizes freely, and no
+/// quota limits the disk space of template snapshots.
 const MAX_SIZES_PER_TEMPLATE: usize = 8;
 
 impl TemplateSnapshots<'_> {
@@ -21,6 +22,7 @@ impl TemplateSnapshots<'_> {
         let retained: Vec<_> = retained
             .map(|s| (s.id.clone(), s.template.clone()))
             .collect();
+        // The engines read manifests from the disk, which must not happen under the lock.
         drop(snapshots);
         // A snapshot is retained if its engine cannot be determined.
         let serves = |id: &str, template: &str| {
@@ -48,11 +50,12 @@ impl TemplateSnapshots<'_> {
     pub(in crate::sandboxes) fn retire_surplus(self, newest: &Snapshot) {
         let other = |s: &Snapshot| s.template == newest.template && s.id != newest.id;
         let mut others = self.retained_ids(other);
+        // `newest` counts too. `None`: fewer snapshots exist than the limit allows.
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
             return;
         };
         let uses = self.0.template_snapshots.uses();
-        // Snapshots without a recorded use come first.
+        // Sorted by the last use. `None`, an unknown use, comes first.
         others.sort_by_key(|id| uses.get(id).copied());
         others.truncate(surplus);
         self.release(others);
@@ -108,6 +111,7 @@ impl TemplateSnapshots<'_> {
     fn release(self, ids: Vec<String>) {
         for id in &ids {
             self.0.template_snapshots.forget(id);
+            // Warm-pool guests would otherwise continue the retired snapshot in new sandboxes.
             if let Some(retired) = self.0.catalog.update(id, |s| s.retained = false) {
                 self.0.pool.drop_bucket(&retired.fingerprint);
             }
@@ -115,7 +119,7 @@ impl TemplateSnapshots<'_> {
         self.0.gc.collect(ids);
     }
 
-    /// Moves the snapshots of template `from` to template `to`, which has the same content.
+    /// Assigns the snapshots of template `from` to template `to`, which has the same content.
     pub fn hand_over(self, from: &str, to: &str) {
         for id in self.retained_ids(|s| s.template == from) {
             if let Some(newest) = self.0.catalog.update(&id, |s| s.template = to.to_owned()) {

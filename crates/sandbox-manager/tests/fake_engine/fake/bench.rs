@@ -1,4 +1,4 @@
-//! Data directory with fake guests, for one test.
+//! Data directory with fake guests, for one test. Several daemons can open it one after another.
 
 use super::engine::FakeEngine;
 use super::world::World;
@@ -49,7 +49,7 @@ impl Bench {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match opening.poll(&mut context) {
             std::task::Poll::Ready(host) => host,
-            std::task::Poll::Pending => panic!("there was something to wait for"),
+            std::task::Poll::Pending => panic!("opening the data directory waits"),
         }
     }
 
@@ -114,7 +114,7 @@ pub async fn until(what: &str, mut ready: impl FnMut() -> bool) {
         }
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    panic!("waited in vain for {what}");
+    panic!("timed out waiting for {what}");
 }
 
 /// Creates a sandbox of the template `base`, and returns its id.

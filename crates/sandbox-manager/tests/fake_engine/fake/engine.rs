@@ -1,4 +1,4 @@
-//! Fake engine: the memory of a guest is a text.
+//! Fake engine: the memory of a guest is a text, and booting takes no time.
 
 use super::OTHER;
 use super::files::FakeFiles;
@@ -16,11 +16,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Name of the default engine. Stores accept only names of real engines.
+/// Name of the default engine. The store accepts only names of real engines.
 pub const FAKE: &str = MICROVM;
 /// Content of a damaged snapshot file.
 pub const DAMAGED: &str = "damaged";
 
+/// Engine whose guests exist in this process only.
 pub struct FakeEngine(Arc<FakeFiles>);
 
 impl FakeEngine {
@@ -48,9 +49,9 @@ impl Engine for FakeEngine {
 
     fn description(&self) -> EngineDescription {
         let why = match self.0.name {
-            FAKE => Some("it is made up"),
+            FAKE => Some("it is a fake"),
             OTHER => None,
-            _ => Some("it is not there"),
+            _ => Some("it is missing"),
         };
         EngineDescription {
             name: self.0.name.to_owned(),
@@ -119,6 +120,7 @@ impl Engine for FakeEngine {
         if !body.lives() {
             return Err(EngineError::failed("it ended"));
         }
+        // The guest does not know whether the killed daemon completed its last snapshot.
         let undecided = body.undecided.lock().unwrap().take();
         match undecided {
             Some(id) if self.0.ids()?.contains(&id) => {
@@ -151,7 +153,7 @@ impl Engine for FakeEngine {
         id: &str,
         _: &SiteSettings,
     ) -> Result<(), EngineError> {
-        self.0.world.step("learn").await?;
+        self.0.world.step("working-set").await?;
         self.0
             .world
             .working_sets

@@ -1,4 +1,5 @@
-//! Snapshot files: each contains the text of a guest.
+//! Snapshot files of the fake engine: each contains the text of a guest. The name of an incomplete
+//! file starts with a dot.
 
 use super::OTHER;
 use super::engine::{DAMAGED, FAKE};
@@ -25,6 +26,7 @@ pub struct FakeFiles {
     pub name: &'static str,
     pub world: Arc<World>,
     pub dir: PathBuf,
+    /// Names of the files that this process is writing.
     pub writing: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -247,12 +249,12 @@ impl SnapshotFiles for FakeFiles {
         files: ImportedFiles,
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
-        let (place, half) = (
+        let (place, draft) = (
             self.dir.join(&import.id),
             self.dir.join(format!(".{}", import.id)),
         );
         let replaced = existing == ExistingSnapshot::Replace;
-        assert!(replaced || !place.exists(), "{} is there", import.id);
+        assert!(replaced || !place.exists(), "{} already exists", import.id);
         if let Some(parent) = &import.parent {
             assert!(self.dir.join(parent).exists(), "parent {parent} is missing");
             let mut parents = self.world.parents.lock().unwrap();
@@ -261,12 +263,12 @@ impl SnapshotFiles for FakeFiles {
         let memory = files.iter().find(|file| file.name() == MEMORY).unwrap();
         // Real engines use a new name for each draft, so the draft of a killed daemon must not
         // matter.
-        let _ = fs::remove_file(&half);
-        memory.place(&half).map_err(EngineError::failed)?;
+        let _ = fs::remove_file(&draft);
+        memory.place(&draft).map_err(EngineError::failed)?;
         if let Err(e) = self.world.step("import").await {
-            fs::remove_file(half).unwrap();
+            fs::remove_file(draft).unwrap();
             return Err(e);
         }
-        fs::rename(half, place).map_err(EngineError::failed)
+        fs::rename(draft, place).map_err(EngineError::failed)
     }
 }

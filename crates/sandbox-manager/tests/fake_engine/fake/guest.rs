@@ -1,4 +1,4 @@
-//! Guests whose memory is a text.
+//! Guests of the fake engine, whose memory is a text.
 
 use super::OTHER;
 use super::files::FakeFiles;
@@ -19,8 +19,10 @@ use std::sync::atomic::Ordering;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
+/// Guest without an identity. Contains `None` once the identity was assigned.
 pub struct UnassignedFakeGuest(pub(super) Arc<FakeFiles>, pub(super) Option<Arc<Body>>);
 
+/// Guest with an identity. Exits when it is dropped, unless it was detached.
 pub struct FakeGuest(pub(super) Arc<Body>, pub(super) Arc<FakeFiles>);
 
 impl Drop for UnassignedFakeGuest {
@@ -62,6 +64,7 @@ impl UnassignedGuest for UnassignedFakeGuest {
 }
 
 impl FakeGuest {
+    /// Writes the file of a snapshot, and stops the guest if `then` requires it.
     async fn store(
         &self,
         id: &str,
@@ -76,10 +79,10 @@ impl FakeGuest {
         let _ = fs::remove_file(self.1.dir.join(format!(".{id}")));
         self.1.world.step("snapshot-named").await?;
         *self.0.undecided.lock().unwrap() = None;
-        let below = self.0.parent.lock().unwrap().replace(id.to_owned());
-        if let Some(below) = below {
+        let former = self.0.parent.lock().unwrap().replace(id.to_owned());
+        if let Some(former) = former {
             let mut parents = self.1.world.parents.lock().unwrap();
-            parents.insert(id.to_owned(), below);
+            parents.insert(id.to_owned(), former);
         }
         if then == AfterSnapshot::Stop {
             self.halt().await;
@@ -96,9 +99,9 @@ impl Guest for FakeGuest {
     }
 
     async fn detach(&self) -> Result<GuestHandle, EngineError> {
-        self.1.world.step("keep").await?;
+        self.1.world.step("detach").await?;
         self.0.detached.store(true, Ordering::Relaxed);
-        self.1.world.step("kept").await?;
+        self.1.world.step("detached").await?;
         self.handle().await
     }
 
@@ -123,9 +126,9 @@ impl Guest for FakeGuest {
             );
         }
         assert_eq!(self.0.parent.lock().unwrap().as_deref(), parent);
-        let half = format!(".{id}");
-        self.1.writing.lock().unwrap().insert(half.clone());
-        fs::write(self.1.dir.join(half), "half").map_err(EngineError::failed)?;
+        let draft = format!(".{id}");
+        self.1.writing.lock().unwrap().insert(draft.clone());
+        fs::write(self.1.dir.join(draft), "draft").map_err(EngineError::failed)?;
         *self.0.undecided.lock().unwrap() = Some(id.to_owned());
         self.1.world.step("snapshot").await?;
         let memory = self.0.memory.lock().unwrap().clone();
@@ -148,7 +151,8 @@ impl Guest for FakeGuest {
         storing.wait_for(|waits| !waits).await.unwrap();
         self.1.world.step("store").await?;
         let captured = self.0.captured.lock().unwrap().take();
-        let (id, memory) = captured.ok_or_else(|| EngineError::failed("it has none"))?;
+        let (id, memory) =
+            captured.ok_or_else(|| EngineError::failed("no snapshot was captured"))?;
         self.store(&id, memory, AfterSnapshot::Resume).await
     }
 
@@ -162,18 +166,18 @@ impl Guest for FakeGuest {
             reason: reason.to_owned(),
         };
         if !self.1.world.supports_rollback.load(Ordering::Relaxed) {
-            return Err(rejection("it cannot"));
+            return Err(rejection("the guest does not support it"));
         }
         if !commit() {
-            return Err(rejection("it was not written down"));
+            return Err(rejection("the journal cannot be written"));
         }
         self.1.world.rollback_started.store(true, Ordering::Relaxed);
-        let result = self.1.world.step("go-back").await;
+        let result = self.1.world.step("rollback").await;
         result.map_err(|e| rejection(&e.to_string()))?;
         let memory = fs::read_to_string(self.1.dir.join(id));
         *self.0.memory.lock().unwrap() = memory.map_err(|e| rejection(&e.to_string()))?;
         *self.0.parent.lock().unwrap() = Some(id.to_owned());
-        let result = self.1.world.step("going-back").await;
+        let result = self.1.world.step("rollback-done").await;
         result.map_err(RollbackFailure::Lost)?;
         *self.0.sandbox_identity.lock().unwrap() = identity.clone();
         Ok(())
@@ -223,7 +227,7 @@ impl Guest for FakeGuest {
     }
 
     fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
-        Some(Arc::new(Reached))
+        Some(Arc::new(OneConnection))
     }
 
     async fn ended(&self) -> ExitReason {
@@ -248,10 +252,10 @@ impl Guest for FakeGuest {
     }
 }
 
-/// Connection log of a guest that connected to one address.
-struct Reached;
+/// Connection log with one connection.
+struct OneConnection;
 
-impl ConnectionLog for Reached {
+impl ConnectionLog for OneConnection {
     fn read(&self) -> ConnectionRecords {
         let connection = ConnectionRecord {
             at_ms: 1_000,

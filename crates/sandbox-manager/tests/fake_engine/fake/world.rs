@@ -1,4 +1,4 @@
-//! Guests of the fake engine, and steps that fail or hang.
+//! State that survives a daemon: the guests of the fake engine, injected failures, recorded calls.
 
 use jiffy_engine_api::{EngineError, ExitReason, SandboxIdentity};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +10,7 @@ use tokio::sync::watch;
 pub struct Dice(pub u64);
 
 impl Dice {
+    /// Returns a number below `sides`.
     pub fn throw(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -25,9 +26,13 @@ impl Dice {
 /// Guests, injected failures, and recorded calls.
 #[derive(Default)]
 pub struct World {
+    /// All guests since the start of the test. Their handles are positions in this list.
     pub(super) guests: Mutex<Vec<Arc<Body>>>,
+    /// Steps that fail.
     pub(super) failing: Mutex<BTreeSet<&'static str>>,
+    /// Steps that hang forever.
     pub(super) hanging: Mutex<BTreeSet<&'static str>>,
+    /// Steps in which a task has hung or was blocked.
     stuck: Mutex<BTreeSet<&'static str>>,
     /// Steps that wait until they are released.
     held: watch::Sender<BTreeSet<&'static str>>,
@@ -35,7 +40,9 @@ pub struct World {
     pub jitter: AtomicU64,
     pub boots: Mutex<usize>,
     pub restores: Mutex<usize>,
+    /// Version of all templates. A change invalidates their snapshots.
     pub version: Mutex<u32>,
+    /// Snapshots whose working set was recorded.
     pub working_sets: Mutex<Vec<String>>,
     /// Number of started rehearsals.
     pub rehearsed: Mutex<usize>,
@@ -90,10 +97,12 @@ pub struct Body {
 }
 
 impl World {
+    /// Makes a step fail.
     pub fn fail(&self, step: &'static str) {
         self.failing.lock().unwrap().insert(step);
     }
 
+    /// Makes a step hang until the runtime is shut down.
     pub fn hang(&self, step: &'static str) {
         self.hanging.lock().unwrap().insert(step);
     }
@@ -128,6 +137,7 @@ impl World {
         self.failing.lock().unwrap().contains(step)
     }
 
+    /// Performs a step: yields, hangs, waits or fails as the test requests.
     pub(super) async fn step(&self, step: &'static str) -> Result<(), EngineError> {
         let mut dice = Dice(self.jitter.load(Ordering::Relaxed));
         if dice.0 != 0 {
@@ -166,8 +176,8 @@ impl World {
         let mut bodies = guests
             .iter()
             .filter(|b| b.end.borrow().is_none() && b.sandbox_identity.lock().unwrap().id == id);
-        let body = bodies.next().unwrap_or_else(|| panic!("{id} does not run"));
-        assert!(bodies.next().is_none(), "{id} runs twice");
+        let body = bodies.next().unwrap_or_else(|| panic!("{id} has no guest"));
+        assert!(bodies.next().is_none(), "{id} has two guests");
         body.clone()
     }
 
@@ -181,7 +191,7 @@ impl World {
 
     /// Makes a guest exit by itself.
     pub fn panic_guest(&self, id: &str) {
-        let message = "gone".to_owned();
+        let message = "panicked".to_owned();
         let end = ExitReason::GuestPanic { message };
         self.body(id).end.send_replace(Some(end));
     }
@@ -216,6 +226,7 @@ impl Body {
     }
 
     pub fn stop(&self) {
+        // The first exit reason remains.
         self.end.send_if_modified(|end| {
             let first = end.is_none();
             end.get_or_insert(ExitReason::Requested);

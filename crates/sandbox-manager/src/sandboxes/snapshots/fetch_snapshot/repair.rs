@@ -10,13 +10,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Damage of snapshots by their ids.
+/// Descriptions of damage by the ids of the damaged snapshots.
 type Damages = BTreeMap<String, String>;
 
 impl Snapshots<'_> {
     /// Fetches the damaged snapshots of the lineage of `id` again: the snapshots of `reported`, and
     /// snapshots whose damage is detected without reading layers. Running guests continue with the
-    /// old files. Returns the damage of the replaced snapshots. Empty if nothing is damaged, or if
+    /// old files.
+    ///
+    /// Returns the damage of the replaced snapshots. It is empty if no snapshot is damaged, or if
     /// the store has no copy. Concurrent repairs of one snapshot share one fetch.
     pub(in crate::sandboxes) async fn repair(
         self,
@@ -33,7 +35,7 @@ impl Snapshots<'_> {
         };
         let lock = self.0.fetch_locks.get(format!("repair/{first}"));
         let _guard = lock.lock().await;
-        // Another call may have repaired it meanwhile.
+        // Another call may have repaired the snapshot while this one waited for the lock.
         let mut remaining = self.find_damages(id).await?;
         remaining.extend(reported);
         if remaining.is_empty() {
@@ -55,12 +57,14 @@ impl Snapshots<'_> {
             Ok(false) | Err(_) => &counters.failed_repairs,
         };
         let count = u64::try_from(remaining.len()).unwrap_or(u64::MAX);
+        // Read for metrics only.
         counter.fetch_add(count, Ordering::Relaxed);
         if !renewed? {
             tracing::warn!(id, "the store has no copy of the damaged snapshots");
             return Ok(Damages::new());
         }
         tracing::info!(id, "fetched damaged snapshots again");
+        // Waiting guests may already have read damaged memory.
         self.clear_damaged_pool(&remaining);
         Ok(remaining)
     }
@@ -75,7 +79,7 @@ impl Snapshots<'_> {
         match self.repair(id, Damages::new()).await {
             Ok(repaired) if !repaired.is_empty() => Ok(()),
             Ok(_) => Err(error),
-            // The client can retry after this error, but not after the first one.
+            // A client can retry after `Busy`, but not after `error`.
             Err(e) if e.kind() == ErrorKind::Busy => Err(e),
             Err(e) => {
                 tracing::warn!(id, error = %e, "cannot fetch a damaged snapshot again");
@@ -93,6 +97,7 @@ impl Snapshots<'_> {
         let mut lineage = Vec::new();
         let mut next = Some(id.to_owned());
         while let Some(id) = next.filter(|id| !lineage.contains(id)) {
+            // An independent snapshot needs no ancestor, so the search ends there.
             let based = !engine.snapshot_files().is_independent(&id);
             next = self.0.catalog.get(&id).and_then(|record| record.parent);
             next = next.filter(|_| based);
@@ -124,7 +129,8 @@ impl Fetch {
     /// Fetches the snapshots of `damaged` in the lineage of `id`, and their ancestors that are not
     /// on this host. Returns false if the store lacks one of them.
     async fn renew(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
-        // A snapshot that was not uploaded may descend from a snapshot that was.
+        // Several starting points: a snapshot that was not uploaded may descend from an uploaded
+        // one.
         let names = std::iter::once(id).chain(damaged.keys().map(String::as_str));
         for name in names {
             if self.renew_below(name, damaged).await? {
@@ -134,6 +140,8 @@ impl Fetch {
         Ok(false)
     }
 
+    /// Fetches the snapshots of `damaged` if the lineage of `id` in the store contains all of them.
+    /// Returns whether it did.
     async fn renew_below(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
         let lineage = self.remote.find(self.owner.as_deref(), id).await;
         let Some(lineage) = lineage.map_err(Self::store_error(id))? else {
@@ -151,16 +159,18 @@ impl Fetch {
         let mut is_needed = false;
         for (depth, source) in lineage.into_iter().enumerate() {
             let is_local = self.find_local(&source.id).is_some();
-            // A merge may have removed ancestors from this host; the copy in the store depends on
-            // them.
+            // A merge may have removed ancestors from this host that the copy in the store depends
+            // on.
             is_needed = damaged.contains_key(&source.id) || (is_needed && !is_local);
             if is_needed {
                 missing.push(self.describe(source, depth == 0, None).await?);
             }
         }
+        // No quota is reserved: the snapshots already count in the usage of their owner.
         self.check_disk(&missing)?;
         let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
+        // Oldest first: an engine imports a snapshot only if its parent is on the disk.
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
             match self.find_local(&missing.source.id) {
                 Some(held) => self.replace(missing, files, held.snapshot()).await?,
@@ -196,6 +206,7 @@ impl Fetch {
         let bytes = stored.size(id).unwrap_or(record.bytes);
         self.this.0.catalog.update(id, |record| {
             record.bytes = bytes;
+            // The copy may depend on ancestors that a merge had removed on this host.
             record.parent = missing.import.parent;
         });
         self.this.0.upkeep.enqueue_checksums(id);

@@ -1,4 +1,4 @@
-//! Upload of a snapshot and of its ancestors that the store lacks, oldest first.
+//! Upload of one snapshot together with the ancestors that the store lacks, oldest first.
 
 use super::is_named;
 use crate::journal::JournalChange;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 
-/// Maximum number of restarts of an upload because its ancestors changed.
+/// Maximum number of restarts of an upload whose ancestors change while it runs.
 const MAX_RESTARTS: usize = 300;
 
 /// Failure of an upload.
@@ -38,22 +38,23 @@ pub(super) enum UploadError {
     Operation(#[from] OperationError),
 }
 
-/// Snapshot that the store lacks, with its files open and pinned.
+/// Snapshot to push. Its files are open, and its pin protects it from garbage collection.
 struct Link {
     place: StorePlace,
     parts: SnapshotParts,
     _pin: SnapshotPin,
 }
 
-/// Snapshots that the store lacks, newest first, and their nearest ancestor that the store has.
+/// Snapshots that the store lacks, newest first, and their nearest ancestor in the store.
 struct Chain {
     links: Vec<Link>,
+    /// Id, place and root hash of the nearest ancestor in the store. `None` if it has none.
     base: Option<(String, StorePlace, String)>,
     _pins: Vec<SnapshotPin>,
 }
 
 impl Sandboxes {
-    /// Uploads snapshot `id`.
+    /// Uploads snapshot `id`, and starts again whenever its ancestors change.
     pub(super) async fn upload(
         &self,
         remote: &Arc<RemoteStore>,
@@ -62,8 +63,10 @@ impl Sandboxes {
     ) -> Result<(), UploadError> {
         for _ in 0..MAX_RESTARTS {
             match self.upload_once(remote, id, cancelled).await {
+                // Checked first: an error may be the effect of the cancellation.
                 _ if *cancelled.borrow() => return Err(UploadError::Removed),
                 Err(UploadError::Changed) => {}
+                // The snapshot was fetched without all of its memory, and this store has no copy.
                 Err(UploadError::MissingMemory(id)) => self.complete_memory(&id).await?,
                 other => return other,
             }
@@ -92,6 +95,7 @@ impl Sandboxes {
     /// Opens snapshot `id` and the ancestors that the store at `url` lacks. Blocks.
     fn open_chain(&self, url: &str, id: &str) -> Result<Chain, UploadError> {
         let record = self.0.catalog.get(id).ok_or(UploadError::Removed)?;
+        // A lineage is pushed for the owner of its newest snapshot, except for shared snapshots.
         let tenant = record.owner.unwrap_or_else(|| LOCAL_TENANT.to_owned());
         let mut chain = Chain {
             links: Vec::new(),
@@ -104,6 +108,7 @@ impl Sandboxes {
             if chain.links.len() >= MAX_LINEAGE {
                 return Err(UploadError::LongLineage);
             }
+            // Pinned before the record is read: garbage collection skips pinned snapshots.
             let pin = self.0.catalog.pin(&id);
             let missing_record = || {
                 if newest {
@@ -121,6 +126,7 @@ impl Sandboxes {
                     tenant.clone()
                 },
             };
+            // The store already has this snapshot with all of its ancestors.
             if let Some(root) = record.store.root(&place) {
                 chain.base = Some((id, place.clone(), root.to_owned()));
                 chain._pins.push(pin);
@@ -170,6 +176,7 @@ impl Sandboxes {
             }
         }
         for link in chain.links.iter().rev() {
+            // Another owner's upload may be pushing the same snapshot.
             let _sharing = if link.place.tenant == SHARED_TENANT {
                 Some(self.0.uploads.sharing.lock().await)
             } else {
@@ -196,7 +203,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Pushes a snapshot and records its copy.
+    /// Pushes a snapshot, and records its copy in the catalog.
     async fn push(
         &self,
         remote: &RemoteStore,
@@ -206,10 +213,12 @@ impl Sandboxes {
         cancelled: &watch::Receiver<bool>,
     ) -> Result<Pushed, UploadError> {
         let id = &record.id;
+        // Recorded before the first byte is sent: after a crash the copy in this place is known.
         self.0.catalog.update(id, |now| {
             now.store.uploading = Some(link.place.clone());
         });
         let revision = record.store.revision;
+        // Other hosts must not take over which copies this host knows.
         let written = Snapshot {
             store: StoreCopies {
                 revision,
@@ -252,6 +261,8 @@ impl Sandboxes {
         Ok(pushed)
     }
 
+    /// Records a complete copy. Removes it again if the snapshot changed or was removed during the
+    /// upload.
     fn record_copy(
         &self,
         link: &Link,
@@ -262,6 +273,7 @@ impl Sandboxes {
         let (place, root) = (&link.place, &pushed.root);
         let mut is_current = false;
         let now = self.0.catalog.update(&link.parts.id, |now| {
+            // A client changed the record during the upload, so the copy is outdated.
             is_current = now.store.revision == revision;
             if is_current {
                 now.store.add(place.clone(), root.clone());
@@ -287,8 +299,8 @@ impl Sandboxes {
         }
     }
 
-    /// Forgets the copies of a snapshot and removes them from the store, so that new ones are
-    /// uploaded.
+    /// Removes the copies of a snapshot from its record and from the store, so that the snapshot is
+    /// uploaded again.
     fn discard_copies(&self, id: &str) {
         let mut copies = Vec::new();
         self.0
@@ -299,6 +311,7 @@ impl Sandboxes {
 
     /// Removes copies from the store, in the background.
     pub(in crate::sandboxes) fn retract_copies(&self, copies: Vec<StoreRetraction>) {
+        // The journal comes first, so that a crash does not forget a removal.
         let changes = copies.iter().cloned().map(JournalChange::Retraction);
         let changes: Vec<_> = changes.collect();
         self.0.journal.commit_write_behind(&changes);

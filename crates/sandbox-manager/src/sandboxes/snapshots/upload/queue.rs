@@ -11,16 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
-/// Maximum number of concurrent uploads, each of another owner.
+/// Maximum number of concurrent uploads. Each owner has at most one.
 const MAX_UPLOADS: usize = 4;
+/// Delay after the first failure, doubled after each further one up to [`MAX_RETRY_DELAY`].
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Uploads of a host.
 pub(in crate::sandboxes) struct Uploads {
-    /// `None` if snapshots stay on this host.
+    /// Store of the uploads. `None` if snapshots stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
-    /// Returns whether all tenants share the snapshots of a template.
+    /// Returns whether all tenants of the store share the snapshots of a template.
     is_stock: fn(&str) -> bool,
     queue: Mutex<UploadQueue>,
     /// Notified when an upload is queued or has ended.
@@ -31,13 +32,15 @@ pub(in crate::sandboxes) struct Uploads {
     pub wake_readers: Arc<Notify>,
     /// Notified when an upload has ended, with any result.
     pub ended: watch::Sender<()>,
-    /// Held while a shared snapshot is pushed: several uploads may need it.
+    /// Held while a shared snapshot is pushed, since uploads of several owners may push the same
+    /// one.
     pub sharing: tokio::sync::Mutex<()>,
     pub counters: UploadCounters,
 }
 
 /// Counters since the start of the daemon.
 #[derive(Default)]
+// Counters are read only for metrics, so relaxed access suffices.
 pub(in crate::sandboxes) struct UploadCounters {
     pub uploads: AtomicU64,
     pub failures: AtomicU64,
@@ -59,7 +62,9 @@ struct UploadQueue {
 struct QueuedUpload {
     owner: Option<String>,
     failures: u32,
+    /// Latest error, until the next success.
     error: Option<String>,
+    /// Earliest time of the next attempt.
     due: Instant,
     /// Cancels an upload in flight. `None` if the upload is queued.
     cancel: Option<watch::Sender<bool>>,
@@ -120,15 +125,18 @@ impl Uploads {
             due: now,
             cancel: None,
         });
+        // A client that waits must not wait for the delay of a retry.
         upload.due = upload.due.min(now);
         drop(queue);
         self.wake.notify_one();
     }
 
-    /// Removes snapshot `id` from the queue, or cancels its upload in flight.
+    /// Removes snapshot `id` from the queue, or cancels its upload in flight, which then ends with
+    /// [`UploadEnd::Dropped`].
     pub fn cancel(&self, id: &str) {
         let mut queue = self.queue.lock();
         match queue.uploads.get(id).map(|upload| &upload.cancel) {
+            // The entry stays until the upload has ended, so that no second one starts.
             Some(Some(cancel)) => drop(cancel.send_replace(true)),
             Some(None) => drop(queue.uploads.remove(id)),
             None => {}
@@ -170,18 +178,20 @@ impl Uploads {
         upload.map_or((0, None), |upload| (upload.failures, upload.error.clone()))
     }
 
-    /// Returns the uploads to start now, one of each owner, and the time at which the next one is
-    /// due.
+    /// Marks the uploads to start now as in flight, one of each owner. Returns them, and the time
+    /// at which the next upload is due.
     pub(super) fn begin_due(&self) -> (Vec<(String, watch::Receiver<bool>)>, Option<Instant>) {
         let now = Instant::now();
         let mut queue = self.queue.lock();
         let running = queue.uploads.values().filter(|u| u.cancel.is_some());
+        // One upload per owner, so that an owner with many snapshots does not delay others.
         let mut busy: HashSet<Option<String>> = running.map(|u| u.owner.clone()).collect();
         let mut waiting: Vec<_> = queue
             .uploads
             .iter_mut()
             .filter(|(_, upload)| upload.cancel.is_none())
             .collect();
+        // The upload that has been due for the longest time starts first.
         waiting.sort_by_key(|(_, upload)| upload.due);
         let mut started = Vec::new();
         let mut next = None;
@@ -190,6 +200,7 @@ impl Uploads {
                 next = Some(upload.due);
                 break;
             }
+            // An upload that must wait for another is started when that one ends, by `wake`.
             if busy.len() < MAX_UPLOADS && busy.insert(upload.owner.clone()) {
                 let (cancel, cancelled) = watch::channel(false);
                 upload.cancel = Some(cancel);
@@ -230,7 +241,9 @@ impl Uploads {
     /// Returns the next copy to remove from the store at `url`.
     pub(super) fn next_retraction(&self, url: &str) -> Option<StoreRetraction> {
         let queue = self.queue.lock();
+        // Copies in a store that was configured earlier stay queued until it is configured again.
         let mut copies = queue.retractions.iter().filter(|r| r.store == url);
+        // The copy stays in the queue until `end_retraction`, so that a failed removal is repeated.
         copies.next().cloned()
     }
 
@@ -243,6 +256,7 @@ impl Uploads {
 /// Returns the delay of the next attempt after `failures` earlier failures.
 pub(super) fn retry_delay(failures: u32) -> Duration {
     FIRST_RETRY_DELAY
+        // Bounded, since a shift by 32 or more would overflow.
         .saturating_mul(1 << failures.min(16))
         .min(MAX_RETRY_DELAY)
 }
@@ -272,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_has_one_upload_at_a_time_and_all_together_a_few() {
+    fn uploads_are_limited_per_owner_and_in_total() {
         let uploads = uploads();
         for (id, owner) in [("a1", Some("a")), ("a2", Some("a")), ("n1", None)] {
             uploads.enqueue(id, owner);
@@ -289,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_tried_again_later_and_at_once_when_the_store_answers() {
+    fn a_failed_upload_is_retried_later_or_after_another_success() {
         let uploads = uploads();
         uploads.enqueue("x", None);
         uploads.enqueue("y", Some("y"));
@@ -305,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_wanted_any_more_ends() {
+    fn cancelled_uploads_end() {
         let uploads = uploads();
         uploads.enqueue("x", None);
         uploads.enqueue("y", None);

@@ -1,5 +1,5 @@
-//! Reports the layers that this host still needs to the store, which then retains them. They
-//! belong to snapshots whose memory was not fetched completely.
+//! Reports to the store which of its layers this host still needs, so that the store retains them.
+//! The host needs them for snapshots whose memory was not fetched completely.
 
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use jiffy_engine_api::EngineError;
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 /// Maximum time between two reports.
 const MAX_REPORT_INTERVAL: Duration = Duration::from_secs(3600);
+/// Delay after a failed report.
 const RETRY_DELAY: Duration = Duration::from_secs(600);
-/// Delay of a report after an event, during which restored guests start.
+/// Delay of a report after an event, so that the restored guests of the event start first.
 const EVENT_DELAY: Duration = Duration::from_secs(1);
 
-/// Reports the layers that this host needs to the store, at the start and whenever they may have
-/// changed.
+/// Reports the needed layers at the start, and whenever they may have changed.
 pub(super) async fn report_needs(
     inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
@@ -24,6 +24,7 @@ pub(super) async fn report_needs(
         let Some(this) = inner.upgrade().map(Sandboxes) else {
             return;
         };
+        // The task must not keep the sandboxes alive while it waits.
         let search = tokio::task::spawn_blocking(move || this.snapshots().missing_layers());
         let wait = match search.await {
             Ok(missing) => match remote.keep_readers(&missing).await {
@@ -33,6 +34,7 @@ pub(super) async fn report_needs(
                     RETRY_DELAY
                 }
             },
+            // The task was aborted: the runtime is shutting down.
             Err(_) => return,
         };
         if tokio::time::timeout(wait, wake.notified()).await.is_ok() {
@@ -51,6 +53,7 @@ impl Sandboxes {
         let failed = || OperationError::engine("fetch its memory");
         let files = self.0.snapshot_engines.files_of(id).map_err(failed())?;
         files.complete_memory(id).await.map_err(failed())?;
+        // The host no longer needs the layers of this snapshot.
         self.0.uploads.wake_readers.notify_one();
         Ok(())
     }
@@ -62,7 +65,7 @@ impl Snapshots<'_> {
         self.0.snapshot_engines.files_of(id)?.missing_memory(id)
     }
 
-    /// Returns the layers in the store of which snapshots of this host lack chunks. Blocks.
+    /// Returns the layers in the store from which snapshots of this host still lack chunks. Blocks.
     fn missing_layers(self) -> Vec<LayerOrigin> {
         let ids = self.ids_of(|_| true).into_iter();
         let origin = |id: String| match self.missing_memory(&id) {
