@@ -33,6 +33,7 @@ pub async fn snapshot(
         let ids = daemon.create_several(c, SandboxSize::default()).await?;
         let mut before = Vec::new();
         for id in &ids {
+            // The reference also measures a guest that has written 8 MB.
             daemon.exec(id, WRITE_SCRIPT).await?;
             before.push(daemon.counters(id).await?);
         }
@@ -141,6 +142,7 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
             let child = daemon.create_from_snapshot(&second.id).await?;
             daemon.remove(&child.id).await?;
             clear(&daemon, &[sandbox.id], [&second, &taken].into_iter()).await?;
+            // `dd` of no bytes would only measure its start.
             if mb > 0 {
                 disk.push(direct_write_ms(mb)?);
             }
@@ -218,6 +220,7 @@ pub async fn rollback(
         })
         .await?;
         for id in &ids {
+            // Fails if a guest does not work after its rollback.
             daemon.exec(id, "true").await?;
         }
         clear(&daemon, &ids, done.iter().map(|(taken, ..)| taken)).await?;

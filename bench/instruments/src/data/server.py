@@ -8,17 +8,18 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\
 PIECE = bytes(1 << 20)
 
 
-def sink(connection, left):
+def sink(connection, remaining):
     buffer = bytearray(1 << 20)
-    while left > 0 and (got := connection.recv_into(buffer)):
-        left -= got
-    connection.sendall(b"." if left == 0 else b"!")
+    while remaining > 0 and (received := connection.recv_into(buffer)):
+        remaining -= received
+    # The answer confirms that all bytes have arrived, and are not in a buffer in transit.
+    connection.sendall(b"." if remaining == 0 else b"!")
 
 
-def source(connection, left):
-    while left > 0:
-        connection.sendall(PIECE[:left])
-        left -= len(PIECE)
+def source(connection, remaining):
+    while remaining > 0:
+        connection.sendall(PIECE[:remaining])
+        remaining -= len(PIECE)
 
 
 def main():
@@ -31,6 +32,7 @@ def main():
         for number, _ in poll.poll():
             if number == listener.fileno():
                 connection, _ = listener.accept()
+                # Otherwise an answer would wait for the acknowledgement of the previous one.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connections[connection.fileno()] = connection
                 pending[connection.fileno()] = b""
@@ -42,6 +44,7 @@ def main():
             except ConnectionError:
                 data = b""
             text = pending[number] + data
+            # A stream has the connection for itself, and blocks the server until its end.
             stream = text.startswith((b"SINK ", b"SOURCE ")) and b"\n" in text
             if not data or stream:
                 poll.unregister(connection)
@@ -53,6 +56,7 @@ def main():
                     source(connection, int(line.split()[1]))
                 connection.close()
                 continue
+            # A client may send several requests, or a part of one.
             requests = text.count(b"\r\n\r\n")
             pending[number] = text.rpartition(b"\r\n\r\n")[2] if requests else text
             connection.send(ANSWER * requests)

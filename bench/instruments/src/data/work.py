@@ -27,15 +27,18 @@ def buffered_writes():
         for _ in range(MIB):
             file.write(piece)
     found.append(("buffered sequential writes", "MB/s", MIB * 1.048576 / (time.perf_counter() - began)))
+    # The writes that follow must not compete with the write-back of this file.
     os.sync()
     return path
 
 
 def random_io(path):
     try:
+        # Without the page cache, where the file system supports this.
         file = os.open(path, os.O_RDWR | os.O_DIRECT)
     except OSError:
         file = os.open(path, os.O_RDWR)
+    # Direct I/O requires an aligned buffer, which a mapping is.
     buffer, last = mmap.mmap(-1, PAGE), MIB * 256 - 1
     def reads():
         for _ in range(32):
@@ -66,6 +69,7 @@ def calls():
 def forks():
     child = os.fork()
     if child == 0:
+        # Without the cleanup of Python, which would be part of the time.
         os._exit(0)
     os.waitpid(child, 0)
     return 1
@@ -80,6 +84,7 @@ def spawns():
 def faults():
     pages = 1024
     memory = mmap.mmap(-1, pages * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Small pages, so that each write is one page fault.
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         try:
             memory.madvise(mmap.MADV_NOHUGEPAGE)

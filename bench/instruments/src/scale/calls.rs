@@ -129,6 +129,7 @@ pub(super) async fn measure(
             if round > 0 {
                 samples.push(took);
             }
+            // The next call finds the same state as this one.
             if let Some(undo) = call.undo {
                 let (method, path, body) = undo(population, at);
                 client.call::<Value>(method, &path, &body).await?;
@@ -147,6 +148,7 @@ async fn removals(
     n: usize,
 ) -> anyhow::Result<Vec<f64>> {
     let mut samples = Vec::new();
+    // A removed snapshot cannot be measured again, so each call needs its own.
     for snapshot in population.free.drain(..).take(n + 1) {
         let path = format!("/templates/{snapshot}");
         let removed = daemon
