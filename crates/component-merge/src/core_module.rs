@@ -131,6 +131,7 @@ impl<'a> CoreModule<'a> {
                 Payload::DataSection(section) => module.data = Some(section),
                 Payload::CodeSectionEntry(body) => module.bodies.push(body),
                 Payload::CustomSection(custom) => {
+                    // Other custom sections are dropped: they may contain offsets in this binary.
                     if let KnownCustom::Name(names) = custom.as_known() {
                         module.names = Some(names);
                     }

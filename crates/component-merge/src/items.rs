@@ -61,6 +61,7 @@ pub(crate) fn option_reference(option: CanonicalOption) -> Option<Reference> {
         CanonicalOption::Realloc(index)
         | CanonicalOption::PostReturn(index)
         | CanonicalOption::Callback(index) => (FUNCTION, index),
+        // Other options, such as the string encoding, refer to no core item.
         _ => return None,
     };
     let index = wide(index);
@@ -266,6 +267,7 @@ fn check_section(section: u8, content: &[u8], depth: usize) -> Result<()> {
     let reader = BinaryReader::new(content, 0);
     match section {
         COMPONENT => {
+            // A nested component has its own indices. Only aliases can refer to items outside.
             let depth = depth.checked_sub(1).ok_or(Unmergeable)?;
             let body = content.strip_prefix(COMPONENT_HEAD).ok_or(Unmergeable)?;
             for (section, content) in borrowed_sections(body)? {

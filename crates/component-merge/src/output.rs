@@ -84,8 +84,8 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                 } else {
                     output.item(at, item)?
                 }
-            // All external items have their new indices now.
             } else if at == last {
+                // All external items have their new indices now.
                 output.instantiate(last_module, &externals)?;
                 for (at, item) in deferred.drain(..) {
                     output.item(at, item)?;
@@ -194,6 +194,8 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                 let mut arguments = Vec::new();
                 for argument in args {
                     let instance = wide(argument.index);
+                    // The instance of a member no longer exists. An instance with the same exports
+                    // takes its place.
                     let number = match self.plan.member_of.get(&instance) {
                         Some(member) => {
                             self.instance_of_member(*member, wide(*module_index), argument.name)?

@@ -126,8 +126,8 @@ impl<'p, 'a> Plan<'p, 'a> {
     /// Returns the last placement among the items that `item` refers to.
     fn placement_of_references(&self, item: &Item<'a>) -> Result<Placement> {
         let mut last = Placement::Before;
-        // An unknown target belongs to an invalid component.
-        // A reference to a later item would also be invalid.
+        // An unknown target belongs to an invalid component. A reference to a later item would also
+        // be invalid.
         item.references(|reference| {
             let target = self.items.target(reference).ok();
             let placement = target.and_then(|at| self.placements.get(at)).copied();

@@ -47,6 +47,7 @@ pub(crate) fn host_options() -> Vec<String> {
         .arg("dump")
         .stdin(Stdio::null())
         .output();
+    // A host without apt has no options.
     let dump = dump
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .unwrap_or_default();
@@ -78,6 +79,7 @@ fn is_transport_option(line: &str) -> bool {
                         .any(|k| rest.starts_with(k))
                 })
             });
+    // An option with an empty value is unset.
     is_listed && value != "\"\";"
 }
 
@@ -92,6 +94,7 @@ fn source_files(apt: &Path) -> Vec<PathBuf> {
             path.extension()
                 .is_some_and(|e| e == "list" || e == "sources")
         });
+        // The order of directory entries is arbitrary.
         parts.sort();
         files.append(&mut parts);
     }
@@ -111,6 +114,7 @@ impl AptSource {
     /// Returns whether this is Debian's own archive or a mirror of it. Third-party packages are not
     /// used.
     fn is_debian(&self) -> bool {
+        // A source without `signed-by` is verified with apt's default keys.
         let signed = self
             .signed_by
             .as_deref()
@@ -153,6 +157,7 @@ fn words(text: &str) -> Vec<String> {
 fn lines(text: &str) -> Vec<AptSource> {
     let entries = text
         .lines()
+        // Sources of source packages begin with `deb-src` and are skipped.
         .filter_map(|line| line.split('#').next()?.trim().strip_prefix("deb "));
     entries
         .filter_map(|entry| {
@@ -188,6 +193,7 @@ fn stanza(lines: &[&str]) -> Option<AptSource> {
     let mut source = AptSource::default();
     let mut is_binary = false;
     for line in lines {
+        // Indented lines, for example of an embedded key, match no field.
         let Some((field, value)) = line.split_once(':') else {
             continue;
         };
@@ -197,10 +203,12 @@ fn stanza(lines: &[&str]) -> Option<AptSource> {
             "suites" => source.suites = words(value),
             "components" => source.components = words(value),
             "signed-by" => source.signed_by = Some(value.trim().to_owned()),
+            // The host does not use this source.
             "enabled" if value.trim().eq_ignore_ascii_case("no") => return None,
             _ => {}
         }
     }
+    // Sources of source packages only are skipped.
     is_binary.then_some(source)
 }
 

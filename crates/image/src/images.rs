@@ -146,13 +146,12 @@ impl ImageStore {
     /// Moves an image of manifest format 1 into the store before its directory is removed.
     pub(crate) fn move_format_1(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
         let path = self.path(&sum.sha256);
-        // Images of another data directory are not moved.
+        // Images of another data directory are not moved. Both paths are resolved, since both may
+        // contain symbolic links.
         let home = self.home.path().canonicalize();
         let found = old.canonicalize();
         let ours = matches!((found, home), (Ok(found), Ok(home)) if found.starts_with(&home));
         if !ours || fs::symlink_metadata(&path).is_ok_and(|m| m.is_file()) {
-            // Root of the data directory is resolved as well, since its path may contain symbolic
-            // links.
             return Ok(());
         }
         // Ignore the error: there may be no stamp, or it is a link of `adopt`.

@@ -124,6 +124,8 @@ impl FileStamp {
 
 /// Returns the path of the stamp of `path`.
 pub(crate) fn stamp_path(path: &Path) -> PathBuf {
+    // The extension is appended, so that files that differ only in the extension have different
+    // stamps.
     let mut name = path.as_os_str().to_owned();
     name.push(".stamp");
     name.into()
@@ -319,6 +321,7 @@ fn wait_for_next_tick(metadata: &fs::Metadata) {
     let changed =
         SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(metadata.ctime()).unwrap_or(0));
     let changed = changed + Duration::from_nanos(u64::try_from(metadata.ctime_nsec()).unwrap_or(0));
+    // The later one of the two changes counts. A change in the future has the age 0.
     let age = age.unwrap_or_default().min(
         SystemTime::now()
             .duration_since(changed)
@@ -366,6 +369,7 @@ fn sparse_sum(file: &File) -> io::Result<String> {
     while let Some(data) = next_data(file, offset)? {
         // Data regions start at block boundaries of the file system, which may be smaller.
         offset = data - data % BLOCK as u64;
+        // The buffer may extend into a following hole, whose zeros are ignored below.
         let n = file.read_at(&mut buffer, offset)?;
         for (i, block) in buffer[..n].chunks(BLOCK).enumerate() {
             if block.iter().any(|byte| *byte != 0) {

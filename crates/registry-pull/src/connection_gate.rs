@@ -114,9 +114,9 @@ impl ConnectionGate {
         host: &str,
         port: u16,
         cancel: &Cancel,
-        // This thread does not run the event loop, so it may block.
     ) -> Result<TcpStream, String> {
         if self.lease.is_none() {
+            // This thread does not run the event loop, so it may block.
             let lease = handle
                 .block_on(network.take(NicKind::Veth))
                 .map_err(|e| format!("no network slot: {e}"))?;

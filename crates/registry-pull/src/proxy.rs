@@ -57,15 +57,15 @@ impl HttpProxy {
 
     /// Returns true if a connection uses the proxy: TLS to hosts that are not in `NO_PROXY`.
     pub fn applies_to(&self, host: &str, port: u16) -> bool {
+        // Loopback addresses mean this host, not the proxy's host.
         let local = host == "localhost"
             || host
-                // Loopback addresses mean this host, not the proxy's host.
                 .parse()
                 .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
-        // Other ports are not proxied: registries on them are usually in a local network.
         let below = |domain: &String| {
             domain == "*" || host == domain || host.ends_with(&format!(".{domain}"))
         };
+        // Other ports are not proxied: registries on them are usually in a local network.
         port == 443 && !local && !self.except.iter().any(below)
     }
 
@@ -87,7 +87,6 @@ impl HttpProxy {
         cancel: &Cancel,
     ) -> io::Result<()> {
         let deadline = Instant::now() + PROXY_TIMEOUT;
-        // The connection is nonblocking, so reads wait by `cancel.wait`.
         let at = if host.contains(':') {
             format!("[{host}]:{port}")
         } else {
@@ -99,6 +98,7 @@ impl HttpProxy {
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
+            // The connection does not block, so the wait has a deadline and can be cancelled.
             let waited = cancel.wait(stream.as_fd(), PollFlags::POLLIN, deadline);
             waited.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
             // Read byte by byte, because the bytes after the head belong to the connection.

@@ -90,12 +90,12 @@ enum PullerBackend {
 impl Puller {
     /// Starts a puller whose connections are opened by `gate`.
     pub fn start(
-        // Both ends are close-on-exec. The process receives its end as standard input.
         program: PullerProgram,
         setup: PullTarget,
         gate: ConnectionGate,
         cancel: &Cancel,
     ) -> Result<Self, PullError> {
+        // Both ends are close-on-exec. The process receives its end as standard input.
         let (ours, theirs) = UnixStream::pair().map_err(PullError::Start)?;
         let backend = match program {
             PullerProgram::Own => {
@@ -290,7 +290,6 @@ impl Puller {
     fn connect(&mut self, host: &str, port: u16) -> Result<(), PullError> {
         // The puller is not trusted and could request connections without end.
         self.connections += 1;
-        // A message for the host's owner contains the reason; the puller does not receive it.
         if self.connections > MAX_CONNECTIONS {
             return Err(protocol_violation());
         }
@@ -301,6 +300,7 @@ impl Puller {
                     .send(&PullRequest::Connected, descriptor, &self.cancel)
             }
             Err(why) => {
+                // The reason is for the host's owner, so the puller does not receive it.
                 self.connection_error = Some(PullFault::text(&why));
                 self.link
                     .send(&PullRequest::NotConnected, None, &self.cancel)

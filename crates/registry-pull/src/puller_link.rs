@@ -114,6 +114,7 @@ impl PullerLink {
             ready.map_err(interrupted(&deadline.1))?;
             // Without a control buffer, the kernel discards descriptors sent by the puller.
             match recv(self.0.as_raw_fd(), buffer, MsgFlags::empty()) {
+                // The puller has exited or closed its end.
                 Ok(0) => return Err(PullError::Died(String::new())),
                 Ok(n) => buffer = buffer.get_mut(n..).unwrap_or_default(),
                 Err(Errno::EAGAIN | Errno::EINTR) => {}

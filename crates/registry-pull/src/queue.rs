@@ -55,6 +55,7 @@ impl PullQueue {
     fn permits_of(&self, key: Option<&str>) -> Arc<Semaphore> {
         let mut keys = self.keys.lock();
         let key = key.map(str::to_owned);
+        // The semaphore exists while the key has pulls.
         if let Some(own) = keys.get(&key).and_then(Weak::upgrade) {
             return own;
         }

@@ -18,7 +18,7 @@ impl RegistryAddress {
             Some(own) => own == port,
             None => [80, 443].contains(&port),
         };
-        // IPv6 addresses may be in brackets.
+        // `host` may be an IPv6 address in brackets.
         same_port
             && self
                 .host

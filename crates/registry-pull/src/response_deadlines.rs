@@ -58,12 +58,14 @@ impl ResponseDeadlines {
 
     /// Returns the next deadline and the message of its timeout error.
     pub fn next(&self) -> (Instant, String) {
+        // Each received byte extends this deadline.
         let idle = Instant::now() + IDLE_TIMEOUT;
         let idle = (idle, format!("no data for {} s", IDLE_TIMEOUT.as_secs()));
         let end = (
             self.end,
             format!("incomplete after {} s", self.total.as_secs()),
         );
+        // The earliest deadline applies, and its message explains the failure.
         let mut first = if end.0 < idle.0 { end } else { idle };
         if self.rate {
             // The time by which the received bytes must have arrived at the minimum rate.

@@ -109,6 +109,7 @@ impl Document {
         let mut found: Vec<String> = platforms
             .map(|p| shown(format!("{}/{}", p.os, p.architecture).as_bytes()))
             .collect();
+        // Variants of one architecture have equal names and follow each other.
         found.dedup();
         Err(ImportError::Platform {
             found: if found.is_empty() {
@@ -147,12 +148,12 @@ impl ImageConfig {
 impl RunConfig {
     /// Returns the environment. If a variable occurs twice, the last value applies.
     pub(super) fn environment(&self) -> Result<BTreeMap<String, String>, ImportError> {
-        // Docker allows a variable without a value.
         let list = self.env.as_deref().unwrap_or_default();
         if list.iter().map(String::len).sum::<usize>() > MAX_ENV_BYTES {
             let problem = format!("its environment is larger than {} KiB", MAX_ENV_BYTES >> 10);
             return Err(ImportError::image(problem));
         }
+        // Docker allows a variable without a value.
         let pairs = list
             .iter()
             .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -167,6 +168,7 @@ impl RunConfig {
 
     /// Returns the user as `name` or `uid`, optionally with `:group`. Defaults to root.
     pub(super) fn user(&self) -> Result<String, ImportError> {
+        // An empty string means the same as a missing field.
         let user = self
             .user
             .as_deref()

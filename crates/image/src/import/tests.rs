@@ -46,7 +46,6 @@ impl Image {
     }
 
     /// Writes the layout. Its index also has another platform. Returns its directory.
-    // Real indexes often contain another index, so the layout has two levels.
     fn write(&self) -> &Path {
         let kind = |k: &str| format!("application/vnd.oci.image.{k}");
         let config = self.blob(
@@ -448,8 +447,8 @@ fn an_import_over_budget_is_rejected_before_its_files_are_written() {
     import.disk = DiskBudget::new(move |bytes| {
         if bytes <= max_bytes {
             Ok(())
-        // The bytes on disk at the moment of the rejection.
         } else {
+            // The bytes on disk at the moment of the rejection.
             on_disk.store(bytes_below(&layers), Ordering::Relaxed);
             Err(format!("more than {max_bytes} bytes"))
         }

@@ -130,8 +130,8 @@ pub(crate) fn unpacker() -> io::Result<SyscallFilter> {
 }
 
 /// Returns the filter for a host program. The program may start threads but no processes.
-// A denied call returns an error instead of killing the program, which may only probe for it.
 pub(crate) fn program() -> io::Result<SyscallFilter> {
+    // A denied call returns an error instead of killing the program, which may only probe for it.
     let mut denied = DeniedCalls::new(DENIED_TO_PROGRAMS);
     denied.deny_processes()?;
     denied.compile()

@@ -92,6 +92,7 @@ impl ConfinedDir {
     }
 
     fn confined(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+        // The system call does not accept an empty path.
         let path = if path.is_empty() { b"." } else { path };
         fs::openat2(&self.root, path, flags, Mode::empty(), RESOLVE_CONFINED)
     }
@@ -141,6 +142,7 @@ impl ConfinedDir {
                     fs::fchmod(made, Mode::from_raw_mode(0o755))?;
                     self.implied.push(path[..end].to_vec());
                 }
+                // The entry may be a file or a link, which the call below rejects.
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
             }

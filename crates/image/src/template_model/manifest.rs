@@ -204,6 +204,7 @@ impl TemplateManifest {
     pub fn reference(&self) -> String {
         let owner = self.owner.as_ref();
         let owner = owner.map_or_else(String::new, |owner| format!("{owner}/"));
+        // The default tag is omitted.
         if self.tag == DEFAULT_TAG {
             format!("{owner}{}", self.name)
         } else {
@@ -236,6 +237,7 @@ impl TemplateManifest {
     /// Parses and checks a manifest of the current format or of format 1. An error is a description
     /// of the problem.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
+        // The format is read first, because it determines the other fields.
         let mut value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         let format = value.get("format").and_then(Value::as_u64);
         // Format 1 has one image in the field `image`.
@@ -255,6 +257,7 @@ impl TemplateManifest {
     }
 
     fn check(&self) -> Result<(), String> {
+        // Upper-case digits are rejected, so that each digest has only one form.
         let hexadecimal = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
         let sound = |i: &ImageSum| i.sha256.len() == 64 && i.sha256.bytes().all(hexadecimal);
         if !(1..=MAX_IMAGES).contains(&self.images.len()) {

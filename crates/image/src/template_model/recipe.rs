@@ -155,8 +155,8 @@ impl Recipe {
         for (_, content) in &files {
             whole.push('\0');
             whole.push_str(content);
-            // A change of the base changes all recipes that are derived from it.
         }
+        // A change of the base changes all recipes that are derived from it.
         if let Some(from) = &from {
             whole.push('\0');
             whole.push_str(&from.hash);

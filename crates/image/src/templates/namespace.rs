@@ -98,11 +98,11 @@ impl Templates {
     /// The operation is idempotent: a template is published under its new name before the old name
     /// is removed.
     pub fn move_to_owners(
-        // Borrowed templates belong to another data directory, whose daemon moves them.
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
     ) -> Result<Vec<MovedTemplate>, TemplateError> {
         let mut moved = Vec::new();
+        // Borrowed templates belong to another data directory, whose daemon moves them.
         if self.is_borrowed() {
             return Ok(moved);
         }

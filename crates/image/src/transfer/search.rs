@@ -42,6 +42,7 @@ enum Place {
 fn places(name: &str, variable: Option<OsString>, installed: Option<PathBuf>) -> Vec<Place> {
     // `.tpl` is the extension of exported templates.
     let file = format!("{name}.tpl");
+    // A value with a scheme is a URL, and every other value is a path.
     let from_variable = variable.filter(|v| !v.is_empty()).map(|value| {
         match value.to_str().filter(|text| text.contains("://")) {
             Some(url) => Place::Url(format!("{}/{file}", url.trim_end_matches('/'))),
@@ -95,6 +96,7 @@ fn import_first(
             }
         };
         let import = FileImport {
+            // The file was found by a search, so its digest must be known.
             trust: FileTrust {
                 known: known.clone(),
                 must_be_known: true,
@@ -117,6 +119,7 @@ fn open_file_or_parts(path: &Path) -> io::Result<Option<Box<dyn Read>>> {
     }
     let mut whole: Option<Box<dyn Read>> = None;
     for number in 1..=MAX_PARTS {
+        // The numbers have no gaps, so the first missing part is the end.
         let Some(part) = open_if_exists(&path.with_added_extension(number.to_string()))? else {
             break;
         };

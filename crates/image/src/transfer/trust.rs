@@ -66,8 +66,8 @@ impl KnownDigests {
 }
 
 /// Returns whether only root and the effective user can change the content of the file.
-// The open file is examined, so that another file cannot take its place afterwards.
 fn is_protected(file: &File) -> io::Result<bool> {
+    // The open file is examined, so that another file cannot take its place afterwards.
     let metadata = file.metadata()?;
     let uid = nix::unistd::Uid::effective().as_raw();
     let is_owned = metadata.uid() == 0 || metadata.uid() == uid;

@@ -25,6 +25,7 @@ impl Challenge {
         if header.len() > MAX_CHALLENGE {
             return None;
         }
+        // Some schemes have no parameters.
         let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
         if scheme.eq_ignore_ascii_case("basic") {
             return Some(Self::Basic);

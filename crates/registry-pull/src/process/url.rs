@@ -23,6 +23,7 @@ impl UrlOrigin {
     /// Returns `host` or `host:port`.
     pub fn authority(&self) -> String {
         match (self.tls, self.port) {
+            // Default ports are omitted, as in a `Host` header.
             (true, 443) | (false, 80) => self.host.clone(),
             (_, port) => format!("{}:{port}", self.host),
         }
@@ -72,13 +73,16 @@ impl RequestUrl {
             return Self::parse(location);
         }
         let scheme = if self.origin.tls { "https" } else { "http" };
+        // Only the scheme is inherited.
         if location.starts_with("//") {
             return Self::parse(&format!("{scheme}:{location}"));
         }
         let at = format!("{scheme}://{}:{}", self.origin.host, self.origin.port);
+        // An absolute path on the same host.
         if location.starts_with('/') {
             return Self::parse(&format!("{at}{location}"));
         }
+        // A relative path replaces the last component. The query is not inherited.
         let path = self.target.split('?').next().unwrap_or_default();
         let directory = path.rsplit_once('/').map_or("", |(d, _)| d);
         Self::parse(&format!("{at}{directory}/{location}"))

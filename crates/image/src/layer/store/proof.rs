@@ -122,8 +122,8 @@ impl LayerStore {
         }
         let text = serde_json::to_vec(&proofs)
             .map_err(io::Error::other)
-            // Not crash-critical: without the record, the blob is downloaded again.
             .on("write", &place)?;
+        // Not crash-critical: without the record, the blob is downloaded again.
         file::write(&place, PROOFS_FILE, &text).map(drop)
     }
 }
