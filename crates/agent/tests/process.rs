@@ -277,12 +277,12 @@ async fn a_timed_out_process_can_clean_up_and_its_whole_group_is_killed() {
          sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & wait");
     spec.timeout = Some(Duration::from_millis(500));
     let mut process = agent.client.start(&spec).await.unwrap();
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let end = loop {
         match process.next_event().await {
-            Ok(Some(ProcessEvent::Stdout(bytes))) => said.extend_from_slice(&bytes),
+            Ok(Some(ProcessEvent::Stdout(bytes))) => output.extend_from_slice(&bytes),
             Ok(Some(_)) => {}
-            Ok(None) => panic!("the process exited by itself: {said:?}"),
+            Ok(None) => panic!("the process exited by itself: {output:?}"),
             Err(e) => break e,
         }
     };
@@ -294,8 +294,8 @@ async fn a_timed_out_process_can_clean_up_and_its_whole_group_is_killed() {
         }
     );
     assert!(is_over_time, "{end}");
-    let said = String::from_utf8(said).unwrap();
-    let (child, rest) = said.split_once('\n').unwrap();
+    let output = String::from_utf8(output).unwrap();
+    let (child, rest) = output.split_once('\n').unwrap();
     assert_eq!(rest, "cleaned\n");
     let child = child.parse().unwrap();
     wait_for("the end of its child", || !alive(child));
@@ -308,8 +308,8 @@ async fn a_process_that_ignores_its_time_limit_is_killed_before_the_report() {
     spec.timeout = Some(Duration::from_millis(100));
     let process = agent.client.start(&spec).await.unwrap();
     let pid = process.pid();
-    let told = process.output(LIMIT).await.unwrap_err();
-    assert!(told.to_string().contains("was killed"), "{told}");
+    let error = process.output(LIMIT).await.unwrap_err();
+    assert!(error.to_string().contains("was killed"), "{error}");
     assert!(!alive(pid));
 }
 

@@ -207,8 +207,8 @@ fn sources_may_have_variables_of_the_dockerfile() {
         copies(&build(dir.path(), text).unwrap())[0].1,
         ["app-2", "app-2/x"]
     );
-    let odd = build(dir.path(), "FROM a\nCOPY \\$odd /x").unwrap();
-    assert_eq!(copies(&odd)[0].1, ["\\$odd"]);
+    let escaped = build(dir.path(), "FROM a\nCOPY \\$odd /x").unwrap();
+    assert_eq!(copies(&escaped)[0].1, ["\\$odd"]);
     let unknown = build(dir.path(), "FROM a\nENV DIR=$IMAGES\nCOPY $DIR /x").unwrap_err();
     assert!(
         unknown.contains("line 3: the value of '$DIR' depends on 'DIR'"),

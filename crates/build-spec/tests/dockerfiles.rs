@@ -261,8 +261,8 @@ fn an_error_names_its_line_and_instruction() {
             "a here-document cannot be combined with --from",
         ),
     ] {
-        let said = refused(text);
-        assert!(said.contains(expected), "{text}: {said}");
+        let message = refused(text);
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }
 

@@ -90,8 +90,8 @@ async fn start_registered(
     };
     let spawn = move |progress: &Progress| job.spawn(progress);
     let mut spawned = agent.workers.attempt(CallClass::Start, what, spawn).await?;
-    let lost = || RpcError::new(RpcCode::Internal, "the process was started twice");
-    let (request, ends) = spawned.parts.take().ok_or_else(lost)?;
+    let started_twice = || RpcError::new(RpcCode::Internal, "the process was started twice");
+    let (request, ends) = spawned.parts.take().ok_or_else(started_twice)?;
     let (sink, outputs) = ends
         .register()
         .map_err(|e| RpcError::io("cannot connect a process", &e))?;

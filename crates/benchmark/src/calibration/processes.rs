@@ -36,8 +36,8 @@ pub(super) fn context_switch() -> Result<Cost, String> {
     // A separate thread performs the measurement, so that no other thread remains bound to a
     // processor.
     let measuring = std::thread::spawn(ping_pong);
-    let lost = |_| "the measurement thread panicked".to_owned();
-    measuring.join().map_err(lost)?
+    let panicked = |_| "the measurement thread panicked".to_owned();
+    measuring.join().map_err(panicked)?
 }
 
 fn ping_pong() -> Result<Cost, String> {
@@ -54,8 +54,8 @@ fn ping_pong() -> Result<Cost, String> {
     });
     // The other thread then reads the end of the pipe.
     drop(ours);
-    let lost = |_| "a measurement thread panicked".to_owned();
-    echo.join().map_err(lost)?.map_err(failed)?;
+    let panicked = |_| "a measurement thread panicked".to_owned();
+    echo.join().map_err(panicked)?.map_err(failed)?;
     cost
 }
 

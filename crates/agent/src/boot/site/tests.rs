@@ -167,11 +167,11 @@ fn red_hat_alpine_and_images_without_a_store_trust_it_too() {
         alpine.path().join("etc/ssl/cert.pem"),
     )
     .unwrap();
-    let bare = root(&[]);
+    let minimal = root(&[]);
     for (root, bundle, expected) in [
         (&fedora, bundle, public() + COMPANY),
         (&alpine, DEBIAN, public() + COMPANY),
-        (&bare, DEBIAN, COMPANY.to_owned()),
+        (&minimal, DEBIAN, COMPANY.to_owned()),
     ] {
         let before = all(root.path());
         let mut site = InstalledSite::default();

@@ -246,11 +246,14 @@ fn directory_contains(directory: &Path, authority: &Authority) -> bool {
 /// Returns a text in PEM format without certain certificates.
 fn remove_certificates(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
     // Tools may wrap the lines of a certificate in another way.
-    let bare = |pem: &[u8]| -> Vec<u8> {
+    let without_whitespace = |pem: &[u8]| -> Vec<u8> {
         let plain = pem.iter().filter(|b| !b.is_ascii_whitespace());
         plain.copied().collect()
     };
-    let unwanted: Vec<Vec<u8>> = authorities.iter().map(|a| bare(a.pem.as_bytes())).collect();
+    let unwanted: Vec<Vec<u8>> = authorities
+        .iter()
+        .map(|a| without_whitespace(a.pem.as_bytes()))
+        .collect();
     let mut rest = Vec::with_capacity(text.len());
     let mut certificate: Option<Vec<u8>> = None;
     for line in text.split_inclusive(|b| *b == b'\n') {
@@ -261,7 +264,7 @@ fn remove_certificates(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
             whole.extend_from_slice(line);
             if !line.starts_with(b"-----END ") {
                 certificate = Some(whole);
-            } else if !unwanted.contains(&bare(&whole)) {
+            } else if !unwanted.contains(&without_whitespace(&whole)) {
                 rest.extend(whole);
             }
         } else {

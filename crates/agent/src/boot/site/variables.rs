@@ -151,7 +151,7 @@ pub fn names_proxy(env: &BTreeMap<String, String>) -> bool {
 /// Adds the variables that `env` does not contain. If a proxy variable is set in lower or upper
 /// case, the other spelling is not added, because programs would use different proxies.
 pub fn add_missing(env: &mut BTreeMap<String, String>, variables: &BTreeMap<String, String>) {
-    let twin = |name: &str| {
+    let other_spelling = |name: &str| {
         if name.bytes().any(|b| b.is_ascii_lowercase()) {
             name.to_ascii_uppercase()
         } else {
@@ -160,7 +160,7 @@ pub fn add_missing(env: &mut BTreeMap<String, String>, variables: &BTreeMap<Stri
     };
     let missing = variables.iter();
     let missing: Vec<_> = missing
-        .filter(|(name, _)| !env.contains_key(*name) && !env.contains_key(&twin(name)))
+        .filter(|(name, _)| !env.contains_key(*name) && !env.contains_key(&other_spelling(name)))
         .collect();
     env.extend(missing.into_iter().map(|(k, v)| (k.clone(), v.clone())));
 }
