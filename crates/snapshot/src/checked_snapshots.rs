@@ -1,4 +1,5 @@
-//! Cache of snapshots whose files were read and checked. A lineage in the cache is not read again.
+//! Cache of snapshots whose files were read and checked. Opening a cached snapshot only compares
+//! the attributes of its files.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Maximum number of cached snapshots.
-const MAX_REMEMBERED: usize = 1024;
+const MAX_CACHED: usize = 1024;
 
 /// Attributes of a file that change when the file is written or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,10 +72,10 @@ struct CheckedSnapshot {
 
 /// Checked snapshots of one directory, by id.
 #[derive(Debug, Default)]
-pub(crate) struct CheckedSnapshots(Mutex<Remembered>);
+pub(crate) struct CheckedSnapshots(Mutex<CheckedSnapshotMap>);
 
 #[derive(Debug, Default)]
-struct Remembered {
+struct CheckedSnapshotMap {
     by_id: HashMap<String, CheckedSnapshot>,
     uses: u64,
 }
@@ -83,12 +84,15 @@ impl CheckedSnapshots {
     /// Returns the manifest of snapshot `id` in the directory `path`. `None` if its files have
     /// changed since they were checked.
     pub fn find(&self, id: &str, path: &Path) -> Option<Arc<Manifest>> {
+        // Do not hold the lock while the attributes are read from the file system.
         let manifest = self.0.lock().by_id.get(id)?.manifest.clone();
+        // If a file is missing, the caller opens the snapshot itself and reports the error.
         let stamps = SnapshotStamps::of(path, &manifest).ok()?;
-        let mut remembered = self.0.lock();
-        remembered.uses += 1;
-        let now = remembered.uses;
-        let snapshot = remembered.by_id.get_mut(id)?;
+        // The entry may have been removed or replaced meanwhile.
+        let mut cache = self.0.lock();
+        cache.uses += 1;
+        let now = cache.uses;
+        let snapshot = cache.by_id.get_mut(id)?;
         if snapshot.stamps != stamps {
             return None;
         }
@@ -99,26 +103,27 @@ impl CheckedSnapshots {
     /// Adds a snapshot whose files had `stamps` before they were read. Removes the least recently
     /// used snapshot if the cache is full.
     pub fn insert(&self, manifest: Arc<Manifest>, stamps: SnapshotStamps) {
-        let mut remembered = self.0.lock();
-        remembered.uses += 1;
+        let mut cache = self.0.lock();
+        cache.uses += 1;
         let snapshot = CheckedSnapshot {
             stamps,
-            last_use: remembered.uses,
+            last_use: cache.uses,
             manifest,
         };
         let id = snapshot.manifest.id.clone();
-        remembered.by_id.insert(id, snapshot);
-        if remembered.by_id.len() > MAX_REMEMBERED {
-            let all = remembered.by_id.iter();
+        cache.by_id.insert(id, snapshot);
+        // A linear search is sufficient: it happens only when an uncached snapshot is opened.
+        if cache.by_id.len() > MAX_CACHED {
+            let all = cache.by_id.iter();
             let oldest = all.min_by_key(|(_, snapshot)| snapshot.last_use);
             if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
-                remembered.by_id.remove(&oldest);
+                cache.by_id.remove(&oldest);
             }
         }
     }
 
-    /// Forgets a removed snapshot.
-    pub fn forget(&self, id: &str) {
+    /// Removes a snapshot from the cache.
+    pub fn remove(&self, id: &str) {
         self.0.lock().by_id.remove(id);
     }
 }
@@ -149,34 +154,34 @@ mod tests {
             fs::write(path.join(name), b"a").unwrap();
         }
         let snapshots = CheckedSnapshots::default();
-        let known = manifest("s");
-        let remember = || {
-            let stamps = SnapshotStamps::of(path, &known).unwrap();
-            snapshots.insert(known.clone(), stamps);
+        let manifest = manifest("s");
+        let insert = || {
+            let stamps = SnapshotStamps::of(path, &manifest).unwrap();
+            snapshots.insert(manifest.clone(), stamps);
         };
         for name in names {
-            remember();
-            assert_eq!(snapshots.find("s", path).as_deref(), Some(&*known));
+            insert();
+            assert_eq!(snapshots.find("s", path).as_deref(), Some(&*manifest));
             assert_eq!(snapshots.find("other", path), None);
             let file = path.join(name);
             // Another file of the same length.
             fs::write(path.join("new"), b"b").unwrap();
             fs::rename(path.join("new"), &file).unwrap();
             assert_eq!(snapshots.find("s", path), None, "{name}");
-            remember();
+            insert();
             fs::write(&file, b"longer").unwrap();
             assert_eq!(snapshots.find("s", path), None, "{name}");
             fs::remove_file(&file).unwrap();
             assert_eq!(snapshots.find("s", path), None, "{name}");
             fs::write(&file, b"a").unwrap();
         }
-        remember();
-        snapshots.forget("s");
+        insert();
+        snapshots.remove("s");
         assert_eq!(snapshots.find("s", path), None);
     }
 
     #[test]
-    fn the_least_recently_used_snapshot_is_forgotten_first() {
+    fn the_least_recently_used_snapshot_is_removed_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path();
         for name in [MANIFEST, STATE, MEMORY_LAYER, MEMORY_INDEX] {
@@ -187,16 +192,16 @@ mod tests {
         }
         let snapshots = CheckedSnapshots::default();
         let insert = |number: usize| {
-            let known = manifest(&format!("s{number}"));
-            let stamps = SnapshotStamps::of(path, &known).unwrap();
-            snapshots.insert(known, stamps);
+            let manifest = manifest(&format!("s{number}"));
+            let stamps = SnapshotStamps::of(path, &manifest).unwrap();
+            snapshots.insert(manifest, stamps);
         };
-        (0..MAX_REMEMBERED).for_each(insert);
+        (0..MAX_CACHED).for_each(insert);
         assert!(snapshots.find("s0", path).is_some());
-        insert(MAX_REMEMBERED);
+        insert(MAX_CACHED);
         assert!(snapshots.find("s0", path).is_some());
         assert!(snapshots.find("s1", path).is_none());
         assert!(snapshots.find("s2", path).is_some());
-        assert_eq!(snapshots.0.lock().by_id.len(), MAX_REMEMBERED);
+        assert_eq!(snapshots.0.lock().by_id.len(), MAX_CACHED);
     }
 }

@@ -1,5 +1,5 @@
-//! Checksums of a snapshot. They detect damage, and identify equal chunks for a store that shares
-//! chunks.
+//! Checksums of a snapshot. They detect damage. A store that shares equal chunks between snapshots
+//! identifies the chunks by their checksums.
 
 use crate::SnapshotError;
 use crate::snapshot::{MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer};
@@ -70,6 +70,7 @@ fn compute(
     whole(STATE)?;
     for (layer, index) in layers {
         let path = dir.path(&index);
+        // Decode the bytes that were hashed: a second read could return other bytes.
         let index = LayerIndex::decode_any(&whole(&index)?).map_err(SnapshotError::index(&path))?;
         let path = dir.path(&layer);
         let file = dir.open(&layer)?;
@@ -88,6 +89,7 @@ fn hash_layer(
     still_exists: &dyn Fn() -> bool,
 ) -> std::io::Result<Option<BTreeMap<u64, String>>> {
     let unit = u64::from(index.unit);
+    // Disk layers have several units per chunk, memory layers one.
     let units_per_chunk = (u64::from(MEMORY_CHUNK) / unit).max(1);
     let length = file.metadata()?.len();
     let mut hashes = BTreeMap::new();
@@ -95,6 +97,7 @@ fn hash_layer(
     let mut bytes = vec![0; MEMORY_CHUNK as usize];
     for unit_number in index.stored.iter() {
         let number = unit_number / units_per_chunk;
+        // The first unit of the next chunk: finish the last chunk.
         if chunk != Some(number) {
             if let Some(at) = chunk.replace(number) {
                 hashes.insert(at, blake3::hash(&bytes).to_hex().to_string());
@@ -102,9 +105,11 @@ fn hash_layer(
                     return Ok(None);
                 }
             }
+            // Units that the layer does not store are hashed as zeroes.
             bytes.fill(0);
         }
         let start = unit_number * unit;
+        // The last unit of a file may be shorter than the others.
         let end = length.min(start + unit);
         let at = (start - number * units_per_chunk * unit) as usize;
         if let Some(part) = bytes.get_mut(at..at + (end - start) as usize) {
@@ -123,6 +128,7 @@ pub(crate) fn write(snapshot: &Snapshot) -> Result<(), SnapshotError> {
     if dir.find(CHECKSUMS_FILE)?.is_some() {
         return Ok(());
     }
+    // The hash of a hole would be recorded as correct.
     snapshot.check_complete()?;
     let checksums = compute(snapshot, &dir, &|| dir.is_still_named())?;
     let path = dir.path(CHECKSUMS_FILE);
@@ -180,6 +186,7 @@ fn compare(recorded: &Checksums, now: &Checksums) -> Vec<DamagedChunk> {
         });
     }
     let none = BTreeMap::new();
+    // A layer that is only on one side differs in all its chunks.
     let layers: BTreeSet<&String> = recorded.chunks.keys().chain(now.chunks.keys()).collect();
     for layer in layers {
         let of = |checksums: &'_ Checksums| checksums.chunks.get(layer).unwrap_or(&none).clone();

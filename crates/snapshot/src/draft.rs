@@ -1,5 +1,6 @@
-//! Unpublished snapshot. A complete draft is published. A draft that is dropped earlier is removed,
-//! unless it is captured: a later process can then publish or discard it.
+//! Draft: the directory of a snapshot that is not published yet. A complete draft is published. A
+//! draft that is dropped earlier is removed, unless it is captured. A later process can then
+//! publish or discard a captured draft.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;
@@ -47,7 +48,7 @@ pub struct SnapshotDraft {
     /// Files for the indexes of the disk layers.
     pub disk_indexes: Vec<File>,
     manifest: File,
-    finished: bool,
+    is_published: bool,
     /// True if the draft remains for a later process when it is dropped.
     captured: bool,
 }
@@ -60,11 +61,12 @@ impl SnapshotDraft {
         disks: usize,
     ) -> Result<Self, SnapshotError> {
         fs::create_dir(&dir).map_err(SnapshotError::io(&dir))?;
-        let made = Self::files(index, root, &dir, disks);
-        if made.is_err() {
+        let draft = Self::files(index, root, &dir, disks);
+        if draft.is_err() {
+            // Ignore the error: the walk of the store removes abandoned drafts.
             let _ = fs::remove_dir_all(&dir);
         }
-        made
+        draft
     }
 
     fn files(
@@ -99,7 +101,7 @@ impl SnapshotDraft {
             index: index.clone(),
             root: root.to_owned(),
             dir: dir.to_owned(),
-            finished: false,
+            is_published: false,
             captured: false,
         })
     }
@@ -129,7 +131,7 @@ impl SnapshotDraft {
             memory_index: open(MEMORY_INDEX)?,
             disk_indexes: all(disk_index)?,
             manifest: open(MANIFEST)?,
-            finished: false,
+            is_published: false,
             captured: true,
         };
         Ok((draft, all(disk_layer)?))
@@ -142,6 +144,7 @@ impl SnapshotDraft {
         dir: PathBuf,
         overlays: &[File],
     ) -> Result<(), SnapshotError> {
+        // Link the overlays first: a later process expects all files under the new name.
         self.add_overlays(overlays)?;
         fs::rename(&self.dir, &dir).map_err(SnapshotError::io(&dir))?;
         self.dir = dir;
@@ -184,7 +187,8 @@ impl SnapshotDraft {
         durability: Durability,
     ) -> Result<Snapshot, SnapshotError> {
         crate::manifest::check_id(&manifest.id)?;
-        if self.finished {
+        // An earlier call has published the snapshot but failed afterwards.
+        if self.is_published {
             return Snapshot::open(&self.root, &manifest.id, &self.index.checked);
         }
         self.add_overlays(overlays)?;
@@ -196,6 +200,7 @@ impl SnapshotDraft {
             .write_all_at(&text, 0)
             .and_then(|()| self.manifest.set_len(text.len() as u64))
             .map_err(SnapshotError::io(&path))?;
+        // Sync before the rename: a name must never refer to incomplete files after a crash.
         if durability == Durability::Storage {
             sync_dir(&self.dir).map_err(SnapshotError::io(&self.dir))?;
         }
@@ -207,8 +212,10 @@ impl SnapshotDraft {
             }
             _ => SnapshotError::io(&place)(e),
         })?;
-        self.finished = true;
+        // From here on, dropping the draft must not remove the files.
+        self.is_published = true;
         self.index.insert(&manifest.id, manifest.parent.as_deref());
+        // The rename itself is durable only after the parent directory was synced.
         if durability == Durability::Storage {
             let synced = File::open(&self.root).and_then(|root| root.sync_all());
             synced.map_err(SnapshotError::io(&self.root))?;
@@ -219,7 +226,7 @@ impl SnapshotDraft {
 
 impl Drop for SnapshotDraft {
     fn drop(&mut self) {
-        if !self.finished && !self.captured {
+        if !self.is_published && !self.captured {
             remove_draft(&self.dir);
         }
     }
@@ -239,6 +246,7 @@ pub(crate) fn remove_draft(dir: &Path) {
 
 fn sync_dir(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
+        // A draft contains no subdirectories.
         File::open(entry?.path())?.sync_all()?;
     }
     File::open(dir)?.sync_all()
@@ -246,6 +254,7 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Links an unnamed file to `path`, or copies it if linking fails.
 fn link_or_copy(file: &File, path: &Path) -> io::Result<()> {
+    // A repeated call finds the link of the earlier call.
     if let Ok(existing) = fs::metadata(path) {
         let ours = file.metadata()?;
         if (existing.dev(), existing.ino()) == (ours.dev(), ours.ino()) {
@@ -259,6 +268,7 @@ fn link_or_copy(file: &File, path: &Path) -> io::Result<()> {
     let flags = nix::fcntl::AtFlags::AT_SYMLINK_FOLLOW;
     match nix::unistd::linkat(cwd, Path::new(&link), cwd, path, flags) {
         Ok(()) => Ok(()),
+        // The file has a name already, or is on another file system.
         Err(_) => {
             let mut from = File::open(&link)?;
             let mut to = File::create(path)?;
@@ -271,12 +281,14 @@ fn link_or_copy(file: &File, path: &Path) -> io::Result<()> {
 /// Copies the data and preserves holes.
 fn copy_data(from: &mut File, to: &mut File, length: u64) -> io::Result<()> {
     use nix::unistd::{Whence, lseek};
+    // The new file is sparse. Only data between holes is copied.
     to.set_len(length)?;
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0i64;
     loop {
         let start = match lseek(&*from, at, Whence::SeekData) {
             Ok(start) => start,
+            // No data follows.
             Err(nix::errno::Errno::ENXIO) => return Ok(()),
             Err(e) => return Err(e.into()),
         };

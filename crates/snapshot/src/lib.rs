@@ -1,6 +1,8 @@
 //! Snapshots on disk. A snapshot is a directory whose content does not change after it is
-//! published. A merge ([`Store::merge`]) or a fold ([`Store::prepare_fold`]) replaces its files by
-//! files with equal content:
+//! published. A merge ([`Store::merge`]) or a fold ([`Store::prepare_fold`]) replaces the files,
+//! but the new files represent the same memory and disks.
+//!
+//! Files of a snapshot:
 //!
 //! - `manifest.json`: id, parent, origin and sizes ([`Manifest`]).
 //! - `state.bin`: state of vCPUs and devices, read only by `jiffy-vmm`.
@@ -9,8 +11,8 @@
 //! - `disk0.layer`, `disk0.index`, ...: blocks that the guest wrote since the parent.
 //! - `seal.json`: BLAKE3 hashes of all chunks, added later ([`Snapshot::write_checksums`]).
 //! - `working-set.index`: chunks of memory that a restored guest touches first. The file is added
-//!   later ([`Snapshot::put_working_set`], [`Snapshot::put_touched`]). The chunks are read ahead of
-//!   a restore ([`Lineage::read_ahead`]).
+//!   later ([`Snapshot::put_working_set`], [`Snapshot::put_touched`]). [`Lineage::read_ahead`]
+//!   reads these chunks into the page cache before a restore.
 //! - `missing.json`, `memory.present`: exist while chunks of `memory.layer` are missing on this
 //!   host ([`Snapshot::missing`]). An additional file `prefetch` requests all of them.
 //! - `written-pages.index`, `first-use-pages.index`: pages that a guest writes until the end of its

@@ -1,4 +1,5 @@
-//! A snapshot with its chain of parents.
+//! Lineage: a snapshot with its chain of parents. Its layers together contain the memory and the
+//! disks.
 
 mod read_ahead;
 mod working_set;
@@ -21,17 +22,18 @@ impl Lineage {
         id: &str,
         checked: &CheckedSnapshots,
     ) -> Result<Self, SnapshotError> {
-        let mut row = vec![Snapshot::open(root, id, checked)?];
+        let mut snapshots = vec![Snapshot::open(root, id, checked)?];
         let problem = |problem: String| SnapshotError::Lineage {
             id: id.to_owned(),
             problem,
         };
-        while let Some(parent) = row.last().and_then(|s| s.manifest().parent.clone()) {
-            let child = row.last().map_or(id, Snapshot::id).to_owned();
-            if row.iter().any(|s| s.id() == parent) {
+        while let Some(parent) = snapshots.last().and_then(|s| s.manifest().parent.clone()) {
+            let child = snapshots.last().map_or(id, Snapshot::id).to_owned();
+            // A cycle is only possible in damaged or manipulated manifests.
+            if snapshots.iter().any(|s| s.id() == parent) {
                 return Err(problem(format!("has a cycle at {parent}")));
             }
-            if row.len() >= MAX_LINEAGE {
+            if snapshots.len() >= MAX_LINEAGE {
                 return Err(problem(format!("is longer than {MAX_LINEAGE} snapshots")));
             }
             let below = match Snapshot::open(root, &parent, checked) {
@@ -40,16 +42,17 @@ impl Lineage {
                 }
                 other => other?,
             };
-            let (upper, lower) = (row.last().map(Snapshot::manifest), below.manifest());
+            // All layers of a lineage are mapped into the same memory.
+            let (upper, lower) = (snapshots.last().map(Snapshot::manifest), below.manifest());
             if upper.map(sizes) != Some(sizes(lower)) {
                 return Err(problem(format!(
                     "has different sizes in {parent} and {child}"
                 )));
             }
-            row.push(below);
+            snapshots.push(below);
         }
-        row.reverse();
-        Ok(Self(row))
+        snapshots.reverse();
+        Ok(Self(snapshots))
     }
 
     /// Returns the snapshots, oldest first.
@@ -57,8 +60,8 @@ impl Lineage {
         &self.0
     }
 
-    /// Returns whether `later` has the same snapshots. It has not if a merge happened between both
-    /// opens.
+    /// Returns whether `later` consists of the same snapshots. The result is `false` if a merge
+    /// happened between both opens.
     pub fn is_same(&self, later: &Self) -> bool {
         let later = later.0.iter().map(Snapshot::id);
         self.0.iter().map(Snapshot::id).eq(later)
@@ -69,15 +72,16 @@ impl Lineage {
         self.0.last()
     }
 
-    /// Returns the index of the oldest snapshot with which the newest one can be merged so that at
-    /// most `max_bytes` are copied. The first snapshot of a lineage is never merged: other lineages
-    /// share it.
+    /// Returns the index of the oldest snapshot with which the newest snapshot can be merged so
+    /// that at most `max_bytes` are copied. The first snapshot of a lineage is never merged,
+    /// because other lineages share it.
     pub fn oldest_to_merge(&self, max_bytes: u64) -> usize {
         let mut remaining = max_bytes;
         let mut oldest = self.0.len().saturating_sub(1);
         for (at, snapshot) in self.0.iter().enumerate().skip(1).rev() {
             match snapshot
                 .bytes()
+                // A snapshot whose size is unknown also ends the search.
                 .ok()
                 .and_then(|bytes| remaining.checked_sub(bytes))
             {

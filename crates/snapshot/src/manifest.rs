@@ -1,4 +1,4 @@
-//! Manifest of a snapshot.
+//! Manifest of a snapshot: the description of its files, which is read before the files.
 
 use crate::SnapshotError;
 use serde::{Deserialize, Serialize};
@@ -91,7 +91,7 @@ impl Manifest {
         struct Format {
             format: u32,
         }
-        // Check the format first, because the other fields depend on it.
+        // Check the format first: the fields of another format would cause a misleading error.
         let Format { format } =
             serde_json::from_slice(bytes).map_err(|e| SnapshotError::damaged(path, e))?;
         if format != SNAPSHOT_FORMAT {

@@ -1,4 +1,4 @@
-//! A published snapshot, which is checked when it is opened.
+//! A published snapshot. Its files are checked against its manifest when it is opened.
 
 pub(crate) mod missing;
 pub(crate) mod working_set;
@@ -70,6 +70,8 @@ impl Snapshot {
         }
         let mut attempts = 0;
         loop {
+            // Stamp the manifest before reading it. An equal stamp afterwards proves that it was
+            // not replaced.
             let before = FileStamp::of(&path.join(MANIFEST));
             match Self::open_unchecked(root, id, &path, &before, checked) {
                 // A merge or a fold replaces all files at once. A manifest read before it does not
@@ -94,6 +96,8 @@ impl Snapshot {
         checked: &CheckedSnapshots,
     ) -> Result<Self, SnapshotError> {
         let manifest = store_index::manifest(root, id)?;
+        // Take the stamps before the files are checked. A later change then invalidates the cache
+        // entry.
         let stamps = SnapshotStamps::of(path, &manifest);
         let snapshot = Self::checked_at(path, manifest)?;
         if let (Ok(before), Ok(stamps)) = (before, stamps)
@@ -114,22 +118,23 @@ impl Snapshot {
         Ok(snapshot)
     }
 
+    /// Checks sizes and indexes. The content of layers and of the state is not read.
     fn check(&self) -> Result<(), SnapshotError> {
         let memory = self.manifest.memory;
         let index = self.check_layer(MEMORY_LAYER, MEMORY_INDEX, MEMORY_CHUNK, memory.bytes)?;
-        let agree = |name: &str, index: &LayerIndex, stored: u64, zero: u64| {
+        let check_counts = |name: &str, index: &LayerIndex, stored: u64, zero: u64| {
             if (index.stored.count(), index.zero.count()) == (stored, zero) {
                 return Ok(());
             }
             let reason = "it does not match the manifest";
             Err(SnapshotError::damaged(&self.path.join(name), reason))
         };
-        agree(MEMORY_INDEX, &index, memory.stored, memory.zero)?;
+        check_counts(MEMORY_INDEX, &index, memory.stored, memory.zero)?;
         for (number, disk) in self.manifest.disks.iter().enumerate() {
             let name = disk_index(number);
             let layer = disk_layer(number);
             let index = self.check_layer(&layer, &name, DISK_BLOCK, disk.bytes)?;
-            agree(&name, &index, disk.stored, 0)?;
+            check_counts(&name, &index, disk.stored, 0)?;
         }
         let state = self.path.join(STATE);
         let length = fs::metadata(&state)
@@ -233,6 +238,7 @@ impl Snapshot {
     /// Prevents the removal of the snapshot. Fails if the removal has started.
     pub fn hold(&self) -> Result<Hold, SnapshotError> {
         let missing = || SnapshotError::Missing(self.id().to_owned());
+        // `Store::remove` takes the exclusive lock.
         let file = self.file(MANIFEST).map_err(|_| missing())?;
         let lock = Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|_| missing())?;
         // The snapshot may have been removed between opening and locking.
@@ -262,6 +268,7 @@ pub fn read_index(file: &File) -> io::Result<LayerIndex> {
 
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     let file = File::open(path).map_err(SnapshotError::io(path))?;
+    // One byte more than the limit, to detect a longer file.
     let mut bytes = Vec::new();
     file.take(limit + 1)
         .read_to_end(&mut bytes)

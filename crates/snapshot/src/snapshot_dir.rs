@@ -1,4 +1,5 @@
-//! Open directory of a snapshot, which does not depend on its path.
+//! Open directory of a snapshot. Its files are opened relative to the directory, so a merge that
+//! replaces the directory at the path has no effect.
 
 use crate::SnapshotError;
 use nix::errno::Errno;
@@ -40,6 +41,7 @@ impl<'a> SnapshotDir<'a> {
 
     /// Opens a file for reading. `None` if the file does not exist.
     pub fn find(&self, file: &str) -> Result<Option<File>, SnapshotError> {
+        // O_NOFOLLOW: the files of an imported snapshot are untrusted.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         match openat(&self.dir, file, flags, Mode::empty()) {
             Ok(file) => Ok(Some(file.into())),
@@ -59,6 +61,7 @@ impl<'a> SnapshotDir<'a> {
         let path = self.path(file);
         let mut bytes = Vec::new();
         let opened = self.open(file)?;
+        // One byte more than the limit, to detect a longer file.
         let read = opened.take(limit + 1).read_to_end(&mut bytes);
         match read.map_err(SnapshotError::io(&path))? {
             n if n as u64 <= limit => Ok(bytes),
@@ -68,7 +71,8 @@ impl<'a> SnapshotDir<'a> {
 
     /// Creates a complete file atomically. An existing file of this name is not changed.
     pub fn create_once(&self, file: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
-        let put = || -> std::io::Result<()> {
+        let create = || -> std::io::Result<()> {
+            // Write an unnamed file first: the name never refers to an incomplete file.
             let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
             let mut new = File::from(openat(
                 &self.dir,
@@ -80,10 +84,11 @@ impl<'a> SnapshotDir<'a> {
             let link = format!("/proc/self/fd/{}", new.as_raw_fd());
             let follow = AtFlags::AT_SYMLINK_FOLLOW;
             match linkat(AT_FDCWD, Path::new(&link), &self.dir, file, follow) {
+                // Another process or thread has created the file first.
                 Ok(()) | Err(Errno::EEXIST) => Ok(()),
                 Err(e) => Err(e.into()),
             }
         };
-        put().map_err(SnapshotError::io(&self.path(file)))
+        create().map_err(SnapshotError::io(&self.path(file)))
     }
 }

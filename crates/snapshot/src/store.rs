@@ -1,4 +1,5 @@
-//! Store of snapshots in a directory.
+//! Store of snapshots: a directory with one subdirectory per snapshot, and hidden subdirectories
+//! for snapshots that are being written or removed.
 
 pub(crate) mod fold;
 pub(crate) mod import;
@@ -20,7 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-/// Prefixes of unpublished, removed and captured snapshots. Ids contain no dot.
+/// Prefixes of the names of unpublished, removed and captured snapshots. Ids contain no dot, so
+/// these names are never ids.
 const DRAFT_PREFIX: &str = ".draft-";
 const TRASH_PREFIX: &str = ".trash-";
 const CAPTURED_PREFIX: &str = ".captured-";
@@ -56,6 +58,7 @@ impl Store {
     /// Creates an empty, unnamed file for the writes of a disk. A snapshot can link the file
     /// instead of copying it.
     pub fn overlay(&self) -> Result<File, SnapshotError> {
+        // O_TMPFILE: the kernel removes the file when it is closed, unless it was linked.
         File::options()
             .read(true)
             .write(true)
@@ -70,8 +73,9 @@ impl Store {
         SnapshotDraft::create(&self.index, &self.root, self.new_draft_path(), disks)
     }
 
-    /// Makes the draft of snapshot `id` outlive this process: its memory is frozen in a VMM
-    /// process, which writes it. `overlays` are the frozen overlays of the disks.
+    /// Makes the draft of snapshot `id` outlive this process. The snapshot's memory is frozen in a
+    /// VMM process, which writes it to the draft even after this process has exited. `overlays` are
+    /// the frozen overlays of the disks.
     pub fn persist_captured(
         &self,
         id: &str,
@@ -145,11 +149,13 @@ impl Store {
         check_id(id)?;
         let path = self.root.join(id);
         let manifest = path.join(MANIFEST);
+        // Users of the snapshot hold a shared lock on its manifest ([`Snapshot::hold`]).
         let lock = match File::open(&manifest) {
             Ok(file) => Some(
                 Flock::lock(file, FlockArg::LockExclusiveNonblock)
                     .map_err(|_| SnapshotError::InUse(id.to_owned()))?,
             ),
+            // A snapshot without a manifest is damaged and cannot be held.
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => return Err(SnapshotError::io(&manifest)(e)),
         };
@@ -160,6 +166,7 @@ impl Store {
         let trash = self
             .root
             .join(format!("{TRASH_PREFIX}{id}-{}-{pid}", unique_name()));
+        // Held until the rename, so that only one snapshot is removed at a time.
         let mut index = self.index.loaded()?;
         while let Some(lineages) = index.tree()
             && let Some(child) = lineages.child(id).map(str::to_owned)
@@ -176,8 +183,9 @@ impl Store {
         if let Some(lineages) = index.tree() {
             lineages.remove(id);
         }
+        // Removing the files takes time and needs no lock.
         drop((index, lock));
-        self.index.checked.forget(id);
+        self.index.checked.remove(id);
         let removed = match fs::remove_dir_all(&trash) {
             // A concurrent writer may have added the checksums, which happens at most once.
             Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => fs::remove_dir_all(&trash),
@@ -247,6 +255,7 @@ impl Iterator for StoreWalk {
 fn is_abandoned(entry: &DirEntry, name: &str, now: SystemTime) -> bool {
     let modified = entry.metadata().and_then(|m| m.modified());
     let age = modified.ok().and_then(|m| now.duration_since(m).ok());
+    // An entry whose age is unknown, for example after a change of the clock, counts as new.
     let old = age.is_some_and(|age| age > ABANDONED_AFTER);
     let Some(pid) = creator_pid(name) else {
         // Captured drafts whose guests are lost were discarded earlier.
@@ -289,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drafts_of_dead_processes_are_removed_and_those_of_live_ones_stay() {
+    fn drafts_of_exited_processes_are_removed_and_other_drafts_remain() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let own = std::process::id();
@@ -312,16 +321,16 @@ mod tests {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         let now = SystemTime::now();
-        let left = |now| {
+        let remaining = |now| {
             let ids: Vec<_> = store.walk(now).unwrap().map(Result::unwrap).collect();
             assert_eq!(ids, ["abc"]);
             fs::read_dir(dir.path()).unwrap().count()
         };
-        assert_eq!(left(now), 5);
+        assert_eq!(remaining(now), 5);
         for name in [&foreign, &removing, ".captured-abd", "abc"] {
             assert!(dir.path().join(name).exists(), "{name}");
         }
-        assert_eq!(left(now + ABANDONED_AFTER * 2), 2);
+        assert_eq!(remaining(now + ABANDONED_AFTER * 2), 2);
         assert!(draft.path().exists() && dir.path().join("abc").exists());
     }
 }

@@ -30,7 +30,8 @@ const MAX_SCAN_PAUSE: Duration = Duration::from_millis(10);
 /// Device and inode number of a directory.
 type DirId = (u64, u64);
 
-/// Indexes of all directories used by this process.
+/// Indexes of all directories used by this process. Weak references: an index is dropped with the
+/// last store of its directory.
 static STORE_INDEXES: OnceLock<Mutex<HashMap<DirId, Weak<StoreIndex>>>> = OnceLock::new();
 
 /// Index of one directory.
@@ -49,19 +50,19 @@ pub(crate) struct StoreIndex {
 pub(crate) enum IndexState {
     /// No query has requested the index yet.
     #[default]
-    Unknown,
+    NotLoaded,
     /// The manifests are being read. Snapshots published meanwhile are recorded with their parents.
     Scanning(Vec<(String, Option<String>)>),
     /// The index is complete.
-    Known(LineageTree),
+    Loaded(LineageTree),
 }
 
 impl IndexState {
     /// Returns the tree. `None` unless the index is complete.
     pub fn tree(&mut self) -> Option<&mut LineageTree> {
         match self {
-            Self::Known(tree) => Some(tree),
-            Self::Unknown | Self::Scanning(_) => None,
+            Self::Loaded(tree) => Some(tree),
+            Self::NotLoaded | Self::Scanning(_) => None,
         }
     }
 }
@@ -117,7 +118,10 @@ impl StoreIndex {
     /// Returns the index of the directory `root`.
     pub fn of(root: &Path) -> io::Result<Arc<Self>> {
         let metadata = fs::metadata(root)?;
+        // Identify the directory by its inode, because several paths may lead to it.
         let place = (metadata.dev(), metadata.ino());
+        // Locked until the new index is inserted, so that no second index of the directory is
+        // created.
         let all = STORE_INDEXES.get_or_init(Mutex::default);
         let mut all = all.lock();
         all.retain(|_, index| index.strong_count() > 0);
@@ -140,20 +144,24 @@ impl StoreIndex {
         let mut state = self.state.lock();
         loop {
             match *state {
-                IndexState::Known(_) => return Ok(state),
+                IndexState::Loaded(_) => return Ok(state),
                 IndexState::Scanning(_) => self.scanned.wait(&mut state),
-                IndexState::Unknown => {
+                IndexState::NotLoaded => {
                     *state = IndexState::Scanning(Vec::new());
+                    // On an error, the state becomes `NotLoaded` again, and the next query repeats
+                    // the scan.
                     let tree = MutexGuard::unlocked(&mut state, || scan(&self.root));
                     let before = mem::take(&mut *state);
                     self.scanned.notify_all();
                     let mut tree = tree?;
+                    // Apply these last: the scan may have read an older manifest of the same
+                    // snapshot.
                     if let IndexState::Scanning(published) = before {
                         for (id, parent) in published {
                             tree.insert(&id, parent.as_deref());
                         }
                     }
-                    *state = IndexState::Known(tree);
+                    *state = IndexState::Loaded(tree);
                 }
             }
         }
@@ -172,11 +180,11 @@ impl StoreIndex {
     pub fn insert(&self, id: &str, parent: Option<&str>) {
         match &mut *self.state.lock() {
             // The snapshot will be read from the directory.
-            IndexState::Unknown => {}
+            IndexState::NotLoaded => {}
             IndexState::Scanning(published) => {
                 published.push((id.to_owned(), parent.map(str::to_owned)));
             }
-            IndexState::Known(tree) => tree.insert(id, parent),
+            IndexState::Loaded(tree) => tree.insert(id, parent),
         }
     }
 }
@@ -211,6 +219,7 @@ fn scan(root: &Path) -> Result<LineageTree, SnapshotError> {
         let id = id?;
         let manifest = manifest(root, &id).ok();
         lineages.insert(&id, manifest.and_then(|m| m.parent).as_deref());
+        // Pause: other threads wait for the directory's lock in the kernel.
         if at % MANIFESTS_WITHOUT_PAUSE == 0 {
             thread::sleep((began.elapsed() * SCAN_PAUSES).min(MAX_SCAN_PAUSE));
             began = Instant::now();
@@ -235,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn children_are_known_until_they_are_removed() {
+    fn children_are_listed_until_they_are_removed() {
         let mut lineages = LineageTree::default();
         lineages.insert("a", None);
         lineages.insert("b", Some("a"));
@@ -262,14 +271,14 @@ mod tests {
         *index.state.lock() = IndexState::Scanning(Vec::new());
         index.insert("meanwhile", Some("a"));
         let IndexState::Scanning(published) = mem::take(&mut *index.state.lock()) else {
-            panic!("it was known");
+            panic!("the index is already loaded");
         };
         assert_eq!(published, [("meanwhile".to_owned(), Some("a".to_owned()))]);
         // The first snapshot would be on disk, but is missing in this test.
         assert_eq!(index.loaded().unwrap().tree().unwrap().child("a"), None);
         index.insert("after", Some("a"));
-        let mut known = index.loaded().unwrap();
-        assert_eq!(known.tree().unwrap().child("a"), Some("after"));
+        let mut loaded = index.loaded().unwrap();
+        assert_eq!(loaded.tree().unwrap().child("a"), Some("after"));
     }
 
     #[test]

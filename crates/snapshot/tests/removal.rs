@@ -26,8 +26,8 @@ fn put(store: &Store, id: &str, parent: Option<&str>) {
     let disk = &draft.disk_indexes[0];
     disk.write_all_at(&index.encode(), 0).unwrap();
     let manifest = manifest(id, parent);
-    let finished = draft.publish(&manifest, &[overlay], Durability::PageCache);
-    finished.unwrap();
+    let published = draft.publish(&manifest, &[overlay], Durability::PageCache);
+    published.unwrap();
 }
 
 fn manifest(id: &str, parent: Option<&str>) -> Manifest {
@@ -110,31 +110,31 @@ fn a_removal_opens_no_file_of_any_other_snapshot() {
         put(&store, "leaf", Some("root"));
         let mut opens = OpenedFiles::of_all_but(&store, "leaf");
         store.remove("leaf").unwrap();
-        assert_eq!(opens.seen(), 0, "beside {others} others");
-        let refused = store.remove("root");
-        assert!(matches!(refused, Err(SnapshotError::HasChild { .. })));
+        assert_eq!(opens.seen(), 0, "with {others} other snapshots");
+        let result = store.remove("root");
+        assert!(matches!(result, Err(SnapshotError::HasChild { .. })));
         // Check that the watch works: it must report the locked manifest.
         assert_ne!(opens.seen(), 0);
     }
 }
 
 #[test]
-fn a_child_is_known_to_a_store_that_was_opened_before_it_was_made_and_after() {
+fn stores_opened_before_and_after_a_child_was_created_list_it() {
     let dir = tempfile::tempdir().unwrap();
     let before = Store::open(dir.path()).unwrap();
     put(&before, "a", None);
     assert!(before.is_independent("a").unwrap());
     put(&Store::open(dir.path()).unwrap(), "b", Some("a"));
     assert!(!before.is_independent("b").unwrap());
-    let refused = |store: &Store| {
+    let is_rejected = |store: &Store| {
         let removed = store.remove("a");
         matches!(removed, Err(SnapshotError::HasChild { child, .. }) if child == "b")
     };
-    assert!(refused(&before));
+    assert!(is_rejected(&before));
     drop(before);
     // Simulates the next process.
     let after = Store::open(dir.path()).unwrap();
-    assert!(refused(&after));
+    assert!(is_rejected(&after));
     after.merge("b", 0).unwrap();
     assert!(after.is_independent("b").unwrap());
     after.remove("a").unwrap();

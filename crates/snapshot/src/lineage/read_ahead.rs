@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 
 const CHUNK: u64 = MEMORY_CHUNK as u64;
 const CHUNK_PAGES: u64 = CHUNK / MEMORY_PAGE as u64;
-/// Number of runs per layer that are looked up in the page cache to decide whether to read the
-/// layer.
+/// Number of runs per layer that are checked in the page cache. A layer is read if one of them is
+/// not cached.
 const SAMPLED_RUNS: usize = 8;
 
 /// Index of a layer, and a range of its chunks that no higher layer overrides.
@@ -39,6 +39,7 @@ impl IndexedLayers {
     fn runs(&self, set: &UnitSet) -> Vec<LayerRun> {
         let mut remaining = set.clone();
         let mut runs: Vec<LayerRun> = Vec::new();
+        // From newest to oldest: the newest layer that decides a chunk determines its content.
         for (number, (_, index)) in self.0.iter().enumerate().rev() {
             let decided: Vec<u64> = remaining
                 .iter()
@@ -46,6 +47,7 @@ impl IndexedLayers {
                 .collect();
             for chunk in decided {
                 remaining.remove(chunk);
+                // A zero chunk is not in the file.
                 if !index.stored.contains(chunk) {
                     continue;
                 }
@@ -81,6 +83,7 @@ impl IndexedLayers {
                 .filter(|(layer, _)| *layer == number)
                 .map(|(_, run)| run.start)
                 .collect();
+            // Spread the samples over the layer.
             let step = own.len().div_ceil(SAMPLED_RUNS).max(1);
             let mut samples = own.into_iter().step_by(step);
             samples.any(|chunk| !is_cached(&layer.file, chunk * CHUNK))
@@ -112,9 +115,10 @@ fn is_cached(file: &File, offset: u64) -> bool {
         if page == libc::MAP_FAILED {
             return false;
         }
-        let told = libc::mincore(page, length, &raw mut state);
+        let result = libc::mincore(page, length, &raw mut state);
         libc::munmap(page, length);
-        told == 0 && state & 1 == 1
+        // Bit 0 of each byte of the result: the page is in memory.
+        result == 0 && state & 1 == 1
     }
 }
 
@@ -135,6 +139,7 @@ impl Lineage {
             return Ok(0);
         };
         let layers = IndexedLayers::open(self)?;
+        // Layers that are in the page cache would only cause useless system calls.
         let cold = layers.cold(&layers.runs(&set));
         if !cold.contains(&true) {
             return Ok(0);
@@ -168,6 +173,7 @@ impl Lineage {
         let runs = layers.runs(&set);
         // Request all chunks first, so that the storage device can queue them.
         layers.request(&runs);
+        // Reading marks the pages as recently used, which the request above does not.
         let mut buffer = vec![0; MEMORY_CHUNK as usize];
         let mut prefetched = 0;
         for (layer, run) in runs {

@@ -47,6 +47,7 @@ impl Lineage {
                     stored: set,
                     unit,
                 };
+                // Ignore the error: the set is only a hint.
                 let _ = to.create_once(name, &index.encode());
             }
         }

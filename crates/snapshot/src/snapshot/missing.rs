@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// Name of the file that marks a snapshot with missing chunks.
 pub const MISSING_FILE: &str = "missing.json";
-/// Name of the file that keeps the available chunks in the importer's cache until none is missing.
+/// Name of the file that lists the chunks that are present. While it exists, the importer's cache
+/// retains the chunks.
 pub const PIN_FILE: &str = "memory.present";
 
 /// Maximum size of [`MISSING_FILE`], in bytes.
@@ -47,6 +48,7 @@ impl Snapshot {
         if !path.exists() {
             return Ok(None);
         }
+        // The file is removed when the last chunk was fetched. If this happens now, reading fails.
         let text = read(&path, MAX_MISSING_BYTES)?;
         let missing = serde_json::from_slice(&text);
         missing

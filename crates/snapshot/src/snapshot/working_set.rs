@@ -1,7 +1,8 @@
-//! Working sets: chunks of memory that a restored guest touches first, and the pages that it
-//! writes.
+//! Recorded sets: the working set (chunks of memory that a restored guest touches first), and the
+//! pages that a restored guest writes first.
 //!
-//! A working set is a hint without a checksum: if it is missing or wrong, restores are only slower.
+//! A recorded set is a hint without a checksum: if it is missing or wrong, restores are only
+//! slower.
 
 use crate::snapshot::read_index;
 use crate::snapshot_dir::SnapshotDir;
@@ -50,6 +51,7 @@ impl Snapshot {
     /// a working set of its own afterwards.
     pub fn put_touched(&self, index: &File) -> Result<bool, SnapshotError> {
         let path = self.path().join(WORKING_SET_FILE);
+        // The VMM could not determine the chunks, and left the file empty.
         let length = index.metadata().map_err(SnapshotError::io(&path))?.len();
         if length == 0 {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Fold of a snapshot's parent into the snapshot, which releases superseded data.
+//! Folding: merges a snapshot's parent into the snapshot, which releases superseded data.
 //!
 //! The files of a removed snapshot must remain while a child needs them. Without folds, a sandbox
 //! that takes a snapshot at each step and removes the previous one would therefore retain every
@@ -40,7 +40,8 @@ const PIECE_BYTES: u64 = 2 << 20;
 /// Granularity of holes in bytes: a block of this size is punched out if it contains only zeroes.
 const HOLE_BYTES: usize = MEMORY_CHUNK as usize;
 
-/// Called after each copied piece with its length in bytes. `Break` cancels the fold.
+/// Called after each copied piece with its length in bytes, to limit the rate of copying. `Break`
+/// cancels the fold.
 pub type FoldPace<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
 /// Prepared fold of a snapshot's parent into the snapshot. If it is dropped before
@@ -57,7 +58,8 @@ pub struct Fold {
     files: FoldedLayers,
 }
 
-/// Directory with the files of the folded snapshot. Its layer files are links to the snapshot's.
+/// Directory with the files of the folded snapshot. Its layer files are hard links to the layer
+/// files of the snapshot.
 #[derive(Debug)]
 struct FoldDraft {
     path: PathBuf,
@@ -107,6 +109,8 @@ impl LayerFold {
             return Err(SnapshotError::damaged(path, "its layers differ in size"));
         }
         let upper_bytes = index.stored.count() * u64::from(index.unit);
+        // Units that the upper layer stores or marks as zero. The parent's content of them is
+        // superseded.
         let decided = index.stored.with(&index.zero);
         let copied = below.stored.without(&decided);
         index.stored = index.stored.with(&copied);
@@ -141,6 +145,7 @@ impl Store {
         pace: &mut FoldPace<'_>,
     ) -> Result<Option<Fold>, SnapshotError> {
         let stamp = |id: &str| FileStamp::of(&self.root().join(id).join(MANIFEST));
+        // Take each stamp before the snapshot is read. `commit` then detects any later change.
         let upper_stamp = stamp(id)?;
         let upper = self.get(id)?;
         let Some(parent) = upper.manifest().parent.clone() else {
@@ -151,12 +156,13 @@ impl Store {
         if !self.is_only_child(&parent, id)? || !have_equal_sizes(&lower, &upper) {
             return Ok(None);
         }
+        // A layer with missing chunks cannot be copied.
         upper.check_complete()?;
         lower.check_complete()?;
         let layers = open_layers(&lower, &upper)?;
         let copied: u64 = layers.iter().map(LayerFold::copied_bytes).sum();
-        let held: u64 = layers.iter().map(|layer| layer.upper_bytes).sum();
-        if copied > held.max(max_copy) {
+        let upper_bytes: u64 = layers.iter().map(|layer| layer.upper_bytes).sum();
+        if copied > upper_bytes.max(max_copy) {
             return Ok(None);
         }
         let files = identities(&layers).map_err(SnapshotError::io(upper.path()))?;
@@ -177,6 +183,7 @@ impl Store {
             files,
         };
         let prepared = fold.fill(&upper, &manifest, layers, pace)?;
+        // A cancelled fold is dropped here, which undoes the copy.
         Ok(prepared.is_continue().then_some(fold))
     }
 
@@ -213,8 +220,8 @@ fn open_layers(lower: &Snapshot, upper: &Snapshot) -> Result<Vec<LayerFold>, Sna
 
 fn identities(layers: &[LayerFold]) -> io::Result<FoldedLayers> {
     let files = |layer: fn(&LayerFold) -> &File| -> io::Result<SnapshotLayerFiles> {
-        let all = layers.iter().map(|one| {
-            let metadata = layer(one).metadata()?;
+        let all = layers.iter().map(|fold| {
+            let metadata = layer(fold).metadata()?;
             Ok(FileIdentity {
                 device: metadata.dev(),
                 inode: metadata.ino(),
@@ -270,6 +277,7 @@ impl Fold {
         let draft = self.draft.path.clone();
         fs::create_dir(&draft).map_err(SnapshotError::io(&draft))?;
         let indexes: Vec<&String> = layers.iter().map(|layer| &layer.names[1]).collect();
+        // The checksums belong to the old indexes.
         let is_replaced = |name: &str| {
             [MANIFEST, CHECKSUMS_FILE].contains(&name) || indexes.iter().any(|index| *index == name)
         };
@@ -297,6 +305,7 @@ impl Fold {
             let unit = layer.index.unit;
             // Record the units before the copy, so that an incomplete copy is undone as well.
             self.draft.copied.push((file, layer.copied.clone(), unit));
+            // The last unit of a disk may be shorter.
             let bytes = layer
                 .lower
                 .file
@@ -305,6 +314,7 @@ impl Fold {
                 .len();
             let mut cancelled = ControlFlow::Continue(());
             each_run(&layer.copied, unit, |start, end| {
+                // `each_run` has no way to stop: skip the remaining runs.
                 if cancelled.is_continue() {
                     cancelled = copy(&layer.lower.file, &to, start, end.min(bytes), pace)?;
                 }
@@ -332,6 +342,7 @@ impl Fold {
             }
         }
         let path = &self.draft.path;
+        // The directories are exchanged, so one of them is at the path at any time.
         renameat2(
             AT_FDCWD,
             path,
@@ -342,8 +353,9 @@ impl Fold {
         .map_err(|e| SnapshotError::io(&place)(e.into()))?;
         self.draft.is_committed = true;
         let index = &self.store.index;
+        // Update the index only after the exchange, which may fail.
         index.fold(&self.id, &self.parent, self.grandparent.as_deref());
-        index.checked.forget(&self.id);
+        index.checked.remove(&self.id);
         Ok(self.files.clone())
     }
 }
@@ -399,14 +411,18 @@ fn copy(
     let mut buffer = Vec::new();
     let mut at = start;
     while at < end {
+        // The next multiple of the piece size.
         let stop = end.min(at - at % PIECE_BYTES + PIECE_BYTES);
         buffer.resize(usize::try_from(stop - at).map_err(io::Error::other)?, 0);
         from.read_exact_at(&mut buffer, at)?;
         let is_zero = |part: &[u8]| part.iter().all(|byte| *byte == 0);
+        // Without zero blocks, one call writes the whole piece.
         if buffer.chunks(HOLE_BYTES).any(is_zero) {
             let mut offset = at;
             for part in buffer.chunks(HOLE_BYTES) {
                 let next = offset + part.len() as u64;
+                // The destination may contain bytes of an interrupted fold, so skipping zeroes is
+                // not sufficient.
                 if is_zero(part) {
                     punch(to, offset, next)?
                 } else {

@@ -1,4 +1,5 @@
-//! Import of a snapshot from another host. Its files are untrusted.
+//! Import of a snapshot from another host. The imported files are untrusted, so they are checked
+//! before the snapshot is published.
 
 use crate::draft::remove_draft;
 use crate::manifest::{Manifest, check_id};
@@ -72,6 +73,7 @@ impl Store {
     ) -> Result<Snapshot, SnapshotError> {
         check_id(id)?;
         let place = self.root().join(id);
+        // An early check, before the files are transferred. The rename below decides.
         if mode == ImportMode::New && place.exists() {
             return Err(SnapshotError::Exists(id.to_owned()));
         }
@@ -82,12 +84,14 @@ impl Store {
         let manifest = check_manifest(&read(&path, MAX_MANIFEST_BYTES)?, id, parent)?;
         check_files(&draft.0, &manifest, missing.is_some())?;
         let snapshot = Snapshot::checked_at(&draft.0, manifest)?;
+        // A child of a parent with other sizes could not be opened.
         if let Some(parent) = parent {
             self.lineage(parent)?.check_child(snapshot.manifest())?;
         }
         if let Some(missing) = missing {
             missing.write(&draft.0)?;
         }
+        // Sync before the rename: a published snapshot must survive a crash of the host.
         sync(&draft.0, missing.is_some()).map_err(SnapshotError::io(&draft.0))?;
         let flags = match mode {
             ImportMode::Replace if place.exists() => RenameFlags::RENAME_EXCHANGE,
@@ -98,6 +102,7 @@ impl Store {
             e => SnapshotError::io(&place)(e.into()),
         })?;
         self.index.insert(id, parent);
+        // Sync the directory, so that the rename is durable.
         let synced = File::open(self.root()).and_then(|root| root.sync_all());
         synced.map_err(SnapshotError::io(self.root()))?;
         // The path of the draft now refers to nothing, or to the replaced files.
@@ -129,6 +134,7 @@ fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), Snap
         let kind = entry
             .file_type()
             .map_err(SnapshotError::io(&entry.path()))?;
+        // Links and directories could refer to files outside the snapshot.
         if !is_expected || !kind.is_file() {
             let reason = "it is not a file of a snapshot";
             return Err(SnapshotError::damaged(Path::new(&name), reason));

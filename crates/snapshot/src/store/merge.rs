@@ -1,4 +1,4 @@
-//! Merge of a snapshot with its ancestors, or with the nearest of them.
+//! Merge of a snapshot with its ancestors, or with some of them.
 //!
 //! A sandbox with many snapshots has a long lineage, and every layer slows a restore down. A merged
 //! snapshot has the content of several layers under the same id. Its parent is the ancestor below
@@ -44,6 +44,7 @@ impl Store {
             let path = path.to_owned();
             move |e| SnapshotError::io(&path)(e)
         };
+        // The state belongs to the newest snapshot only. Layers are combined below.
         let state = newest.state()?;
         let length = state.metadata().map_err(failed(newest.path()))?.len();
         copy(&state, &draft.state, 0, length).map_err(failed(draft.path()))?;
@@ -67,6 +68,7 @@ impl Store {
         manifest.parent = below.map(|snapshot| snapshot.id().to_owned());
         lineage.copy_working_set(draft.path());
         replace(draft, &manifest, newest.path())?;
+        // Update the index only after the files were replaced.
         self.index.insert(id, manifest.parent.as_deref());
         self.get(id)
     }
@@ -102,10 +104,12 @@ fn combine(
         .map(|layer| read_index(&layer.index))
         .collect::<io::Result<_>>()?;
     let mut merged = LayerIndex::empty(unit, bytes);
+    // The file stays sparse: only stored units are written.
     to.set_len(bytes)?;
     // Copy runs of units from the same layer together.
-    let mut run_id: Option<(usize, u64, u64)> = None;
-    let flush = |run_id: Option<(usize, u64, u64)>| match run_id {
+    let mut run: Option<(usize, u64, u64)> = None;
+    // Writes the pending run of units.
+    let flush = |run: Option<(usize, u64, u64)>| match run {
         Some((layer, first, end)) => {
             let start = first * u64::from(unit);
             copy(
@@ -118,6 +122,7 @@ fn combine(
         None => Ok(()),
     };
     for number in decided(&indexes, merged.units()).iter() {
+        // The newest layer that decides the unit determines its content.
         let top = (0..indexes.len())
             .rev()
             .find(|&at| indexes[at].decides(number));
@@ -129,7 +134,7 @@ fn combine(
             continue;
         };
         merged.stored.insert(number);
-        run_id = match run_id {
+        run = match run {
             Some((from, first, end)) if from == layer && end == number => {
                 Some((from, first, number + 1))
             }
@@ -139,7 +144,7 @@ fn combine(
             }
         };
     }
-    flush(run_id)?;
+    flush(run)?;
     Ok(merged)
 }
 

@@ -1,4 +1,5 @@
-//! Files of a snapshot for other hosts, with the chunks that its ancestors provide.
+//! Files of a snapshot for transfer to other hosts. Each layer lists the chunks that it inherits
+//! from its ancestors.
 
 use crate::manifest::Manifest;
 use crate::snapshot::missing::MISSING_FILE;
@@ -49,6 +50,7 @@ impl Store {
             return Err(SnapshotError::Missing(id.to_owned()));
         }
         let dir = SnapshotDir::at(&path)?;
+        // All files are opened relative to this directory: a merge does not mix old and new files.
         // Check this file first: a complete snapshot never becomes incomplete.
         if dir.find(MISSING_FILE)?.is_some() {
             return Err(SnapshotError::Incomplete(id.to_owned()));
@@ -101,6 +103,7 @@ fn layer(
 ) -> Result<[SnapshotPart; 2], SnapshotError> {
     let (mut layer, index) = (part(dir, name)?, part(dir, index)?);
     layer.kind = kind;
+    // A layer without a parent inherits nothing: units that it does not store are zero.
     if based {
         let decided = read_index(&index.file)
             .map_err(|e| SnapshotError::damaged(&dir.path(&index.name), e))?;
@@ -111,6 +114,7 @@ fn layer(
 
 /// Returns the ranges of chunks in which the layer neither stores nor zeroes any unit.
 fn inherited(index: &LayerIndex) -> Vec<Range<u64>> {
+    // Disk layers have several units per chunk, memory layers one.
     let per_chunk = u64::from((MEMORY_CHUNK / index.unit.max(1)).max(1));
     let mut decided = UnitSet::empty(index.units().div_ceil(per_chunk));
     for unit in index.stored.iter().chain(index.zero.iter()) {

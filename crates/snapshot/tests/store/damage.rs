@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn damage_of_small_files_and_missing_layers_show_without_reading() {
+fn damaged_small_files_and_missing_layers_are_found_without_reading_layers() {
     let (_dir, store) = store();
     put(&store, "a", None).unwrap();
     let dir = store.root().join("a");

@@ -149,7 +149,7 @@ impl Numbers {
 }
 
 #[test]
-fn folds_keep_the_content_of_every_snapshot_above() {
+fn folds_preserve_the_content_of_all_descendants() {
     for seed in 0..15 {
         let (_dir, store) = store();
         let mut numbers = Numbers(seed);
@@ -162,13 +162,13 @@ fn folds_keep_the_content_of_every_snapshot_above() {
             publish(&store, id, parent.as_deref(), &memory, &disk);
             parent = Some(id.to_owned());
         }
-        let held = open(&store, "d");
-        let expected = seen(&held);
+        let open_files = open(&store, "d");
+        let expected = seen(&open_files);
         // Fold in random order. The template `t` remains.
-        let mut left = vec!["b", "c", "d"];
-        while !left.is_empty() {
-            let at = numbers.below(left.len() as u64) as usize;
-            let id = left.remove(at);
+        let mut remaining = vec!["b", "c", "d"];
+        while !remaining.is_empty() {
+            let at = numbers.below(remaining.len() as u64) as usize;
+            let id = remaining.remove(at);
             if store.get(id).is_err() {
                 continue;
             }
@@ -177,13 +177,13 @@ fn folds_keep_the_content_of_every_snapshot_above() {
                 continue;
             };
             let parent = fold.parent().to_owned();
-            let before = [seen(&open(&store, "d")), seen(&held)];
+            let before = [seen(&open(&store, "d")), seen(&open_files)];
             let folded = fold.commit().unwrap();
             assert_ne!(folded.lower.memory, folded.upper.memory);
             assert_eq!(before, [expected.clone(), expected.clone()], "seed {seed}");
             assert_eq!(seen(&open(&store, "d")), expected, "seed {seed}");
             // Files that were opened earlier have the same content.
-            assert_eq!(seen(&held), expected, "seed {seed}");
+            assert_eq!(seen(&open_files), expected, "seed {seed}");
             store.remove(&parent).unwrap();
         }
         assert_eq!(seen(&open(&store, "d")), expected);
@@ -241,7 +241,7 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
 }
 
 #[test]
-fn a_fold_is_refused_or_cancelled_without_a_trace() {
+fn a_rejected_or_cancelled_fold_changes_nothing() {
     let (_dir, store) = store();
     let filled = |range: std::ops::Range<u64>, value| range.map(|unit| (unit, value)).collect();
     publish(&store, "t", None, &filled(0..4, 1), &vec![]);
@@ -297,7 +297,7 @@ fn a_folded_snapshot_reports_the_files_that_a_guest_has_open() {
     publish(&store, "t", None, &vec![(0, 1)], &vec![]);
     publish(&store, "a", Some("t"), &vec![(1, 2)], &vec![(1, 2)]);
     publish(&store, "b", Some("a"), &vec![(2, 3)], &vec![(2, 3)]);
-    let held = open(&store, "b");
+    let open_files = open(&store, "b");
     let folded = fold(&store, "b").unwrap().commit().unwrap();
     let identity = |layer: &SnapshotLayer| {
         let metadata = layer.file.metadata().unwrap();
@@ -306,20 +306,20 @@ fn a_folded_snapshot_reports_the_files_that_a_guest_has_open() {
             inode: metadata.ino(),
         }
     };
-    assert_eq!(folded.lower.memory, identity(&held[0][1].0));
-    assert_eq!(folded.upper.memory, identity(&held[0][2].0));
-    assert_eq!(folded.lower.disks, [identity(&held[1][1].0)]);
-    assert_eq!(folded.upper.disks, [identity(&held[1][2].0)]);
+    assert_eq!(folded.lower.memory, identity(&open_files[0][1].0));
+    assert_eq!(folded.upper.memory, identity(&open_files[0][2].0));
+    assert_eq!(folded.lower.disks, [identity(&open_files[1][1].0)]);
+    assert_eq!(folded.upper.disks, [identity(&open_files[1][2].0)]);
     // The identities are the identities of the snapshot's files.
     assert_eq!(folded.upper.memory, identity(&open(&store, "b")[0][1].0));
 }
 
 /// Environment variable with the step at which the child of
-/// [`a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot`] kills itself, and its directory.
+/// [`a_process_killed_during_a_fold_leaves_a_complete_snapshot`] kills itself, and its directory.
 const KILL_AT: &str = "JIFFY_TEST_FOLD_KILL_AT";
 
 #[test]
-fn a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot() {
+fn a_process_killed_during_a_fold_leaves_a_complete_snapshot() {
     if let Ok(order) = std::env::var(KILL_AT) {
         return fold_and_die(&order);
     }
@@ -336,9 +336,9 @@ fn a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot() {
             &filled(30..64, 3),
             &filled(5..20, 3),
         );
-        let held = open(&store, "b");
-        let expected = seen(&held);
-        let this = "fold::a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot";
+        let open_files = open(&store, "b");
+        let expected = seen(&open_files);
+        let this = "fold::a_process_killed_during_a_fold_leaves_a_complete_snapshot";
         let status = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", this, "--nocapture"])
             .env(KILL_AT, format!("{step} {}", store.root().display()))
@@ -350,7 +350,7 @@ fn a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot() {
         // Simulates the next process.
         let store = Store::open(store.root()).unwrap();
         assert_eq!(seen(&open(&store, "b")), expected, "step {step}");
-        assert_eq!(seen(&held), expected, "step {step}");
+        assert_eq!(seen(&open_files), expected, "step {step}");
         assert_eq!(store.find_damage("b").map(|e| e.to_string()), None);
         // Repeat the fold, unless it was complete.
         if store.manifest("b").unwrap().parent.as_deref() == Some("a") {
@@ -369,13 +369,13 @@ fn a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot() {
 /// are the pieces of the copy, and the moments before the commit, after it, and at the end.
 fn fold_and_die(order: &str) {
     let (step, root) = order.split_once(' ').unwrap();
-    let mut left: u32 = step.parse().unwrap();
+    let mut remaining: u32 = step.parse().unwrap();
     let mut step = move || {
-        if left == 0 {
+        if remaining == 0 {
             // SAFETY: kills this process immediately.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
-        left -= 1;
+        remaining -= 1;
     };
     let store = Store::open(root).unwrap();
     let fold = store.prepare_fold("b", 0, &mut |_| {

@@ -16,52 +16,53 @@ fn copy_of<'a>(from: &'a Store, id: &'a str) -> impl Fn(&Path) -> io::Result<()>
 }
 
 #[test]
-fn an_imported_snapshot_is_what_it_was_on_its_host() {
-    let ((_a, there), (_b, here)) = (store(), store());
-    put(&there, "p", None).unwrap();
-    put(&there, "c", Some("p")).unwrap();
-    there.get("c").unwrap().write_checksums().unwrap();
-    let import = |id, parent| here.import(id, parent, ImportMode::New, None, copy_of(&there, id));
+fn an_imported_snapshot_equals_the_original() {
+    let ((_a, remote), (_b, local)) = (store(), store());
+    put(&remote, "p", None).unwrap();
+    put(&remote, "c", Some("p")).unwrap();
+    remote.get("c").unwrap().write_checksums().unwrap();
+    let import = |id, parent| local.import(id, parent, ImportMode::New, None, copy_of(&remote, id));
     // The parent must be imported first.
     assert!(matches!(
         import("c", Some("p")),
         Err(SnapshotError::Missing(_))
     ));
-    assert!(names(&here).is_empty());
+    assert!(names(&local).is_empty());
     import("p", None).unwrap();
     import("c", Some("p")).unwrap();
     assert!(matches!(import("p", None), Err(SnapshotError::Exists(_))));
-    assert_eq!(here.lineage("c").unwrap().snapshots().len(), 2);
+    assert_eq!(local.lineage("c").unwrap().snapshots().len(), 2);
     assert_eq!(
-        here.get("c").unwrap().verify().unwrap(),
+        local.get("c").unwrap().verify().unwrap(),
         VerifyResult::Intact
     );
     // Removals consider imported children.
     assert!(matches!(
-        here.remove("p"),
+        local.remove("p"),
         Err(SnapshotError::HasChild { .. })
     ));
-    here.remove("c").unwrap();
-    here.remove("p").unwrap();
+    local.remove("c").unwrap();
+    local.remove("p").unwrap();
 }
 
 #[test]
-fn an_import_that_does_not_fit_leaves_nothing() {
-    let ((_a, there), (_b, here)) = (store(), store());
-    put(&there, "a", None).unwrap();
-    put(&there, "b", None).unwrap();
-    let refused = |fill: &dyn Fn(&Path) -> io::Result<()>, id: &str, parent: Option<&str>| {
-        let import = here.import(id, parent, ImportMode::New, None, fill);
-        assert!(import.is_err(), "{id} {parent:?}");
-        assert!(names(&here).is_empty(), "{:?}", names(&here));
-    };
-    let copy = copy_of(&there, "a");
-    refused(&copy, "b", None);
-    refused(&copy, "a", Some("b"));
-    refused(&copy, "../a", None);
+fn a_rejected_import_leaves_no_files() {
+    let ((_a, remote), (_b, local)) = (store(), store());
+    put(&remote, "a", None).unwrap();
+    put(&remote, "b", None).unwrap();
+    let assert_rejected =
+        |fill: &dyn Fn(&Path) -> io::Result<()>, id: &str, parent: Option<&str>| {
+            let import = local.import(id, parent, ImportMode::New, None, fill);
+            assert!(import.is_err(), "{id} {parent:?}");
+            assert!(names(&local).is_empty(), "{:?}", names(&local));
+        };
+    let copy = copy_of(&remote, "a");
+    assert_rejected(&copy, "b", None);
+    assert_rejected(&copy, "a", Some("b"));
+    assert_rejected(&copy, "../a", None);
     for file in ["manifest.json", "state.bin", "memory.index", "disk0.layer"] {
         let without = |dir: &Path| copy(dir).and_then(|()| fs::remove_file(dir.join(file)));
-        refused(&without, "a", None);
+        assert_rejected(&without, "a", None);
     }
     let longer = |dir: &Path| {
         copy(dir)?;
@@ -70,91 +71,94 @@ fn an_import_that_does_not_fit_leaves_nothing() {
             .open(dir.join("memory.layer"));
         memory?.set_len(MEMORY_BYTES + 1)
     };
-    refused(&longer, "a", None);
+    assert_rejected(&longer, "a", None);
     for file in ["disk1.layer", "x", ".hidden"] {
         let more = |dir: &Path| copy(dir).and_then(|()| fs::write(dir.join(file), ""));
-        refused(&more, "a", None);
+        assert_rejected(&more, "a", None);
     }
     let link = |dir: &Path| {
         copy(dir)?;
         fs::remove_file(dir.join("state.bin"))?;
         std::os::unix::fs::symlink("/etc/passwd", dir.join("state.bin"))
     };
-    refused(&link, "a", None);
+    assert_rejected(&link, "a", None);
     let full = |dir: &Path| {
         fs::write(dir.join("state.bin"), "half")?;
         Err(io::ErrorKind::StorageFull.into())
     };
-    refused(&full, "a", None);
+    assert_rejected(&full, "a", None);
     let wrong_sizes = |dir: &Path| {
         copy(dir)?;
         let path = dir.join("manifest.json");
         let text = fs::read_to_string(&path)?;
         fs::write(path, text.replace("\"stored\": 1", "\"stored\": 2"))
     };
-    refused(&wrong_sizes, "a", None);
+    assert_rejected(&wrong_sizes, "a", None);
 }
 
 #[test]
 fn a_damaged_snapshot_is_replaced_by_its_import() {
-    let ((_a, there), (_b, here)) = (store(), store());
-    for store in [&there, &here] {
+    let ((_a, remote), (_b, local)) = (store(), store());
+    for store in [&remote, &local] {
         put(store, "a", None).unwrap();
         store.get("a").unwrap().write_checksums().unwrap();
     }
-    let layer = here.root().join("a/memory.layer");
+    let layer = local.root().join("a/memory.layer");
     let file = fs::File::options().write(true).open(&layer).unwrap();
     file.write_all_at(&[8], 65540).unwrap();
-    let hold = here.get("a").unwrap().hold().unwrap();
+    let hold = local.get("a").unwrap().hold().unwrap();
     assert!(matches!(
-        here.get("a").unwrap().verify().unwrap(),
+        local.get("a").unwrap().verify().unwrap(),
         VerifyResult::Damaged(_)
     ));
-    let copy = copy_of(&there, "a");
-    let again = here
+    let copy = copy_of(&remote, "a");
+    let again = local
         .import("a", None, ImportMode::Replace, None, copy)
         .unwrap();
     assert_eq!(again.verify().unwrap(), VerifyResult::Intact);
-    assert_eq!(names(&here), ["a"]);
+    assert_eq!(names(&local), ["a"]);
     drop(hold);
     // A snapshot without any files.
-    fs::remove_dir_all(here.root().join("a")).unwrap();
-    let copy = copy_of(&there, "a");
-    here.import("a", None, ImportMode::Replace, None, copy)
+    fs::remove_dir_all(local.root().join("a")).unwrap();
+    let copy = copy_of(&remote, "a");
+    local
+        .import("a", None, ImportMode::Replace, None, copy)
         .unwrap();
 }
 
 #[test]
-fn a_snapshot_whose_memory_has_not_all_arrived_is_only_restored() {
-    let ((_a, there), (_b, here)) = (store(), store());
-    put(&there, "a", None).unwrap();
-    put(&there, "b", Some("a")).unwrap();
+fn an_incomplete_snapshot_can_only_be_restored() {
+    let ((_a, remote), (_b, local)) = (store(), store());
+    put(&remote, "a", None).unwrap();
+    put(&remote, "b", Some("a")).unwrap();
     let missing = MissingMemory {
         origin: "elsewhere".to_owned(),
     };
     let pinned = |dir: &Path| {
-        copy_of(&there, "a")(dir)?;
+        copy_of(&remote, "a")(dir)?;
         std::fs::write(dir.join(PIN_FILE), "")
     };
     // Without holes, no pin is needed.
-    let import = here.import("a", None, ImportMode::New, None, pinned);
+    let import = local.import("a", None, ImportMode::New, None, pinned);
     assert!(import.is_err());
-    here.import("a", None, ImportMode::New, Some(&missing), pinned)
+    local
+        .import("a", None, ImportMode::New, Some(&missing), pinned)
         .unwrap();
-    here.import("b", Some("a"), ImportMode::New, None, copy_of(&there, "b"))
+    local
+        .import("b", Some("a"), ImportMode::New, None, copy_of(&remote, "b"))
         .unwrap();
-    let a = here.get("a").unwrap();
+    let a = local.get("a").unwrap();
     assert_eq!(a.missing().unwrap(), Some(missing));
     let incomplete = |e| matches!(e, SnapshotError::Incomplete(id) if id == "a");
-    assert!(incomplete(here.merge("b", 0).unwrap_err()));
-    assert!(incomplete(here.parts("a").unwrap_err()));
+    assert!(incomplete(local.merge("b", 0).unwrap_err()));
+    assert!(incomplete(local.parts("a").unwrap_err()));
     assert!(incomplete(a.write_checksums().unwrap_err()));
-    assert!(!here.lineage("b").unwrap().is_complete());
+    assert!(!local.lineage("b").unwrap().is_complete());
     assert!(!a.is_all_requested());
     a.request_all().unwrap();
     assert!(a.is_all_requested());
     a.set_complete().unwrap();
-    assert!(here.lineage("b").unwrap().is_complete());
+    assert!(local.lineage("b").unwrap().is_complete());
     assert!(!a.is_all_requested() && !a.pin().exists());
-    here.merge("b", 0).unwrap();
+    local.merge("b", 0).unwrap();
 }

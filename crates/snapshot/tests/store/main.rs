@@ -100,15 +100,15 @@ fn a_snapshot_reads_back_and_its_overlay_was_not_copied() {
 }
 
 #[test]
-fn an_abandoned_draft_leaves_nothing() {
+fn an_abandoned_draft_is_removed() {
     let (_dir, store) = store();
     drop(store.draft(1).unwrap());
     assert!(names(&store).is_empty());
     std::mem::forget(store.draft(1).unwrap());
     assert!(store.ids().unwrap().is_empty());
     // Simulates a process with an id that does not exist (pid_max, proc(5)).
-    let left = store.root().join(&names(&store)[0]);
-    fs::rename(left, store.root().join(".draft-4194305-0")).unwrap();
+    let draft = store.root().join(&names(&store)[0]);
+    fs::rename(draft, store.root().join(".draft-4194305-0")).unwrap();
     assert_eq!(store.walk(SystemTime::now()).unwrap().count(), 0);
     assert!(names(&store).is_empty());
 }
@@ -162,7 +162,7 @@ fn a_lineage_goes_from_the_oldest_ancestor_to_the_snapshot() {
 }
 
 #[test]
-fn a_lineage_that_is_broken_or_a_circle_is_refused() {
+fn a_broken_or_cyclic_lineage_is_rejected() {
     let (_dir, store) = store();
     put(&store, "a", Some("c")).unwrap();
     put(&store, "b", Some("a")).unwrap();
@@ -195,7 +195,7 @@ fn only_a_snapshot_without_users_and_children_is_removed() {
 }
 
 #[test]
-fn every_damage_is_refused_and_its_file_named() {
+fn every_damage_is_detected_and_its_file_reported() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 9] = [
         ("manifest.json", |d| {
@@ -244,7 +244,7 @@ fn edit(dir: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn another_format_is_refused_with_a_remedy() {
+fn another_format_is_rejected_with_a_remedy() {
     let (_dir, store) = store();
     let snapshot = put(&store, "a", None).unwrap();
     edit(snapshot.path(), "\"format\": 1", "\"format\": 2");
@@ -256,7 +256,7 @@ fn another_format_is_refused_with_a_remedy() {
 }
 
 #[test]
-fn names_that_are_paths_are_no_ids() {
+fn names_that_are_paths_are_not_ids() {
     let (_dir, store) = store();
     for id in ["", "..", "a/b", "A", "a-b", ".draft", &"a".repeat(65)] {
         assert!(matches!(store.get(id), Err(SnapshotError::Id(_))), "{id}");
@@ -268,7 +268,7 @@ fn names_that_are_paths_are_no_ids() {
 }
 
 #[test]
-fn a_flipped_byte_of_a_snapshot_with_checksums_is_found_and_named() {
+fn a_flipped_byte_of_a_snapshot_with_checksums_is_reported() {
     let (_dir, store) = store();
     let snapshot = put(&store, "a", None).unwrap();
     assert_eq!(snapshot.verify().unwrap(), VerifyResult::NoChecksums);
@@ -336,7 +336,7 @@ fn a_snapshot_may_be_removed_or_merged_while_its_checksums_are_written() {
 
 /// Snapshots of every released format must load, or be rejected by a release that announces it.
 #[test]
-fn golden_snapshots_keep_loading() {
+fn golden_snapshots_can_be_loaded() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/format1");
     let store = Store::open(&data).unwrap();
     let lineage = store.lineage("child").unwrap();
@@ -471,8 +471,8 @@ fn a_snapshot_merged_with_the_nearest_of_its_ancestors_has_the_same_content_abov
     for id in ["c", "b"] {
         store.remove(id).unwrap();
     }
-    let held = store.remove("a");
-    assert!(matches!(held, Err(SnapshotError::HasChild { .. })));
+    let result = store.remove("a");
+    assert!(matches!(result, Err(SnapshotError::HasChild { .. })));
     assert_eq!(store.merge("d", 1).unwrap().manifest(), merged.manifest());
     assert_eq!(store.merge("d", 0).unwrap().manifest().parent, None);
     store.remove("a").unwrap();

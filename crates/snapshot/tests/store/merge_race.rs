@@ -5,7 +5,7 @@ use jiffy_snapshot::SnapshotError;
 use std::io::ErrorKind;
 
 #[test]
-fn a_lineage_that_was_merged_since_it_was_opened_is_told_by_opening_it_again() {
+fn opening_a_lineage_again_detects_a_merge() {
     let (_dir, store) = store();
     put_chunk(&store, "root", None, (0, 1, 3));
     put_chunk(&store, "middle", Some("root"), (1, 2, 3));

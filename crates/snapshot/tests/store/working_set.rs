@@ -18,7 +18,7 @@ fn recorded_set(unit: u32, units: &[u64], bytes: u64) -> fs::File {
 }
 
 #[test]
-fn a_working_set_stays_with_its_snapshot_and_serves_its_descendants() {
+fn a_working_set_is_used_by_its_snapshot_and_descendants() {
     let (_dir, store) = store();
     let root = put(&store, "root", None).unwrap();
     put(&store, "child", Some("root")).unwrap();
@@ -120,7 +120,7 @@ fn a_working_set_is_read_ahead_from_the_layers_that_are_not_in_memory() {
         eprintln!("SKIPPED {test}: this file system keeps files in memory");
         return;
     }
-    let arrived = |layer: &fs::File| {
+    let wait_until_cached = |layer: &fs::File| {
         let limit = Instant::now() + Duration::from_secs(10);
         while cached(layer) < 16 && Instant::now() < limit {
             std::thread::yield_now();
@@ -129,15 +129,15 @@ fn a_working_set_is_read_ahead_from_the_layers_that_are_not_in_memory() {
     };
     // One chunk of each layer is stored; the other chunks are zero.
     assert_eq!(lineage.read_ahead().unwrap(), 2 * 65536);
-    layers.iter().for_each(arrived);
+    layers.iter().for_each(wait_until_cached);
     assert_eq!(lineage.read_ahead().unwrap(), 0);
     assert!(reclaim(&layers[1]));
     assert_eq!(lineage.read_ahead().unwrap(), 65536);
-    arrived(&layers[1]);
+    wait_until_cached(&layers[1]);
 }
 
 #[test]
-fn a_pause_keeps_what_its_guest_touched_unless_that_says_nothing() {
+fn touched_chunks_are_stored_unless_there_are_too_few_or_too_many() {
     let (_dir, store) = store();
     let root = put(&store, "root", None).unwrap();
     // Earlier VMMs leave the file empty. The last set belongs to a guest that did more than resume.
@@ -155,7 +155,7 @@ fn a_pause_keeps_what_its_guest_touched_unless_that_says_nothing() {
 }
 
 #[test]
-fn a_merged_snapshot_keeps_the_working_set_of_its_lineage() {
+fn a_merged_snapshot_retains_the_working_set_of_its_lineage() {
     let (_dir, store) = store();
     put_chunk(&store, "root", None, (0, 1, 3));
     put_chunk(&store, "child", Some("root"), (1, 2, 3));
@@ -175,7 +175,7 @@ fn a_merged_snapshot_keeps_the_working_set_of_its_lineage() {
 }
 
 #[test]
-fn a_folded_snapshot_keeps_the_newest_sets_of_both() {
+fn a_folded_snapshot_retains_the_newest_sets_of_both() {
     let (_dir, store) = store();
     put_chunk(&store, "root", None, (0, 1, 3));
     put_chunk(&store, "child", Some("root"), (1, 2, 3));
