@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 /// Step of a guest's boot.
 pub(crate) enum BootStep {
+    /// The guest runs.
     Running,
     Hello {
         hello: Hello,
@@ -22,7 +23,8 @@ pub(crate) enum BootStep {
     },
 }
 
-/// Receiver of the steps of the next rollback. It is in use from the start of the rollback.
+/// Sender for the steps of the next rollback. The driver takes it when the VMM reports the start of
+/// the rollback.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NextSteps(Arc<Mutex<Option<mpsc::Sender<BootStep>>>>);
 

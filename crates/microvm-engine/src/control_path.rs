@@ -34,6 +34,7 @@ fn seqpacket() -> nix::Result<OwnedFd> {
 
 /// Creates a listening socket at `path`. Replaces a socket that an exited VMM left.
 pub(crate) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+    // Ignore the error: usually no socket exists.
     let _ = fs::remove_file(path);
     let listener = seqpacket()?;
     bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_without_a_listener_refuses() {
+    fn a_socket_without_a_listener_rejects_connections() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("1-2.sock");
         let listener = listen_at(&path).unwrap();

@@ -15,6 +15,7 @@ pub(crate) struct ControlSocket(AsyncFd<Channel>);
 impl ControlSocket {
     /// Wraps a channel. Must be called inside a tokio runtime.
     pub fn new(channel: Channel) -> Result<Self, ChannelError> {
+        // Required by `AsyncFd`.
         fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let both = Interest::READABLE | Interest::WRITABLE;
         // SAFETY: a Channel owns its descriptor, always returns the same descriptor, and closes it
@@ -40,6 +41,7 @@ impl ControlSocket {
         loop {
             let mut ready = self.0.writable().await.map_err(errno)?;
             match self.send(request, fds) {
+                // Other tasks may fill the socket between the check and the call.
                 Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
                 other => return other,
             }

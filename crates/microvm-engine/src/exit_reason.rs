@@ -1,4 +1,4 @@
-//! Reasons why a sandbox ended.
+//! Determines the reason why a sandbox ended.
 
 use jiffy_engine_api::ExitReason;
 use jiffy_proto::vm::StopCause;
@@ -25,12 +25,15 @@ pub(crate) fn classify(
     }
     match cause {
         Some(StopCause::Requested) => ExitReason::Requested,
+        // A panicking guest reboots at once (`panic=-1`), so only the console output
+        // distinguishes a panic from a reboot.
         Some(StopCause::GuestReset) => reset_reason(&printable(console)),
         Some(StopCause::MissingMemory { reason }) => ExitReason::MissingMemory { reason },
         Some(StopCause::GuestFault { reason }) => ExitReason::GuestFault { reason },
         Some(StopCause::BadConfig { reason } | StopCause::HostError { reason }) => {
             ExitReason::HostError { reason }
         }
+        // The VMM reported no cause, so it was killed or crashed.
         None if over_limit => ExitReason::VmmDied {
             status: "out of memory: the VMM exceeded the limit of its control group".to_owned(),
         },

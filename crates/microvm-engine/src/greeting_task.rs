@@ -1,4 +1,5 @@
-//! Host's side of an agent's greeting, in a separate task.
+//! Host's side of an agent's greeting (the first message after a boot or restore), in a separate
+//! task. The greeting assigns the guest its identity.
 
 use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError};
@@ -16,8 +17,9 @@ pub(crate) struct GreetingTask {
     /// True if the guest was restored. Connections from before the snapshot may then break at any
     /// time.
     restored: bool,
-    /// Set when the agent has sent its first message.
-    heard: bool,
+    /// Set when the agent has sent its first message. Errors before it are expected in a restored
+    /// guest.
+    has_greeted: bool,
     /// Id that the agent received.
     id: Option<String>,
 }
@@ -32,7 +34,7 @@ impl GreetingTask {
             identity,
             steps,
             restored,
-            heard: false,
+            has_greeted: false,
             id: None,
         }
     }
@@ -47,18 +49,22 @@ impl GreetingTask {
             // The guest was dropped before an identity was assigned.
             Ok(None) => return,
             // The agent sends a new greeting on another connection.
-            Err(GreetingError::Io(_) | GreetingError::NoLine) if self.restored && !self.heard => {
+            Err(GreetingError::Io(_) | GreetingError::NoLine)
+                if self.restored && !self.has_greeted =>
+            {
                 return;
             }
             Err(e) => (None, Err(e)),
         };
         if let Some(steps) = self.steps.take() {
             let id = self.id.take();
+            // Ignore the error: no task waits for the boot now.
             let _ = steps.send(BootStep::Ready { id, greeted }).await;
         }
         // The stream stays open until the guest ends or must wait again: when it is closed, the
         // agent sends a new greeting.
         let Some(stream) = stream else { return };
+        // An error means that the guest was dropped.
         let _ = self.identity.wait_for(Option::is_none).await;
         drop(stream);
     }
@@ -90,7 +96,7 @@ impl GreetingTask {
     }
 
     async fn on_hello(&mut self, hello: &Hello) {
-        self.heard = true;
+        self.has_greeted = true;
         if let Some(steps) = &self.steps {
             let hello = hello.clone();
             let _ = steps.send(BootStep::Hello { hello }).await;

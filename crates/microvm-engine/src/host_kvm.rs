@@ -1,4 +1,4 @@
-//! Kind of KVM on this host.
+//! Access to KVM on this host, and the mode in which it runs guests.
 
 use std::fs::{File, OpenOptions};
 use std::io;

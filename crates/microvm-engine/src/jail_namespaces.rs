@@ -45,6 +45,7 @@ pub(crate) struct JailNamespaces(Arc<Mutex<Option<Vec<OwnedFd>>>>);
 impl JailNamespaces {
     /// Returns descriptors of [`NAMESPACES`]. On the first call, `program` creates the namespaces.
     pub fn get(&self, program: &Path) -> Result<Vec<OwnedFd>, JailError> {
+        // Locked during the creation: concurrent first calls wait for the same namespaces.
         let mut namespaces = self.0.lock();
         if namespaces.is_none() {
             *namespaces = Some(create_namespaces(program)?);
@@ -58,12 +59,15 @@ impl JailNamespaces {
 /// Runs `start` on this thread. The first process that it starts becomes process 1 of a new PID
 /// namespace. `start` must start only one process.
 pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> T) -> Result<T, JailError> {
-    let own = File::open("/proc/self/ns/pid").map_err(failed("cannot open /proc/self/ns/pid"))?;
+    // A descriptor is the only way back to this namespace.
+    let own_namespace =
+        File::open("/proc/self/ns/pid").map_err(failed("cannot open /proc/self/ns/pid"))?;
+    // Affects only processes that this thread starts afterwards.
     unshare(CloneFlags::CLONE_NEWPID)
         .map_err(|e| failed("cannot create a PID namespace")(e.into()))?;
     let started = start();
     // Otherwise the thread could not start further processes.
-    setns(&own, CloneFlags::CLONE_NEWPID)
+    setns(&own_namespace, CloneFlags::CLONE_NEWPID)
         .map_err(|e| failed("cannot return to the PID namespace")(e.into()))?;
     Ok(started)
 }
@@ -94,24 +98,26 @@ fn create_namespaces(program: &Path) -> Result<Vec<OwnedFd>, JailError> {
 
 fn open_namespaces(
     maker: u32,
-    mut say: impl Write,
-    mut said: impl Read,
+    mut input: impl Write,
+    mut output: impl Read,
 ) -> io::Result<Vec<OwnedFd>> {
     let mut wait = || {
         let mut word = [0];
-        said.read_exact(&mut word)?;
+        output.read_exact(&mut word)?;
         match word {
             [READY] => Ok(()),
             _ => Err(io::Error::other("the version of the VMM program differs")),
         }
     };
     let process = PathBuf::from(format!("/proc/{maker}"));
+    // First step: the process has created its user namespace.
     wait()?;
     let map = format!("0 {FIRST_UID} {UIDS}");
     for file in ["uid_map", "gid_map"] {
         fs::write(process.join(file), &map)?;
     }
-    say.write_all(&[READY])?;
+    input.write_all(&[READY])?;
+    // Second step: the process has completed all namespaces.
     wait()?;
     let open = |name| File::open(process.join("ns").join(name)).map(OwnedFd::from);
     NAMESPACES.iter().map(open).collect()

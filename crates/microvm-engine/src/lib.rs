@@ -1,10 +1,12 @@
 //! Isolation engine `microvm`: starts and controls one `jiffy-vmm` process per sandbox.
 //!
 //! [`MicroVm::boot`] returns when the agent of the new sandbox has answered. [`Connector::connect`]
-//! opens streams to the guest. Dropping a [`MicroVm`], or the exit of this process, terminates the
-//! guest and leaves no resources, because the VMM only holds descriptors and exits when its control
-//! socket is closed. A detached guest ([`MicroVm::detach`]) continues to run until another process
-//! adopts it ([`MicroVm::adopt`]).
+//! opens streams to the guest.
+//!
+//! Dropping a [`MicroVm`], or the exit of this process, terminates the guest and leaves no
+//! resources behind: the VMM only holds descriptors, and exits when its control socket is closed. A
+//! detached guest ([`MicroVm::detach`]) continues to run until another process adopts it
+//! ([`MicroVm::adopt`]).
 
 mod boot_error;
 mod boot_steps;

@@ -1,4 +1,4 @@
-//! State for snapshots of a running microVM.
+//! State that snapshots of a running microVM need: its overlay, its parent, and the VMM's replies.
 
 mod publish;
 
@@ -139,7 +139,8 @@ impl SnapshotContext {
         }
     }
 
-    /// Waits for a reply that `pick` accepts. Other replies are dropped.
+    /// Waits for a reply that `pick` accepts. Other replies are dropped: they belong to requests
+    /// whose caller was cancelled.
     pub async fn reply<T>(&mut self, pick: impl Fn(Event) -> Option<T>) -> Result<T, SaveError> {
         loop {
             let event = self.replies.recv().await.ok_or(SaveError::Gone)?;

@@ -1,5 +1,5 @@
-//! VMM processes that are started in advance. They are already jailed and in their control groups,
-//! and wait for the first request.
+//! Spare VMM processes: they are started in advance, are already jailed and in their control
+//! groups, and wait for their first request.
 //!
 //! A process needs about 4 ms from fork to its first request. Moving it to control groups of
 //! version 1 takes up to 15 ms. A guest that uses a spare process saves this time. Spares are
@@ -46,12 +46,12 @@ struct SpareState {
 }
 
 impl SpareVmms {
-    pub fn new(launcher: VmmLauncher, wanted: usize) -> Self {
+    pub fn new(launcher: VmmLauncher, target: usize) -> Self {
         Self {
             launcher,
             state: Mutex::new(SpareState {
                 ready: Vec::new(),
-                bursts: BurstMemory::new(wanted, MAX_AFTER_BURST),
+                bursts: BurstMemory::new(target, MAX_AFTER_BURST),
                 last_memory_mib: 0,
                 refilling: false,
                 trimming: false,
@@ -63,8 +63,10 @@ impl SpareVmms {
     /// Takes a running spare process for a guest with `memory` bytes of memory.
     fn take(&self, memory: u64) -> Option<(Channel, Child)> {
         let mut state = self.state.lock();
+        // Conversion fails only for sizes above the maximum of a guest.
         state.last_memory_mib = u32::try_from(memory >> 20).unwrap_or(0);
         let mut spare = None;
+        // Skip spares that have exited, for example because they were killed.
         while spare.is_none()
             && let Some((channel, mut child)) = state.ready.pop()
         {
@@ -80,6 +82,7 @@ impl SpareVmms {
         let mut state = self.state.lock();
         state.closed = true;
         for (_, mut child) in state.ready.drain(..) {
+            // Ignore the error: the process has exited already. The runtime reaps it.
             let _ = child.start_kill();
         }
     }
@@ -88,23 +91,25 @@ impl SpareVmms {
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
         let target = state.bursts.target(Instant::now());
-        let begins = !state.closed && !state.refilling && state.ready.len() < target;
-        state.refilling |= begins;
-        begins
+        let must_start = !state.closed && !state.refilling && state.ready.len() < target;
+        state.refilling |= must_start;
+        must_start
     }
 
     /// Stores the new spare; `None` means that the start failed. Returns whether another one is
     /// needed.
     fn store(&self, spare: Option<(Channel, Child)>) -> bool {
         let mut state = self.state.lock();
-        let able = spare.is_some();
+        let started = spare.is_some();
         match spare {
+            // The daemon is shutting down. The spare was started before `close`.
             Some((_, mut child)) if state.closed => drop(child.start_kill()),
             Some(spare) => state.ready.push(spare),
             None => {}
         }
         let target = state.bursts.target(Instant::now());
-        state.refilling = able && !state.closed && state.ready.len() < target;
+        // After a failure, the next start of a guest tries again.
+        state.refilling = started && !state.closed && state.ready.len() < target;
         state.refilling
     }
 
@@ -114,17 +119,17 @@ impl SpareVmms {
         if state.closed || state.trimming {
             return None;
         }
-        let rest = state.bursts.remembered_for(Instant::now());
-        state.trimming = rest.is_some();
-        rest
+        let remaining = state.bursts.remembered_for(Instant::now());
+        state.trimming = remaining.is_some();
+        remaining
     }
 
     /// Terminates excess spares if the burst is forgotten. Otherwise returns the time until then.
     fn trim(&self) -> Option<Duration> {
         let mut state = self.state.lock();
-        let rest = state.bursts.remembered_for(Instant::now());
-        if rest.is_some() && !state.closed {
-            return rest;
+        let remaining = state.bursts.remembered_for(Instant::now());
+        if remaining.is_some() && !state.closed {
+            return remaining;
         }
         state.trimming = false;
         while state.ready.len() > state.bursts.usual()
@@ -145,11 +150,12 @@ impl SpareVmms {
         self.state.lock().bursts.last_use()
     }
 
-    /// Returns the time until work requested at `asked` is due.
-    fn deferral(&self, asked: Instant) -> Duration {
-        let due = self
-            .last_start()
-            .map_or(asked, |last| (last + QUIET_TIME).min(asked + MAX_DEFERRAL));
+    /// Returns the time until work requested at `requested_at` is due.
+    fn deferral(&self, requested_at: Instant) -> Duration {
+        // Wait for quiet time, but not forever on a busy host.
+        let due = self.last_start().map_or(requested_at, |last| {
+            (last + QUIET_TIME).min(requested_at + MAX_DEFERRAL)
+        });
         due.saturating_duration_since(Instant::now())
     }
 
@@ -175,15 +181,15 @@ impl SpareVmms {
 
     /// Terminates the spares of a burst when the burst is forgotten.
     fn trim_later(self: &Arc<Self>) {
-        let Some(mut rest) = self.begin_trim() else {
+        let Some(mut remaining) = self.begin_trim() else {
             return;
         };
         let spares = self.clone();
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(rest).await;
+                tokio::time::sleep(remaining).await;
                 match spares.trim() {
-                    Some(more) => rest = more,
+                    Some(time) => remaining = time,
                     // The engine's garbage collection removes the control groups of the terminated
                     // spares.
                     None => return,
@@ -201,9 +207,9 @@ impl SpareVmms {
         }
         let spares = self.clone();
         tokio::spawn(async move {
-            let mut asked = Instant::now();
+            let mut requested_at = Instant::now();
             loop {
-                let deferral = spares.deferral(asked);
+                let deferral = spares.deferral(requested_at);
                 if !deferral.is_zero() {
                     tokio::time::sleep(deferral).await;
                     continue;
@@ -211,20 +217,21 @@ impl SpareVmms {
                 let memory_mib = spares.likely_memory_mib();
                 let launcher = spares.launcher.clone();
                 // Spawning blocks while the kernel moves the process to its control groups.
-                let made =
+                let spare =
                     Handle::current().spawn_blocking(move || launcher.spawn_spare(memory_mib));
-                let made = match made.await {
-                    Ok(Ok(made)) => Some(made),
+                let spare = match spare.await {
+                    Ok(Ok(spare)) => Some(spare),
                     Ok(Err(e)) => {
                         tracing::debug!(error = %e, "cannot start a spare VMM");
                         None
                     }
+                    // The task was cancelled or panicked.
                     Err(_) => None,
                 };
-                if !spares.store(made) {
+                if !spares.store(spare) {
                     return;
                 }
-                asked = Instant::now();
+                requested_at = Instant::now();
             }
         });
     }

@@ -80,6 +80,8 @@ pub(crate) fn disk_stack(
 ) -> Vec<DiskConfig> {
     let images = images.into_iter();
     let mut disks: Vec<_> = images.map(|image| DiskConfig::ReadOnly { image }).collect();
+    // The position of the writable disk is fixed, so that the agent finds it for any number of
+    // images.
     disks.insert(disks.len().min(1), written);
     disks.extend(modules.map(|image| DiskConfig::ReadOnly { image }));
     disks
@@ -89,6 +91,7 @@ impl BootSpec {
     fn cmdline(&self) -> String {
         let images = match self.rootfs.len() {
             0 | 1 => String::new(),
+            // The agent must know which disks are images.
             n => format!(" {}={n}", agent::IMAGES),
         };
         let modules = match &self.modules {

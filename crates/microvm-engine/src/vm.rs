@@ -1,4 +1,4 @@
-//! Running microVM.
+//! Running microVM: its handle ([`MicroVm`]), and the operations on it.
 
 pub(crate) mod adopt;
 mod boot;
@@ -53,7 +53,7 @@ pub struct MicroVm {
     disk_failure: Arc<OnceLock<String>>,
     pub(crate) next_steps: NextSteps,
     /// Optional requests that the VMM supports.
-    pub(crate) knows: VmmRequests,
+    pub(crate) supported_requests: VmmRequests,
 }
 
 /// Optional requests, which a VMM started by an earlier version may not support.
@@ -101,7 +101,7 @@ impl MicroVm {
     /// space is released while the guest runs. A VMM that does not support the request keeps the
     /// file open.
     pub fn fold_layers(&self, layers: &FoldedLayers) {
-        if self.knows.fold {
+        if self.supported_requests.fold {
             // Ignore the error: a VMM that has exited holds no file.
             let _ = self
                 .link
@@ -115,6 +115,7 @@ impl MicroVm {
         let result = end.wait_for(Option::is_some).await;
         match result.as_deref() {
             Ok(Some(end)) => end.clone(),
+            // The driver was aborted before it reported a reason.
             _ => ExitReason::Requested,
         }
     }
@@ -132,10 +133,12 @@ impl MicroVm {
 
     /// Same as [`Self::stop`] for a shared value. May be called repeatedly.
     pub async fn stop_shared(&self) -> ExitReason {
+        // Ignore the error: a VMM that has closed its socket is exiting already.
         let _ = self.link.send(&Request::Stop, &[]);
         match tokio::time::timeout(STOP_TIMEOUT, self.ended()).await {
             Ok(end) => end,
             Err(_) => {
+                // Ignore the error: an earlier request to kill the VMM is pending.
                 let _ = self.kill.try_send(());
                 self.ended().await
             }
@@ -145,6 +148,7 @@ impl MicroVm {
     /// Terminates the sandbox and returns when the guest no longer runs. The VMM exits in the
     /// background; [`Self::stop_shared`] waits for its exit.
     pub async fn halt_shared(&self) {
+        // Ignore the error: a VMM that has closed its socket is exiting already.
         let _ = self.link.send(&Request::Stop, &[]);
         let mut halted = self.halted.clone();
         // The sender is dropped when the VMM exits.
@@ -168,7 +172,7 @@ impl MicroVm {
 
     /// Withdraws the identity: the stream of the agent's greeting is closed, and the agent greets
     /// again.
-    pub(crate) async fn take_identity_back(&self) {
+    pub(crate) async fn withdraw_identity(&self) {
         self.context.lock().await.greeting = None;
         self.identity.send_replace(None);
     }

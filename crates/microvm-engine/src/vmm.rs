@@ -1,4 +1,4 @@
-//! The VMM program: its processes and the settings of their guests.
+//! Handle of the VMM program: starts its processes, and holds the settings of their guests.
 
 use crate::boot_error::BootError;
 use crate::jail_namespaces::{JailError, JailNamespaces};
@@ -113,13 +113,14 @@ impl Vmm {
 
     /// Returns whether no other guest was started recently.
     pub(crate) fn starts_alone(&self) -> bool {
+        // Without spares, starts are not recorded.
         let spares = self.spares.as_ref();
         spares.is_none_or(|spares| spares.starts_alone())
     }
 
     /// Starts the missing spare processes when no guest is starting. Must be called inside a tokio
     /// runtime.
-    pub fn make_spares(&self) {
+    pub fn refill_spares(&self) {
         if let Some(spares) = &self.spares {
             spares.refill();
         }

@@ -1,4 +1,5 @@
-//! Task that serves the control socket of one `jiffy-vmm` process.
+//! Driver: the task that serves the control socket of one `jiffy-vmm` process until the process
+//! exits.
 
 use crate::boot_steps::{BootStep, NextSteps};
 use crate::control_socket::ControlSocket;
@@ -54,6 +55,7 @@ impl VmmDriver {
         loop {
             tokio::select! {
                 event = self.link.recv() => match event {
+                    // The guest can only connect to this port. The VMM rejects all other ports.
                     Ok((Event::GuestConnect { port: HELLO_PORT }, fds)) => {
                         let next = self.answer_greeting(fds);
                         // The agent abandoned the earlier connection.
@@ -67,6 +69,7 @@ impl VmmDriver {
                             if let Some(old) = greeting.take() {
                                 old.abort();
                             }
+                            // Report the steps to the rollback instead of the boot.
                             self.steps = self.next_steps.take();
                             self.restored = true;
                         }
@@ -80,6 +83,7 @@ impl VmmDriver {
                 }
             }
         }
+        // The control socket was closed: the VMM is exiting.
         let exit = tokio::time::timeout(EXIT_TIMEOUT, self.process.wait()).await;
         let status = match exit {
             Ok(status) => status,
@@ -89,6 +93,7 @@ impl VmmDriver {
                 self.process.wait().await
             }
         };
+        // Read this before the group is removed.
         let over_limit = self.vmm.ran_out_of_memory(self.pid);
         self.vmm.remove_group(self.pid);
         if let Some(socket) = self.detached_socket.get() {
@@ -119,6 +124,7 @@ impl VmmDriver {
         match event {
             Event::Started(_) => {
                 if let Some(steps) = &self.steps {
+                    // Ignore the error: no task waits for the boot now.
                     let _ = steps.send(BootStep::Running).await;
                 }
             }
@@ -131,7 +137,9 @@ impl VmmDriver {
             }
             Event::DiskFailed { reason } => {
                 tracing::warn!(reason, "the host cannot serve a disk of the guest");
+                // The VMM may be compromised: remove control characters and limit the length.
                 let reason = reason.chars().filter(|c| !c.is_control());
+                // Ignore the error: an earlier failure was recorded.
                 let _ = self
                     .disk_failure
                     .set(reason.take(MAX_REASON_CHARS).collect());
@@ -148,8 +156,10 @@ impl VmmDriver {
             | Event::Stats(_)
             | Event::Detached
             | Event::SnapshotResolved { .. } => {
+                // Ignore the error: the handle of the VM was dropped.
                 let _ = self.replies.send(event);
             }
+            // Not expected here: a connection to another port, or a reply to an adoption.
             Event::GuestConnect { .. } | Event::Reattached { .. } => {}
         }
     }

@@ -66,6 +66,7 @@ impl VmmLauncher {
         if let (Some(cgroups), Some(pid)) = (&self.cgroups, child.id())
             && let Err(e) = cgroups.enter(pid)
         {
+            // Ignore the error: the process has exited already.
             let _ = child.start_kill();
             return Err(e.into());
         }
@@ -120,6 +121,7 @@ impl VmmLauncher {
         let messages = ChildMessages::new().map_err(failed)?;
         let mut command = Command::new(&self.path);
         command
+            // The environment of this process may contain secrets.
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
@@ -128,6 +130,7 @@ impl VmmLauncher {
         if let Some(namespaces) = &namespaces {
             command.arg(ENTER_ARGUMENT);
             let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
+            // Sent before the process starts. The message waits in the socket's buffer.
             channel.send(&(), &namespaces)?;
         } else if jiffy_rootless::current().is_some() {
             // A guest that escapes must not become root in the user namespace of an unprivileged

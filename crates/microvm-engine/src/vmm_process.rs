@@ -59,6 +59,7 @@ impl VmmProcess {
 
     pub fn kill(&mut self) {
         match &mut self.process_ref {
+            // Ignore the error: the process has exited already.
             ProcessRef::Child(child) => drop(child.start_kill()),
             ProcessRef::Adopted(pidfd) => {
                 // Ignore the error: the process may have exited already.
@@ -78,6 +79,7 @@ impl VmmProcess {
 
 impl Drop for VmmProcess {
     fn drop(&mut self) {
+        // A detached VMM continues to run without this process.
         if self.detached_socket.get().is_none() {
             self.kill();
         }

@@ -31,6 +31,7 @@ impl SnapshotContext {
             unpublished
                 .draft
                 .publish(&manifest, overlays, unpublished.spec.durability)?;
+        // Hold the new parent before the hold on the former parent is dropped.
         self.parent = Some((unpublished.spec.id.clone(), snapshot.hold()?));
         if let Some(touched) = &unpublished.touched {
             // Ignore the error: the list of touched pages only serves prefetching. VMMs of earlier
@@ -64,6 +65,7 @@ fn manifest(
             what: "cannot read the disk index",
             source,
         })?;
+    // `None` in an adopted VM whose greeting was not recorded.
     let hello = context.hello.as_ref();
     Ok(Manifest {
         format: SNAPSHOT_FORMAT,

@@ -1,7 +1,7 @@
 //! Adoption of guests that outlive the process that started them.
 //!
-//! A VMM is identified by its [`ProcessInstance`]. Its messages and descriptors are checked,
-//! because its guest may have compromised it meanwhile.
+//! A VMM is identified by its [`ProcessInstance`] (process id and start time). Its messages and
+//! descriptors are checked, because its guest may have compromised it since.
 
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
 use crate::control_socket::ControlSocket;
@@ -98,7 +98,7 @@ struct AdoptedState {
     link: ControlSocket,
     console: ConsoleRing,
     overlay: File,
-    knows: VmmRequests,
+    supported_requests: VmmRequests,
     captured: Option<CapturedDraft>,
 }
 
@@ -107,6 +107,7 @@ impl MicroVm {
     /// is created in `directory`, which must be inaccessible to other users. Error messages of the
     /// VMM are written to `log`.
     pub async fn detach(&self, directory: &Path, log: &File) -> Result<ProcessInstance, SaveError> {
+        // Held until the VMM has replied: no other operation may interleave requests.
         let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
         let mark = ProcessInstance::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;
@@ -129,6 +130,7 @@ impl MicroVm {
             Err(e) => Err(e.into()),
         };
         if let Err(e) = detached {
+            // Ignore the error: `end_unadopted` removes remaining sockets.
             let _ = fs::remove_file(&path);
             return Err(e);
         }
@@ -158,13 +160,15 @@ impl MicroVm {
             if !has_exited {
                 return AdoptError::Host(e);
             }
+            // Ignore the error: the socket may not exist.
             let _ = fs::remove_file(&path);
             AdoptError::Gone
         })?;
-        let taken = tokio::time::timeout(ADOPT_TIMEOUT, take_over(&path, &spec)).await;
-        let adopted = match taken.unwrap_or(Err(AdoptError::Silent)) {
+        let result = tokio::time::timeout(ADOPT_TIMEOUT, take_control(&path, &spec)).await;
+        let adopted = match result.unwrap_or(Err(AdoptError::Silent)) {
             Ok(adopted) => adopted,
             Err(e) => {
+                // Wait for the exit: the control group can only be removed afterwards.
                 process.kill();
                 let _ = process.wait().await;
                 spec.vmm.remove_group(spec.mark.pid);
@@ -172,6 +176,7 @@ impl MicroVm {
                 return Err(e);
             }
         };
+        // Without its parent, the sandbox continues to run but cannot be saved.
         let mut lineage_lost = false;
         let parent = spec.parent.and_then(|id| {
             let hold = spec.store.get(&id).and_then(|parent| parent.hold());
@@ -194,7 +199,7 @@ impl MicroVm {
             modules: spec.modules,
             identity: Some(spec.identity),
             report: spec.report,
-            knows: adopted.knows,
+            supported_requests: adopted.supported_requests,
             steps: None,
         });
         let mut context = vm.context.lock().await;
@@ -206,7 +211,9 @@ impl MicroVm {
     }
 }
 
-async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, AdoptError> {
+/// Connects to a VMM and brings it into a defined state: no undecided snapshot, and a running
+/// guest.
+async fn take_control(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, AdoptError> {
     let store = spec.store;
     let link = ControlSocket::new(connect_to(path)?)?;
     let mut reattached = reattach(&link).await?;
@@ -219,6 +226,8 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
     if let Some(id) = reattached.prepared_snapshot.take()
         && captured.is_none()
     {
+        // The store is authoritative: the earlier process may have published the snapshot without
+        // sending the decision.
         let published = store.ids().is_ok_and(|ids| ids.contains(&id));
         let decision = SnapshotDecision::from(published);
         link.send(&Request::ResolveSnapshot { decision }, &[])?;
@@ -226,14 +235,15 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
             (Event::SnapshotResolved { failure }, _) => Some(failure),
             _ => None,
         };
-        if let Some(failure) = answer(&link, resolved).await? {
+        if let Some(failure) = wait_for_event(&link, resolved).await? {
             tracing::warn!(reason = %failure, "cannot undo the interrupted snapshot of an adopted sandbox");
         }
         reattached = reattach(&link).await?;
     }
+    // The earlier process exited while the guest was paused for an operation.
     if !reattached.running {
         link.send(&Request::Resume, &[])?;
-        answer(&link, |event| {
+        wait_for_event(&link, |event| {
             matches!(event.0, Event::Resumed).then_some(())
         })
         .await?;
@@ -250,7 +260,7 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
         link,
         console,
         overlay: reattached.overlay,
-        knows: reattached.knows,
+        supported_requests: reattached.supported_requests,
         captured,
     })
 }
@@ -261,6 +271,7 @@ fn expected_capture(reattached: &ReattachedVmm, spec: &AdoptSpec<'_>) -> Option<
     if captured.id != expected.id {
         return None;
     }
+    // Every VM of this engine has one writable disk.
     let opened = spec.store.captured(&expected.id, 1);
     let opened = opened.inspect_err(|e| {
         tracing::warn!(id = expected.id, error = %e, "cannot open the files of a captured snapshot");
@@ -287,7 +298,7 @@ struct ReattachedVmm {
     captured: Option<Box<CapturedSnapshot>>,
     console: OwnedFd,
     overlay: File,
-    knows: VmmRequests,
+    supported_requests: VmmRequests,
 }
 
 async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
@@ -303,17 +314,24 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
             console,
             overlays,
         } => {
-            let knows = VmmRequests { rollback, fold };
-            let state = (protocol, running, prepared_snapshot, captured, knows);
+            let supported_requests = VmmRequests { rollback, fold };
+            let state = (
+                protocol,
+                running,
+                prepared_snapshot,
+                captured,
+                supported_requests,
+            );
             Some((state, console, overlays, fds))
         }
         _ => None,
     };
-    let (state, console, overlays, fds) = answer(link, reattached).await?;
-    let (protocol, running, prepared_snapshot, captured, knows) = state;
+    let (state, console, overlays, fds) = wait_for_event(link, reattached).await?;
+    let (protocol, running, prepared_snapshot, captured, supported_requests) = state;
     if protocol != CONTROL_PROTOCOL_VERSION {
         return Err(AdoptError::Version(protocol));
     }
+    // Each descriptor may be used once. The VMM chooses the indexes, so they are checked.
     let mut fds: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
     let mut take = |at: FdIndex| {
         let fd = fds.get_mut(usize::from(at.0)).and_then(Option::take);
@@ -328,19 +346,19 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
         captured,
         console: take(console)?,
         overlay: File::from(take(overlay)?),
-        knows,
+        supported_requests,
     })
 }
 
 /// Waits for an event that `pick` accepts. Earlier events are dropped. If a greeting is dropped,
 /// the agent sends it again.
-async fn answer<T>(
+async fn wait_for_event<T>(
     link: &ControlSocket,
     pick: impl Fn((Event, Vec<OwnedFd>)) -> Option<T>,
 ) -> Result<T, AdoptError> {
     loop {
-        if let Some(answer) = pick(link.recv().await?) {
-            return Ok(answer);
+        if let Some(value) = pick(link.recv().await?) {
+            return Ok(value);
         }
     }
 }
@@ -366,6 +384,7 @@ fn check_overlay(overlay: &File, store: &Store) -> Result<(), AdoptError> {
 /// Terminates every VMM that listens in `directory` and is not among `known`. Removes the sockets
 /// of exited VMMs. Returns the number of terminated VMMs.
 pub async fn end_unadopted(directory: &Path, known: &[ProcessInstance]) -> io::Result<usize> {
+    // Terminate all in parallel: each may take up to twice the timeout.
     let mut work = tokio::task::JoinSet::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -374,7 +393,7 @@ pub async fn end_unadopted(directory: &Path, known: &[ProcessInstance]) -> io::R
             .all(|mark| control_socket_path(mark, directory) != path)
         {
             work.spawn(async move {
-                let ended = end(&path).await;
+                let ended = terminate(&path).await;
                 let _ = fs::remove_file(&path);
                 ended
             });
@@ -385,13 +404,14 @@ pub async fn end_unadopted(directory: &Path, known: &[ProcessInstance]) -> io::R
 }
 
 /// Terminates the VMM that listens at `path`. Returns whether a VMM was listening.
-async fn end(path: &Path) -> bool {
+async fn terminate(path: &Path) -> bool {
     let channel = match connect_to(path) {
         // No process listens, and none will: a VMM listens before it is detached.
         Err(ChannelError::Io(Errno::ECONNREFUSED | Errno::ENOENT)) => return false,
         channel => channel,
     };
-    // Process named by the socket. Only exactly this process may be killed.
+    // Process named by the socket. Only exactly this process may be killed: another process with
+    // the same id may run now, which has another start time.
     let process = parse_socket_name(path)
         .and_then(|(pid, started)| Some((ProcessInstance::of(pid).ok()?, started)))
         .filter(|(mark, started)| mark.started == *started)

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 impl MicroVm {
     /// Starts a VMM, boots the guest, and returns when its agent has taken its identity.
     pub async fn boot(spec: BootSpec) -> Result<Self, BootError> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let mut step = steps::begin("spawn");
         let kvm = host_kvm::open()?;
         let console = console_ring()?;
@@ -44,18 +44,19 @@ impl MicroVm {
         let (mut vm, mut steps) = Self::launch(launch, &request, &boot.fds, console, overlay)?;
         drop(boot.fds);
         step.next("start");
-        vm.wait_until_up_in_time(asked, &mut steps, &mut step)
+        vm.wait_until_up_in_time(requested_at, &mut steps, &mut step)
             .await?;
         Ok(vm)
     }
 
+    /// Waits until the agent has its identity and the VMM is limited. Fails after [`BOOT_TIMEOUT`].
     pub(crate) async fn wait_until_up_in_time(
         &mut self,
-        asked: Instant,
+        requested_at: Instant,
         steps: &mut mpsc::Receiver<BootStep>,
         step: &mut StepGuard,
     ) -> Result<(), BootError> {
-        let up = self.wait_until_up(asked, steps, step);
+        let up = self.wait_until_up(requested_at, steps, step);
         match tokio::time::timeout(BOOT_TIMEOUT, up).await {
             Ok(report) => {
                 self.report = report?;
@@ -69,6 +70,7 @@ impl MicroVm {
 
     /// Waits until the VMM is in its control groups.
     async fn wait_for_limits(&mut self) -> Result<(), BootError> {
+        // Without a task, the process is not limited, or was limited already.
         let Some(limit_task) = self.limit_task.take() else {
             return Ok(());
         };
@@ -81,11 +83,11 @@ impl MicroVm {
 
     async fn wait_until_up(
         &mut self,
-        asked: Instant,
+        requested_at: Instant,
         steps: &mut mpsc::Receiver<BootStep>,
         step: &mut StepGuard,
     ) -> Result<BootReport, BootError> {
-        let mut running = asked;
+        let mut running = requested_at;
         let mut hello = None;
         loop {
             match steps.recv().await {
@@ -95,7 +97,8 @@ impl MicroVm {
                 }
                 Some(BootStep::Hello { hello: agent_hello }) => {
                     step.next("identity");
-                    // The clock of a restored guest counts from its original boot.
+                    // The clock of a restored guest counts from its original boot, so its times are
+                    // meaningless here.
                     let init_us = match self.report.mode {
                         BootMode::Cold => agent_hello.hello_us.saturating_sub(agent_hello.init_us),
                         _ => 0,
@@ -110,11 +113,13 @@ impl MicroVm {
                     ..
                 }) => {
                     self.context.lock().await.greeting = greeting;
-                    let (heard, init_us) = hello.unwrap_or((Instant::now(), 0));
-                    let to_hello = micros(heard - running);
+                    let (hello_at, init_us) = hello.unwrap_or((Instant::now(), 0));
+                    let to_hello = micros(hello_at - running);
+                    // The two clocks may differ slightly, so the guest's time must not exceed the
+                    // host's.
                     let init_us = init_us.min(to_hello);
-                    let vmm_us = micros(running - asked);
-                    let agent_us = micros(heard.elapsed());
+                    let vmm_us = micros(running - requested_at);
+                    let agent_us = micros(hello_at.elapsed());
                     return Ok(BootReport {
                         mode: self.report.mode,
                         vmm_us,
@@ -133,6 +138,7 @@ impl MicroVm {
                         console: self.console_tail(),
                     });
                 }
+                // The driver dropped the sender: the VMM has exited.
                 None => {
                     let end = self.ended().await;
                     return Err(BootError::Ended {

@@ -1,4 +1,4 @@
-//! Streams to a guest.
+//! Streams to a guest, opened by its VMM as vsock connections.
 
 use crate::control_socket::ControlSocket;
 use jiffy_proto::channel::ChannelError;
@@ -68,6 +68,7 @@ impl Connector {
         let request = Request::Connect { port };
         let fds = [theirs.as_fd()];
         self.link.send_when_writable(&request, &fds).await?;
+        // The VMM now has a duplicate of `theirs`, which is closed here.
         ours.set_nonblocking(true)?;
         Ok(UnixStream::from_std(ours)?)
     }

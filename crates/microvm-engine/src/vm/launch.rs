@@ -1,4 +1,4 @@
-//! Starts a VMM and the task that drives it.
+//! Starts a VMM process, and the driver task that serves its control socket.
 
 use super::{ConnectGate, MicroVm, VmmRequests};
 use crate::boot_error::BootError;
@@ -39,7 +39,7 @@ pub(crate) struct MicroVmParts {
     pub identity: Option<Identity>,
     pub report: BootReport,
     /// Optional requests that the VMM supports.
-    pub knows: VmmRequests,
+    pub supported_requests: VmmRequests,
     /// Receives the steps of the boot. `None` if the guest is running.
     pub steps: Option<mpsc::Sender<BootStep>>,
 }
@@ -80,10 +80,13 @@ impl MicroVm {
             child,
             limit_task,
         } = launch.vmm.fresh(launch.limits)?;
+        // The id is 0 only if the process was already waited for, which happens nowhere before.
         let pid = child.id().unwrap_or(0);
         let detached_socket = DetachedSocket::default();
         let process = VmmProcess::child(child, detached_socket.clone());
+        // From here on, an error drops `process`, which kills the VMM.
         channel.send(request, fds)?;
+        // A boot has three steps, so the driver rarely waits for the receiver.
         let (step_sender, steps) = mpsc::channel(4);
         let mut vm = Self::assemble(MicroVmParts {
             link: ControlSocket::new(channel)?,
@@ -105,7 +108,7 @@ impl MicroVm {
                 agent_us: 0,
                 total_us: 0,
             },
-            knows: VmmRequests::ALL,
+            supported_requests: VmmRequests::ALL,
             steps: Some(step_sender),
         });
         vm.limit_task = limit_task;
@@ -119,7 +122,7 @@ impl MicroVm {
         let (kill, killed) = mpsc::channel(1);
         let (end_sender, end) = watch::channel(None);
         let (halted_sender, halted) = watch::channel(false);
-        let (reply, replies) = mpsc::unbounded_channel();
+        let (reply_sender, replies) = mpsc::unbounded_channel();
         let (identity, identity_receiver) = watch::channel(parts.identity);
         let disk_failure = Arc::new(OnceLock::new());
         let next_steps = NextSteps::default();
@@ -131,6 +134,7 @@ impl MicroVm {
             detached_socket: parts.detached_socket.clone(),
             console: console.clone(),
             identity: identity_receiver,
+            // An adopted guest may have been restored.
             restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
             steps: parts.steps,
             next_steps: next_steps.clone(),
@@ -138,7 +142,7 @@ impl MicroVm {
             cause: None,
             halted: halted_sender,
             disk_failure: disk_failure.clone(),
-            replies: reply,
+            replies: reply_sender,
         };
         Self {
             link,
@@ -162,7 +166,7 @@ impl MicroVm {
             limit_task: None,
             disk_failure,
             next_steps,
-            knows: parts.knows,
+            supported_requests: parts.supported_requests,
         }
     }
 }

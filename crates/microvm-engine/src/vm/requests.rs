@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 impl MicroVm {
     /// Pauses all vCPUs. Returns the time until the last one stopped, in microseconds.
     pub async fn pause(&self) -> Result<u64, SaveError> {
+        // All requests hold the lock until the reply: replies carry no request id.
         let mut context = self.context.lock().await;
         self.link.send(&Request::Pause, &[])?;
         let paused = |event| match event {
@@ -30,6 +31,7 @@ impl MicroVm {
     /// Returns the disk space of the guest's writes since its last snapshot, in bytes. `None` while
     /// a snapshot is taken.
     pub fn overlay_bytes(&self) -> Option<u64> {
+        // A snapshot holds the lock while it replaces the overlay.
         let context = self.context.try_lock().ok()?;
         let metadata = context.overlay.metadata().ok()?;
         // st_blocks counts units of 512 bytes (stat(2)).

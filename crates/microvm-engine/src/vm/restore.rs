@@ -32,7 +32,7 @@ pub enum MemoryPolicy {
     CopyWorkingSet(File),
 }
 
-/// Specification of a restore.
+/// Specification of a restore. The caller opens all files.
 #[derive(Debug)]
 pub struct RestoreSpec {
     /// VMM program.
@@ -108,7 +108,6 @@ impl LazyMemory {
         LazyConfig {
             // If the index does not fit, sending fails because the channel limits the number of
             // descriptors.
-            // descriptors.
             listener: FdIndex(u8::try_from(fds.len() - 1).unwrap_or(u8::MAX)),
             userfaultfd: add_fd(fds, &self.userfaultfd),
             layers,
@@ -166,6 +165,7 @@ impl RestoreSpec {
             source: self.memory.source(&mut fds),
             populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
             populate_later: self.populate_later.as_ref().map(|later| LaterPages {
+                // If no other guest is starting, copying during the start delays no guest.
                 from: if self.vmm.starts_alone() {
                     PopulateMoment::Start
                 } else {
@@ -218,11 +218,11 @@ impl MicroVm {
     /// Starts a VMM and restores the guest. Returns when the agent has sent a new greeting and
     /// taken its identity.
     pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let mut step = steps::begin("spawn");
         let (mut vm, mut boot) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
         step.next("restore");
-        vm.wait_until_up_in_time(asked, &mut boot, &mut step)
+        vm.wait_until_up_in_time(requested_at, &mut boot, &mut step)
             .await?;
         Ok(vm)
     }
@@ -238,6 +238,7 @@ impl MicroVm {
         if spec.lazy.is_none() && !spec.lineage.is_complete() {
             return Err(SnapshotError::Incomplete(newest.id().to_owned()).into());
         }
+        // Hold the snapshot before its files are opened, so that they are not removed in between.
         let hold = newest.hold()?;
         let parent = (newest.id().to_owned(), hold);
         let limits = VmmLimits {

@@ -1,4 +1,4 @@
-//! Rollback of a running microVM to a snapshot. The VMM process remains.
+//! Rollback of a running microVM to a snapshot, in the same VMM process.
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
@@ -61,11 +61,12 @@ impl MicroVm {
         spec: RollbackSpec,
         cut_off: impl Future<Output = ()>,
     ) -> Result<RollbackReport, RollbackError> {
-        if !self.knows.rollback {
+        if !self.supported_requests.rollback {
             return Err(refused(
                 "the VMM was started by an earlier version of jiffy",
             ));
         }
+        // The failure is recorded until the VMM exits. A restore in a new VMM clears it.
         if let Some(failure) = self.disk_failure() {
             return Err(refused(failure));
         }
@@ -83,8 +84,12 @@ impl MicroVm {
             pagemap: File::open(format!("/proc/{}/pagemap", self.vmm_pid())).map_err(refused)?,
         };
 
+        // Streams that are opened now would belong to the discarded guest. Held until the end of
+        // the rollback.
         let _closed = self.connect_gate.write().await;
         let (sender, mut steps) = mpsc::channel(4);
+        // Set both before the request: the agent may greet as soon as the VMM has reverted the
+        // guest.
         self.next_steps.set(Some(sender));
         let former = self.identity.send_replace(Some(spec.identity.clone()));
         if let Err(e) = self.begin_rollback(&mut context, &spec, &files).await {
@@ -92,6 +97,8 @@ impl MicroVm {
             self.identity.send_replace(former);
             return Err(e);
         }
+        // The VMM has started the rollback, so there is no way back. Replace the state of the
+        // former guest.
         context.greeting = None;
         context.overlay = spec.overlay;
         context.parent = Some(parent);
@@ -99,6 +106,7 @@ impl MicroVm {
         context.lineage_lost = false;
         let ready = self.wait_until_ready(&mut context, &mut steps);
         let ready = tokio::time::timeout(BOOT_TIMEOUT, ready);
+        // `cut_off` must finish before the interface passes frames again, so wait for both.
         let (ready, ()) = tokio::join!(ready, cut_off);
         let (report, greeting) = ready.map_err(|_| BootError::Timeout {
             console: self.console_tail(),

@@ -59,17 +59,20 @@ impl MicroVm {
         spec: &SnapshotSpec,
         notice: Option<CaptureNotice>,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
-        let taker = SnapshotTask {
+        let task = SnapshotTask {
             link: self.link.clone(),
             store: store.clone(),
             spec: spec.clone(),
             vmm: self.vmm_pid(),
         };
+        // Held until the snapshot is published: operations of this VM do not overlap.
         let mut context = self.context.clone().lock_owned().await;
         // A separate task always completes: during a snapshot, only the task's state refers to the
         // layers on which the VM is based.
-        let taken = tokio::spawn(async move { taker.run(&mut context, notice).await });
-        taken.await.map_err(|e| SaveError::Refused(e.to_string()))?
+        let result = tokio::spawn(async move { task.run(&mut context, notice).await });
+        result
+            .await
+            .map_err(|e| SaveError::Refused(e.to_string()))?
     }
 
     /// Completes the snapshot that an earlier controller of this VM captured. The snapshot is
@@ -83,14 +86,16 @@ impl MicroVm {
             .captured
             .take()
             .ok_or_else(|| SaveError::Refused("the VMM has no captured snapshot".to_owned()))?;
-        let taker = SnapshotTask {
+        let task = SnapshotTask {
             link: self.link.clone(),
             store: store.clone(),
             spec: captured.spec.clone(),
             vmm: self.vmm_pid(),
         };
-        let taken = tokio::spawn(async move { taker.finish(&mut context, captured).await });
-        taken.await.map_err(|e| SaveError::Refused(e.to_string()))?
+        let result = tokio::spawn(async move { task.finish(&mut context, captured).await });
+        result
+            .await
+            .map_err(|e| SaveError::Refused(e.to_string()))?
     }
 }
 
@@ -146,10 +151,11 @@ impl SnapshotTask {
             captured: notice.is_some(),
         };
         self.send_request(&draft, &files)?;
-        let written = self.written(context, &mut draft, notice).await;
+        let written = self.wait_until_written(context, &mut draft, notice).await;
         // The draft of a captured snapshot remains only if this process exits while the snapshot is
         // written.
         let report = written.inspect_err(|_| draft.remove_on_drop())?;
+        // Later snapshots and `overlay_bytes` refer to the new overlay.
         let frozen = std::mem::replace(&mut context.overlay, overlay);
         self.publish(
             context,
@@ -164,7 +170,7 @@ impl SnapshotTask {
     }
 
     /// Waits until the VMM has written the snapshot.
-    async fn written(
+    async fn wait_until_written(
         &self,
         context: &mut SnapshotContext,
         draft: &mut SnapshotDraft,
@@ -173,6 +179,7 @@ impl SnapshotTask {
         loop {
             match context.reply(SnapshotProgress::of).await? {
                 SnapshotProgress::Captured { stopped_us } => {
+                    // A second report of the same capture, or a capture that was not requested.
                     let Some(notice) = notice.take() else {
                         continue;
                     };
@@ -205,7 +212,7 @@ impl SnapshotTask {
         } = captured;
         let written = match report {
             Some(report) => Ok(report),
-            None => self.written(context, &mut draft, None).await,
+            None => self.wait_until_written(context, &mut draft, None).await,
         };
         let report = match written {
             Ok(report) => report,
@@ -234,9 +241,11 @@ impl SnapshotTask {
         context: &mut SnapshotContext,
         written: UnpublishedSnapshot,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
+        // Stored in the context first: if publishing fails, the next snapshot publishes it.
         context.unpublished = Some(written);
         let published = context.publish();
         let next = match (self.spec.then, &published) {
+            // The guest is paused. Terminate it only if its state is safe.
             (AfterSnapshot::Stop, Ok(_)) => Some(Request::Stop),
             (AfterSnapshot::Stop, Err(_)) => Some(Request::Resume),
             // Committed, also for a later controller. An unpublished snapshot needs no decision: it

@@ -1,4 +1,4 @@
-//! MicroVM without an identity.
+//! Restored microVM that has no identity yet. A warm pool holds such guests ready.
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
@@ -44,8 +44,8 @@ impl MicroVm {
         steps: &mut mpsc::Receiver<BootStep>,
         step: &mut StepGuard,
     ) -> Result<(), BootError> {
-        let heard = tokio::time::timeout(BOOT_TIMEOUT, self.wait_for_hello(steps, step)).await;
-        heard.unwrap_or_else(|_| {
+        let result = tokio::time::timeout(BOOT_TIMEOUT, self.wait_for_hello(steps, step)).await;
+        result.unwrap_or_else(|_| {
             Err(BootError::Timeout {
                 console: self.console_tail(),
             })
@@ -63,8 +63,8 @@ impl MicroVm {
                     self.context.lock().await.hello = Some(hello);
                     return Ok(());
                 }
-                // Confirmation of an identity that was withdrawn meanwhile.
                 Some(BootStep::Running) => step.next("greeting"),
+                // Confirmation of an identity that was withdrawn meanwhile.
                 Some(BootStep::Ready { greeted: Ok(_), .. }) => {}
                 Some(BootStep::Ready {
                     greeted: Err(source),
@@ -96,7 +96,7 @@ impl UnassignedMicroVm {
     /// the agent received it when it greeted.
     pub async fn assign_identity(mut self, identity: Identity) -> Result<MicroVm, BootError> {
         let mut step = steps::begin("identity");
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let is_sent = match self.sent_identity.take() {
             None => false,
             // Compare the identities without their entropy, which is always new.
@@ -104,7 +104,7 @@ impl UnassignedMicroVm {
                 sent.entropy.clone_from(&identity.entropy);
                 let is_same = sent == identity;
                 if !is_same {
-                    self.wait_again().await?;
+                    self.withdraw_identity().await?;
                 }
                 is_same
             }
@@ -115,14 +115,14 @@ impl UnassignedMicroVm {
         let Self {
             mut vm, mut steps, ..
         } = self;
-        vm.wait_until_up_in_time(asked, &mut steps, &mut step)
+        vm.wait_until_up_in_time(requested_at, &mut steps, &mut step)
             .await?;
         Ok(vm)
     }
 
     /// Assigns `identity` temporarily, so that the guest can be used once before its first real
     /// use. The pages that this use touches are private to the guest afterwards.
-    /// [`Self::wait_again`] must be called before the final identity is assigned.
+    /// [`Self::withdraw_identity`] must be called before the final identity is assigned.
     pub async fn rehearse(&mut self, identity: Identity) -> Result<&MicroVm, BootError> {
         self.vm.set_identity(identity);
         let mut step = steps::begin("rehearsal");
@@ -135,8 +135,8 @@ impl UnassignedMicroVm {
 
     /// Withdraws the identity of the rehearsal, and returns when the agent has sent a new greeting.
     /// The agent closes all of its connections.
-    pub async fn wait_again(&mut self) -> Result<(), BootError> {
-        self.vm.take_identity_back().await;
+    pub async fn withdraw_identity(&mut self) -> Result<(), BootError> {
+        self.vm.withdraw_identity().await;
         let mut step = steps::begin("greeting");
         self.vm
             .wait_for_hello_in_time(&mut self.steps, &mut step)
