@@ -110,7 +110,7 @@ mod tests {
     use vm_memory::{Bytes, GuestMemoryBackend};
 
     #[test]
-    fn memory_beyond_three_gib_goes_above_the_device_hole() {
+    fn memory_beyond_three_gib_is_above_the_device_hole() {
         assert_eq!(layout(512), [(0, 512 << 20)]);
         assert_eq!(layout(3072), [(0, 3 << 30)]);
         assert_eq!(layout(65_536), [(0, 3 << 30), (4 << 30, 61 << 30)]);

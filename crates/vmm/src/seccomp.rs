@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confined_thread_dies_when_it_opens_a_path() {
+    fn opening_a_path_kills_a_confined_thread() {
         for confine in [confine_main, confine_vcpu, confine_disks, confine_faults] {
             let status = in_child(|| {
                 confine().unwrap();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confined_thread_replaces_standard_error_and_nothing_else() {
+    fn a_confined_thread_can_replace_only_standard_error() {
         let replace = |which: libc::c_int| {
             in_child(|| {
                 confine_main().unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confined_thread_makes_the_listed_requests_and_dies_of_any_other() {
+    fn an_unlisted_ioctl_kills_a_confined_thread() {
         /// `KVM_CREATE_VM`, `KVM_CREATE_VCPU`, `KVM_CREATE_DEVICE`, `KVM_SET_CPUID2`.
         const KVM: [u64; 4] = [0xae01, 0xae41, 0xc00c_aee0, 0x4008_ae90];
         /// `UFFDIO_API`, `TUNSETIFF`.
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confined_thread_may_still_do_its_work() {
+    fn a_confined_thread_can_allocate_memory() {
         let status = in_child(|| {
             confine_main().unwrap();
             drop(vec![0u8; 1 << 20]);

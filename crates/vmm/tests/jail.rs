@@ -60,7 +60,7 @@ fn is_root_or_skipped(test: &str) -> bool {
     }
     if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
         let mut log = File::options().append(true).open(log).unwrap();
-        writeln!(log, "{test}: only root can make the jail").unwrap();
+        writeln!(log, "{test}: only root can create the jail").unwrap();
     }
     false
 }
@@ -102,9 +102,9 @@ fn run_in_jail(work: impl FnOnce(&mut File)) -> String {
         exit_now();
     }
     drop(write);
-    let mut said = String::new();
-    read.read_to_string(&mut said).unwrap();
-    said
+    let mut output = String::new();
+    read.read_to_string(&mut output).unwrap();
+    output
 }
 
 fn exit_now() -> ! {
@@ -141,11 +141,11 @@ fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
         ("open /dev/kvm", Box::new(at(c"/dev/kvm"))),
         ("open ../../etc/passwd", Box::new(at(c"../../etc/passwd"))),
         (
-            "make a file",
+            "create a file",
             Box::new(|| open(c"/file", libc::O_CREAT | libc::O_WRONLY)),
         ),
         (
-            "make a nameless file",
+            "create an unnamed file",
             Box::new(|| open(c"/", libc::O_TMPFILE | libc::O_WRONLY)),
         ),
         (
@@ -157,7 +157,7 @@ fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
             Box::new(move || kill(victim, Signal::SIGKILL)),
         ),
         (
-            "signal everybody",
+            "signal all processes",
             Box::new(|| kill(Pid::from_raw(-1), Signal::SIGKILL)),
         ),
         (
@@ -217,11 +217,11 @@ fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
             Box::new(namespace(CloneFlags::CLONE_NEWNET)),
         ),
         (
-            "be root",
+            "become root",
             Box::new(|| nix::unistd::setuid(Uid::from_raw(0))),
         ),
         (
-            "be another VMM's user",
+            "become another VMM's user",
             Box::new(|| nix::unistd::setuid(Uid::from_raw(1))),
         ),
         (
@@ -229,7 +229,7 @@ fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
             Box::new(|| nix::unistd::sethostname("mine")),
         ),
         (
-            "more rights by a higher limit",
+            "raise a limit",
             Box::new(|| {
                 let all = nix::sys::resource::RLIM_INFINITY;
                 nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NPROC, all, all)
@@ -275,11 +275,11 @@ fn filter_attempts() -> Vec<JailAttempt<'static>> {
     vec![
         ("add a key", Box::new(key)),
         (
-            "talk to virtual sockets of the host",
+            "create a vsock socket",
             Box::new(|| new_socket(AddressFamily::Vsock, SockType::Stream).map(drop)),
         ),
         (
-            "talk to the kernel by netlink",
+            "create a netlink socket",
             Box::new(|| new_socket(AddressFamily::Netlink, SockType::Raw).map(drop)),
         ),
         ("list the root", Box::new(|| open(c"/", libc::O_RDONLY))),
@@ -300,13 +300,13 @@ fn filter_attempts() -> Vec<JailAttempt<'static>> {
 }
 
 #[test]
-fn a_compromised_vmm_can_open_signal_trace_mount_and_reach_nothing() {
-    if !is_root_or_skipped("a_compromised_vmm_can_open_signal_trace_mount_and_reach_nothing") {
+fn a_compromised_vmm_cannot_attack_the_host() {
+    if !is_root_or_skipped("a_compromised_vmm_cannot_attack_the_host") {
         return;
     }
     let mut host = Host::new("jail");
     let jail_attempts = jail_attempts(&host);
-    let said = run_in_jail(|report| {
+    let output = run_in_jail(|report| {
         for (name, attempt) in &jail_attempts {
             if attempt().is_ok() {
                 let _ = writeln!(report, "{name}");
@@ -314,7 +314,7 @@ fn a_compromised_vmm_can_open_signal_trace_mount_and_reach_nothing() {
         }
         let _ = writeln!(report, "tried all");
     });
-    assert_eq!(said, "tried all\n", "these were not refused");
+    assert_eq!(output, "tried all\n", "these attempts succeeded");
     drop(jail_attempts);
     assert!(host.victim.try_wait().unwrap().is_none());
 }
@@ -327,7 +327,7 @@ fn an_unlisted_system_call_kills_the_vmm() {
     let host = Host::new("filter");
     let mut jail_attempts = jail_attempts(&host);
     jail_attempts.extend(filter_attempts());
-    let said = run_in_jail(|report| {
+    let output = run_in_jail(|report| {
         for (name, attempt) in &jail_attempts {
             // SAFETY: the child makes one attempt and exits with _exit.
             let end = match unsafe { fork() } {
@@ -346,7 +346,10 @@ fn an_unlisted_system_call_kills_the_vmm() {
         }
         let _ = writeln!(report, "tried all");
     });
-    assert_eq!(said, "tried all\n", "these were not ended");
+    assert_eq!(
+        output, "tried all\n",
+        "these attempts did not kill the process"
+    );
 }
 
 #[test]
@@ -354,7 +357,7 @@ fn each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root() {
     if !is_root_or_skipped("each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root") {
         return;
     }
-    let look = || {
+    let inspect = || {
         run_in_jail(|report| {
             let files = std::fs::read_dir("/").map(Iterator::count);
             let rights = [
@@ -375,7 +378,7 @@ fn each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root() {
             );
         })
     };
-    let (one, other) = (look(), look());
+    let (one, other) = (inspect(), inspect());
     let (place, user) = one.rsplit_once(' ').unwrap();
     let (other_place, other_user) = other.rsplit_once(' ').unwrap();
     // With Landlock, even listing the empty root fails.
@@ -396,11 +399,11 @@ fn each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root() {
 }
 
 #[test]
-fn no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on() {
-    if !is_root_or_skipped("no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on") {
+fn files_of_a_vmm_are_limited_in_size() {
+    if !is_root_or_skipped("files_of_a_vmm_are_limited_in_size") {
         return;
     }
-    let said = run_in_jail(|report| {
+    let output = run_in_jail(|report| {
         let limited = jail::limit_file_size(1 << 20);
         // SAFETY: a valid name, and no flags.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"overlay".as_ptr(), 0)) };
@@ -412,8 +415,8 @@ fn no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on() {
             nix::sys::resource::RLIM_INFINITY,
             nix::sys::resource::RLIM_INFINITY,
         );
-        let told = (limited.is_ok(), within.is_ok(), beyond, raised.is_err());
-        let _ = writeln!(report, "{told:?}");
+        let results = (limited.is_ok(), within.is_ok(), beyond, raised.is_err());
+        let _ = writeln!(report, "{results:?}");
     });
-    assert_eq!(said, "(true, true, Err(true), true)\n");
+    assert_eq!(output, "(true, true, Err(true), true)\n");
 }

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_close_and_the_table_fits_its_area() {
+    fn checksums_are_valid_and_the_table_fits_its_area() {
         for vcpus in [1, 2, 8] {
             let table = table(vcpus);
             assert_eq!(sum(&table), 0);

@@ -55,9 +55,9 @@ pub(super) fn write(
         header.ramdisk_size = low_u32(length)?;
     }
     let map = e820(memory);
+    // The table has 128 entries and a machine has at most 4, so no entry is lost.
     for (slot, entry) in zero_page.e820_table.iter_mut().zip(&map) {
         *slot = *entry;
-        // The table has 128 entries and a machine has at most 4, so no entry is lost.
     }
     zero_page.e820_entries = u8::try_from(map.len()).unwrap_or(u8::MAX);
     memory

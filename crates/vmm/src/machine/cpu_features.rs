@@ -110,7 +110,7 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
         return if missing.is_empty() {
             Ok(())
         } else {
-            rejected(format!("level {level}; missing this_host: {missing}"))
+            rejected(format!("level {level}; missing here: {missing}"))
         };
     }
     let both = |name: &str| {
@@ -134,8 +134,8 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
         missing_in(&this_host, &saved),
     );
     rejected(match (missing.is_empty(), more.is_empty()) {
-        (false, _) => format!("missing this_host: {missing}"),
-        (true, false) => format!("more this_host: {more}"),
+        (false, _) => format!("missing here: {missing}"),
+        (true, false) => format!("more here: {more}"),
         (true, true) => "another model".to_owned(),
     })
 }
@@ -211,7 +211,7 @@ mod tests {
         check(&saved, &host(1 << 28 | 1 << 25, 1 << 5 | 1 << 16)).unwrap();
         let rejected = check(&saved, &host(1 << 28, 0)).unwrap_err().to_string();
         assert!(
-            rejected.contains("x86-64-v3") && rejected.contains("missing this_host: avx2"),
+            rejected.contains("x86-64-v3") && rejected.contains("missing here: avx2"),
             "{rejected}"
         );
         let rejected = check("x86-64-v3:00", &host(0, 0)).unwrap_err();
@@ -227,9 +227,9 @@ mod tests {
         let saved = name_of(&this_host, CpuLevel::Host);
         check(&saved, &this_host).unwrap();
         let rejected = check(&saved, &host(0, 1 << 5)).unwrap_err().to_string();
-        assert!(rejected.contains("missing this_host: avx"), "{rejected}");
+        assert!(rejected.contains("missing here: avx"), "{rejected}");
         let rejected = check(&saved, &host(1 << 28 | 1 << 25, 1 << 5));
         let rejected = rejected.unwrap_err().to_string();
-        assert!(rejected.contains("more this_host: aes"), "{rejected}");
+        assert!(rejected.contains("more here: aes"), "{rejected}");
     }
 }

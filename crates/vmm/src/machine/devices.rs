@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_decode_to_the_device_they_were_made_for() {
+    fn slots_decode_to_their_device() {
         assert_eq!(EventSlot::decode(3), EventSlot::Other(3));
         assert_eq!(EventSlot::decode(FIRST_SLOT), EventSlot::Queue(0));
         assert_eq!(EventSlot::decode(FIRST_SLOT + 3), EventSlot::Host(1));

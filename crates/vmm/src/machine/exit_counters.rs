@@ -71,7 +71,7 @@ impl ExitCounters {
     }
 }
 
-/// Returns the offset of the first value of the statistic `wanted`.
+/// Returns the offset of the first value of the statistic named `statistic`.
 fn find_offset(statistics: &File, statistic: &[u8]) -> io::Result<Option<u64>> {
     let bad = || io::Error::from(Errno::EBADMSG);
     let mut header = [0; STATS_HEADER_BYTES];

@@ -42,7 +42,6 @@ impl Machine {
         let (lower, upper) = (&layers.lower, &layers.upper);
         // No lock is required: only the event loop uses the memory layers.
         self.layers.fold(lower.memory, upper.memory);
-        // Repeated folds are harmless: layers that are no longer adjacent are not found again.
         let mut done = true;
         let identities = lower.disks.iter().zip(&upper.disks);
         for (at, (lower, upper)) in self.writable_disks().into_iter().zip(identities) {
@@ -59,6 +58,7 @@ impl Machine {
                     continue;
                 }
             };
+            // Repeated folds are harmless: layers that are no longer adjacent are not found again.
             device.device_mut(|block: &mut Block| block.fold_layers(*lower, *upper));
         }
         done

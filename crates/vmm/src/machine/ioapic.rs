@@ -136,8 +136,8 @@ impl<R: IoApicRouting> IoApic<R> {
 
     fn set_register(&mut self, value: u32) -> Result<(), String> {
         if self.select == INDEX_ID {
-            self.id = value & 0x0f00_0000;
             // Bits 24 to 27. The other bits are reserved.
+            self.id = value & 0x0f00_0000;
             return Ok(());
         }
         let Some((pin, high)) = self.entry(self.select) else {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn every_index_and_offset_a_guest_can_name_is_harmless() {
+    fn every_index_and_offset_is_harmless() {
         let mut apic = IoApic::new(RecordedRoutes::default());
         assert_eq!(read(&mut apic, INDEX_VERSION), 0x0017_0011);
         for index in 0..=255 {

@@ -164,9 +164,9 @@ mod tests {
         let place = |memory: &GuestMemory| memory.get_host_address(GuestAddress(0)).unwrap();
 
         let mut fits = spare();
-        let vm = place(fits.unused_memory.as_ref().unwrap());
+        let address = place(fits.unused_memory.as_ref().unwrap());
         let memory = fits.take_memory(128).unwrap();
-        assert_eq!(place(&memory), vm);
+        assert_eq!(place(&memory), address);
         assert_eq!(memory.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
         fits.register_memory(&memory).unwrap();
 

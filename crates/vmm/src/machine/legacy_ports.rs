@@ -61,8 +61,8 @@ crate::frozen_layout!(SerialPortState, 40);
 
 /// All legacy port devices.
 pub struct LegacyPorts {
-    // `restore` creates the serial port anew with duplicates of these two.
     serial: Serial<SerialIrq, NoEvents, ConsoleWriter>,
+    // `restore` creates the serial port anew with duplicates of these two.
     console: ConsoleWriter,
     irq: SerialIrq,
 }

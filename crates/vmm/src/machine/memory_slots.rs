@@ -56,11 +56,11 @@ fn set(vm: &VmFd, slot: u32, start: u64, bytes: u64, host: *mut u8) -> Result<()
         slot,
         guest_phys_addr: start,
         memory_size: bytes,
+        // The conversion cannot fail: addresses have 64 bits.
         userspace_addr: u64::try_from(host.addr()).unwrap_or(0),
         flags: 0,
     };
     // SAFETY: callers pass guest memory, which is mapped until the process exits, and thus longer
-    // The conversion cannot fail: addresses have 64 bits.
     // than the VM exists.
     unsafe { vm.set_user_memory_region(slot) }
         .map_err(|e| VmmError::host("KVM_SET_USER_MEMORY_REGION", e))

@@ -1,6 +1,6 @@
-//! Thread that fills missing guest memory. It handles page faults, requests chunks from the fetcher
-//! (a process on this host that downloads them into the layers' files, see [`jiffy_proto::fetch`]),
-//! and copies each chunk from its layer's file.
+//! Thread that fills missing guest memory. It handles page faults, requests chunks from the
+//! fetcher, and copies each chunk from its layer's file. The fetcher ([`jiffy_proto::fetch`])
+//! downloads requested chunks into these files.
 //!
 //! The thread accesses no guest memory itself and waits for no other thread. All other users of
 //! guest memory may therefore wait for it: vCPUs, devices in the event loop, and the kernel on

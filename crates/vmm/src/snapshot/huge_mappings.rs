@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_huge_pages_of_a_layer_that_nobody_writes_are_advised_and_no_others() {
+    fn only_unwritten_huge_pages_of_a_layer_are_advised() {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
         let file = TempFile::new().unwrap().into_file();

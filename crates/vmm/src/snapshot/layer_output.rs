@@ -50,8 +50,8 @@ impl<'a> LayerOutput<'a> {
     pub fn enable_bounce_buffer(&mut self) {
         if self.direct.is_none() {
             return;
-            // The buffer is never unmapped: only processes that exit soon use one.
         }
+        // The buffer is never unmapped: only processes that exit soon use one.
         self.buffer = huge_buffer();
         if self.buffer.is_none() {
             self.direct = None;

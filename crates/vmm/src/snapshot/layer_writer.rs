@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changed_chunks_are_stored_and_zeroes_cost_nothing() {
+    fn only_changed_chunks_are_stored_and_zero_chunks_take_no_space() {
         let memory = memory::allocate(128).unwrap();
         for chunk in [3, 4, 700] {
             fill(&memory, chunk, 7);

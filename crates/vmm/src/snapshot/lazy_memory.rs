@@ -136,13 +136,14 @@ impl LazyMemory {
     /// Drops the pages of a range of guest memory, which must consist of whole pages. Their content
     /// is zero afterwards, even if they were missing.
     pub fn discard(&self, host: *mut u8, bytes: usize) -> Result<(), Errno> {
-        // A page that is neither missing nor present is zeroed by the fault handler (`zero`).
         let start = u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)?;
         let pages = u64::try_from(bytes).map_err(|_| Errno::EOVERFLOW)? / PAGE;
         let mut state = lock(&self.state);
         // A range of guest memory is inside one region, in which chunks are contiguous.
         if let Some(first) = self.linear.page_of(start) {
             for page in first..first + pages {
+                // A page that is neither missing nor present is zeroed by the fault handler
+                // (`zero`).
                 if state.missing.contains(page / CHUNK_PAGES) {
                     state.freed.insert(page);
                 }

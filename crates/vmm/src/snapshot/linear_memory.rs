@@ -15,8 +15,8 @@ const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
 /// Size of a chunk, in bytes, for lengths in memory.
 pub const CHUNK_BYTES: usize = MEMORY_CHUNK as usize;
 
+/// Chunks of one region of guest memory, which are contiguous in this process.
 #[derive(Debug, Clone, Copy)]
-// Contiguous chunks. All regions of guest memory consist of whole chunks.
 struct LinearRegion {
     first: u64,
     chunks: u64,

@@ -103,7 +103,6 @@ fn decode_all<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmE
         .map(|section| {
             if section.version != T::VERSION {
                 return Err(VmmError::Config(format!(
-                    // A message of one line: the controller passes it to the owner.
                     "the snapshot was taken by another version of jiffy-vmm ({} state of version {}, this program supports {}): \
                      restore it with that version, or build the template again",
                     T::NAME, section.version, T::VERSION
@@ -129,6 +128,7 @@ impl MachineState {
     /// Encodes the state for a file.
     pub fn encode(&self) -> Result<Vec<u8>, VmmError> {
         let mut sections = vec![section(&self.shape)?];
+        // The order of sections with the same name is the order of vCPUs and devices.
         for vcpu in &self.vcpus {
             sections.push(section(vcpu)?);
         }
@@ -137,7 +137,6 @@ impl MachineState {
         sections.push(section(&self.serial)?);
         for device in &self.devices {
             sections.push(section(device)?);
-            // The order of sections of the same name is the order of vCPUs and devices.
         }
         let mut bytes = STATE_MAGIC.to_vec();
         bytes.extend(STATE_FORMAT.to_le_bytes());
@@ -208,7 +207,7 @@ mod tests {
     const GOLDEN_STATE: &[u8] = include_bytes!("../../tests/data/state-format1.bin");
 
     #[test]
-    fn the_golden_state_keeps_loading_and_is_written_the_same() {
+    fn the_golden_state_loads_and_encodes_to_the_same_bytes() {
         let state = MachineState::decode(GOLDEN_STATE).unwrap();
         assert_eq!(state.vcpus.len(), 2);
         let names: Vec<&str> = state.devices.iter().map(TransportState::name).collect();

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_chunks_are_got_later_and_their_runs_do_not_exceed_the_budget() {
+    fn absent_chunks_are_fetched_later_and_their_runs_do_not_exceed_the_budget() {
         let mut eager = UnitSet::empty(100);
         eager.insert_range(10..20);
         let absent = |layer, chunk| layer == 0 && chunk % 16 < 8;

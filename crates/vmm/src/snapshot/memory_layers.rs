@@ -65,7 +65,6 @@ impl MemoryLayers {
                 .len();
             let fits =
                 layer.index.unit == MEMORY_CHUNK && layer.index.units() == bytes / CHUNK_SIZE;
-            // Chunks are mapped from the file at their offsets.
             // A mapping beyond the end of its file would kill the process when it is accessed.
             if !fits || length != bytes {
                 return Err(VmmError::Config(format!(
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_of_another_memory_is_refused() {
+    fn a_layer_for_a_memory_of_another_size_is_rejected() {
         assert!(MemoryLayers::new(vec![layer(&[], &[])], 128 * CHUNK_SIZE).is_err());
         let short = layer(&[], &[]);
         short.file.set_len(255 * CHUNK_SIZE).unwrap();

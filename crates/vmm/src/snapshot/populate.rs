@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_pages_of_mapped_chunks_are_copied_and_no_others() {
+    fn only_requested_pages_of_mapped_chunks_are_copied() {
         let (memory, linear, plan) = mapped();
         let mut pages = UnitSet::empty(linear.bytes() / PAGE);
         pages.insert_range(15..19);

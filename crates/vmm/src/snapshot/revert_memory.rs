@@ -1,12 +1,11 @@
 //! Reverts guest memory to the layers of a snapshot, in the process that runs the guest.
 //!
 //! Each chunk is handled in one of three ways:
-//! - If the same file is mapped before and after, only the guest's private pages are dropped, or
 //! - If the same file is mapped before and after the rollback, only the guest's private pages are
-//!   handled: they are dropped, or read from the file again if a restored guest writes them first.
-//!   below it at that time.
-//! - A chunk of the latest snapshot of this memory is handled in the same way. Its mapping is not
-//!   replaced by the new snapshot's file: the private pages are read from that file.
+//!   handled. They are dropped, or read from the file again if a restored guest writes them first.
+//! - A chunk of the latest snapshot of this memory retains its mapping, which is below the new
+//!   snapshot's layer. The private pages are read from that layer.
+//! - All other chunks are mapped again.
 //!
 //! If this fails, memory is inconsistent, and the guest must not run again.
 
@@ -264,7 +263,7 @@ pub fn revert_memory(
     for run in runs(&own, 0..chunks * CHUNK_PAGES) {
         drop_pages(linear, run).map_err(&dropping)?;
     }
-    // `plan.map` names the layer of each chunk that `read_anew` contains.
+    // `plan.map` names the layer of each chunk that `to_read` contains.
     for (layer, run) in &plan.map {
         let file = layers
             .file(*layer)

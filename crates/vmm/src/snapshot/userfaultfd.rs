@@ -117,9 +117,9 @@ impl Userfaultfd {
                 copied: 0,
             };
             let result = self.request(UFFDIO_COPY.into(), &mut copy);
+            // The kernel reports the number of copied bytes, or an error as a negative number.
             match (result, usize::try_from(copy.copied)) {
                 (Ok(()), _) => break,
-                // The kernel reports the number of copied bytes, or an error as a negative number.
                 // Only a part was copied, or the memory is being remapped.
                 (Err(Errno::EAGAIN), Ok(copied)) => done += copied,
                 (Err(Errno::EAGAIN), Err(_)) => {}

@@ -39,8 +39,8 @@ impl WriterProcess {
     }
 
     /// Kills the process, whose result is then an error.
-    // Ignore the error: the process has exited already.
     pub fn cancel(&self) {
+        // Ignore the error: the process has exited already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
@@ -155,8 +155,8 @@ fn write_in_two_processes(writer: &mut LayerWriter<'_>, middle_chunk: u64) -> Re
         words.fill(writer.index_words());
         exit_with(written);
     };
-    // Wait for the helper even if this process failed, so that no process writes after the exit.
     let written = writer.write_range(0..middle_chunk);
+    // Wait for the helper even if this process failed, so that no process writes after the exit.
     match wait(&helper)? {
         ProcessEnd::Exited(0) => written?,
         ProcessEnd::Exited(errno) => return Err(Errno::from_raw(errno)),

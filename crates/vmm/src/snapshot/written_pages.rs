@@ -67,7 +67,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     #[test]
-    fn what_a_guest_left_of_a_huge_page_is_not_taken_for_written() {
+    fn zero_pages_of_a_private_huge_page_do_not_count_as_written() {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
         // Two pages of a huge page, which the host makes private as a whole.
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zeroed_page_beside_untouched_ones_is_written() {
+    fn a_zeroed_page_next_to_untouched_pages_counts_as_written() {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
         // SAFETY: advice for memory of this test that was never written.

@@ -190,8 +190,8 @@ impl VirtioDevice for Balloon {
         &QUEUE_SIZES
     }
 
-    // The driver must read the status register to learn of a changed target.
     fn quiet_interrupts(&self) -> bool {
+        // The driver reads the status register to notice a changed target.
         false
     }
 

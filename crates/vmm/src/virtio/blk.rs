@@ -206,8 +206,8 @@ impl Block {
                     .to_le_bytes(),
             );
             put(48, &MAX_DISCARD_SECTORS.to_le_bytes());
-            // `write_zeroes_may_unmap`.
             put(52, &segments.to_le_bytes());
+            // `write_zeroes_may_unmap`.
             put(56, &[1]);
         }
         config

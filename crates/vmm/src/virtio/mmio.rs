@@ -364,7 +364,7 @@ impl MmioDevice {
         });
     }
 
-    /// Runs `look` on the device if it is a `T`, active or not.
+    /// Runs `work` on the device if it is a `T`, active or not.
     pub fn device_ref<T: VirtioDevice, R>(&self, work: impl FnOnce(&T) -> R) -> Option<R> {
         let any: &dyn Any = self.device.as_ref();
         any.downcast_ref().map(work)

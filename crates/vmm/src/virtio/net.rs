@@ -67,7 +67,7 @@ pub struct NetCounters {
     pub tap_errors: u64,
 }
 
-// Counters of the transmitting side.
+/// Sends frames of the guest to the tap, and counts them.
 #[derive(Debug, Default)]
 struct FrameSender {
     frames: u64,

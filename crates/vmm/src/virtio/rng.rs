@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_filled_whole_and_not_beyond() {
+    fn a_request_is_filled_completely_and_not_exceeded() {
         let (mut rng, mut ring, harness) = start(64);
         ring.add(&[writable(0x4000, 100), writable(0x8000, 28)]);
         rng.queue_event(0).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_request_gets_a_bounded_answer() {
+    fn a_huge_request_receives_a_bounded_number_of_bytes() {
         let (mut rng, mut ring, _around) = start(64);
         ring.add(&[writable(0x10000, 0x80000)]);
         rng.queue_event(0).unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_cannot_be_written_is_refused() {
+    fn a_request_without_writable_buffers_is_rejected() {
         for buffers in [
             vec![readable(0x4000, 16)],
             vec![writable(0x4000, 0)],
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn it_serves_again_after_a_reset() {
+    fn a_reset_device_works_again() {
         let (mut rng, mut ring, harness) = start(64);
         ring.add(&[readable(0x4000, 16)]);
         rng.queue_event(0).unwrap_err();

@@ -1,4 +1,4 @@
-//! Captured snapshots, which are completed without a controller and after the guest has ended.
+//! Captured snapshots: they are completed even without a controller or after the guest has ended.
 
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
@@ -9,8 +9,8 @@ use jiffy_proto::vm::{Event, Request, StopCause};
 /// Returns a VM with 128 MiB of changed memory and one change on its disk.
 fn changed(test: &str) -> Option<TestVm> {
     let mut vm = TestVm::boot(guest(test)?, 2, 512, "");
-    assert_eq!(vm.ask("dirty 128"), "ok");
-    assert_eq!(vm.ask("mark one"), "ok");
+    assert_eq!(vm.run_command("dirty 128"), "ok");
+    assert_eq!(vm.run_command("mark one"), "ok");
     Some(vm)
 }
 
@@ -19,10 +19,10 @@ fn a_captured_snapshot_is_completed_for_the_next_controller() {
     let test = "a_captured_snapshot_is_completed_for_the_next_controller";
     let Some(mut vm) = changed(test) else { return };
     let place = tempfile::tempdir().unwrap();
-    vm.keep(&place.path().join("s"));
+    vm.detach(&place.path().join("s"));
     let target = SnapshotTarget::new();
     vm.capture(&target);
-    vm.detach();
+    vm.disconnect();
     let (running, prepared) = vm.adopt(&place.path().join("s"));
     assert!(running);
     let captured = vm.captured.take().unwrap();
@@ -37,7 +37,7 @@ fn a_captured_snapshot_is_completed_for_the_next_controller() {
     vm.commit_or_abort(SnapshotDecision::Commit);
     assert_eq!(vm.captured, None);
     vm.adopt_snapshot(target);
-    assert_eq!(vm.ask("mark two"), "ok");
+    assert_eq!(vm.run_command("mark two"), "ok");
     vm.verify();
     vm.assert_restores(vm.origin.share(), "one one");
     let next = vm.snapshot(AfterSnapshot::Resume);
@@ -45,8 +45,8 @@ fn a_captured_snapshot_is_completed_for_the_next_controller() {
 }
 
 #[test]
-fn a_captured_snapshot_that_nobody_was_told_of_is_aborted() {
-    let test = "a_captured_snapshot_that_nobody_was_told_of_is_aborted";
+fn an_unacknowledged_captured_snapshot_is_aborted() {
+    let test = "an_unacknowledged_captured_snapshot_is_aborted";
     let Some(mut vm) = changed(test) else { return };
     vm.capture(&SnapshotTarget::new());
     vm.send(&Request::AbortCapture);
@@ -57,8 +57,8 @@ fn a_captured_snapshot_that_nobody_was_told_of_is_aborted() {
 }
 
 #[test]
-fn a_captured_snapshot_is_completed_after_its_guest_was_ended() {
-    let test = "a_captured_snapshot_is_completed_after_its_guest_was_ended";
+fn a_captured_snapshot_is_completed_after_its_guest_was_terminated() {
+    let test = "a_captured_snapshot_is_completed_after_its_guest_was_terminated";
     let Some(mut vm) = changed(test) else { return };
     let target = SnapshotTarget::new();
     vm.capture(&target);

@@ -32,12 +32,12 @@ fn small_disk() -> Option<File> {
 }
 
 #[test]
-fn a_full_disk_fails_the_snapshot_and_the_guest_runs_on() {
-    let test = "a_full_disk_fails_the_snapshot_and_the_guest_runs_on";
+fn a_full_disk_fails_the_snapshot_and_the_guest_continues() {
+    let test = "a_full_disk_fails_the_snapshot_and_the_guest_continues";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 32"), "ok");
-    assert_eq!(vm.ask("mark one"), "ok");
+    assert_eq!(vm.run_command("dirty 32"), "ok");
+    assert_eq!(vm.run_command("mark one"), "ok");
     for then in [
         AfterSnapshot::Resume,
         AfterSnapshot::Stay,
@@ -52,10 +52,10 @@ fn a_full_disk_fails_the_snapshot_and_the_guest_runs_on() {
         vm.verify();
     }
     // No disk content is lost in the guest or in the next snapshot.
-    assert_eq!(vm.ask("marks"), "one one");
+    assert_eq!(vm.run_command("marks"), "one one");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "one one");
+    assert_eq!(restored.run_command("marks"), "one one");
     restored.verify();
     vm.verify();
 }
@@ -65,8 +65,8 @@ fn a_vmm_killed_in_the_middle_of_a_snapshot_leaves_no_process() {
     let test = "a_vmm_killed_in_the_middle_of_a_snapshot_leaves_no_process";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 512, "");
-    assert_eq!(vm.ask("dirty 256"), "ok");
-    vm.ask_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
+    assert_eq!(vm.run_command("dirty 256"), "ok");
+    vm.request_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
     let pid = vm.child.id();
     let limit = Instant::now() + Duration::from_secs(10);
     let writer = loop {
@@ -90,13 +90,13 @@ fn a_vmm_killed_in_the_middle_of_a_snapshot_leaves_no_process() {
 }
 
 #[test]
-fn a_second_snapshot_in_the_middle_of_one_is_refused_and_harms_neither() {
-    let test = "a_second_snapshot_in_the_middle_of_one_is_refused_and_harms_neither";
+fn a_second_concurrent_snapshot_is_rejected() {
+    let test = "a_second_concurrent_snapshot_is_rejected";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 512, "");
-    assert_eq!(vm.ask("dirty 256"), "ok");
-    vm.ask_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
-    vm.ask_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
+    assert_eq!(vm.run_command("dirty 256"), "ok");
+    vm.request_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
+    vm.request_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
     let error = vm.outcome().unwrap_err();
     assert!(error.contains("still being written"), "{error}");
     vm.outcome().unwrap();
@@ -104,8 +104,8 @@ fn a_second_snapshot_in_the_middle_of_one_is_refused_and_harms_neither() {
 }
 
 #[test]
-fn a_damaged_state_is_refused_with_a_reason() {
-    let test = "a_damaged_state_is_refused_with_a_reason";
+fn a_damaged_state_is_rejected_with_a_reason() {
+    let test = "a_damaged_state_is_rejected_with_a_reason";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 256, "");
     let snapshot = vm.snapshot(AfterSnapshot::Stop);
@@ -124,17 +124,17 @@ fn a_damaged_state_is_refused_with_a_reason() {
         }
     };
     refuse(b"", "damaged");
-    refuse(b"JIFFYVMS\xff\0\0\0", "of format 255");
+    refuse(b"JIFFYVMS\xff\0\0\0", "has format 255");
     refuse(b"JIFFYVMS\x01\0\0\0\xff\xff\xff", "damaged");
 }
 
 #[test]
-fn a_snapshot_larger_than_it_may_be_is_refused_before_a_byte_is_written() {
-    let test = "a_snapshot_larger_than_it_may_be_is_refused_before_a_byte_is_written";
+fn a_snapshot_above_its_size_limit_is_rejected_before_it_is_written() {
+    let test = "a_snapshot_above_its_size_limit_is_rejected_before_it_is_written";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 256, "");
-    assert_eq!(vm.ask("dirty 32"), "ok");
-    assert_eq!(vm.ask("mark one"), "ok");
+    assert_eq!(vm.run_command("dirty 32"), "ok");
+    assert_eq!(vm.run_command("mark one"), "ok");
     for then in [AfterSnapshot::Resume, AfterSnapshot::Stay] {
         let target = SnapshotTarget::new();
         let memory = target.memory.try_clone().unwrap();
@@ -148,7 +148,7 @@ fn a_snapshot_larger_than_it_may_be_is_refused_before_a_byte_is_written() {
     vm.max_bytes = Some(300 << 20);
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "one one");
+    assert_eq!(restored.run_command("marks"), "one one");
     restored.verify();
     vm.verify();
 }

@@ -2,7 +2,7 @@
 
 use super::files::file;
 use super::guest_image::guest;
-use super::rollback::held;
+use super::rollback::resource_usage;
 use super::test_vm::TestVm;
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE};
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource, PopulateMoment};
@@ -34,12 +34,12 @@ fn pages_of(layer: &File) -> File {
     pages
 }
 
-fn own_kib(vm: &TestVm) -> u64 {
-    held(vm).2
+fn private_kib(vm: &TestVm) -> u64 {
+    resource_usage(vm).2
 }
 
 /// Waits until the event loop has run.
-fn ask_event_loop(vm: &mut TestVm) {
+fn wait_for_event_loop(vm: &mut TestVm) {
     vm.send(&Request::Stats);
     vm.wait(|event| match event {
         Event::Stats(_) => Ok(()),
@@ -49,8 +49,8 @@ fn ask_event_loop(vm: &mut TestVm) {
 
 fn wait_until_copied(vm: &TestVm) {
     let limit = Instant::now() + LIMIT;
-    while own_kib(vm) < COPIED_KIB {
-        assert!(Instant::now() < limit, "{} KiB", own_kib(vm));
+    while private_kib(vm) < COPIED_KIB {
+        assert!(Instant::now() < limit, "{} KiB", private_kib(vm));
         std::thread::yield_now();
     }
 }
@@ -60,8 +60,8 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     let test = "pages_of_a_first_use_are_copied_once_the_guest_is_used";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, MEMORY_MIB, "quiet_guest");
-    assert_eq!(vm.ask(&format!("dirty {WRITTEN_MIB}")), "ok");
-    assert_eq!(vm.ask("mark one"), "ok");
+    assert_eq!(vm.run_command(&format!("dirty {WRITTEN_MIB}")), "ok");
+    assert_eq!(vm.run_command("mark one"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Stop);
     let base = vm.base();
     drop(vm);
@@ -69,32 +69,36 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     let restore = |from| TestVm::restore_populating(snapshot.share(), &base, &pages, from);
 
     let mut restored = restore(PopulateMoment::Connection);
-    ask_event_loop(&mut restored);
+    wait_for_event_loop(&mut restored);
     assert!(
-        own_kib(&restored) < COPIED_KIB / 2,
+        private_kib(&restored) < COPIED_KIB / 2,
         "{}",
-        own_kib(&restored)
+        private_kib(&restored)
     );
-    assert_eq!(restored.ask("marks"), "one one");
+    assert_eq!(restored.run_command("marks"), "one one");
     wait_until_copied(&restored);
     restored.verify();
     wait_until_copied(&restore(PopulateMoment::Start));
 
     // The private pages remain private, and the guest continues with their content.
-    assert_eq!(restored.ask("mark two"), "ok");
+    assert_eq!(restored.run_command("mark two"), "ok");
     let back = restored.roll_back_populating(&snapshot, MemorySource::Map, Some(&pages));
     assert!(back.unwrap().pages > COPIED_KIB / 4);
-    assert!(own_kib(&restored) >= COPIED_KIB);
-    assert_eq!(restored.ask("marks"), "one one");
+    assert!(private_kib(&restored) >= COPIED_KIB);
+    assert_eq!(restored.run_command("marks"), "one one");
     restored.verify();
 
     // After a rollback from memory without these pages, they are copied at the guest's first use.
     let mut other = TestVm::restore(snapshot.share(), &base, MemorySource::Map);
     let back = other.roll_back_populating(&snapshot, MemorySource::Map, Some(&pages));
     back.unwrap();
-    ask_event_loop(&mut other);
-    assert!(own_kib(&other) < COPIED_KIB / 2, "{}", own_kib(&other));
-    assert_eq!(other.ask("marks"), "one one");
+    wait_for_event_loop(&mut other);
+    assert!(
+        private_kib(&other) < COPIED_KIB / 2,
+        "{}",
+        private_kib(&other)
+    );
+    assert_eq!(other.run_command("marks"), "one one");
     wait_until_copied(&other);
     // A snapshot contains the changed pages only, not the copies.
     let next = other.snapshot(AfterSnapshot::Resume);

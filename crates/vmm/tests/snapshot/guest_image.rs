@@ -68,8 +68,8 @@ fn build() -> GuestImage {
 
 fn run(command: &mut Command) {
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {message}");
 }
 
 /// Returns a "newc" archive with `/dev/console` and `/init`.

@@ -1,4 +1,4 @@
-//! Guests with lazily fetched memory, with failures at the worst moments.
+//! Guests whose memory is fetched on demand, and failures of the fetcher at critical moments.
 
 use super::files::{OpenSnapshot, SnapshotTarget};
 use super::guest_image::{guest, skip};
@@ -30,7 +30,7 @@ fn stored(test: &str) -> Option<Stored> {
         return None;
     }
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 64"), "ok");
+    assert_eq!(vm.run_command("dirty 64"), "ok");
     vm.verify();
     let whole = vm.snapshot(AfterSnapshot::Stop);
     let store = TestStore::new(&whole);
@@ -61,31 +61,37 @@ impl Stored {
         completed
     }
 
-    fn asked(&self) -> u64 {
-        self.store.asked.load(Ordering::Relaxed)
+    fn request_count(&self) -> u64 {
+        self.store.request_count.load(Ordering::Relaxed)
     }
 
     /// Waits until the guest has requested more than `before` chunks.
     fn wait_for_request(&self, before: u64) {
         let limit = Instant::now() + LIMIT;
-        while self.asked() <= before {
-            assert!(Instant::now() < limit, "the guest asked for nothing");
+        while self.request_count() <= before {
+            assert!(Instant::now() < limit, "the guest requested no chunk");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
 #[test]
-fn a_guest_gets_what_it_touches_and_nothing_else() {
-    let test = "a_guest_gets_what_it_touches_and_nothing_else";
+fn a_guest_fetches_only_accessed_chunks() {
+    let test = "a_guest_fetches_only_accessed_chunks";
     let Some(stored) = stored(test) else { return };
     let (mut vm, _link) = stored.restore(0);
     vm.status();
-    let (awake, all) = (stored.asked(), stored.store.chunks());
-    assert!(awake < all / 2, "{awake} of {all} chunks to wake up");
+    let (initial, all) = (stored.request_count(), stored.store.chunks());
+    assert!(
+        initial < all / 2,
+        "{initial} of {all} chunks before the first command"
+    );
     vm.verify();
-    let asked = stored.asked();
-    assert!((1024..=all).contains(&asked), "{asked} of {all} chunks");
+    let request_count = stored.request_count();
+    assert!(
+        (1024..=all).contains(&request_count),
+        "{request_count} of {all} chunks"
+    );
     vm.verify();
     // A second guest maps the chunks in the cache. Its other pages are fetched as well.
     let (mut sibling, _link) = stored.restore(3);
@@ -96,16 +102,16 @@ fn a_guest_gets_what_it_touches_and_nothing_else() {
 }
 
 #[test]
-fn snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile() {
-    let test = "snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile";
+fn snapshots_include_missing_memory_and_memory_fetched_meanwhile() {
+    let test = "snapshots_include_missing_memory_and_memory_fetched_meanwhile";
     let Some(stored) = stored(test) else { return };
     stored.store.set_mode(SLOW);
     let (mut vm, _link) = stored.restore(2);
     let mut snapshots = Vec::new();
     for _ in 0..4 {
         // The guest checks its memory during the snapshot, and therefore waits for it.
-        let check = vm.begin("verify");
-        stored.wait_for_request(stored.asked());
+        let check = vm.start_command("verify");
+        stored.wait_for_request(stored.request_count());
         snapshots.push(vm.snapshot(AfterSnapshot::Resume));
         drop(check);
     }
@@ -130,19 +136,19 @@ fn snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile() {
 }
 
 #[test]
-fn a_guest_that_waits_for_memory_is_paused_and_goes_on() {
-    let test = "a_guest_that_waits_for_memory_is_paused_and_goes_on";
+fn a_guest_that_waits_for_memory_can_be_paused_and_resumed() {
+    let test = "a_guest_that_waits_for_memory_can_be_paused_and_resumed";
     let Some(stored) = stored(test) else { return };
     let (mut vm, _link) = stored.restore(0);
     vm.status();
     stored.store.set_mode(SLOW);
-    let before = stored.asked();
-    let check = vm.begin("verify");
+    let before = stored.request_count();
+    let check = vm.start_command("verify");
     // The guest no longer checks its disk: a device that waits for memory would delay a pause up to
     // the timeout.
     stored.wait_for_request(before + 300);
     stored.store.set_mode(Mode::Silent);
-    stored.wait_for_request(stored.asked());
+    stored.wait_for_request(stored.request_count());
     // vCPUs leave the guest although no chunk is fetched.
     for _ in 0..5 {
         assert!(vm.pause() < 1_000_000);
@@ -163,8 +169,8 @@ fn a_guest_that_waits_for_memory_is_paused_and_goes_on() {
 }
 
 #[test]
-fn memory_that_is_given_back_before_it_arrived_does_no_harm() {
-    let test = "memory_that_is_given_back_before_it_arrived_does_no_harm";
+fn memory_returned_before_it_was_fetched_is_harmless() {
+    let test = "memory_returned_before_it_was_fetched_is_harmless";
     let Some(stored) = stored(test) else { return };
     stored.store.set_mode(SLOW);
     let (mut vm, _link) = stored.restore(0);
@@ -173,8 +179,8 @@ fn memory_that_is_given_back_before_it_arrived_does_no_harm() {
         vm.verify();
     }
     // 64 MiB of incomplete memory are freed, and other memory is used.
-    assert_eq!(vm.ask("dirty 0"), "ok");
-    assert_eq!(vm.ask("dirty 96"), "ok");
+    assert_eq!(vm.run_command("dirty 0"), "ok");
+    assert_eq!(vm.run_command("dirty 96"), "ok");
     vm.verify();
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     vm.verify();
@@ -201,8 +207,8 @@ fn end_of(vm: &mut TestVm) -> (String, Duration) {
 }
 
 #[test]
-fn a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored() {
-    let test = "a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored";
+fn a_guest_with_an_unresponsive_store_is_terminated_and_can_be_restored() {
+    let test = "a_guest_with_an_unresponsive_store_is_terminated_and_can_be_restored";
     let Some(stored) = stored(test) else { return };
     let second = Duration::from_secs(1);
     // No chunk is fetched: the event loop waits for a device's rings before the guest runs.
@@ -225,7 +231,7 @@ fn a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored(
     let mut vm = TestVm::start_lazily(stored.store.cached.share(), &stored.base, &files);
     vm.wait_for_hello();
     link.cut();
-    let check = vm.begin("verify");
+    let check = vm.start_command("verify");
     assert_eq!(end_of(&mut vm).0, "the store did not answer for 1 s");
     drop(check);
     let (mut again, _link) = stored.restore(0);
@@ -233,16 +239,16 @@ fn a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored(
 }
 
 #[test]
-fn the_next_fetcher_takes_over_and_a_guest_that_waits_can_be_killed() {
-    let test = "the_next_fetcher_takes_over_and_a_guest_that_waits_can_be_killed";
+fn the_next_fetcher_continues_and_a_waiting_guest_can_be_killed() {
+    let test = "the_next_fetcher_continues_and_a_waiting_guest_can_be_killed";
     let Some(stored) = stored(test) else { return };
     let files = stored.files(0, LIMIT);
     let mut link = stored.store.serve(&files);
     let mut vm = TestVm::start_lazily(stored.store.cached.share(), &stored.base, &files);
     vm.wait_for_hello();
-    let check = vm.begin("verify");
+    let check = vm.start_command("verify");
     for _ in 0..5 {
-        stored.wait_for_request(stored.asked());
+        stored.wait_for_request(stored.request_count());
         link.cut();
         link = stored.store.serve(&files);
     }
@@ -251,8 +257,8 @@ fn the_next_fetcher_takes_over_and_a_guest_that_waits_can_be_killed() {
 
     let (mut vm, link) = stored.restore(0);
     stored.store.set_mode(Mode::Silent);
-    let before = stored.asked();
-    let _check = vm.begin("verify");
+    let before = stored.request_count();
+    let _check = vm.start_command("verify");
     stored.wait_for_request(before);
     let began = Instant::now();
     vm.child.kill().unwrap();

@@ -19,17 +19,17 @@ fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
     let test = "a_live_snapshot_does_not_disturb_its_guest_and_both_verify";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 64"), "ok");
-    assert_eq!(vm.ask("mark before"), "ok");
+    assert_eq!(vm.run_command("dirty 64"), "ok");
+    assert_eq!(vm.run_command("mark before"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     let report = &snapshot.report;
     assert!(report.stored * 64 >= 64 * 1024, "{report:?}");
     assert!(report.stopped_us <= report.total_us, "{report:?}");
-    assert_eq!(vm.ask("mark after"), "ok");
+    assert_eq!(vm.run_command("mark after"), "ok");
     let greetings = vm.status()[4];
     let mut restored = restore(&snapshot, &vm.base());
-    assert_eq!(restored.ask("marks"), "before before");
-    assert_eq!(vm.ask("marks"), "after after");
+    assert_eq!(restored.run_command("marks"), "before before");
+    assert_eq!(vm.run_command("marks"), "after after");
     restored.verify();
     vm.verify();
     assert_eq!(vm.status()[4], greetings, "the parent's connections broke");
@@ -53,17 +53,20 @@ fn every_snapshot_of_a_busy_writer_restores_to_a_state_that_verifies() {
 }
 
 #[test]
-fn twenty_generations_of_snapshots_keep_everything() {
-    let test = "twenty_generations_of_snapshots_keep_everything";
+fn twenty_generations_of_snapshots_preserve_all_data() {
+    let test = "twenty_generations_of_snapshots_preserve_all_data";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
     for generation in 0..20 {
-        assert_eq!(vm.ask(&format!("mark generation{generation}")), "ok");
+        assert_eq!(
+            vm.run_command(&format!("mark generation{generation}")),
+            "ok"
+        );
         let snapshot = vm.snapshot(AfterSnapshot::Stop);
         let base = vm.base();
         vm = restore(&snapshot, &base);
         let mark = format!("generation{generation} generation{generation}");
-        assert_eq!(vm.ask("marks"), mark);
+        assert_eq!(vm.run_command("marks"), mark);
         vm.verify();
         if generation > 0 {
             // Only the changes of one generation are stored.
@@ -77,20 +80,23 @@ fn siblings_do_not_see_each_others_writes() {
     let test = "siblings_do_not_see_each_others_writes";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 256, "");
-    assert_eq!(vm.ask("mark parent"), "ok");
+    assert_eq!(vm.run_command("mark parent"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Stay);
     let base = vm.base();
     vm.resume();
     let mut siblings: Vec<TestVm> = (0..4).map(|_| restore(&snapshot, &base)).collect();
     for (number, sibling) in siblings.iter_mut().enumerate() {
-        assert_eq!(sibling.ask("marks"), "parent parent");
-        assert_eq!(sibling.ask(&format!("mark child{number}")), "ok");
+        assert_eq!(sibling.run_command("marks"), "parent parent");
+        assert_eq!(sibling.run_command(&format!("mark child{number}")), "ok");
     }
     for (number, sibling) in siblings.iter_mut().enumerate() {
-        assert_eq!(sibling.ask("marks"), format!("child{number} child{number}"));
+        assert_eq!(
+            sibling.run_command("marks"),
+            format!("child{number} child{number}")
+        );
         sibling.verify();
     }
-    assert_eq!(vm.ask("marks"), "parent parent");
+    assert_eq!(vm.run_command("marks"), "parent parent");
     vm.verify();
 }
 
@@ -99,9 +105,9 @@ fn memory_that_became_zero_takes_no_space() {
     let test = "memory_that_became_zero_takes_no_space";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 256, "quiet_guest init_on_free=1");
-    assert_eq!(vm.ask("dirty 96"), "ok");
+    assert_eq!(vm.run_command("dirty 96"), "ok");
     let full = vm.snapshot(AfterSnapshot::Resume);
-    assert_eq!(vm.ask("dirty 0"), "ok");
+    assert_eq!(vm.run_command("dirty 0"), "ok");
     let freed = vm.snapshot(AfterSnapshot::Resume);
     // Of 1,536 chunks. Some contain a page of the guest's kernel.
     assert!(freed.report.zero > 1000, "{:?}", freed.report);
@@ -110,7 +116,7 @@ fn memory_that_became_zero_takes_no_space() {
     // One additional chunk for the metadata of the file system.
     assert!(stored <= (freed.report.stored + 1) * 65536, "{stored}");
     assert!(full.report.stored > 1500, "{:?}", full.report);
-    restore(&freed, &vm.base()).ask("verify");
+    restore(&freed, &vm.base()).run_command("verify");
 }
 
 #[test]
@@ -118,7 +124,7 @@ fn a_large_layer_is_written_by_two_processes_and_compared_by_hash() {
     let test = "a_large_layer_is_written_by_two_processes_and_compared_by_hash";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 96"), "ok");
+    assert_eq!(vm.run_command("dirty 96"), "ok");
     let first = vm.snapshot(AfterSnapshot::Resume);
     assert!(first.report.stored > 1500, "{:?}", first.report);
     let second = vm.snapshot(AfterSnapshot::Resume);
@@ -135,8 +141,8 @@ fn a_large_layer_is_written_by_two_processes_and_compared_by_hash() {
 }
 
 #[test]
-fn a_paused_guest_stands_still_and_goes_on() {
-    let test = "a_paused_guest_stands_still_and_goes_on";
+fn a_guest_can_be_paused_and_resumed_repeatedly() {
+    let test = "a_guest_can_be_paused_and_resumed_repeatedly";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
     for _ in 0..20 {
@@ -154,7 +160,7 @@ fn a_guest_restored_from_its_working_set_verifies() {
     let test = "a_guest_restored_from_its_working_set_verifies";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 64"), "ok");
+    assert_eq!(vm.run_command("dirty 64"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Stop);
     let mut first = restore(&snapshot, &vm.base());
     first.status();
@@ -179,7 +185,7 @@ fn a_pause_records_the_chunks_that_the_guest_touched_since_its_restore() {
     let test = "a_pause_records_the_chunks_that_the_guest_touched_since_its_restore";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 64"), "ok");
+    assert_eq!(vm.run_command("dirty 64"), "ok");
     let first = vm.snapshot(AfterSnapshot::Stop);
     let mut restored = restore(&first, &vm.base());
     restored.status();

@@ -6,31 +6,31 @@ use super::test_vm::TestVm;
 use jiffy_proto::snapshot::{AfterSnapshot, SnapshotDecision};
 
 /// Returns a detached VM with changes in memory and on its disk, and the directory of its socket.
-fn kept(test: &str) -> Option<(TestVm, tempfile::TempDir)> {
+fn detached_vm(test: &str) -> Option<(TestVm, tempfile::TempDir)> {
     let guest = guest(test)?;
     let place = tempfile::tempdir().unwrap();
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 32"), "ok");
-    assert_eq!(vm.ask("mark one"), "ok");
-    vm.keep(&place.path().join("s"));
+    assert_eq!(vm.run_command("dirty 32"), "ok");
+    assert_eq!(vm.run_command("mark one"), "ok");
+    vm.detach(&place.path().join("s"));
     Some((vm, place))
 }
 
 #[test]
 fn a_guest_does_not_notice_that_its_controller_was_replaced() {
     let test = "a_guest_does_not_notice_that_its_controller_was_replaced";
-    let Some((mut vm, place)) = kept(test) else {
+    let Some((mut vm, place)) = detached_vm(test) else {
         return;
     };
     let before = vm.status();
     for _ in 0..2 {
-        vm.detach();
+        vm.disconnect();
         assert_eq!(vm.adopt(&place.path().join("s")), (true, None));
         vm.verify();
     }
     assert_eq!(vm.status()[4], before[4], "the agent greeted again");
     // The overlay that the next controller received contains the guest's writes.
-    assert_eq!(vm.ask("mark two"), "ok");
+    assert_eq!(vm.run_command("mark two"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     vm.assert_restores(snapshot, "two two");
 }
@@ -38,12 +38,12 @@ fn a_guest_does_not_notice_that_its_controller_was_replaced() {
 #[test]
 fn a_snapshot_that_its_controller_abandoned_is_aborted() {
     let test = "a_snapshot_that_its_controller_abandoned_is_aborted";
-    let Some((mut vm, place)) = kept(test) else {
+    let Some((mut vm, place)) = detached_vm(test) else {
         return;
     };
-    assert_eq!(vm.ask("dirty 128"), "ok");
-    vm.ask_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
-    vm.detach();
+    assert_eq!(vm.run_command("dirty 128"), "ok");
+    vm.request_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
+    vm.disconnect();
     let (running, prepared_snapshot) = vm.adopt(&place.path().join("s"));
     assert!(running);
     // The snapshot may have been completed before its controller disconnected.
@@ -58,17 +58,17 @@ fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
     let test = "a_prepared_snapshot_is_committed_only_by_the_next_controller";
     for then in [AfterSnapshot::Resume, AfterSnapshot::Stay] {
         for decision in [SnapshotDecision::Commit, SnapshotDecision::Abort] {
-            let Some((mut vm, place)) = kept(test) else {
+            let Some((mut vm, place)) = detached_vm(test) else {
                 return;
             };
             // Commit at once, like all snapshots except the last.
             let first = vm.snapshot(AfterSnapshot::Resume);
             vm.commit_or_abort(SnapshotDecision::Commit);
-            assert_eq!(vm.ask("mark two"), "ok");
+            assert_eq!(vm.run_command("mark two"), "ok");
             let target = SnapshotTarget::new();
-            vm.ask_snapshot(&target, then);
+            vm.request_snapshot(&target, then);
             vm.outcome().unwrap();
-            vm.detach();
+            vm.disconnect();
             let (running, prepared_snapshot) = vm.adopt(&place.path().join("s"));
             assert_eq!(running, then == AfterSnapshot::Resume);
             assert_eq!(prepared_snapshot.as_deref(), Some("next"));
@@ -80,9 +80,9 @@ fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
             if decision == SnapshotDecision::Commit {
                 vm.adopt_snapshot(target);
             }
-            assert_eq!(vm.ask("marks"), "two two");
+            assert_eq!(vm.run_command("marks"), "two two");
             vm.verify();
-            assert_eq!(vm.ask("mark three"), "ok");
+            assert_eq!(vm.run_command("mark three"), "ok");
             let last = vm.snapshot(AfterSnapshot::Resume);
             assert_eq!(last.memory.len(), layers + 1);
             vm.assert_restores(last, "three three");

@@ -29,48 +29,48 @@ fn check_restore(test: &str, vcpus: u8) {
 }
 
 #[test]
-fn a_guest_with_one_vcpu_goes_on_in_the_middle_of_its_computation() {
+fn a_restored_guest_with_one_vcpu_continues_its_computation() {
     check_restore(
-        "a_guest_with_one_vcpu_goes_on_in_the_middle_of_its_computation",
+        "a_restored_guest_with_one_vcpu_continues_its_computation",
         1,
     );
 }
 
 #[test]
-fn a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation() {
+fn a_restored_guest_with_two_vcpus_continues_its_computation() {
     check_restore(
-        "a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation",
+        "a_restored_guest_with_two_vcpus_continues_its_computation",
         2,
     );
 }
 
 #[test]
-fn a_guest_with_three_vcpus_goes_on_in_the_middle_of_its_computation() {
+fn a_restored_guest_with_three_vcpus_continues_its_computation() {
     check_restore(
-        "a_guest_with_three_vcpus_goes_on_in_the_middle_of_its_computation",
+        "a_restored_guest_with_three_vcpus_continues_its_computation",
         3,
     );
 }
 
 #[test]
-fn an_idle_guest_wakes_up_when_it_is_restored() {
-    let test = "an_idle_guest_wakes_up_when_it_is_restored";
+fn a_restored_idle_guest_responds() {
+    let test = "a_restored_idle_guest_responds";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "quiet_guest");
-    vm.ask("marks");
+    vm.run_command("marks");
     std::thread::sleep(std::time::Duration::from_secs(2));
     let snapshot = vm.snapshot(AfterSnapshot::Stop);
     let base = vm.base();
     drop(vm);
     for source in [MemorySource::Map, COPY_ALL] {
         let mut restored = TestVm::restore(snapshot.share(), &base, source);
-        restored.ask("marks");
+        restored.run_command("marks");
     }
 }
 
 #[test]
-fn a_vm_that_is_told_to_end_at_any_moment_of_its_start_ends() {
-    let test = "a_vm_that_is_told_to_end_at_any_moment_of_its_start_ends";
+fn a_vm_can_be_stopped_at_any_time_during_its_start() {
+    let test = "a_vm_can_be_stopped_at_any_time_during_its_start";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "quiet_guest");
     let snapshot = vm.snapshot(AfterSnapshot::Stop);
@@ -82,24 +82,24 @@ fn a_vm_that_is_told_to_end_at_any_moment_of_its_start_ends() {
         std::thread::sleep(Duration::from_micros(round / 2 * 500));
         match round % 2 {
             0 => vm.send(&Request::Stop),
-            _ => vm.detach(),
+            _ => vm.disconnect(),
         }
         let limit = Instant::now() + Duration::from_secs(30);
         while vm.child.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < limit, "round {round}: it runs on");
+            assert!(Instant::now() < limit, "round {round}: the VM still runs");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
 #[test]
-fn streams_to_a_guest_end_before_its_vmm_says_that_it_stopped() {
-    let test = "streams_to_a_guest_end_before_its_vmm_says_that_it_stopped";
+fn streams_to_a_guest_are_closed_before_its_stop_is_reported() {
+    let test = "streams_to_a_guest_are_closed_before_its_stop_is_reported";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 256, "quiet_guest");
     let mut streams: Vec<_> = (0..8).map(|_| vm.connect()).collect();
     // The answer arrives when the guest has the streams.
-    vm.ask("marks");
+    vm.run_command("marks");
     vm.send(&Request::Stop);
     vm.wait(|event| match event {
         Event::Stopped(_) => Ok(()),

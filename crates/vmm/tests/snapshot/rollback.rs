@@ -86,7 +86,7 @@ fn sequence(vm: &mut TestVm) -> u64 {
 }
 
 /// Returns the VMM's number of descriptors, number of mappings, and resident memory in KiB.
-pub fn held(vm: &TestVm) -> (usize, usize, u64) {
+pub fn resource_usage(vm: &TestVm) -> (usize, usize, u64) {
     let process = format!("/proc/{}", vm.child.id());
     let fds = fs::read_dir(format!("{process}/fd")).unwrap().count();
     let maps = fs::read_to_string(format!("{process}/maps")).unwrap();
@@ -97,18 +97,18 @@ pub fn held(vm: &TestVm) -> (usize, usize, u64) {
 }
 
 #[test]
-fn a_guest_goes_back_to_any_snapshot_and_verifies() {
-    let test = "a_guest_goes_back_to_any_snapshot_and_verifies";
+fn a_guest_can_be_rolled_back_to_any_snapshot() {
+    let test = "a_guest_can_be_rolled_back_to_any_snapshot";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("dirty 48"), "ok");
-    assert_eq!(vm.ask("mark one"), "ok");
+    assert_eq!(vm.run_command("dirty 48"), "ok");
+    assert_eq!(vm.run_command("mark one"), "ok");
     let one = vm.snapshot(AfterSnapshot::Resume);
     let then = sequence(&mut vm);
-    assert_eq!(vm.ask("dirty 16"), "ok");
-    assert_eq!(vm.ask("mark two"), "ok");
+    assert_eq!(vm.run_command("dirty 16"), "ok");
+    assert_eq!(vm.run_command("mark two"), "ok");
     let two = vm.snapshot(AfterSnapshot::Resume);
-    assert_eq!(vm.ask("mark three"), "ok");
+    assert_eq!(vm.run_command("mark three"), "ok");
     let limit = Instant::now() + Duration::from_secs(20);
     while sequence(&mut vm) < then + 500 {
         assert!(Instant::now() < limit);
@@ -116,34 +116,37 @@ fn a_guest_goes_back_to_any_snapshot_and_verifies() {
 
     let report = vm.roll_back(&one).unwrap();
     assert!(report.pages > 0, "{report:?}");
-    assert!(sequence(&mut vm) < then + 400, "it did not go back");
-    assert_eq!(vm.ask("marks"), "one one");
+    assert!(
+        sequence(&mut vm) < then + 400,
+        "the guest was not rolled back"
+    );
+    assert_eq!(vm.run_command("marks"), "one one");
     vm.verify();
     // Roll back to a later snapshot, and to its descendant.
     vm.roll_back(&two).unwrap();
-    assert_eq!(vm.ask("marks"), "two two");
+    assert_eq!(vm.run_command("marks"), "two two");
     vm.verify();
-    assert_eq!(vm.ask("mark four"), "ok");
+    assert_eq!(vm.run_command("mark four"), "ok");
     let four = vm.snapshot(AfterSnapshot::Resume);
     assert_eq!(four.memory.len(), 3);
     vm.roll_back(&one).unwrap();
-    assert_eq!(vm.ask("marks"), "one one");
+    assert_eq!(vm.run_command("marks"), "one one");
     vm.roll_back(&four).unwrap();
-    assert_eq!(vm.ask("marks"), "four four");
+    assert_eq!(vm.run_command("marks"), "four four");
     vm.verify();
     let mut restored = TestVm::restore(four, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "four four");
+    assert_eq!(restored.run_command("marks"), "four four");
     restored.verify();
 }
 
 #[test]
-fn rollbacks_leave_nothing_in_the_vmm() {
-    let test = "rollbacks_leave_nothing_in_the_vmm";
+fn rollbacks_leak_no_resources() {
+    let test = "rollbacks_leak_no_resources";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
-    assert_eq!(vm.ask("mark start"), "ok");
+    assert_eq!(vm.run_command("mark start"), "ok");
     let start = vm.snapshot(AfterSnapshot::Resume);
-    assert_eq!(vm.ask("mark later"), "ok");
+    assert_eq!(vm.run_command("mark later"), "ok");
     let later = vm.snapshot(AfterSnapshot::Resume);
     let base = vm.base();
     drop(vm);
@@ -155,25 +158,25 @@ fn rollbacks_leave_nothing_in_the_vmm() {
             2 => (&later, "later later"),
             _ => (&start, "start start"),
         };
-        assert_eq!(vm.ask(&format!("dirty {}", round % 7 * 8)), "ok");
+        assert_eq!(vm.run_command(&format!("dirty {}", round % 7 * 8)), "ok");
         // Balloons and free page reports leave holes.
         if round % 5 == 0 {
             vm.balloon(32);
         }
         vm.roll_back(snapshot).unwrap();
-        assert_eq!(vm.ask("marks"), marks);
+        assert_eq!(vm.run_command("marks"), marks);
         if round % 10 == 9 {
             vm.verify();
         }
         if round == 9 {
             vm.roll_back(&start).unwrap();
-            assert_eq!(vm.ask("marks"), "start start");
-            first = Some(held(&vm));
+            assert_eq!(vm.run_command("marks"), "start start");
+            first = Some(resource_usage(&vm));
         }
     }
     vm.roll_back(&start).unwrap();
-    assert_eq!(vm.ask("marks"), "start start");
-    let (before, after) = (first.unwrap(), held(&vm));
+    assert_eq!(vm.run_command("marks"), "start start");
+    let (before, after) = (first.unwrap(), resource_usage(&vm));
     // A connection may be closing.
     assert!(
         after.0 <= before.0 + 2,
@@ -188,33 +191,33 @@ fn rollbacks_leave_nothing_in_the_vmm() {
 }
 
 #[test]
-fn memory_that_is_read_rather_than_mapped_goes_back_too() {
-    let test = "memory_that_is_read_rather_than_mapped_goes_back_too";
+fn a_vm_whose_memory_was_read_can_be_rolled_back() {
+    let test = "a_vm_whose_memory_was_read_can_be_rolled_back";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 256, "");
-    assert_eq!(vm.ask("dirty 16"), "ok");
-    assert_eq!(vm.ask("mark one"), "ok");
+    assert_eq!(vm.run_command("dirty 16"), "ok");
+    assert_eq!(vm.run_command("mark one"), "ok");
     let one = vm.snapshot(AfterSnapshot::Stay);
     let base = vm.base();
     drop(vm);
     let read = MemorySource::Copy { working_set: None };
     let mut vm = TestVm::restore(one.share(), &base, read);
     for source in [read, MemorySource::Map, read] {
-        assert_eq!(vm.ask("mark two"), "ok");
-        assert_eq!(vm.ask("dirty 32"), "ok");
+        assert_eq!(vm.run_command("mark two"), "ok");
+        assert_eq!(vm.run_command("dirty 32"), "ok");
         vm.roll_back_from(&one, source).unwrap();
-        assert_eq!(vm.ask("marks"), "one one");
+        assert_eq!(vm.run_command("marks"), "one one");
         vm.verify();
     }
 }
 
 #[test]
-fn a_snapshot_that_does_not_fit_is_refused_and_the_guest_runs_on() {
-    let test = "a_snapshot_that_does_not_fit_is_refused_and_the_guest_runs_on";
+fn a_rollback_to_an_unsuitable_snapshot_is_rejected() {
+    let test = "a_rollback_to_an_unsuitable_snapshot_is_rejected";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
     let own = vm.snapshot(AfterSnapshot::Resume);
-    assert_eq!(vm.ask("mark kept"), "ok");
+    assert_eq!(vm.run_command("mark kept"), "ok");
     let larger = TestVm::boot(guest, 2, 320, "").snapshot(AfterSnapshot::Stay);
     let fewer = TestVm::boot(guest, 1, 256, "").snapshot(AfterSnapshot::Stay);
     let damaged = OpenSnapshot {
@@ -228,11 +231,11 @@ fn a_snapshot_that_does_not_fit_is_refused_and_the_guest_runs_on() {
     for wrong in [larger, fewer, damaged, short, short_disk] {
         let greetings = vm.status()[4];
         vm.roll_back(&wrong).unwrap_err();
-        assert_eq!(vm.ask("marks"), "kept kept");
+        assert_eq!(vm.run_command("marks"), "kept kept");
         assert_eq!(vm.status()[4], greetings, "its connections broke");
         vm.verify();
     }
     vm.roll_back(&own).unwrap();
-    assert_eq!(vm.ask("marks"), "none");
+    assert_eq!(vm.run_command("marks"), "none");
     vm.verify();
 }

@@ -1,4 +1,4 @@
-//! Host storage that does not respond.
+//! Disks on host storage that does not respond.
 
 use super::files::SnapshotTarget;
 use super::guest_image::{guest, skip};
@@ -74,8 +74,8 @@ fn wait_for_writes(vm: &mut TestVm, thaw: bool) {
 }
 
 #[test]
-fn a_disk_that_does_not_answer_holds_up_nothing_else_and_loses_nothing() {
-    let test = "a_disk_that_does_not_answer_holds_up_nothing_else_and_loses_nothing";
+fn a_stalled_disk_blocks_no_other_device_and_loses_no_data() {
+    let test = "a_stalled_disk_blocks_no_other_device_and_loses_no_data";
     let Some(guest) = guest(test) else { return };
     let Some(disk) = StalledDisk::new() else {
         return skip(test, "a file system cannot be mounted from a file");
@@ -92,9 +92,9 @@ fn a_disk_that_does_not_answer_holds_up_nothing_else_and_loses_nothing() {
     assert!(vm.status()[2] > before[2]);
     // A snapshot waits for the request in flight.
     let target = SnapshotTarget::new();
-    vm.ask_snapshot(&target, AfterSnapshot::Resume);
+    vm.request_snapshot(&target, AfterSnapshot::Resume);
     disk.thaw();
-    let snapshot = vm.snapshotted(target).unwrap();
+    let snapshot = vm.finish_snapshot(target).unwrap();
     wait_for_writes(&mut vm, true);
     vm.verify();
     TestVm::restore(snapshot, &vm.base(), MemorySource::Map).verify();

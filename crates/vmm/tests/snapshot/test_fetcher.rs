@@ -60,7 +60,7 @@ pub struct TestStore {
     pub cached: OpenSnapshot,
     mode: (Mutex<Mode>, Condvar),
     /// Number of requests so far.
-    pub asked: AtomicU64,
+    pub request_count: AtomicU64,
 }
 
 impl TestStore {
@@ -80,7 +80,7 @@ impl TestStore {
             whole,
             cached,
             mode: (Mutex::new(Mode::Answer(Duration::ZERO)), Condvar::new()),
-            asked: AtomicU64::new(0),
+            request_count: AtomicU64::new(0),
         })
     }
 
@@ -155,7 +155,7 @@ impl TestStore {
                     return;
                 };
                 let request = FetchRequest::decode(&message[..length]).unwrap();
-                store.asked.fetch_add(1, Ordering::Relaxed);
+                store.request_count.fetch_add(1, Ordering::Relaxed);
                 let (store, link) = (store.clone(), ours.clone());
                 thread::spawn(move || store.answer(request, &link));
             }

@@ -113,16 +113,16 @@ impl TestVm {
             base,
             greeting: None,
         };
-        vm.greeted()
+        vm.wait_until_greeted()
     }
 
     pub fn restore(snapshot: OpenSnapshot, base: &File, source: MemorySource) -> Self {
-        Self::start_from(snapshot, base, source).greeted()
+        Self::start_from(snapshot, base, source).wait_until_greeted()
     }
 
     /// Restores and reads the chunks of `set`, an index, before the start.
     pub fn restore_with(snapshot: OpenSnapshot, base: &File, set: &File) -> Self {
-        Self::start(snapshot, base, RestoreSource::WorkingSet(set)).greeted()
+        Self::start(snapshot, base, RestoreSource::WorkingSet(set)).wait_until_greeted()
     }
 
     /// Restores with `pages`, an index, which are copied after a certain moment.
@@ -132,10 +132,10 @@ impl TestVm {
         pages: &File,
         from: PopulateMoment,
     ) -> Self {
-        Self::start(snapshot, base, RestoreSource::Populate(pages, from)).greeted()
+        Self::start(snapshot, base, RestoreSource::Populate(pages, from)).wait_until_greeted()
     }
 
-    fn greeted(mut self) -> Self {
+    fn wait_until_greeted(mut self) -> Self {
         self.wait_for_hello();
         self
     }
@@ -295,9 +295,9 @@ impl TestVm {
         self.greeting = Some(stream);
     }
 
-    /// Sends a command to the guest and returns the answer.
-    pub fn ask(&mut self, command: &str) -> String {
-        let ours = self.begin(command);
+    /// Runs a command in the guest and returns its answer.
+    pub fn run_command(&mut self, command: &str) -> String {
+        let ours = self.start_command(command);
         let mut line = String::new();
         let result = BufReader::new(ours).read_line(&mut line);
         assert!(
@@ -317,7 +317,7 @@ impl TestVm {
         ours
     }
 
-    pub fn begin(&self, command: &str) -> UnixStream {
+    pub fn start_command(&self, command: &str) -> UnixStream {
         let ours = self.connect();
         writeln!(&ours, "{command}").unwrap();
         ours
@@ -325,13 +325,13 @@ impl TestVm {
 
     /// Returns the status: failures, sequence, loops of two computers, greetings.
     pub fn status(&mut self) -> Vec<u64> {
-        let words = self.ask("status");
+        let words = self.run_command("status");
         words.split(' ').map(|w| w.parse().unwrap()).collect()
     }
 
     /// Asserts that the guest's own checks succeed and that it makes progress.
     pub fn verify(&mut self) {
-        let answer = self.ask("verify");
+        let answer = self.run_command("verify");
         assert!(
             answer.starts_with("verified"),
             "{answer}; console: {}",
@@ -345,7 +345,10 @@ impl TestVm {
             if now[1] > before[1] && now[2] > before[2] {
                 break;
             }
-            assert!(Instant::now() < limit, "the guest stands still: {now:?}");
+            assert!(
+                Instant::now() < limit,
+                "the guest makes no progress: {now:?}"
+            );
         }
     }
 
@@ -388,7 +391,7 @@ impl TestVm {
         });
     }
 
-    pub fn ask_snapshot(&self, target: &SnapshotTarget, then: AfterSnapshot) {
+    pub fn request_snapshot(&self, target: &SnapshotTarget, then: AfterSnapshot) {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
         let mut fds = FdList(Vec::new());
         let config = SnapshotConfig {
@@ -414,7 +417,7 @@ impl TestVm {
     /// Starts a snapshot to `target` and waits until it is captured.
     pub fn capture(&mut self, target: &SnapshotTarget) {
         self.captures = true;
-        self.ask_snapshot(target, AfterSnapshot::Resume);
+        self.request_snapshot(target, AfterSnapshot::Resume);
         self.captures = false;
         self.wait(|event| match event {
             Event::Captured { .. } => Ok(()),
@@ -435,11 +438,11 @@ impl TestVm {
         target: SnapshotTarget,
         then: AfterSnapshot,
     ) -> Result<OpenSnapshot, String> {
-        self.ask_snapshot(&target, then);
-        self.snapshotted(target)
+        self.request_snapshot(&target, then);
+        self.finish_snapshot(target)
     }
 
-    pub fn snapshotted(&mut self, target: SnapshotTarget) -> Result<OpenSnapshot, String> {
+    pub fn finish_snapshot(&mut self, target: SnapshotTarget) -> Result<OpenSnapshot, String> {
         let report = self.outcome()?;
         let mut snapshot = self.origin.share();
         snapshot.state = Some(target.state);
@@ -454,14 +457,14 @@ impl TestVm {
     /// Asserts that a VM restored from `snapshot` has these marks, and verifies it.
     pub fn assert_restores(&self, snapshot: OpenSnapshot, marks: &str) {
         let mut restored = Self::restore(snapshot, &self.base(), MemorySource::Map);
-        assert_eq!(restored.ask("marks"), marks);
+        assert_eq!(restored.run_command("marks"), marks);
         restored.verify();
     }
 
     /// Asserts that the VM continues as if no snapshot had been taken, and that its next snapshot
     /// is complete.
     pub fn assert_no_snapshot_left(&mut self) {
-        assert_eq!(self.ask("mark two"), "ok");
+        assert_eq!(self.run_command("mark two"), "ok");
         self.verify();
         let snapshot = self.snapshot(AfterSnapshot::Resume);
         assert_eq!(snapshot.memory.len(), 1);

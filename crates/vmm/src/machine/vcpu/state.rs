@@ -102,9 +102,9 @@ impl VcpuState {
     /// Reverts a vCPU with the same CPUID to this state. The vCPU must be outside the guest and
     /// have no unfinished exit.
     pub fn revert(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
-        // KVM requires this order: the local APIC after `sregs` (its base address), MSRs after the
-        // local APIC (the mode of its timer), and events last (setting `regs` clears a pending
-        // exception).
+        // KVM requires this order. The local APIC follows `sregs`, which contain its base address.
+        // MSRs follow the local APIC, which determines the mode of the deadline timer. Events are
+        // last because setting `regs` clears a pending exception.
         vcpu.set_mp_state(self.mp_state)
             .map_err(failed("KVM_SET_MP_STATE"))?;
         vcpu.set_sregs(&self.sregs)
@@ -149,9 +149,8 @@ fn restore_msrs(vcpu: &VcpuFd, mut remaining: &[kvm_msr_entry]) -> Result<(), Vm
             .map_err(|e| VmmError::host("KVM_SET_MSRS", format!("{e:?}")))?;
         let count = vcpu.set_msrs(&batch).map_err(failed("KVM_SET_MSRS"))?;
         remaining = remaining.get(count..).unwrap_or_default();
-        // A register with its reset value needs no write.
         // KVM stops at the first register that it cannot write. The failure is ignored if the saved
-        // value is zero.
+        // value is zero, because this is the value after a reset.
         let Some((refused, others)) = remaining.split_first() else {
             return Ok(());
         };

@@ -1,3 +1,5 @@
+//! Tests of lazy memory: which mappings it plans and which pages it loads.
+
 use super::super::map_layers::{MAX_MAPPINGS, map_layers, plan_lazy_mappings};
 use super::super::memory_layers::MemoryLayer;
 use super::super::pagemap_scan::{PageFilter, scan_pagemap};
@@ -74,7 +76,7 @@ fn discard(memory: &GuestMemory, lazy: &LazyMemory, pages: std::ops::Range<u64>)
 }
 
 #[test]
-fn a_touched_chunk_arrives_as_a_whole_and_its_neighbours_stay_missing() {
+fn an_accessed_chunk_is_filled_completely_and_its_neighbours_remain_missing() {
     let Some((memory, lazy)) = lazy_memory() else {
         return;
     };
@@ -95,7 +97,7 @@ fn a_touched_chunk_arrives_as_a_whole_and_its_neighbours_stay_missing() {
 }
 
 #[test]
-fn what_was_written_is_not_overwritten_by_a_second_arrival() {
+fn a_second_fill_does_not_overwrite_written_pages() {
     let Some((memory, lazy)) = lazy_memory() else {
         return;
     };
@@ -108,7 +110,7 @@ fn what_was_written_is_not_overwritten_by_a_second_arrival() {
 }
 
 #[test]
-fn pages_that_were_given_back_are_zero_before_and_after_their_chunk_arrives() {
+fn returned_pages_are_zero_before_and_after_their_chunk_is_filled() {
     let Some((memory, lazy)) = lazy_memory() else {
         return;
     };
@@ -134,7 +136,7 @@ fn pages_that_were_given_back_are_zero_before_and_after_their_chunk_arrives() {
 }
 
 #[test]
-fn a_process_that_is_forked_sees_nothing_of_what_is_missing() {
+fn a_forked_process_reads_missing_memory_as_zero() {
     let Some((memory, lazy)) = lazy_memory() else {
         return;
     };

@@ -85,7 +85,7 @@ fn disturb(memory: &GuestMemory, linear: &LinearMemory, numbers: &mut Numbers) {
 }
 
 #[test]
-fn memory_put_back_equals_memory_restored_byte_for_byte() {
+fn reverted_memory_equals_restored_memory() {
     let mut numbers = Numbers(7);
     let files: Vec<_> = (1..=4).map(|fill| layer(&mut numbers, fill)).collect();
     let [a, b, c, d] = &files[..] else { panic!() };
@@ -119,10 +119,10 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
         disturb(&memory, &linear, &mut numbers);
         let layers = layers(snapshots[at]);
         let plan = plan(&layers, budget);
-        let kept_own = (numbers.below(2) == 0).then_some(&often_written);
+        let retainable = (numbers.below(2) == 0).then_some(&often_written);
         let own = PrivatePages {
             current: &private(&linear),
-            retainable: kept_own,
+            retainable,
             captured: None,
             protected: false,
         };
@@ -130,9 +130,9 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
         mapped = reverted.unwrap().0;
         // Chunks that are read create huge pages, which extend beyond them.
         if plan.copy.is_empty() {
-            let left = private(&linear);
-            let retainable = |page| kept_own.is_some_and(|pages| pages.contains(page));
-            let wrong = left.iter().find(|page| !retainable(*page));
+            let remaining = private(&linear);
+            let is_retainable = |page| retainable.is_some_and(|pages| pages.contains(page));
+            let wrong = remaining.iter().find(|page| !is_retainable(*page));
             assert_eq!(wrong, None, "round {round}: a page is still private");
         }
         assert!(
@@ -143,7 +143,7 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
 }
 
 #[test]
-fn chunks_of_a_file_that_stays_keep_the_pages_that_were_only_read() {
+fn pages_that_were_only_read_remain_mapped_after_a_revert() {
     let mut numbers = Numbers(3);
     let (a, b) = (layer(&mut numbers, 1), layer(&mut numbers, 2));
     let memory = memory::allocate(MIB).unwrap();
@@ -182,7 +182,7 @@ fn chunks_of_a_file_that_stays_keep_the_pages_that_were_only_read() {
 }
 
 #[test]
-fn pages_that_a_guest_writes_first_are_read_anew_where_they_are() {
+fn pages_that_a_guest_writes_first_are_read_again_and_remain_private() {
     let mut numbers = Numbers(5);
     let a = layer(&mut numbers, 1);
     let memory = memory::allocate(MIB).unwrap();
@@ -193,20 +193,20 @@ fn pages_that_a_guest_writes_first_are_read_anew_where_they_are() {
     let mapped = MappedFiles::of(&plan, &layers).unwrap();
     let first = a.1.stored.iter().next().unwrap() * CHUNK_PAGES;
     let at = |page| GuestAddress(page * PAGE + 7);
-    let mut kept_own = UnitSet::empty(CHUNKS * CHUNK_PAGES);
-    kept_own.insert_range(first + 1..first + 3);
+    let mut retainable = UnitSet::empty(CHUNKS * CHUNK_PAGES);
+    retainable.insert_range(first + 1..first + 3);
     for page in first..first + 2 {
         memory.write_obj(9u8, at(page)).unwrap();
     }
     let own = PrivatePages {
         current: &private(&linear),
-        retainable: Some(&kept_own),
+        retainable: Some(&retainable),
         captured: None,
         protected: true,
     };
     let reverted = revert_memory(&mapped, &plan, &layers, &linear, own);
-    let stayed = reverted.unwrap().1;
-    assert_eq!(stayed.iter().collect::<Vec<_>>(), [first + 1]);
+    let retained = reverted.unwrap().1;
+    assert_eq!(retained.iter().collect::<Vec<_>>(), [first + 1]);
     let read: Vec<u8> = (first..first + 3)
         .map(|page| memory.read_obj(at(page)).unwrap())
         .collect();
@@ -234,7 +234,7 @@ fn capture(memory: &GuestMemory, own: &UnitSet) -> (File, LayerIndex) {
 }
 
 #[test]
-fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapped_anew() {
+fn repeated_reverts_to_the_captured_snapshot_retain_mappings() {
     let mut numbers = Numbers(11);
     let base = [layer(&mut numbers, 1), layer(&mut numbers, 2)];
     let memory = memory::allocate(MIB).unwrap();
@@ -250,7 +250,7 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
     let first = capture(&memory, &own);
     let captured = CapturedPages::new(&first.0, own).unwrap();
     let expected = bytes(&memory);
-    let (mut over_what_lay_below, mut given_back) = (0, 0);
+    let (mut mapped_below, mut remapped) = (0, 0);
     for round in 0..12 {
         disturb(&memory, &linear, &mut numbers);
         let top = layers(&[&base[0], &base[1], &first]);
@@ -265,35 +265,35 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
         };
         let to = MappedFiles::of(&plan, &top).unwrap();
         let before = mapped.clone();
-        let (after, stayed) = revert_memory(&mapped, &plan, &top, &linear, own).unwrap();
+        let (after, retained) = revert_memory(&mapped, &plan, &top, &linear, own).unwrap();
         mapped = after;
         assert!(bytes(&memory) == expected, "round {round}");
         for (file, run) in &to.0 {
             let is_captured = *file == captured.layer;
             for chunk in run.clone().filter(|_| is_captured) {
                 let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
-                let all_there = captured.own.iter_range(pages.clone());
-                let all_there = all_there.into_iter().all(|page| current.contains(page));
-                let behind = |files: &MappedFiles| {
+                let all_private = captured.own.iter_range(pages.clone());
+                let all_private = all_private.into_iter().all(|page| current.contains(page));
+                let file_at = |files: &MappedFiles| {
                     let mut runs = files.0.iter();
                     let run = runs.find(|(_, run)| run.contains(&chunk));
                     run.map(|(file, _)| *file)
                 };
-                if behind(&before) == Some(*file) {
-                    assert_eq!(behind(&mapped), Some(*file));
-                } else if all_there {
-                    over_what_lay_below += 1;
-                    assert_eq!(behind(&mapped), behind(&before), "chunk {chunk}");
-                    let read = |page| !current.contains(page) || stayed.contains(page);
+                if file_at(&before) == Some(*file) {
+                    assert_eq!(file_at(&mapped), Some(*file));
+                } else if all_private {
+                    mapped_below += 1;
+                    assert_eq!(file_at(&mapped), file_at(&before), "chunk {chunk}");
+                    let read = |page| !current.contains(page) || retained.contains(page);
                     assert!(pages.clone().all(read), "chunk {chunk}");
                 } else {
-                    given_back += 1;
-                    assert_eq!(behind(&mapped), Some(*file), "chunk {chunk}");
+                    remapped += 1;
+                    assert_eq!(file_at(&mapped), Some(*file), "chunk {chunk}");
                 }
             }
         }
     }
-    assert!(over_what_lay_below > 100 && given_back > 10);
+    assert!(mapped_below > 100 && remapped > 10);
 
     // Revert to another snapshot: the captured pages must not be used afterwards.
     disturb(&memory, &linear, &mut numbers);

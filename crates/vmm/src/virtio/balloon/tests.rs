@@ -1,3 +1,5 @@
+//! Tests of the balloon device: which pages it releases to the host.
+
 use super::*;
 use crate::virtio::testing::{DeviceHarness, Ring, memory_with, readable, writable};
 use vm_memory::Bytes;
@@ -47,10 +49,10 @@ fn inflated_pages_are_dropped_and_their_neighbours_are_not() {
     rings[0].add(&[readable(0x9000, len)]);
     balloon.queue_event(INFLATE_QUEUE).unwrap();
     assert_eq!(rings[0].used(), [(0, 0)]);
-    let left: Vec<_> = (0x80..0x88)
+    let remaining: Vec<_> = (0x80..0x88)
         .filter(|p| byte(&harness, p << 12) != 0)
         .collect();
-    assert_eq!(left, [0x80, 0x84, 0x86, 0x87]);
+    assert_eq!(remaining, [0x80, 0x84, 0x86, 0x87]);
     assert_eq!(harness.interrupt.queue_count(), 1);
 }
 
@@ -75,14 +77,14 @@ fn a_run_may_cross_regions() {
     let len = pfns(&harness, 0x9000, &[0xff, 0x100]);
     rings[0].add(&[readable(0x9000, len)]);
     balloon.queue_event(INFLATE_QUEUE).unwrap();
-    let left: Vec<_> = (0xfe..0x102)
+    let remaining: Vec<_> = (0xfe..0x102)
         .filter(|p| byte(&harness, p << 12) != 0)
         .collect();
-    assert_eq!(left, [0xfe, 0x101]);
+    assert_eq!(remaining, [0xfe, 0x101]);
 }
 
 #[test]
-fn a_page_outside_memory_is_refused() {
+fn a_page_outside_memory_is_rejected() {
     for pfn in [0x200, u32::MAX] {
         let (mut balloon, mut rings, harness) = start();
         let len = pfns(&harness, 0x9000, &[0x80, pfn]);
@@ -94,7 +96,7 @@ fn a_page_outside_memory_is_refused() {
 }
 
 #[test]
-fn malformed_requests_are_refused() {
+fn malformed_requests_are_rejected() {
     let cases = [
         (INFLATE_QUEUE, readable(0x9000, 0)),
         (INFLATE_QUEUE, readable(0x9000, 3)),
@@ -114,15 +116,15 @@ fn malformed_requests_are_refused() {
 }
 
 #[test]
-fn reported_memory_is_dropped_but_never_more_than_its_whole_pages() {
+fn only_whole_pages_of_reported_memory_are_dropped() {
     let (mut balloon, mut rings, harness) = start();
     fill(&harness, 0x80..0x88);
     rings[REPORTING_QUEUE].add(&[writable(0x80800, 0x2800), writable(0x85000, 0x1000)]);
     balloon.queue_event(REPORTING_QUEUE).unwrap();
-    let left: Vec<_> = (0x80..0x88)
+    let remaining: Vec<_> = (0x80..0x88)
         .filter(|p| byte(&harness, p << 12) != 0)
         .collect();
-    assert_eq!(left, [0x80, 0x83, 0x84, 0x86, 0x87]);
+    assert_eq!(remaining, [0x80, 0x83, 0x84, 0x86, 0x87]);
     rings[REPORTING_QUEUE].add(&[writable(0x86100, 0x100)]);
     balloon.queue_event(REPORTING_QUEUE).unwrap();
     assert_ne!(byte(&harness, 0x86100), 0);
@@ -168,7 +170,7 @@ fn the_guest_sets_the_actual_size_and_nothing_else() {
 }
 
 #[test]
-fn it_serves_again_after_a_reset_and_without_all_queues() {
+fn a_reset_balloon_works_again_even_without_all_queues() {
     let (mut balloon, _rings, harness) = start();
     balloon.reset();
     for index in 0..5 {

@@ -164,8 +164,8 @@ impl Disk {
     }
 
     /// Replaces all layers above the image by `layers`, and returns the former layers.
-    // The image is not replaced: all snapshots of a sandbox are based on it.
     pub fn revert(&mut self, layers: DiskLayers) -> Option<DiskLayers> {
+        // The image is not replaced: all snapshots of a sandbox are based on it.
         let before = std::mem::replace(&mut self.layers, layers.layers);
         let overlay = self.overlay.replace(layers.overlay)?;
         Some(DiskLayers {

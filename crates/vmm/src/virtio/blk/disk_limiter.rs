@@ -122,12 +122,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_where_nothing_is_limited() {
+    fn without_limits_no_limiter_is_created() {
         assert!(DiskLimiter::new(DiskLimits::default()).is_none());
     }
 
     #[test]
-    fn an_idle_guest_saves_up_tokens_of_one_second_and_no_more() {
+    fn an_idle_guest_saves_tokens_of_at_most_one_second() {
         for rest in [0, 1, 3600] {
             let mut limiter = limiter(10 * MIB, 0);
             let now = BURST_WINDOW + Duration::from_secs(rest);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_disk_gets_the_rate() {
+    fn a_busy_disk_reaches_the_rate() {
         let seconds = 100;
         let end = BURST_WINDOW + Duration::from_secs(seconds);
         let by_bytes = busy(&mut limiter(10 * MIB, 0), 0, MIB, BURST_WINDOW, end);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_wait_is_some_milliseconds() {
+    fn the_minimum_wait_is_some_milliseconds() {
         let mut limiter = limiter(1 << 40, 0);
         limiter.charge(request((1 << 40) + 1), BURST_WINDOW);
         assert_eq!(limiter.admit(0, BURST_WINDOW), Err(MIN_WAIT));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_never_idle_does_not_keep_another_one_waiting() {
+    fn a_busy_disk_does_not_starve_another_disk() {
         let mut limiter = limiter(MIB, 0);
         let mut now = BURST_WINDOW;
         // Times of the next attempts. The first disk always tries first.
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_went_away_while_it_waited_does_not_block_others_for_long() {
+    fn a_waiting_disk_that_was_removed_does_not_block_others() {
         let mut limiter = limiter(MIB, 0);
         limiter.charge(request(2 * MIB), BURST_WINDOW);
         assert!(limiter.admit(0, BURST_WINDOW).is_err());

@@ -43,10 +43,10 @@ impl BlockOverlay {
         }
         Ok(Self {
             file,
+            // Zero blocks are stored as holes, so `index.zero` is empty for disks.
             owned: index.stored,
         })
     }
-    // Zero blocks are stored as holes of the file, so `index.zero` is empty for disks.
 
     pub fn owns(&self, block: u64) -> bool {
         self.owned.contains(block)

@@ -1,3 +1,5 @@
+//! Tests of the block device through a virtqueue, as a driver uses it.
+
 use super::*;
 use crate::virtio::testing::{Buffer, DeviceHarness, Ring, memory, readable, writable};
 use std::fs::File;
@@ -150,7 +152,7 @@ impl BlockDriver {
         self.request(kind, 0, &[readable(DATA_ADDRESS, len)]).0
     }
 
-    fn refused(mut self, buffers: &[Buffer]) -> DeviceError {
+    fn rejected(mut self, buffers: &[Buffer]) -> DeviceError {
         self.header(REQUEST_IN, 0);
         self.ring.add(buffers);
         let error = self.block.queue_event(0).unwrap_err();

@@ -52,8 +52,8 @@ impl<'m> GuestBuffers<'m> {
             let missing = bytes - front.len;
             if slice.len() > missing {
                 if missing > 0 {
-                    let (status, right) = slice.split_at(missing).ok()?;
-                    front.push(status);
+                    let (left, right) = slice.split_at(missing).ok()?;
+                    front.push(left);
                     *slice = right;
                 }
                 break;
@@ -273,8 +273,8 @@ pub fn drain_throttled<'m>(
             },
             other => break other,
         }
-        // Interrupt even after an error: the driver must learn of the chains that were served.
     };
+    // Interrupt even after an error: the driver must learn of the chains that were served.
     if used && queue.needs_notification(memory).map_err(ring)? {
         interrupt.queue();
     }

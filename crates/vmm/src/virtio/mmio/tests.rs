@@ -1,3 +1,5 @@
+//! Tests of the MMIO transport: notifications and the state of the queues.
+
 use super::*;
 use crate::poll::Poller;
 use vm_memory::{Bytes, GuestAddress};
@@ -86,7 +88,7 @@ fn bring_up_with(device: &mut MmioDevice, used: u32, features: u32) {
 }
 
 #[test]
-fn a_well_behaved_driver_comes_up_and_resets() {
+fn a_well_behaved_driver_activates_and_resets_the_device() {
     let mut device = transport(TestDevice::default());
     assert_eq!(get(&device, 0), MAGIC_VALUE);
     assert_eq!(get(&device, 0x0c), VENDOR_QUIET);
@@ -179,14 +181,14 @@ fn with_rings(features: u32, next: u16, words: &[(u64, u16)]) -> MmioDevice {
 }
 
 #[test]
-fn a_driver_is_interrupted_unless_it_waits_for_what_the_device_has_not_given_back() {
+fn a_driver_is_interrupted_unless_it_waits_for_an_unused_buffer() {
     let interrupted = |device: MmioDevice| {
         device.interrupt_if_needed();
         device.irq.fd.read().is_ok()
     };
     assert!(!interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 7)])));
     assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 6)])));
-    // The driver wants to be notified only after some more buffers.
+    // The driver requests a notification only after some more buffers.
     assert!(!interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 9)])));
     assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 23)])));
     // Without event indexes, the state of the driver is unknown.
@@ -196,13 +198,18 @@ fn a_driver_is_interrupted_unless_it_waits_for_what_the_device_has_not_given_bac
 }
 
 #[test]
-fn a_queue_is_looked_at_unless_its_driver_will_kick_for_the_next_buffer() {
-    let owed = |features, next, words: &[_]| with_rings(features, next, words).needs_check(0);
+fn a_queue_is_checked_unless_its_driver_will_kick_for_the_next_buffer() {
+    let needs_check =
+        |features, next, words: &[_]| with_rings(features, next, words).needs_check(0);
     let seen = [(AVAIL_INDEX, 7), (AVAIL_EVENT, 7)];
-    assert!(!owed(EVENT_IDX, 7, &seen));
-    assert!(owed(EVENT_IDX, 6, &seen));
+    assert!(!needs_check(EVENT_IDX, 7, &seen));
+    assert!(needs_check(EVENT_IDX, 6, &seen));
     // The device is idle, and has disabled kicks.
-    assert!(owed(EVENT_IDX, 7, &[(AVAIL_INDEX, 7), (AVAIL_EVENT, 6)]));
-    assert!(owed(0, 7, &seen));
+    assert!(needs_check(
+        EVENT_IDX,
+        7,
+        &[(AVAIL_INDEX, 7), (AVAIL_EVENT, 6)]
+    ));
+    assert!(needs_check(0, 7, &seen));
     assert!(!transport(TestDevice::default()).needs_check(0));
 }

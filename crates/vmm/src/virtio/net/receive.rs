@@ -21,9 +21,10 @@ const RX_BUDGET: usize = 512;
 
 /// State of the receiving side.
 #[derive(Debug)]
-// Frame that was read from the tap but not delivered. Empty if `len` is 0.
 pub struct FrameReceiver {
+    /// Frame that was read from the tap but not delivered. Valid up to `len`.
     frame: Box<[u8]>,
+    /// Length of the frame. 0 without a frame.
     len: usize,
     /// True if the tap may have a frame.
     pub readable: bool,
@@ -71,7 +72,6 @@ impl FrameReceiver {
     }
 
     /// Drops the waiting frame, if any.
-    // The buffer is reused.
     pub fn reset(&mut self) {
         self.len = 0;
         self.readable = false;
@@ -89,7 +89,7 @@ impl FrameReceiver {
         if !to.queue.ready() {
             return Ok(false);
         }
-        // The used index before and after tells whether the guest may need an interrupt.
+        // The guest may need an interrupt if the used index advances.
         let before = to.queue.next_used();
         to.queue.disable_notification(to.memory).map_err(ring)?;
         let outcome = self.move_frames(tap, &mut to);
@@ -243,7 +243,7 @@ impl ReceiveQueue<'_> {
             .ok_or_else(|| ring("address overflow"))?;
         let event: u16 = self.memory.load(at, Ordering::Relaxed).map_err(ring)?;
         let now = self.queue.next_used();
-        // Whether the index passed the event index, modulo 2^16.
+        // The driver requests an interrupt if the index passed its event index, modulo 2^16.
         let passed = now.wrapping_sub(u16::from_le(event)).wrapping_sub(1);
         Ok(passed < now.wrapping_sub(before))
     }

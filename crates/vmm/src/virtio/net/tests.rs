@@ -1,3 +1,5 @@
+//! Tests of the network device through a virtqueue, as a driver uses it.
+
 use super::*;
 use crate::virtio::testing::{Buffer, DeviceHarness, Ring, memory, readable, writable};
 use std::io::{Read, Write};
@@ -104,7 +106,7 @@ impl NetDriver {
         self.net.queue_event(TX_QUEUE)
     }
 
-    fn refused(features: u64, index: usize, buffers: &[Buffer]) {
+    fn assert_rejected(features: u64, index: usize, buffers: &[Buffer]) {
         let mut driver = Self::new(features);
         driver.receive_from_wire(60);
         driver.run_until_idle();
@@ -175,7 +177,7 @@ fn a_frame_waits_for_buffers_without_a_busy_loop() {
 }
 
 #[test]
-fn a_frame_longer_than_the_buffers_at_hand_waits_for_one_more() {
+fn a_frame_longer_than_the_available_buffers_waits_for_more() {
     let mut driver = NetDriver::new(MRG_RXBUF);
     driver.add_rx_buffer(0, 1000);
     driver.receive_from_wire(1900);
@@ -214,7 +216,7 @@ fn a_ring_full_of_tiny_buffers_does_not_stop_the_interface() {
 }
 
 #[test]
-fn a_flood_is_taken_in_turns() {
+fn a_flood_of_frames_is_handled_in_bounded_steps() {
     let mut driver = NetDriver::new(MRG_RXBUF);
     let mut total = 0;
     for round in 0..30 {
@@ -232,7 +234,7 @@ fn a_flood_is_taken_in_turns() {
 }
 
 #[test]
-fn a_sent_frame_reaches_the_wire_as_it_is() {
+fn a_sent_frame_reaches_the_tap_unchanged() {
     let mut driver = NetDriver::new(0);
     let payload: Vec<u8> = (0..200).collect();
     driver.send([0; HEADER_BYTES], &payload).unwrap();
@@ -245,7 +247,7 @@ fn a_sent_frame_reaches_the_wire_as_it_is() {
 }
 
 #[test]
-fn the_largest_frame_is_sent_and_a_larger_one_is_refused() {
+fn the_largest_frame_is_sent_and_a_larger_frame_is_rejected() {
     let mut driver = NetDriver::new(0);
     driver
         .send([0; HEADER_BYTES], &vec![1; MAX_FRAME_BYTES - HEADER_BYTES])
@@ -302,10 +304,10 @@ fn driver_features() -> u64 {
 }
 
 #[test]
-fn malformed_buffers_are_refused() {
-    NetDriver::refused(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, 11)]);
-    NetDriver::refused(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, 0)]);
-    NetDriver::refused(
+fn malformed_buffers_are_rejected() {
+    NetDriver::assert_rejected(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, 11)]);
+    NetDriver::assert_rejected(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, 0)]);
+    NetDriver::assert_rejected(
         0,
         TX_QUEUE,
         &[
@@ -313,13 +315,13 @@ fn malformed_buffers_are_refused() {
             writable(TX_FRAME_ADDRESS, 1),
         ],
     );
-    NetDriver::refused(0, TX_QUEUE, &[writable(TX_FRAME_ADDRESS, 64)]);
-    NetDriver::refused(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, u32::MAX)]);
-    NetDriver::refused(0, TX_QUEUE, &[readable(4 << 20, 64)]);
+    NetDriver::assert_rejected(0, TX_QUEUE, &[writable(TX_FRAME_ADDRESS, 64)]);
+    NetDriver::assert_rejected(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, u32::MAX)]);
+    NetDriver::assert_rejected(0, TX_QUEUE, &[readable(4 << 20, 64)]);
     for features in [0, MRG_RXBUF] {
-        NetDriver::refused(features, RX_QUEUE, &[readable(TX_FRAME_ADDRESS, 2048)]);
-        NetDriver::refused(features, RX_QUEUE, &[writable(TX_FRAME_ADDRESS, 0)]);
-        NetDriver::refused(
+        NetDriver::assert_rejected(features, RX_QUEUE, &[readable(TX_FRAME_ADDRESS, 2048)]);
+        NetDriver::assert_rejected(features, RX_QUEUE, &[writable(TX_FRAME_ADDRESS, 0)]);
+        NetDriver::assert_rejected(
             features,
             RX_QUEUE,
             &[
@@ -327,12 +329,12 @@ fn malformed_buffers_are_refused() {
                 writable(TX_FRAME_ADDRESS, 2048),
             ],
         );
-        NetDriver::refused(features, RX_QUEUE, &[writable(4 << 20, 2048)]);
+        NetDriver::assert_rejected(features, RX_QUEUE, &[writable(4 << 20, 2048)]);
     }
 }
 
 #[test]
-fn a_tap_that_refuses_is_counted_and_the_device_lives_on() {
+fn errors_of_the_tap_are_counted_and_the_device_continues() {
     let mut driver = NetDriver::new(0);
     let (other, wire) = UnixDatagram::pair().unwrap();
     drop(std::mem::replace(&mut driver.wire, wire));
@@ -361,7 +363,7 @@ fn the_configuration_names_address_and_mtu() {
 }
 
 #[test]
-fn a_descriptor_that_is_no_tap_is_refused() {
+fn a_descriptor_that_is_not_a_tap_is_rejected() {
     let (card, _wire) = UnixDatagram::pair().unwrap();
     assert!(matches!(
         Net::new(file(card), MAC, 1500),
@@ -370,7 +372,7 @@ fn a_descriptor_that_is_no_tap_is_refused() {
 }
 
 #[test]
-fn it_serves_again_after_a_reset_and_the_wire_is_watched_only_while_active() {
+fn a_reset_interface_works_again_and_watches_the_tap_only_while_active() {
     let mut driver = NetDriver::new(MRG_RXBUF);
     driver.receive_from_wire(1000);
     driver.run_until_idle();

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_taken_at_once_and_then_one_in_each_interval() {
+    fn a_burst_is_accepted_at_once_and_then_one_request_per_interval() {
         let mut limit = ConnectLimit::default();
         let now = limit.began;
         // Costs are rounded up to nanoseconds.

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_survives_the_wire() {
+    fn a_decoded_header_encodes_to_the_same_bytes() {
         let bytes: [u8; HEADER_BYTES] = std::array::from_fn(|i| u8::try_from(i).unwrap());
         let header = VsockHeader::from_bytes(&bytes);
         assert_eq!(header.src_port, 0x1312_1110);

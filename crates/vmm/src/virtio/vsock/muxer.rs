@@ -230,8 +230,8 @@ impl Muxer {
         self.resets.is_empty() && self.ready.iter().all(|ready| *ready == token)
     }
 
-    /// Reads more data of a connection into `buffers`, in one call to the host. Returns the number of
-    /// bytes. The connection retains its position in the order.
+    /// Reads more data of a connection into `buffers`, in one call to the host. Returns the number
+    /// of bytes. The connection retains its position in the order.
     pub fn read_more(&mut self, token: u32, buffers: &[GuestBuffers<'_>]) -> usize {
         let connection = self.connections.get_mut(&token);
         let read = connection.and_then(|connection| connection.read(buffers));

@@ -15,7 +15,7 @@ use std::path::Path;
 
 impl TestVm {
     /// Detaches the VM from its controller. Later controllers connect at `path`.
-    pub fn keep(&mut self, path: &Path) {
+    pub fn detach(&mut self, path: &Path) {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
         bind(listener.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
@@ -36,7 +36,7 @@ impl TestVm {
     }
 
     /// Closes the control socket.
-    pub fn detach(&mut self) {
+    pub fn disconnect(&mut self) {
         self.channel = Channel::pair().unwrap().0;
     }
 

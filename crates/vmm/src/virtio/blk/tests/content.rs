@@ -4,7 +4,7 @@ use super::*;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 #[test]
-fn a_read_only_disk_reads_its_file_and_refuses_writes() {
+fn a_read_only_disk_reads_its_file_and_rejects_writes() {
     let content = pattern(8192);
     let mut driver = BlockDriver::new(DiskBackend::ReadOnly(file(&content)));
     assert_eq!(driver.read(0, 8192), content);
@@ -41,7 +41,7 @@ fn writes_stay_in_the_overlay_and_own_their_blocks() {
 }
 
 #[test]
-fn a_partial_write_keeps_the_rest_of_its_block() {
+fn a_partial_write_preserves_the_rest_of_its_block() {
     let content = pattern(5 * 4096);
     for (sector, sectors) in [(1, 1), (0, 1), (7, 1), (7, 2), (7, 10), (8, 9), (39, 1)] {
         let (mut driver, overlay) = BlockDriver::overlay(&content);
@@ -126,7 +126,7 @@ fn zeroed_ranges_read_as_zeroes_and_their_neighbours_do_not() {
 }
 
 #[test]
-fn discarded_blocks_are_given_back_to_the_host() {
+fn discarded_blocks_are_released_on_the_host() {
     let (mut driver, overlay) = BlockDriver::overlay(&pattern(1 << 20));
     assert_eq!(driver.write(0, &pattern(1 << 20)), STATUS_OK);
     let full = overlay.metadata().unwrap().blocks();
@@ -153,7 +153,7 @@ fn writes_survive_a_reset_of_the_device() {
 }
 
 #[test]
-fn any_mix_of_requests_agrees_with_a_plain_array() {
+fn random_requests_have_the_same_result_as_an_array() {
     let sectors = 523;
     let mut model = pattern(sectors * 512);
     let (mut driver, _) = BlockDriver::overlay(&model);
@@ -190,7 +190,7 @@ fn any_mix_of_requests_agrees_with_a_plain_array() {
 }
 
 #[test]
-fn a_write_that_the_host_refuses_fails_in_the_guest_and_is_reported_once() {
+fn a_write_that_fails_on_the_host_fails_in_the_guest_and_is_reported_once() {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     let overlay = memfd_create(c"overlay", MFdFlags::MFD_ALLOW_SEALING).unwrap();

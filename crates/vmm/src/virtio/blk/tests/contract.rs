@@ -54,7 +54,7 @@ fn access_beyond_the_disk_is_an_error() {
 }
 
 #[test]
-fn odd_lengths_directions_and_kinds_are_answered_with_an_error() {
+fn invalid_lengths_directions_and_kinds_cause_an_error() {
     let (mut driver, _) = BlockDriver::overlay(&pattern(8192));
     assert_eq!(
         driver
@@ -104,7 +104,7 @@ fn a_request_longer_than_the_limit_is_an_error() {
 }
 
 #[test]
-fn the_identity_is_the_name() {
+fn the_serial_number_is_the_name() {
     let (mut driver, _) = BlockDriver::overlay(&pattern(4096));
     assert_eq!(
         driver.request(REQUEST_GET_ID, 0, &[writable(DATA_ADDRESS, 20)]),
@@ -120,7 +120,7 @@ fn the_identity_is_the_name() {
 }
 
 #[test]
-fn requests_without_header_or_status_are_refused() {
+fn requests_without_header_or_status_are_rejected() {
     let cases: [&[Buffer]; 6] = [
         &[readable(HEADER_ADDRESS, 16)],
         &[writable(STATUS_ADDRESS, 1)],
@@ -135,13 +135,13 @@ fn requests_without_header_or_status_are_refused() {
     ];
     for buffers in cases {
         let (driver, _) = BlockDriver::overlay(&pattern(4096));
-        let error = driver.refused(buffers);
+        let error = driver.rejected(buffers);
         assert!(matches!(error, DeviceError::Guest(_)), "{error}");
     }
 }
 
 #[test]
-fn header_and_status_may_lie_anywhere_in_their_buffers() {
+fn header_and_status_may_be_anywhere_in_their_buffers() {
     let content = pattern(8192);
     let (mut driver, _) = BlockDriver::overlay(&content);
     driver.header(REQUEST_IN, 1);
@@ -232,7 +232,7 @@ fn a_flush_is_offered_only_where_it_reaches_the_host() {
 }
 
 #[test]
-fn files_that_are_no_disk_are_refused() {
+fn files_that_are_not_disks_are_rejected() {
     for bytes in [0, 511, 513] {
         assert!(Block::new("b", DiskBackend::ReadOnly(file(&vec![0; bytes]))).is_err());
     }

@@ -63,7 +63,7 @@ fn expected() -> Vec<u8> {
 }
 
 #[test]
-fn the_newest_layer_that_holds_a_block_is_read() {
+fn a_block_is_read_from_the_newest_layer_that_contains_it() {
     let (base, layers) = base_and_two_layers();
     let mut driver = layered(&base, &layers, file(b""));
     assert_eq!(driver.read(0, DISK_BYTES), expected());
@@ -94,7 +94,7 @@ fn siblings_over_the_same_layers_do_not_see_each_other() {
 }
 
 #[test]
-fn an_undone_freeze_keeps_what_was_written_before_and_after() {
+fn a_thaw_preserves_writes_before_and_after_the_freeze() {
     let (mut driver, overlay) = BlockDriver::overlay(&pattern(DISK_BYTES));
     assert_eq!(driver.write(block(1), &[1; 4096]), STATUS_OK);
     driver.block.freeze(file(b"")).unwrap();
@@ -109,8 +109,8 @@ fn an_undone_freeze_keeps_what_was_written_before_and_after() {
 }
 
 #[test]
-fn a_layer_of_another_disk_is_refused() {
-    let refused = |base: File, layers: Vec<(File, LayerIndex)>| {
+fn a_layer_of_another_disk_is_rejected() {
+    let assert_rejected = |base: File, layers: Vec<(File, LayerIndex)>| {
         let overlay = file(b"");
         let backend = DiskBackend::Layered {
             base,
@@ -121,9 +121,9 @@ fn a_layer_of_another_disk_is_refused() {
     };
     let (base, layers) = base_and_two_layers();
     layers[0].0.set_len(4096).unwrap();
-    refused(base, layers);
+    assert_rejected(base, layers);
     let (_, layers) = base_and_two_layers();
-    refused(file(&pattern(DISK_BYTES / 2)), layers);
+    assert_rejected(file(&pattern(DISK_BYTES / 2)), layers);
 }
 
 #[test]

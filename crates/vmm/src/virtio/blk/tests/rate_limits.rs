@@ -65,16 +65,16 @@ fn requests_over_the_limit_stay_in_the_queue_until_the_timer_fires() {
 }
 
 #[test]
-fn kicks_do_not_get_a_guest_more_than_its_share() {
+fn kicks_do_not_exceed_the_rate_limit() {
     let mut driver = limited(&limiter(20), 0);
     queue_reads(&mut driver, 40);
     let began = Instant::now();
     for _ in 0..1000 {
         driver.block.queue_event(0).unwrap();
     }
-    let most = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
+    let max_served = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
     let served = driver.ring.used().len();
-    assert!((20..=most.max(21)).contains(&served), "{served}");
+    assert!((20..=max_served.max(21)).contains(&served), "{served}");
 }
 
 #[test]
@@ -109,13 +109,13 @@ fn all_disks_of_a_guest_share_its_limit() {
     let began = Instant::now();
     first.block.queue_event(0).unwrap();
     second.block.queue_event(0).unwrap();
-    let most = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
+    let max_served = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
     let served = first.ring.used().len() + second.ring.used().len();
-    assert!((20..=most).contains(&served), "{served}");
+    assert!((20..=max_served).contains(&served), "{served}");
 }
 
 #[test]
-fn each_piece_that_is_discarded_counts() {
+fn each_discarded_segment_counts() {
     let base = file(&pattern(1 << 16));
     let overlay = file(b"");
     let block = Block::new("blk0", DiskBackend::Overlay { base, overlay }).unwrap();

@@ -1,3 +1,5 @@
+//! Tests of descriptor chains, with valid rings and with malformed rings.
+
 use super::*;
 use crate::virtio::testing::{
     CountingInterrupt, INDIRECT, NEXT, Ring, WRITE, memory, memory_with, readable, writable,
@@ -12,18 +14,18 @@ fn ring(memory: &GuestMemory) -> (Ring, Queue) {
     (ring, queue)
 }
 
-fn refused(build: impl FnOnce(&mut Ring)) -> String {
+fn rejection(build: impl FnOnce(&mut Ring)) -> String {
     let memory = memory(0x10000);
     let (mut ring, mut queue) = ring(&memory);
     build(&mut ring);
     match next_chain(&mut queue, &memory) {
         Err(DeviceError::Guest(why)) => why,
-        other => panic!("not refused: {other:?}"),
+        other => panic!("not rejected: {other:?}"),
     }
 }
 
 #[test]
-fn a_chain_arrives_whole_and_in_order() {
+fn a_chain_is_complete_and_in_order() {
     let memory = memory(0x10000);
     let (mut ring, mut queue) = ring(&memory);
     ring.add(&[
@@ -59,8 +61,8 @@ fn a_buffer_may_cross_from_one_region_into_the_next() {
 }
 
 #[test]
-fn a_looped_chain_is_refused() {
-    let why = refused(|ring| {
+fn a_looped_chain_is_rejected() {
+    let why = rejection(|ring| {
         ring.set_descriptor(0, 0x4000, 8, NEXT, 1);
         ring.set_descriptor(1, 0x4000, 8, NEXT, 0);
         ring.publish(0);
@@ -69,17 +71,17 @@ fn a_looped_chain_is_refused() {
 }
 
 #[test]
-fn a_chain_that_leaves_the_table_is_refused() {
-    refused(|ring| {
+fn a_chain_that_leaves_the_table_is_rejected() {
+    rejection(|ring| {
         ring.set_descriptor(0, 0x4000, 8, NEXT, SIZE);
         ring.publish(0);
     });
-    refused(|ring| ring.publish(SIZE));
-    refused(|ring| ring.publish(u16::MAX));
+    rejection(|ring| ring.publish(SIZE));
+    rejection(|ring| ring.publish(u16::MAX));
 }
 
 #[test]
-fn a_buffer_outside_memory_is_refused() {
+fn a_buffer_outside_memory_is_rejected() {
     for (addr, len) in [
         (0x10000, 1),
         (0xfff0, 0x11),
@@ -87,22 +89,22 @@ fn a_buffer_outside_memory_is_refused() {
         (u64::MAX - 7, 0x10),
         (0x4000, u32::MAX),
     ] {
-        refused(|ring| {
+        rejection(|ring| {
             ring.add(&[readable(addr, len)]);
         });
     }
 }
 
 #[test]
-fn readable_after_writable_is_refused() {
-    refused(|ring| {
+fn readable_after_writable_is_rejected() {
+    rejection(|ring| {
         ring.add(&[writable(0x4000, 8), readable(0x5000, 8)]);
     });
 }
 
 #[test]
-fn an_indirect_table_longer_than_the_queue_is_refused() {
-    let why = refused(|ring| {
+fn an_indirect_table_longer_than_the_queue_is_rejected() {
+    let why = rejection(|ring| {
         let many = vec![readable(0x4000, 1); usize::from(SIZE) + 1];
         ring.add_indirect(0x8000, &many);
     });
@@ -110,20 +112,20 @@ fn an_indirect_table_longer_than_the_queue_is_refused() {
 }
 
 #[test]
-fn hostile_indirect_tables_are_refused() {
+fn hostile_indirect_tables_are_rejected() {
     // Nested, of odd length, empty, outside memory, and after a valid descriptor.
-    refused(|ring| {
+    rejection(|ring| {
         ring.set_descriptor_at(0x8000, 0x9000, 16, INDIRECT, 0);
         ring.set_descriptor(0, 0x8000, 16, INDIRECT, 0);
         ring.publish(0);
     });
     for (addr, len) in [(0x8000, 15), (0x8000, 0), (0x10000, 16), (0x8000, u32::MAX)] {
-        refused(|ring| {
+        rejection(|ring| {
             ring.set_descriptor(0, addr, len, INDIRECT, 0);
             ring.publish(0);
         });
     }
-    refused(|ring| {
+    rejection(|ring| {
         ring.set_descriptor(0, 0x4000, 8, NEXT, 1);
         ring.set_descriptor(1, 0x8000, 15, INDIRECT | WRITE, 0);
         ring.publish(0);
@@ -131,9 +133,9 @@ fn hostile_indirect_tables_are_refused() {
 }
 
 #[test]
-fn an_available_index_that_jumps_is_refused() {
-    refused(|ring| ring.set_avail_idx(SIZE + 1));
-    refused(|ring| ring.set_avail_idx(u16::MAX));
+fn an_available_index_that_jumps_is_rejected() {
+    rejection(|ring| ring.set_avail_idx(SIZE + 1));
+    rejection(|ring| ring.set_avail_idx(u16::MAX));
 }
 
 #[test]
@@ -162,22 +164,22 @@ fn buffers_are_taken_and_copied_across_pieces() {
 }
 
 #[test]
-fn draining_interrupts_once_and_asks_for_the_next_kick() {
+fn draining_interrupts_once_and_enables_the_next_kick() {
     let memory = memory(0x10000);
     let (mut ring, mut queue) = ring(&memory);
     let interrupt = CountingInterrupt::default();
     for _ in 0..3 {
         ring.add(&[writable(0x4000, 8)]);
     }
-    let left = drain(&mut queue, &memory, &interrupt, usize::MAX, |_| Ok(8)).unwrap();
-    assert!(!left);
+    let has_more = drain(&mut queue, &memory, &interrupt, usize::MAX, |_| Ok(8)).unwrap();
+    assert!(!has_more);
     assert_eq!(ring.used(), [(0, 8), (1, 8), (2, 8)]);
     assert_eq!(interrupt.queue_count(), 1);
     assert_eq!(ring.avail_event(), 3);
 }
 
 #[test]
-fn work_beyond_the_budget_is_left_for_later() {
+fn work_beyond_the_budget_is_deferred() {
     let memory = memory(0x10000);
     let (mut ring, mut queue) = ring(&memory);
     let interrupt = CountingInterrupt::default();
@@ -191,18 +193,18 @@ fn work_beyond_the_budget_is_left_for_later() {
 }
 
 #[test]
-fn a_driver_that_refills_while_served_does_not_hold_the_device() {
+fn a_driver_that_refills_its_queue_does_not_block_the_device() {
     let memory = memory(0x10000);
     let (mut ring, mut queue) = ring(&memory);
     let interrupt = CountingInterrupt::default();
     ring.add(&[writable(0x4000, 8)]);
     let mut served = 0;
-    let left = drain(&mut queue, &memory, &interrupt, usize::MAX, |_| {
+    let has_more = drain(&mut queue, &memory, &interrupt, usize::MAX, |_| {
         served += 1;
         ring.add(&[writable(0x4000, 8)]);
         Ok(8)
     });
-    assert!(left.unwrap());
+    assert!(has_more.unwrap());
     assert_eq!(served, SIZE);
 }
 
@@ -220,7 +222,7 @@ fn chains_served_before_a_broken_one_are_reported() {
 }
 
 #[test]
-fn a_used_ring_laid_over_the_available_index_does_not_hold_the_device() {
+fn a_used_ring_over_the_available_index_does_not_block_the_device() {
     let memory = memory(0x10000);
     let interrupt = CountingInterrupt::default();
     let (ring, _) = ring(&memory);

@@ -54,8 +54,8 @@ impl VsockConnection {
         self.update_requested || self.credit.needs_update()
     }
 
-    /// Returns the next packet for the guest. Data is read directly into `buffer`, which starts after
-    /// the header.
+    /// Returns the next packet for the guest. Data is read directly into `buffer`, which starts
+    /// after the header.
     pub fn next_packet(
         &mut self,
         buffer: &GuestBuffers<'_>,

@@ -28,19 +28,23 @@ fn streams_that_are_ready_at_once_cost_one_interrupt() {
     for event in &ready {
         guest.device.host_event(event.token, event.flags).unwrap();
     }
-    assert_eq!(interrupts(&guest), before, "nothing before its end");
+    assert_eq!(
+        interrupts(&guest),
+        before,
+        "an interrupt came before the end of the batch"
+    );
     guest.device.end_batch().unwrap();
     assert_eq!(interrupts(&guest), before + 1);
     guest.handle_interrupt();
     guest.run_until_idle();
-    let mut heard: Vec<u32> = Vec::new();
+    let mut ports: Vec<u32> = Vec::new();
     while let Some((header, data)) = guest.received.pop_front() {
         assert_eq!(header.op, VsockOp::Rw as u16);
         assert_eq!(data, header.dst_port.to_le_bytes());
-        heard.push(header.dst_port);
+        ports.push(header.dst_port);
     }
-    heard.sort_unstable();
-    assert_eq!(heard, (100..116).collect::<Vec<u32>>());
+    ports.sort_unstable();
+    assert_eq!(ports, (100..116).collect::<Vec<u32>>());
 }
 
 #[test]
@@ -57,7 +61,7 @@ fn an_empty_batch_and_one_after_a_reset_do_nothing() {
 }
 
 #[test]
-fn much_data_fills_many_buffers_and_little_data_leaves_them() {
+fn much_data_fills_many_buffers_and_little_data_returns_unused_buffers() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_host(22, 1 << 20);
     guest.run_until_idle();
@@ -89,7 +93,7 @@ fn much_data_fills_many_buffers_and_little_data_leaves_them() {
 }
 
 #[test]
-fn data_beyond_the_guests_credit_waits_also_where_many_buffers_are_free() {
+fn data_beyond_the_guests_credit_waits_even_if_many_buffers_are_free() {
     let mut guest = VsockGuest::ready();
     let credit = 20_000;
     let (mut link, mut stream) = guest.connected_by_host(22, credit);
@@ -112,7 +116,7 @@ fn data_beyond_the_guests_credit_waits_also_where_many_buffers_are_free() {
 }
 
 #[test]
-fn the_guest_hears_of_sent_packets_with_an_answer_or_soon() {
+fn sent_packets_are_reported_with_the_next_interrupt_or_after_a_delay() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_host(22, 65_536);
     guest.run_until_idle();
@@ -121,7 +125,11 @@ fn the_guest_hears_of_sent_packets_with_an_answer_or_soon() {
     let before = interrupts(&guest);
     let header = link.data(1);
     guest.send(header, b"a");
-    assert_eq!(interrupts(&guest), before, "not for it alone");
+    assert_eq!(
+        interrupts(&guest),
+        before,
+        "an interrupt came for one packet"
+    );
     // Together with data.
     let mut byte = [0];
     stream.read_exact(&mut byte).unwrap();
@@ -135,14 +143,14 @@ fn the_guest_hears_of_sent_packets_with_an_answer_or_soon() {
     while interrupts(&guest) == before {
         assert!(
             Instant::now() < limit,
-            "the guest never had its buffer back"
+            "the device did not return the buffer"
         );
         guest.poll_events(20);
     }
 }
 
 #[test]
-fn a_guest_that_sends_much_has_its_buffers_back_before_its_ring_is_full() {
+fn a_busy_sender_receives_its_buffers_before_its_ring_is_full() {
     let mut guest = VsockGuest::ready();
     let (mut link, _stream) = guest.connected_by_host(22, 65_536);
     guest.run_until_idle();

@@ -129,11 +129,11 @@ fn data_that_the_host_sent_before_it_closed_reaches_the_guest() {
 
 #[test]
 fn data_that_the_guest_sent_before_it_closed_reaches_the_host() {
-    for rude in [false, true] {
+    for is_reset in [false, true] {
         let mut guest = VsockGuest::ready();
         let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
         let sent = fill_window(&mut guest, &mut link, 4);
-        if rude {
+        if is_reset {
             guest.send(link.header(VsockOp::Rst), &[]);
             guest.assert_idle();
         } else {
@@ -141,14 +141,14 @@ fn data_that_the_guest_sent_before_it_closed_reaches_the_host() {
             assert_eq!(guest.op(), VsockOp::Rst as u16);
         }
         // The guest may use the same ports again at once.
-        let (mut deferred_kick, mut second) = guest.connected_by_guest(50, 4096);
-        let header = deferred_kick.data(3);
+        let (mut second_link, mut second) = guest.connected_by_guest(50, 4096);
+        let header = second_link.data(3);
         guest.send(header, b"new");
         let mut new = [0; 3];
         second.read_exact(&mut new).unwrap();
         assert_eq!(&new, b"new");
         assert!(read_all(&mut guest, &mut stream) == sent);
-        guest.send(deferred_kick.header(VsockOp::Rst), &[]);
+        guest.send(second_link.header(VsockOp::Rst), &[]);
         wait_until_closed(&mut guest);
     }
 }
@@ -176,7 +176,7 @@ fn a_host_that_stops_reading_stops_the_guest() {
 }
 
 #[test]
-fn a_host_that_only_stops_reading_may_go_on_sending() {
+fn a_host_that_only_stops_reading_may_continue_to_send() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
     stream.shutdown(Shutdown::Read).unwrap();
@@ -217,7 +217,7 @@ fn a_guest_that_does_not_confirm_the_end_is_reset() {
 }
 
 #[test]
-fn both_may_close_at_once() {
+fn both_sides_may_close_at_the_same_time() {
     let mut guest = VsockGuest::ready();
     let (link, stream) = guest.connected_by_guest(50, 4096);
     drop(stream);
@@ -230,10 +230,10 @@ fn both_may_close_at_once() {
 }
 
 #[test]
-fn a_copy_of_the_stream_that_the_host_kept_does_not_keep_it_open() {
+fn a_duplicate_of_the_stream_does_not_keep_the_connection_open() {
     let mut guest = VsockGuest::ready();
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    let kept = theirs.try_clone().unwrap();
+    let duplicate = theirs.try_clone().unwrap();
     guest.device.connect(22, theirs.into()).unwrap();
     guest.handle_interrupt();
     let request = guest.next().0;
@@ -244,7 +244,7 @@ fn a_copy_of_the_stream_that_the_host_kept_does_not_keep_it_open() {
     assert_eq!(ours.read(&mut [0; 1]).unwrap(), 0);
     // The event loop is idle.
     guest.assert_quiet();
-    drop(kept);
+    drop(duplicate);
 }
 
 fn assert_stream_ended(stream: &mut UnixStream) {
@@ -254,7 +254,7 @@ fn assert_stream_ended(stream: &mut UnixStream) {
 }
 
 #[test]
-fn a_reset_by_the_driver_closes_every_stream_and_a_new_driver_starts_afresh() {
+fn a_reset_by_the_driver_closes_every_stream_and_a_new_driver_works() {
     let mut guest = VsockGuest::ready();
     let mut streams: Vec<_> = (0..20)
         .map(|p| guest.connected_by_guest(p, 4096).1)
@@ -286,19 +286,19 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn no_descriptor_is_left_behind() {
+fn no_descriptor_leaks() {
     // Tests share a process and its descriptors, so this test runs in a separate process.
     const CHILD: &str = "VSOCK_DESCRIPTOR_TEST";
     if std::env::var_os(CHILD).is_none() {
-        let name = concat!(module_path!(), "::no_descriptor_is_left_behind");
+        let name = concat!(module_path!(), "::no_descriptor_leaks");
         let outcome = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--test-threads=1"])
             .arg(name.split_once("::").unwrap().1)
             .env(CHILD, "1")
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&outcome.stdout);
-        assert!(said.contains("1 passed"), "{said}");
+        let output = String::from_utf8_lossy(&outcome.stdout);
+        assert!(output.contains("1 passed"), "{output}");
         return;
     }
     let mut guest = VsockGuest::ready();

@@ -54,7 +54,7 @@ fn the_host_reaches_a_port_of_the_guest() {
 }
 
 #[test]
-fn data_written_before_the_answer_arrives_with_it() {
+fn data_written_before_the_response_is_sent_with_the_response() {
     let mut guest = VsockGuest::ready();
     let (mut stream, outcome) = guest.connect(22);
     outcome.unwrap();
@@ -70,7 +70,7 @@ fn data_written_before_the_answer_arrives_with_it() {
 }
 
 #[test]
-fn a_port_that_is_not_offered_is_refused() {
+fn a_port_that_is_not_offered_is_rejected() {
     let mut guest = VsockGuest::ready();
     let link = GuestSocket::new(50, 1026, 4096);
     guest.send(link.header(VsockOp::Request), &[]);
@@ -84,7 +84,7 @@ fn a_port_that_is_not_offered_is_refused() {
 }
 
 #[test]
-fn a_connection_without_a_listener_is_refused() {
+fn a_connection_without_a_listener_is_rejected() {
     let mut guest = VsockGuest::ready();
     guest.host = std::sync::mpsc::channel().1;
     guest.send(
@@ -96,7 +96,7 @@ fn a_connection_without_a_listener_is_refused() {
 }
 
 #[test]
-fn a_refusal_by_the_guest_closes_the_stream_without_a_byte() {
+fn a_rejection_by_the_guest_closes_the_stream_without_data() {
     let mut guest = VsockGuest::ready();
     let (mut stream, outcome) = guest.connect(22);
     outcome.unwrap();
@@ -109,7 +109,7 @@ fn a_refusal_by_the_guest_closes_the_stream_without_a_byte() {
 }
 
 #[test]
-fn a_guest_that_does_not_answer_is_given_up() {
+fn a_connection_to_an_unresponsive_guest_times_out() {
     let mut guest = VsockGuest::ready();
     guest.set_timeouts(30, 30, 30);
     let (mut stream, outcome) = guest.connect(22);
@@ -136,7 +136,7 @@ fn without_a_driver_no_port_is_reached() {
 }
 
 #[test]
-fn an_answer_to_no_request_is_reset() {
+fn a_response_without_a_request_is_reset() {
     let mut guest = VsockGuest::new(true);
     let (_stream, outcome) = guest.connect(22);
     outcome.unwrap();
@@ -160,19 +160,19 @@ fn a_second_request_for_the_same_ports_ends_the_first() {
 }
 
 #[test]
-fn one_connection_too_many_is_refused_and_the_others_go_on() {
+fn a_connection_above_the_limit_is_rejected_and_the_others_continue() {
     // Two descriptors each, both in this process.
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let mut guest = VsockGuest::ready();
     let mut streams = Vec::new();
-    let most = u32::try_from(MAX_CONNECTIONS).unwrap();
-    for port in 0..most {
+    let limit = u32::try_from(MAX_CONNECTIONS).unwrap();
+    for port in 0..limit {
         streams.push(guest.connected_by_guest(port, 4096));
     }
     assert_eq!(guest.device.connections(), MAX_CONNECTIONS);
     guest.send(
-        GuestSocket::new(most, 1024, 4096).header(VsockOp::Request),
+        GuestSocket::new(limit, 1024, 4096).header(VsockOp::Request),
         &[],
     );
     assert_eq!(guest.op(), VsockOp::Rst as u16);
@@ -189,7 +189,7 @@ fn one_connection_too_many_is_refused_and_the_others_go_on() {
     let (link, _) = &streams[9];
     guest.send(link.header(VsockOp::Rst), &[]);
     assert_eq!(guest.device.connections(), MAX_CONNECTIONS - 1);
-    guest.connected_by_guest(most, 4096);
+    guest.connected_by_guest(limit, 4096);
 }
 
 #[test]

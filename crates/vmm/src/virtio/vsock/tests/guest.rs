@@ -178,7 +178,7 @@ impl VsockGuest {
     pub fn next(&mut self) -> (VsockHeader, Vec<u8>) {
         let limit = Instant::now() + Duration::from_secs(5);
         while self.received.is_empty() {
-            assert!(Instant::now() < limit, "no packet came");
+            assert!(Instant::now() < limit, "no packet arrived");
             self.poll_events(20);
         }
         self.received.pop_front().unwrap()

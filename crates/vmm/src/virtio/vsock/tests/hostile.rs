@@ -22,16 +22,16 @@ fn assert_device_fails(guest: &mut VsockGuest, ring: usize) {
 fn a_guest_that_sends_more_than_its_credit_is_reset() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
-    let most = usize::try_from(BUF_ALLOC_BYTES).unwrap();
-    let header = link.data(most + 1);
-    guest.send(header, &vec![0; most + 1]);
+    let limit = usize::try_from(BUF_ALLOC_BYTES).unwrap();
+    let header = link.data(limit + 1);
+    guest.send(header, &vec![0; limit + 1]);
     assert_eq!(guest.op(), VsockOp::Rst as u16);
     assert_eq!(guest.device.connections(), 0);
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
 }
 
 #[test]
-fn data_that_is_not_there_is_not_sent() {
+fn a_packet_shorter_than_its_stated_length_is_reset() {
     let mut guest = VsockGuest::ready();
     for len in [11, 1 << 20, u32::MAX] {
         let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
@@ -60,7 +60,7 @@ fn bytes_beyond_the_stated_length_are_ignored() {
 }
 
 #[test]
-fn a_guest_that_opens_connections_without_end_is_not_read_from_for_a_while() {
+fn a_flood_of_connection_requests_pauses_the_transmit_queue() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
     let request = GuestSocket::new(51, 9, 4096).header(VsockOp::Request);
@@ -71,7 +71,7 @@ fn a_guest_that_opens_connections_without_end_is_not_read_from_for_a_while() {
             break;
         }
         answered += 1;
-        assert!(answered < 5000, "it is always read from");
+        assert!(answered < 5000, "the device never pauses the queue");
     }
     assert!(answered >= 1000, "{answered}");
     // Later packets wait, and none is lost.
@@ -133,7 +133,7 @@ fn packets_with_other_context_ids_are_ignored() {
 }
 
 #[test]
-fn socket_types_other_than_streams_are_refused() {
+fn socket_types_other_than_streams_are_rejected() {
     let mut guest = VsockGuest::ready();
     for (kind, op, answer) in [(2, 1, true), (0, 5, true), (77, 77, true), (2, 3, false)] {
         let header = VsockHeader {
@@ -172,7 +172,7 @@ fn unknown_operations_are_ignored_or_reset() {
 }
 
 #[test]
-fn packets_for_no_connection_are_reset_but_a_reset_is_not() {
+fn packets_without_a_connection_are_reset_except_resets() {
     let mut guest = VsockGuest::ready();
     for op in [
         VsockOp::Response,
@@ -217,12 +217,12 @@ fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
         count += guest.received.drain(..).count();
     }
     assert_eq!(count, 2048);
-    // The rest is over: connections work.
+    // The pause is over: connections work.
     guest.connected_by_guest(50, 4096);
 }
 
 #[test]
-fn a_guest_that_sends_as_fast_as_it_is_served_does_not_keep_the_event_loop() {
+fn a_guest_that_sends_continuously_does_not_block_the_event_loop() {
     let harness = DeviceHarness::new(memory(MEMORY_BYTES));
     let mut rings = [1, 2, 3].map(|i| Ring::new(&harness.memory, 0x1_0000 * i, 128));
     let index = GuestAddress(rings[1].avail_addr() + 2);
@@ -278,14 +278,14 @@ fn broken_transmit_chains_fail_the_device_and_nothing_else() {
         |g| g.rings[1].publish(500),
         |g| g.rings[1].set_avail_idx(200),
     ];
-    for break_it in cases {
+    for break_ring in cases {
         let mut guest = VsockGuest::ready();
         let (_link, _stream) = guest.connected_by_guest(50, 4096);
         guest.rings[1] = Ring::new(&guest.harness.memory, 0x5_0000, 128);
         guest.device.reset();
         guest.activate();
         guest.fill();
-        break_it(&mut guest);
+        break_ring(&mut guest);
         assert_device_fails(&mut guest, 1);
     }
 }
@@ -303,9 +303,9 @@ fn broken_receive_chains_fail_the_device_and_nothing_else() {
             g.rings[0].publish(0);
         },
     ];
-    for break_it in cases {
+    for break_ring in cases {
         let mut guest = VsockGuest::new(true);
-        break_it(&mut guest);
+        break_ring(&mut guest);
         let header = GuestSocket::new(50, 1024, 4096).header(VsockOp::Request);
         guest.queue_packet(header, &[], &[]);
         assert_device_fails(&mut guest, 1);
@@ -313,7 +313,7 @@ fn broken_receive_chains_fail_the_device_and_nothing_else() {
 }
 
 #[test]
-fn empty_descriptors_are_passed_over() {
+fn empty_descriptors_are_skipped() {
     let mut guest = VsockGuest::ready();
     let header = GuestSocket::new(50, 9, 4096)
         .header(VsockOp::Request)
@@ -332,7 +332,7 @@ fn empty_descriptors_are_passed_over() {
 }
 
 #[test]
-fn queues_outside_memory_are_refused_at_activation() {
+fn queues_outside_memory_are_rejected_at_activation() {
     let mut guest = VsockGuest::new(true);
     for broken in 0..3 {
         let mut queues: Vec<_> = guest.rings.iter().map(|r| r.queue(true)).collect();
@@ -368,8 +368,8 @@ fn packets_of_random_bytes_do_not_break_anything() {
         guest.received.clear();
         streams.extend(guest.host.try_iter().map(|(_, stream)| stream));
         if streams.len() > 6 {
-            let wait_until_closed = pattern.below(streams.len());
-            streams.swap_remove(wait_until_closed);
+            let index = pattern.below(streams.len());
+            streams.swap_remove(index);
         }
         guest.run_until_idle();
     }

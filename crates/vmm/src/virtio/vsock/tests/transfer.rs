@@ -117,7 +117,7 @@ fn ten_mebibytes_cross_each_way_at_once_through_small_windows() {
 }
 
 #[test]
-fn a_guest_that_is_slow_gets_what_it_has_room_for_and_is_asked_for_more() {
+fn a_slow_guest_receives_data_up_to_its_credit_and_a_credit_request() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_host(22, 1_000);
     stream.write_all(&Pattern(5).bytes(2_500)).unwrap();
@@ -157,7 +157,7 @@ fn a_guest_without_receive_buffers_causes_no_wakeups_and_loses_nothing() {
         let buffers = guest.received.len();
         if buffers == 0 {
             let start = Instant::now();
-            assert_eq!(guest.poll_events(20), 0, "woken without cause");
+            assert_eq!(guest.poll_events(20), 0, "an event without a cause");
             assert!(start.elapsed().as_millis() >= 19);
             guest.add_rx_buffers(3);
         }
