@@ -355,6 +355,7 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
     let mut options = File::options();
     let mut file = options
         .create(true)
+        // An interrupted start may have left a partial file.
         .truncate(true)
         .write(true)
         .mode(0o600)

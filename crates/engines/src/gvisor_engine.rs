@@ -138,6 +138,7 @@ impl GvisorEngine {
             size,
             template: prepared.image_name().to_owned(),
             namespace: lease.and_then(SlotLease::namespace),
+            // The gateway of the slot resolves names. Without a slot there is no resolver.
             dns: lease
                 .map(|_| jiffy_network::guest::GATEWAY.into())
                 .into_iter()
@@ -308,7 +309,7 @@ impl Engine for GvisorEngine {
         let helper = &self.runtime()?.helper;
         let manifest = self.manifest(id)?;
         let prepared = self.templates.prepare_version(&manifest.template).await?;
-        // See `record_working_set`: such a snapshot is not read.
+        // A snapshot that is booted instead of restored, see `record_working_set`.
         let is_boot = self.store.is_boot(id);
         let mut step = steps::begin("network_slot");
         let lease = if manifest.net {
@@ -317,7 +318,7 @@ impl Engine for GvisorEngine {
             None
         };
         let mut boot = self.spec(&prepared, manifest.size, lease.as_ref())?;
-        // The agent image with which the sandbox was booted.
+        // The checkpoint refers to the agent image with which the sandbox was booted.
         boot.base = PathBuf::from(&manifest.base);
         step.next(if is_boot { "start" } else { "restore" });
         let unassigned = if is_boot {
@@ -358,9 +359,11 @@ impl Engine for GvisorEngine {
             .templates
             .prepare_version(&handle.adopt_spec.boot.template);
         let prepared = prepared.await.ok();
+        // The sandbox is terminated if the adoption fails.
         let sandbox = Sandbox::adopt(helper, handle.adopt_spec)
             .await
             .map_err(EngineError::failed)?;
+        // After the sandbox: if its adoption fails, the slot is not adopted either.
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
         let store = self.store.clone();
         Ok(Arc::new(GvisorGuest::new(sandbox, store, prepared, lease)))
@@ -372,6 +375,7 @@ impl Engine for GvisorEngine {
             let ended = known.iter().filter(|handle| end_unreachable(handle));
             let ended = ended.count();
             if let Some(network) = &self.network {
+                // No sandbox remains, so no slot is retained.
                 network.reclaim(NicKind::Veth, &[]);
             }
             return Ok(ended);
@@ -387,6 +391,8 @@ impl Engine for GvisorEngine {
             .collect();
         let ended = Sandbox::end_unadopted(helper, &ids).await;
         if let Some(network) = &self.network {
+            // Afterwards, so that no sandbox uses a reclaimed slot. Known sandboxes retain their
+            // slots.
             network.reclaim(NicKind::Veth, &slots);
         }
         ended.map_err(EngineError::failed)

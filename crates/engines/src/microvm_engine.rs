@@ -249,7 +249,7 @@ impl Engine for MicroVmEngine {
     }
 
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
-        // A guest whose handle cannot be parsed cannot be adopted either.
+        // A guest whose handle cannot be parsed cannot be adopted, so it is terminated.
         let handles: Vec<MicroVmHandle> = known
             .iter()
             .filter_map(|handle| MicroVmHandle::read(handle).ok())
@@ -259,7 +259,8 @@ impl Engine for MicroVmEngine {
         let ended =
             jiffy_microvm_engine::end_unadopted(&self.shared.socket_directory.sockets, &marks)
                 .await;
-        // The VMMs have exited, so no process uses the slots.
+        // After the VMMs have exited, so that no process uses a reclaimed slot. The slots of known
+        // guests are retained.
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Tap, &slots);
         }

@@ -121,6 +121,7 @@ impl SnapshotStore {
 
     /// Creates an empty directory for a snapshot that will be taken.
     pub(crate) fn draft(&self) -> Result<PathBuf, GvisorError> {
+        // Only the uniqueness of the numbers matters, so relaxed access suffices.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!(

@@ -233,6 +233,7 @@ where
 async fn run(agent: &AgentClient, command: &str) -> Result<(), String> {
     let spec = ProcessSpec::new("/bin/sh", ["-c", command]);
     let process = agent.start(&spec).await.map_err(|e| e.to_string())?;
+    // Bounds the memory for the output of a command that writes without end.
     let output = process.output(64 * 1024).await;
     let (end, stdout, stderr) = output.map_err(|e| format!("`{command}`: {e}"))?;
     if end.exit_code == 0 {
@@ -253,6 +254,7 @@ impl Tail {
         let mut output = self.0.lock();
         output.extend(bytes);
         let surplus = output.len().saturating_sub(TAIL_BYTES);
+        // The latest output is the most useful part.
         output.drain(..surplus);
     }
 

@@ -173,8 +173,8 @@ impl Guest for GvisorGuest {
     fn usage(&self) -> Option<GuestUsage> {
         let usage = self.sandbox.usage()?;
         Some(GuestUsage {
-            net_bytes: self.nic.traffic(),
             // The sentry does not count network traffic; the slot does.
+            net_bytes: self.nic.traffic(),
             ..usage
         })
     }

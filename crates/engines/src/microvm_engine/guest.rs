@@ -127,6 +127,7 @@ impl MicroVmGuest {
             hello: self.vm.hello().await,
             modules: self.vm.modules().await,
             report: self.vm.report(),
+            // Also marks the slot to outlive this process.
             slot: self.nic.detach(),
         };
         let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;

@@ -42,6 +42,7 @@ impl Sandbox {
             removed: tokio::sync::Mutex::default(),
             spec: spec.boot,
         };
+        // The helper of this process does not know the sandbox yet.
         body.request(&HelperRequest::Load).await?;
         Ok(Self {
             body,

@@ -274,6 +274,7 @@ impl SandboxFigures<'_> {
             "Snapshots on this host",
             Snapshots(self.0).count() as f64,
         );
+        // A statement of its own, so that the index is unlocked before the sources are called.
         let bytes = self.0.catalog.read().bytes();
         now.add(
             "snapshot_bytes",
@@ -329,7 +330,7 @@ async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
         let running = ids.iter().filter_map(|id| entries.get(id).cloned());
         running.collect::<Vec<_>>()
     };
-    // The references below must not keep the sandboxes alive while the task yields.
+    // This task must not prevent the drop of `SandboxesInner` while it yields.
     drop(inner);
     // A host may run thousands of sandboxes, and each sample takes several system calls.
     for batch in entries.chunks(BATCH) {

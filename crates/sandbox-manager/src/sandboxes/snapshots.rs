@@ -75,6 +75,7 @@ fn beginning_with<'a, T>(
     map: &'a BTreeMap<SmolStr, T>,
     prefix: &'a str,
 ) -> impl Iterator<Item = &'a str> {
+    // In the order of texts, the keys with the prefix follow each other.
     let from = (Bound::Included(prefix), Bound::Unbounded);
     let keys = map.range::<str, _>(from).map(|(key, _)| &**key);
     keys.take_while(move |key| key.starts_with(prefix))
@@ -122,6 +123,7 @@ impl Snapshots<'_> {
         let snapshots = self.0.catalog.read();
         let own = snapshots.taken_of(&record.id);
         let others = lineage.iter().filter_map(|id| snapshots.get(id));
+        // The sandbox's own snapshots are in `own` already.
         let others = others.filter(|s| s.sandbox != record.id);
         let mut all: Vec<_> = own.chain(others).cloned().collect();
         drop(snapshots);
