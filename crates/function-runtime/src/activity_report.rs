@@ -79,7 +79,7 @@ mod tests {
     use tokio::time::sleep;
 
     #[tokio::test(start_paused = true)]
-    async fn changes_are_reported_when_they_last() {
+    async fn only_changes_that_persist_are_reported() {
         let (in_flight, reports) = (
             InFlightRequests::default(),
             Rc::new(RefCell::new(Vec::new())),

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn page_faults_in_any_memory_and_before_a_wait_are_noticed() {
+    async fn page_faults_in_any_memory_and_before_a_wait_are_detected() {
         // Room for the two memories of a request, and no others.
         let engine = engine(1);
         assert!(ENABLED.load(Ordering::Relaxed), "cannot disable huge pages");
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_memory_with_more_written_regions_than_a_scan_has_room_for_is_reset() {
+    async fn a_memory_whose_written_regions_exceed_one_scan_is_reset() {
         let engine = engine(1);
         let binary = wat::parse_str(r#"(module (memory (export "memory") 64))"#).unwrap();
         let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();

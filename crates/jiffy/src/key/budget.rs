@@ -87,7 +87,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn limits_are_shown_with_their_usage_where_it_is_known() {
+    fn limits_are_shown_with_their_usage_if_it_is_known() {
         let limits = Limits {
             max_sandboxes: Some(5),
             max_disk_mib: Some(1024),

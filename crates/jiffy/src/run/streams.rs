@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn everything_is_written_in_order() {
+    async fn all_output_is_written_in_order() {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut output = Output::new(writer);
         for i in 0..100u8 {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_of_one_kind_are_or_and_of_different_kinds_and() {
+    fn filters_of_one_kind_are_alternatives_and_kinds_are_combined() {
         let label = |k: &str, v: Option<&str>| Filter::Label(k.into(), v.map(Into::into));
         let (running, paused) = (Filter::State("running"), Filter::State("paused"));
         for (filters, expected) in [

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cancelled_build_holds_no_place_and_no_permit() {
+    async fn a_cancelled_build_releases_its_place_and_permit() {
         let queue = BuildQueue::new(1);
         let running = acquire(&queue, "a").await;
         let mut cancelled = Box::pin(acquire(&queue, "b"));
