@@ -50,6 +50,7 @@ pub async fn run(
             pause = FIRST_RETRY;
             continue;
         }
+        // The host may not listen yet, for example during a restore.
         sleep(pause).await;
         pause = (pause * 2).min(LAST_RETRY);
     }
@@ -99,8 +100,8 @@ async fn greet(
             hello_us: sys::boot_us(),
         },
     )
-    // No timeout: a guest of the warm pool waits here until the host assigns an identity.
     .await?;
+    // No timeout: a guest of the warm pool waits here until the host assigns an identity.
     let line = read_line(&mut stream).await?;
     let error = match serde_json::from_slice::<Identity>(&line) {
         Ok(identity) => applier.apply(agent, identity).await.err(),

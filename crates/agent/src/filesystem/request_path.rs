@@ -76,6 +76,7 @@ fn exact(path: &Path) -> Result<PathBuf, RpcError> {
         };
         let shown = name.to_str().unwrap_or_default();
         let is_lossy = shown.contains(char::REPLACEMENT_CHARACTER);
+        // A file whose name really contains U+FFFD takes precedence.
         if is_lossy && std::fs::symlink_metadata(found.join(name)).is_err() {
             match only_entry(&found, shown)? {
                 Some(entry) => found.push(entry),
@@ -91,9 +92,9 @@ fn exact(path: &Path) -> Result<PathBuf, RpcError> {
 fn only_entry(directory: &Path, shown: &str) -> Result<Option<OsString>, RpcError> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
-    let is_shown_so = |name: &OsString| name.to_string_lossy() == shown;
-    let first = names.find(is_shown_so);
-    if first.is_some() && names.any(|name| is_shown_so(&name)) {
+    let has_text = |name: &OsString| name.to_string_lossy() == shown;
+    let first = names.find(has_text);
+    if first.is_some() && names.any(|name| has_text(&name)) {
         return Err(RpcError::new(
             RpcCode::InvalidArgument,
             format!(

@@ -77,6 +77,7 @@ fn sample(stat: &str) -> CpuSample {
         .unwrap_or_default()
         .split_whitespace()
         .skip(1)
+        // The remaining values, the times of nested guests, are included in the first two.
         .take(8)
         .map(|t| t.parse().unwrap_or(0))
         .collect();
@@ -109,6 +110,7 @@ fn disk() -> (u64, u64) {
     if unsafe { libc::statvfs(c"/".as_ptr(), &mut found) } != 0 {
         return (0, 0);
     }
+    // Blocks that are reserved for root count as free.
     let used = found.f_blocks.saturating_sub(found.f_bfree);
     (used * found.f_frsize, found.f_blocks * found.f_frsize)
 }

@@ -55,6 +55,7 @@ pub fn end(error: Option<&RpcError>) -> Bytes {
         None => Bytes::from_static(b"\x02\0\0\0\x02{}"),
         Some(error) => {
             let mut frame = begin(END_STREAM, 64);
+            // Ignore the result, as in `message`.
             let _ = serde_json::to_writer(&mut frame, &serde_json::json!({ "error": error }));
             finish(frame)
         }
@@ -67,6 +68,7 @@ pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
         return Ok(None);
     }
     let length = u32::from_be_bytes([buffer[1], buffer[2], buffer[3], buffer[4]]) as usize;
+    // The header is checked before the rest arrives, so that a wrong length allocates no memory.
     if buffer[0] & 1 != 0 {
         return Err(RpcError::new(
             RpcCode::Unimplemented,
