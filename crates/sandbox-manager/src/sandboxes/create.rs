@@ -346,7 +346,8 @@ impl Sandboxes {
         result
     }
 
-    /// Returns the identity of the sandbox with this record.
+    /// Returns the identity of the sandbox with this record. `rewound` becomes
+    /// [`SandboxIdentity::rewound`].
     pub(super) fn identity_of(&self, record: Sandbox, rewound: bool) -> SandboxIdentity {
         // Templates of a key are stored as `KEY/NAME`, but the key's clients use only `NAME`.
         let owner = record.settings.owner.as_deref();

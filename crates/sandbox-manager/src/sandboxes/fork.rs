@@ -23,7 +23,7 @@ pub type ForkChild = Result<Sandbox, OperationError>;
 pub struct ForkReport {
     /// Snapshot from which all children start.
     pub snapshot: Snapshot,
-    /// Result of each requested child.
+    /// Result of each requested child, in the order of their completion.
     pub children: Vec<ForkChild>,
 }
 

@@ -84,6 +84,7 @@ impl Sandboxes {
     /// running sandbox does not change.
     pub async fn ensure_running(&self, id: &str) -> Result<(Sandbox, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
+        // Metrics and traces contain this name, so it must not change.
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
             let record = entry.record();

@@ -124,6 +124,7 @@ impl Pool {
         // A guest whose process has exited meanwhile is dropped together with its reservation.
         while let Some((unassigned, _reservation)) = bucket.waiting.pop() {
             if unassigned.is_waiting() {
+                // The caller has a reservation of its own, so the guest's is released.
                 return Some((unassigned, bucket.snapshot.clone()));
             }
         }
@@ -278,7 +279,7 @@ impl WarmPool<'_> {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
         }
-        // A weak reference, so that a pending refill does not keep the sandboxes alive.
+        // A weak reference, so that a task which has not run yet does not keep the sandboxes alive.
         let inner = Arc::downgrade(self.0);
         let (fingerprint, template) = (fingerprint.to_owned(), template.to_owned());
         let snapshot = snapshot.to_owned();

@@ -132,7 +132,8 @@ pub(super) fn recover(
             captured.push(record);
             continue;
         }
-        // The snapshot was acknowledged, so it is retained in any state of its sandbox.
+        // A record with `storing` was acknowledged to a client, so the snapshot is retained in any
+        // state of its sandbox.
         let is_retained = std::mem::take(&mut record.storing);
         // Few snapshots were in flight, so a linear search for their sandboxes is fast enough.
         let was_in_flight = has_files && !entry.complete;

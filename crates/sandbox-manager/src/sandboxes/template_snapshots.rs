@@ -260,8 +260,8 @@ impl TemplateSnapshots<'_> {
             storing: false,
             store: Default::default(),
         };
-        let permit = QuotaPermit::unlimited();
         // Template snapshots belong to the host and count in no quota.
+        let permit = QuotaPermit::unlimited();
         let taking = Snapshots(self.0).take(&*guest, record, AfterSnapshot::Stop, &permit, |_| {
             Vec::new()
         });

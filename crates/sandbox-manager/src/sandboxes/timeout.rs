@@ -58,7 +58,7 @@ impl Sandboxes {
     /// `op_lock`.
     fn extend(&self, entry: &SandboxEntry, time: Duration) -> Result<Sandbox, OperationError> {
         let record = entry.record();
-        // A sandbox without a deadline has no timeout, which is later than any.
+        // A sandbox without a deadline runs longer than any deadline allows, so it keeps that.
         match record.deadline_ms {
             Some(before) if before < deadline_in(time) => self.set_deadline(entry, Some(time)),
             _ => Ok(record),
@@ -202,6 +202,7 @@ impl Timeouts<'_> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         this.clone()
+            // Metrics and traces contain this name, so it must not change.
             .perform("keep_awake", &entry.id(), async move {
                 let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {

@@ -7,8 +7,8 @@
 //! one therefore needs the space of its changes, and not of all its steps.
 //!
 //! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
-//! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
-//! preempted for long while it holds a directory lock that operations wait for.
+//! [`MAX_BYTES_PER_SECOND`]. It runs at normal priority: at a lower one, it could be preempted for
+//! a long time while it holds a directory lock that operations wait for.
 
 use crate::sandboxes::operations::Operations;
 use crate::sandboxes::{SandboxesInner, Snapshots};
