@@ -85,6 +85,7 @@ pub fn run() -> ExitCode {
     let (mut spare, mut spare_threads) = (None, SpareThreads::default());
     if let Ok((Request::Prepare { kvm, memory_mib }, fds)) = first {
         let kvm = ReceivedFds::new(fds).take(kvm, "/dev/kvm");
+        // Ignore errors: without a spare, `start` creates a VM and reports the error.
         spare = kvm.and_then(|kvm| KvmVm::prepare(kvm, memory_mib)).ok();
         spare_threads = SpareThreads::start(SPARE_VCPUS);
         seccomp::compile_main();
@@ -135,6 +136,7 @@ fn set_process_name(name: &str) {
 }
 
 fn finish(control: &Channel, cause: &StopCause) -> ExitCode {
+    // Ignore errors: the controller also learns of the failure from the exit code.
     let _ = control.send(&Event::Stopped(cause.clone()), &[]);
     ExitCode::FAILURE
 }

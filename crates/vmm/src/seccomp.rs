@@ -182,6 +182,7 @@ pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
 ///
 /// The event loop has pidfds only of processes that it forked.
 fn fixed_argument(call: libc::c_long) -> Option<(u8, u64)> {
+    // All constants are positive, so the conversion succeeds.
     let number = |n: libc::c_int| u64::try_from(n).unwrap_or(u64::MAX);
     match call {
         libc::SYS_clone => Some((0, number(libc::CLONE_PIDFD | libc::SIGCHLD))),
@@ -246,6 +247,7 @@ fn compile(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<Syscal
                 allowed.allow_if(call, requests.iter().map(request))
             }
             (_, Some((index, value))) => allowed.allow_if(call, [vec![equals_long(index, value)]]),
+            // `or_kill` allows the call with any arguments.
             (_, None) => Ok(()),
         };
         done.map_err(failed)?;

@@ -258,6 +258,7 @@ impl MicroVm {
         kvm: &File,
     ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
         let console = console_ring()?;
+        // The VMM receives one descriptor. The other is for the next snapshot.
         let overlay = spec.overlay.try_clone().map_err(|source| BootError::Host {
             what: "cannot duplicate a descriptor",
             source,

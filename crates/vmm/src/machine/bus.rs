@@ -65,6 +65,7 @@ impl Bus {
     }
 
     fn ioapic_offset(address: u64) -> Option<u64> {
+        // The registers occupy one page.
         address.checked_sub(IOAPIC_START).filter(|&o| o < 0x1000)
     }
 

@@ -204,6 +204,7 @@ pub(super) fn attach(
 ) -> Result<SharedDevice, VmmError> {
     let number = u32::try_from(index).map_err(|e| VmmError::host("device number", e))?;
     let irq = new_eventfd()?;
+    // KVM injects the interrupt when the VMM writes to the eventfd.
     vm.register_irqfd(&irq, FIRST_VIRTIO_PIN + number)
         .map_err(|e| VmmError::host("irqfd", e))?;
     let base_slot = FIRST_SLOT + number * SLOT_STRIDE;

@@ -76,8 +76,11 @@ pub struct Ring {
     memory: GuestMemory,
     base: u64,
     size: u16,
+    /// Descriptor at which the next chain begins.
     free: u16,
+    /// Value of the available index in memory.
     avail: u16,
+    /// Used index up to which [`Ring::used`] has returned chains.
     seen: u16,
 }
 
@@ -100,10 +103,13 @@ impl Ring {
 
     /// Returns the number of bytes that a ring of `size` descriptors occupies.
     pub fn bytes(size: u16) -> u64 {
+        // Flags, index and `avail_event` of 2 bytes each, and 8 bytes per used chain.
         Self::used_offset(size) + 6 + 8 * u64::from(size)
     }
 
     fn used_offset(size: u16) -> u64 {
+        // 16 bytes per descriptor. In the available ring, 2 bytes per entry, and flags, index and
+        // `used_event` of 2 bytes each. The used ring is aligned to 4 bytes.
         (18 * u64::from(size) + 6).next_multiple_of(4)
     }
 
@@ -130,6 +136,7 @@ impl Ring {
     /// Returns the device side of this ring, ready, with or without `VIRTIO_F_EVENT_IDX`.
     pub fn queue(&self, event_idx: bool) -> Queue {
         let mut queue = Queue::new(self.size).unwrap();
+        // The truncation is intended: the setters take the two halves of an address.
         let split = |a: u64| (Some(a as u32), Some((a >> 32) as u32));
         let (low, high) = split(self.desc_addr());
         queue.set_desc_table_address(low, high);
@@ -199,6 +206,7 @@ impl Ring {
     pub fn set_avail_idx(&mut self, index: u16) {
         self.avail = index;
         let at = GuestAddress(self.avail_addr() + 2);
+        // Release: a device that reads this index also reads the descriptors and the entry.
         self.memory.store(index, at, Ordering::Release).unwrap();
     }
 
@@ -218,6 +226,7 @@ impl Ring {
     /// Returns the index of the used ring.
     pub fn used_idx(&self) -> u16 {
         let at = GuestAddress(self.used_addr() + 2);
+        // Acquire: the entries below this index are read after it.
         self.memory.load(at, Ordering::Acquire).unwrap()
     }
 
