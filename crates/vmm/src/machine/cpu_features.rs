@@ -152,7 +152,7 @@ fn parse(text: &str) -> Option<Vec<u32>> {
     (words.len() == WORDS).then_some(words)
 }
 
-/// Returns the names of the features in `needed` that `here` lacks. Leaf 1 eax is ignored: it
+/// Returns the names of the features in `needed` that `this_host` lacks. Leaf 1 eax is ignored: it
 /// contains the processor's family and model.
 fn missing(needed: &[u32], this_host: &[u32]) -> String {
     let mut names = Vec::new();

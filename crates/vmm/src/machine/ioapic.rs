@@ -19,9 +19,10 @@ const INDEX_ID: u8 = 0x00;
 const INDEX_VERSION: u8 = 0x01;
 const INDEX_ARBITRATION: u8 = 0x02;
 const INDEX_TABLE: u8 = 0x10;
+/// 0x11 is the version of the 82093AA. Bits 16 to 23 hold the highest pin.
 const VERSION_REGISTER_VALUE: u32 = 0x11 | ((IOAPIC_PINS as u32 - 1) << 16);
 const ENTRY_MASKED: u64 = 1 << 16;
-// Delivery status and remote IRR.
+/// Delivery status and remote IRR.
 const ENTRY_READ_ONLY_BITS: u64 = 1 << 12 | 1 << 14;
 
 /// Receiver of the routes: KVM, or a test.

@@ -62,7 +62,7 @@ crate::frozen_layout!(SerialPortState, 40);
 /// All legacy port devices.
 pub struct LegacyPorts {
     serial: Serial<SerialIrq, NoEvents, ConsoleWriter>,
-    // `restore` creates the serial port anew with duplicates of these two.
+    // `restore` creates the serial port anew with duplicates of `console` and `irq`.
     console: ConsoleWriter,
     irq: SerialIrq,
 }
@@ -132,6 +132,7 @@ impl LegacyPorts {
         match port {
             COM1..=COM1_LAST => *byte = self.serial.read(low_byte(port - COM1)),
             SYSTEM_CONTROL => *byte = TIMER2_OUTPUT_HIGH,
+            // Status: the keyboard controller is ready for a command.
             KEYBOARD_COMMAND => *byte = 0,
             _ => {}
         }

@@ -187,6 +187,7 @@ impl Block {
         // Offsets of the fields in `struct virtio_blk_config`. Fields without a feature remain
         // zero.
         let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
+        // `capacity`, `seg_max` and `blk_size`.
         put(0, &(self.disk.bytes() / SECTOR_BYTES).to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &512u32.to_le_bytes());
@@ -194,9 +195,11 @@ impl Block {
         // The physical block has 2^3 sectors and the optimal I/O size is 8 sectors, so that writes
         // cover whole blocks.
         put(24, &[3, 0, 8, 0]);
+        // `num_queues`.
         put(34, &1u16.to_le_bytes());
         if !self.disk.read_only() {
             let segments = u32::try_from(MAX_DISCARD_SEGMENTS).unwrap_or(1);
+            // `max_discard_sectors`, `max_discard_seg` and `discard_sector_alignment`.
             put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
             put(40, &segments.to_le_bytes());
             put(
@@ -205,6 +208,7 @@ impl Block {
                     .unwrap_or(1)
                     .to_le_bytes(),
             );
+            // `max_write_zeroes_sectors` and `max_write_zeroes_seg`.
             put(48, &MAX_DISCARD_SECTORS.to_le_bytes());
             put(52, &segments.to_le_bytes());
             // `write_zeroes_may_unmap`.

@@ -34,6 +34,7 @@ const MAX_FRAME_BYTES: usize = 65_562;
 const TX_BUDGET_BYTES: usize = 2 << 20;
 /// Token of the tap in the event loop.
 const TAP_TOKEN: u32 = 0;
+/// Minimum MTU of IPv4 (RFC 791).
 const MIN_MTU: u16 = 68;
 /// Maximum number of frames dropped from a tap at once, more than its queue holds.
 const MAX_WAITING_FRAMES: usize = 4096;
