@@ -17,6 +17,9 @@ const V6: &str = "::1|fd00::(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?";
 const NAME: &str =
     "(\\*\\.)?([a-z]([a-z0-9-]{0,30}[a-z0-9])?\\.){0,3}[a-z]([a-z0-9-]{0,30}[a-z0-9])?";
 const HOST: &str = "^[a-z][a-z0-9]{0,30}(\\.[a-z][a-z0-9]{0,30}){0,3}(:\\$\\{PORT\\})?$";
+/// Pattern of [`HOST`] or an empty string, which removes the header rule in an update.
+const HOST_OR_EMPTY: &str =
+    "^([a-z][a-z0-9]{0,30}(\\.[a-z][a-z0-9]{0,30}){0,3}(:\\$\\{PORT\\})?)?$";
 
 fn v4(prefix: &str) -> String {
     format!("({OCTET}\\.){{3}}{OCTET}{prefix}")
@@ -101,7 +104,7 @@ pub struct NetworkUpdate {
     pub allow_public_traffic: Option<bool>,
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port. An empty string
     /// removes the header rule.
-    #[schemars(regex(pattern = HOST))]
+    #[schemars(regex(pattern = HOST_OR_EMPTY))]
     pub mask_request_host: Option<String>,
 }
 

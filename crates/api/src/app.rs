@@ -19,9 +19,10 @@ pub struct Config {
     /// Domain of the sandboxes, as in `<port>-<id>.<domain>`; may include a port. `None` if
     /// sandboxes are reached by a header only.
     pub domain: Option<String>,
-    /// Scheme by which clients speak to this host: `http` or `https`.
+    /// Scheme of the URLs that this host returns to clients: `http` or `https`.
     pub scheme: &'static str,
-    /// Port of direct requests to functions.
+    /// Port on which functions receive direct requests, without the gateway. `None` if there is no
+    /// such port.
     pub direct_port: Option<u16>,
     /// Timeout in seconds of sandboxes whose creator specifies none.
     pub default_timeout_s: u64,
@@ -43,6 +44,7 @@ impl Default for Config {
             scheme: "http",
             direct_port: None,
             default_timeout_s: 300,
+            // 30 days.
             max_timeout_s: 30 * 24 * 3600,
             max_fork: 100,
             max_pool: 1000,
@@ -58,19 +60,25 @@ pub(crate) struct FunctionHooks {
     pub invoker: Arc<dyn FunctionInvoker>,
 }
 
-/// Shared state of the request handlers. Clones share the state.
+/// Shared state of the request handlers. Clones share the state. Optional parts are added by the
+/// `with_...` methods; calls that need a missing part are rejected.
 pub struct App {
     pub(crate) sandboxes: Sandboxes,
     pub(crate) keys: Arc<Keys>,
     pub(crate) templates: Arc<dyn TemplateSource>,
     pub(crate) builder: Option<Builder>,
     pub(crate) config: Arc<Config>,
+    /// Creates signed links to ports.
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
+    /// Opens streams to ports.
     pub(crate) ports: Option<Arc<dyn Ports>>,
     pub(crate) functions: Option<FunctionHooks>,
+    /// Stops the daemon.
     pub(crate) stop: Option<Arc<dyn Fn(StopHost) + Send + Sync>>,
+    /// Returns the daemon's status.
     pub(crate) about: Option<Arc<dyn Fn() -> DaemonStatus + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
+    /// Stored responses for repeated requests with an `Idempotency-Key`.
     pub(crate) replays: Arc<ReplayCaches>,
     pub(crate) authentication_limit: Arc<AuthenticationLimit>,
     pub(crate) console_times: Arc<ConsoleTimes>,
@@ -105,6 +113,7 @@ impl App {
         templates: Arc<dyn TemplateSource>,
         config: Config,
     ) -> Self {
+        // Also installs the quotas in `sandboxes`.
         let quota = Quota::new(&sandboxes, keys.clone(), config.default_key_disk_mib);
         Self {
             sandboxes,
@@ -126,13 +135,14 @@ impl App {
 
     /// Adds a template builder. Without it, requests for builds are rejected.
     pub fn with_builder(mut self, builder: Builder) -> Self {
+        // Builds count against the quotas of their keys.
         self.quota.count_builder(&builder);
         self.builder = Some(builder);
         self
     }
 
-    /// Limits each key without a limit of its own to `most` concurrent exchanges with its
-    /// sandboxes.
+    /// Sets the maximum number of concurrent exchanges (requests and streams to sandboxes) of each
+    /// key that has no limit of its own.
     pub fn with_exchange_share(self, most: u64) -> Self {
         self.quota.share_exchanges(most);
         self
@@ -141,6 +151,7 @@ impl App {
     /// Counts a request or stream to a sandbox of `owner` until the permit is dropped. The error
     /// message is meant for clients.
     pub fn exchange(&self, owner: &str) -> Result<ExchangePermit, String> {
+        // The caller, a listener, chooses the form of the error.
         self.quota.exchange(owner).map_err(|e| e.message)
     }
 
@@ -168,6 +179,7 @@ impl App {
         functions: Functions,
         invoker: Arc<dyn FunctionInvoker>,
     ) -> Self {
+        // Modules count against the disk quotas of their keys.
         self.quota.count_functions(&functions);
         self.functions = Some(FunctionHooks { functions, invoker });
         self

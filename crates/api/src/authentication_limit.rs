@@ -1,4 +1,4 @@
-//! Limit on failed authentications of one client address.
+//! Limit on failed authentications from one client address, which slows down the guessing of keys.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -12,7 +12,8 @@ const REFILL: Duration = Duration::from_secs(3);
 /// Maximum number of addresses in the table.
 const MAX_ADDRESSES: usize = 4096;
 
-/// Failed authentications by client address.
+/// Recent failed authentications by client address. Each address has a bucket to which failures are
+/// added and from which one failure is removed per [`REFILL`].
 #[derive(Debug, Default)]
 pub(crate) struct AuthenticationLimit {
     buckets: Mutex<HashMap<IpAddr, Bucket>>,
@@ -30,6 +31,7 @@ impl Bucket {
     /// Returns the bucket at `now`. `None` if it contains no failures.
     fn refilled(self, now: Instant) -> Option<Self> {
         let passed = now.saturating_duration_since(self.since);
+        // Whole intervals only. The rest of the time counts for the next interval.
         let steps = u32::try_from(passed.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);
         let failures = self.failures.checked_sub(steps).filter(|left| *left > 0)?;
         Some(Self {
@@ -44,7 +46,8 @@ impl AuthenticationLimit {
         self.buckets.lock()
     }
 
-    /// Returns the time until an address at its limit may authenticate. `None` if it is below.
+    /// Returns the time until an address at its limit may authenticate again. `None` if the address
+    /// is below its limit.
     pub fn wait(&self, ip: IpAddr) -> Option<Duration> {
         self.wait_at(ip, Instant::now())
     }
@@ -52,6 +55,7 @@ impl AuthenticationLimit {
     fn wait_at(&self, ip: IpAddr, now: Instant) -> Option<Duration> {
         let buckets = self.buckets();
         let bucket = buckets.get(&network(ip))?.refilled(now)?;
+        // The bucket is full: it loses a failure at the end of the current interval.
         let waited = now.saturating_duration_since(bucket.since);
         (bucket.failures >= BURST).then(|| REFILL.saturating_sub(waited))
     }
@@ -65,6 +69,7 @@ impl AuthenticationLimit {
         let ip = network(ip);
         let mut buckets = self.buckets();
         let bucket = buckets.get(&ip).and_then(|bucket| bucket.refilled(now));
+        // Make space only for a new address.
         if bucket.is_none() && buckets.len() >= MAX_ADDRESSES && !buckets.contains_key(&ip) {
             evict(&mut buckets, now);
         }
@@ -72,13 +77,14 @@ impl AuthenticationLimit {
             failures: 0,
             since: now,
         });
+        // Failures beyond the burst do not prolong the wait.
         bucket.failures = bucket.failures.saturating_add(1).min(BURST);
         buckets.insert(ip, bucket);
     }
 }
 
-/// Removes entries without failures. If there are none, removes the oldest entry among those with
-/// the fewest failures, so that an address with many failures stays in the table.
+/// Removes entries without failures. If there are none, removes the entry with the fewest failures,
+/// and among these the oldest. An address with many failures therefore stays in the table.
 fn evict(buckets: &mut HashMap<IpAddr, Bucket>, now: Instant) {
     buckets.retain(|_, bucket| bucket.refilled(now).is_some());
     if buckets.len() >= MAX_ADDRESSES {
@@ -89,7 +95,8 @@ fn evict(buckets: &mut HashMap<IpAddr, Bucket>, now: Instant) {
     }
 }
 
-/// Returns the address that identifies a client: for IPv6, its network of 2^64 addresses.
+/// Returns the address under which failures of a client are counted: for IPv6 its /64 network,
+/// because a client may have 2^64 addresses.
 fn network(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip) & !u128::from(u64::MAX)).into(),

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Locks that serialise resumes, by sandbox id. A request that waited for the lock finds the
-/// sandbox running and reserves no quota of its own.
+/// Locks that serialise the resumes of each sandbox, by sandbox id. A request that waited for the
+/// lock finds the sandbox running and reserves no quota.
 type ResumeLocks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
 /// Resumes sandboxes on requests to their ports. Clones share the locks.
@@ -46,11 +46,12 @@ impl AutoResume {
         }
     }
 
-    /// Resumes a sandbox unless it is running. The resume counts against the quota of the owner's
-    /// key, like a resume through the API. A revoked key has no quota, because its sandboxes
-    /// remain.
+    /// Resumes a sandbox unless it is running. The resume counts against the quota of the key that
+    /// owns the sandbox, like a resume through the API. Sandboxes of a revoked key may remain, but
+    /// have no quota.
     pub async fn ensure_running(&self, id: &str) -> Result<(), ResumeError> {
         let resume_lock = ResumeLock::take(&self.resume_locks, id);
+        // `_guard` is declared last, so it is dropped before the reference to the lock.
         let _guard = resume_lock.lock.lock().await;
         self.ensure_running_locked(id).await
     }
@@ -61,12 +62,14 @@ impl AutoResume {
         self.app.exchange(owner)
     }
 
+    /// The caller must hold the sandbox's resume lock.
     async fn ensure_running_locked(&self, id: &str) -> Result<(), ResumeError> {
         let app = &self.app;
         let record = app.sandboxes.get(id)?;
         if *record.state() == SandboxState::Running {
             return Ok(());
         }
+        // `None` for sandboxes of the host's owner, and for sandboxes of a revoked key.
         let owner = record.owner();
         let key = owner.map(|owner| app.keys.in_force(owner)).transpose();
         let key = key
@@ -89,8 +92,8 @@ impl AutoResume {
     }
 }
 
-/// Reference to the lock of one sandbox. Dropping the last reference removes the lock from the map,
-/// also if a waiting task was cancelled.
+/// Reference to the resume lock of one sandbox. Dropping the last reference removes the lock from
+/// the map, also if a waiting task was cancelled.
 struct ResumeLock<'a> {
     resume_locks: &'a ResumeLocks,
     id: &'a str,
@@ -101,6 +104,7 @@ impl<'a> ResumeLock<'a> {
     fn take(resume_locks: &'a ResumeLocks, id: &'a str) -> Self {
         let mut all = resume_locks.lock();
         let lock = all.entry(id.to_owned()).or_default().clone();
+        // The map must not stay locked while waiting for the lock of the sandbox.
         drop(all);
         Self {
             resume_locks,
@@ -113,7 +117,8 @@ impl<'a> ResumeLock<'a> {
 impl Drop for ResumeLock<'_> {
     fn drop(&mut self) {
         let mut all = self.resume_locks.lock();
-        // One reference is in the map, the other in `self`.
+        // One reference is in the map and one in `self`. Others are only cloned while the map is
+        // locked.
         if all.get(self.id).is_some_and(|t| Arc::strong_count(t) <= 2) {
             all.remove(self.id);
         }

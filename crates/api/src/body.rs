@@ -32,7 +32,8 @@ impl<S: Send + Sync> FromRequest<S> for Raw {
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
         let bytes = read(body).await?;
-        if !bytes.is_empty() && !says_json(&parts.headers) {
+        // Clients often omit the content type of an empty body.
+        if !bytes.is_empty() && !is_json(&parts.headers) {
             return Err(ApiError::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported_media_type",
@@ -58,6 +59,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Optional<
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let Raw(bytes) = Raw::from_request(request, state).await?;
         let text = bytes.trim_ascii();
+        // Clients in some languages send `null` for absent options.
         if text.is_empty() || text == b"null" {
             return Ok(Self(T::default()));
         }
@@ -75,11 +77,13 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         return Err(ApiError::invalid("the body must be a JSON object"));
     }
     let mut reader = serde_json::Deserializer::from_slice(text);
+    // Parse in two steps: duplicate names must be rejected before names are matched to fields.
     let Distinct(value) = Distinct::deserialize(&mut reader)
         .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
     reader
         .end()
         .map_err(|e| ApiError::invalid(format!("the body has data after its JSON value: {e}")))?;
+    // The path names the invalid field in the error.
     serde_path_to_error::deserialize(Spelled(value)).map_err(|e| {
         let (path, inner) = (e.path().to_string(), e.inner().to_string());
         match path.as_str() {
@@ -89,6 +93,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })
 }
 
+/// Reads a body of at most [`MAX_BODY`] bytes.
 async fn read(body: Body) -> Result<Bytes, ApiError> {
     match Limited::new(body, MAX_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
@@ -101,7 +106,8 @@ async fn read(body: Body) -> Result<Bytes, ApiError> {
     }
 }
 
-fn says_json(headers: &HeaderMap) -> bool {
+/// Returns whether the content type is JSON or absent.
+fn is_json(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return true;
     };
@@ -123,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_field() {
+    fn an_error_names_the_field() {
         let message = |text: &str| parse::<Thing>(text.as_bytes()).unwrap_err().message;
         assert!(message(r#"{"inner":{"a":1}}"#).contains("`inner"));
         assert!(message("[]").contains("object"));

@@ -1,4 +1,4 @@
-//! Authentication: the caller of a request.
+//! Authentication of requests: determines the [`Caller`] from the listener or from an API key.
 
 use crate::app::App;
 use crate::error::{ApiError, convert_error, reveal};
@@ -17,7 +17,8 @@ use jiffy_proto::internal::InternalOrigin;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Number of characters of a sandbox id that a read-only caller is shown: 50 of its 100 bits.
+/// Number of characters of a sandbox id that a read-only caller is shown. They have 50 of the id's
+/// 100 random bits: enough to be unique, but not enough to reach the sandbox's ports.
 pub(crate) const SHORT_ID: usize = 10;
 
 /// Maximum length of a key in bytes. Longer keys are rejected without a lookup.
@@ -69,6 +70,7 @@ impl Caller {
     pub(crate) fn sees(&self, owner: Option<&str>) -> bool {
         match self {
             Self::Owner => true,
+            // Keys with the scopes `admin` and `read` see the resources of all keys.
             Self::Key(key) => key.scope != Scope::Create || owner == Some(key.id.as_str()),
             Self::Function(function) => owner == Some(function.key.id.as_str()),
         }
@@ -121,6 +123,7 @@ impl Caller {
         }
     }
 
+    /// Returns an error unless the caller manages the host. `what` describes the operation.
     pub(crate) fn require_admin(&self, what: &str) -> Result<(), ApiError> {
         if self.is_admin() {
             return Ok(());
@@ -154,6 +157,7 @@ fn presented_key(headers: &HeaderMap) -> Option<&str> {
         return key.to_str().ok();
     }
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    // The scheme of `Authorization` is not case-sensitive (RFC 9110, 11.1).
     let (scheme, key) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
@@ -185,22 +189,27 @@ pub(crate) async fn authenticate(
             Err(e) => return e.into_response(),
         },
     };
+    // A function's key permits only some calls.
     if let Caller::Function(function) = &caller
         && let Err(e) = function.check_call(request.method(), request.uri().path())
     {
         return e.into_response();
     }
-    let writes = !matches!(*request.method(), Method::GET | Method::HEAD);
-    if writes && caller.is_read_only() {
+    // `GET` calls that create a secret check the scope themselves.
+    let is_write = !matches!(*request.method(), Method::GET | Method::HEAD);
+    if is_write && caller.is_read_only() {
         return ApiError::read_only().into_response();
     }
-    let trusted = caller.is_admin();
+    let is_admin = caller.is_admin();
+    // Handlers extract the caller from the request.
     request.extensions_mut().insert(caller.clone());
     let response = match request_id(request.headers()) {
         Some(id) => steps::serve_request(id, next.run(request)).await,
         None => next.run(request).await,
     };
-    let mut response = if trusted { reveal(response) } else { response };
+    // Only administrators see messages of internal errors, which may name files of the host.
+    let mut response = if is_admin { reveal(response) } else { response };
+    // The listener reads the caller from the response.
     response.extensions_mut().insert(caller);
     response
 }
@@ -221,13 +230,16 @@ pub(crate) fn identify(app: &App, request: &Request) -> Result<Caller, ApiError>
         }
         Err(error)
     };
+    // No other key is valid on an internal connection.
     if let Some(origin) = request.extensions().get::<InternalOrigin>() {
         return app.internal_caller(origin, request);
     }
     let key = key_of_request(request.headers());
     let wait = from.and_then(|ip| app.authentication_limit.wait(ip));
+    // A key in force is accepted nevertheless.
     if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.is_in_force(&hash(key)))) {
         let message = "too many failed authentications from this address: retry later";
+        // Round up: a retry must not arrive too early.
         let seconds = wait.as_secs() + 1;
         return Err(ApiError::too_many("authentication_failures", message).after(seconds));
     }

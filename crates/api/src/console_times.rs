@@ -1,15 +1,16 @@
-//! Times of console lines.
+//! Times of the lines of sandboxes' consoles.
 //!
-//! A console is a stream of bytes without times, and clients that follow a console need times that
-//! grow: they request the lines after the last line that they have. A line therefore has the time
-//! at which this daemon first read it. Lines of one read differ by a millisecond each. Lines of the
-//! first read follow the last change of the sandbox's state.
+//! A console is a stream of bytes without times. Clients that follow a console need increasing
+//! times, because they request the lines after the last line that they have. Therefore a line has
+//! the time at which this daemon first read it. Lines that are read together differ by one
+//! millisecond each. The first read assigns times from the last change of the sandbox's state.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Maximum number of sandboxes whose lines are remembered. The least recently read is forgotten.
+/// Maximum number of sandboxes whose lines are remembered. The lines of the sandbox that was read
+/// least recently are removed first.
 const MAX_SANDBOXES: usize = 256;
 
 /// Lines of a console that were read, oldest first.
@@ -17,8 +18,9 @@ const MAX_SANDBOXES: usize = 256;
 struct ReadLines {
     /// Hash and time in milliseconds of each line.
     lines: Vec<(u64, u64)>,
-    /// Time of the newest line that was ever read.
+    /// Time of the newest line that was ever read. 0 if no line was read yet.
     newest_ms: u64,
+    /// Number of the last read of any console, for the choice of the console to remove.
     read_at: u64,
 }
 
@@ -28,10 +30,11 @@ pub(crate) struct ConsoleTimes(Mutex<HashMap<String, ReadLines>>);
 
 impl ConsoleTimes {
     /// Returns a time in milliseconds since 1970 for each of `lines`, the last lines of the console
-    /// of `sandbox`. Times grow strictly, and a line keeps its time in later calls. `changed_ms` is
-    /// the time of the last change of the sandbox's state.
+    /// of `sandbox`. Times increase strictly, and later calls return the same time for a line.
+    /// `changed_ms` is the time of the last change of the sandbox's state.
     pub fn of(&self, sandbox: &str, lines: &[&str], changed_ms: u64, now_ms: u64) -> Vec<u64> {
         let mut sandboxes = self.0.lock();
+        // The number cannot overflow: it increases once per request.
         let turn = sandboxes.values().map(|s| s.read_at).max().unwrap_or(0) + 1;
         if !sandboxes.contains_key(sandbox) && sandboxes.len() >= MAX_SANDBOXES {
             let oldest = sandboxes.iter().min_by_key(|(_, s)| s.read_at);
@@ -41,15 +44,21 @@ impl ConsoleTimes {
         }
         let read = sandboxes.entry(sandbox.to_owned()).or_default();
         let hashes: Vec<u64> = lines.iter().map(|line| hash(line)).collect();
+        // Only hashes are stored, so that consoles do not occupy memory. A collision only gives a
+        // line an earlier time.
         let known = known_lines(&read.lines, &hashes);
         let mut times: Vec<u64> = known.iter().map(|(_, at)| *at).collect();
         let count = (lines.len() - times.len()) as u64;
         let first = match read.newest_ms {
+            // The first read: the lines were written since the last change of state.
             0 => changed_ms,
+            // The new lines get the last `count` milliseconds, but are always newer than the known
+            // lines.
             newest => newest.saturating_add(1).max(now_ms.saturating_sub(count)),
         };
         times.extend((0..count).map(|n| first.saturating_add(n)));
         read.lines = hashes.into_iter().zip(times.iter().copied()).collect();
+        // The newest time never decreases, even if the console was cleared.
         read.newest_ms = times.last().copied().unwrap_or(0).max(read.newest_ms);
         read.read_at = turn;
         times
@@ -62,10 +71,12 @@ fn hash(line: &str) -> u64 {
     hasher.finish()
 }
 
-/// Returns the lines of `before` that `now` starts with. The first line of `now` may be the rest of
-/// a line that was partly overwritten, and the last line of `before` may have been incomplete.
+/// Returns the longest suffix of `before` that is a prefix of `now`. The first line of `now` may be
+/// the rest of a line that was partly overwritten. The last line of `before` may have been
+/// incomplete.
 fn known_lines<'a>(before: &'a [(u64, u64)], now: &[u64]) -> &'a [(u64, u64)] {
     let mut known: &[(u64, u64)] = &[];
+    // Try all four combinations of ignoring these two lines.
     for (incomplete, overwritten) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
         let end = before.len().saturating_sub(incomplete);
         let length = overlap(&before[..end], now.get(overwritten..).unwrap_or_default());
@@ -80,10 +91,10 @@ fn known_lines<'a>(before: &'a [(u64, u64)], now: &[u64]) -> &'a [(u64, u64)] {
     known
 }
 
-/// Returns the length of the longest end of `before` that `now` starts with.
+/// Returns the length of the longest suffix of `before` that is a prefix of `now`.
 fn overlap(before: &[(u64, u64)], now: &[u64]) -> usize {
-    // The prefix function of Knuth, Morris and Pratt: linear, also for a guest that writes the same
-    // line again and again.
+    // The prefix function of Knuth, Morris and Pratt needs linear time, even if a guest writes the
+    // same line repeatedly.
     let mut borders = vec![0; now.len()];
     let mut length = 0;
     for at in 1..now.len() {

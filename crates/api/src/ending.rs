@@ -1,4 +1,4 @@
-//! Removal of all resources of a revoked key.
+//! Removal of all resources (sandboxes, builds, functions) of a revoked key.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -7,10 +7,10 @@ use jiffy_template_builder::BuildRecord;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Interval at which revoked keys are polled.
+/// Interval at which the background task polls for revoked keys.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of passes over the builds of a key. A later pass finds a build that was being
-/// started when the key was revoked; no build can start afterwards.
+/// started while the key was revoked. After these passes, no build of the key can start any longer.
 const MAX_BUILD_PASSES: u32 = 20;
 /// Time limit for a cancelled build and its sandboxes to terminate.
 const BUILD_END_LIMIT: Duration = Duration::from_secs(30);
@@ -25,9 +25,9 @@ pub struct Ended {
 }
 
 impl App {
-    /// Kills the sandboxes of a key. Returns their number, or an error if a sandbox could not be
-    /// killed.
-    pub(crate) async fn kill_all_of(&self, key: &str) -> Result<usize, ApiError> {
+    /// Kills all sandboxes of a key. Continues after an error. Returns the number of killed
+    /// sandboxes, or the last error.
+    pub(crate) async fn kill_sandboxes_of(&self, key: &str) -> Result<usize, ApiError> {
         let mut killed = 0;
         let mut failed = None;
         for id in self.sandboxes.index().of_owner(key) {
@@ -35,6 +35,7 @@ impl App {
                 Ok(_) => killed += 1,
                 // The sandbox of a build terminated together with its build.
                 Err(OperationError::Unknown { .. }) => {}
+                // Continue with the others: as few sandboxes as possible must remain.
                 Err(e) => failed = Some(e),
             }
         }
@@ -45,7 +46,7 @@ impl App {
     }
 
     /// Cancels the builds of a key. Returns their ids.
-    pub(crate) fn cancel_all_of(&self, key: &str) -> Result<Vec<String>, ApiError> {
+    pub(crate) fn cancel_builds_of(&self, key: &str) -> Result<Vec<String>, ApiError> {
         let Some(builder) = &self.builder else {
             return Ok(Vec::new());
         };
@@ -56,6 +57,7 @@ impl App {
         // the templates of all owners are searched.
         for template in templates {
             let builds = builder.records().builds(&template.id).map_err(failed)?;
+            // A finished build cannot be cancelled.
             let own = |b: &&BuildRecord| b.caller.as_deref() == Some(key) && !b.status.is_final();
             for build in builds.iter().filter(own) {
                 builder.cancel(build)?;
@@ -66,13 +68,14 @@ impl App {
     }
 
     /// Terminates the builds and sandboxes of a key and removes its functions.
-    pub(crate) async fn end_all_of(&self, key: &str) -> Result<Ended, ApiError> {
+    pub(crate) async fn remove_resources_of(&self, key: &str) -> Result<Ended, ApiError> {
         // Builds first: the sandboxes of a build terminate with the build.
-        let builds = self.cancel_all_of(key)?;
-        let sandboxes = self.kill_all_of(key).await?;
+        let builds = self.cancel_builds_of(key)?;
+        let sandboxes = self.kill_sandboxes_of(key).await?;
         self.remove_functions_of(key).await;
+        // Wait last: the builds terminate concurrently.
         for build in &builds {
-            self.await_end_of(build).await?;
+            self.await_build_end(build).await?;
         }
         Ok(Ended {
             sandboxes,
@@ -88,7 +91,7 @@ impl App {
     }
 
     /// Waits until a cancelled build has terminated.
-    pub(crate) async fn await_end_of(&self, build: &str) -> Result<(), ApiError> {
+    pub(crate) async fn await_build_end(&self, build: &str) -> Result<(), ApiError> {
         let ended = tokio::time::timeout(BUILD_END_LIMIT, self.builder()?.ended(build)).await;
         ended.map_err(|_| {
             let limit = BUILD_END_LIMIT.as_secs();
@@ -99,21 +102,25 @@ impl App {
     }
 }
 
-/// Terminates the resources of keys that were revoked with that option. This includes keys revoked
-/// by another process or before this daemon started. Never returns.
+/// Background task that terminates the resources of keys whose revocation requested this. The task
+/// also finds keys that another process revoked, or that were revoked before this daemon started.
+/// Never returns.
 pub async fn end_revoked(app: App) {
     let mut passes: HashMap<String, u32> = HashMap::new();
     loop {
         for key in app.keys.ended() {
             let pass = passes.entry(key.clone()).or_default();
+            // Each pass reads all templates, which is expensive.
             if *pass < MAX_BUILD_PASSES {
                 *pass += 1;
-                if let Err(e) = app.cancel_all_of(&key) {
+                if let Err(e) = app.cancel_builds_of(&key) {
                     tracing::error!(key = %key, error = %e.message, "cannot cancel the builds of a revoked key");
                 }
             }
             app.remove_functions_of(&key).await;
-            match app.kill_all_of(&key).await {
+            // Repeated in every pass: an operation in flight may still create a sandbox for the
+            // key.
+            match app.kill_sandboxes_of(&key).await {
                 Ok(0) => {}
                 Ok(killed) => {
                     tracing::info!(key = %key, sandboxes = killed, "killed the sandboxes of a revoked key")

@@ -14,11 +14,11 @@ const STORE_UNAVAILABLE: &str = "store_unavailable";
 /// Response header that states whether a retry can succeed.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
-/// Marks the response of a function, which is passed on unchanged.
+/// Marks the response of a function. Error responses of functions are not converted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FunctionAnswer;
 
-/// Cause of an internal error, shown to administrators only.
+/// Cause of an internal error. It travels with the response, and only administrators are shown it.
 #[derive(Debug, Clone)]
 pub(crate) struct Detail {
     pub message: String,
@@ -29,7 +29,7 @@ pub(crate) struct Detail {
 #[derive(Debug, Clone)]
 pub struct ApiError {
     pub(crate) status: StatusCode,
-    /// Code for programs.
+    /// Code for programs. Stable, because clients match it.
     pub(crate) error_code: &'static str,
     /// Message for users.
     pub(crate) message: String,
@@ -66,6 +66,7 @@ impl ApiError {
 
     /// The request is a known call that this host does not support.
     pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        // Permanent: the host will not support the call on a retry either.
         Self::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message).permanent()
     }
 
@@ -99,6 +100,7 @@ impl ApiError {
 
     /// The host lacks free resources at present.
     pub(crate) fn host_busy(message: impl Into<String>) -> Self {
+        // Resources usually become free when a sandbox terminates, which takes a while.
         Self::new(StatusCode::SERVICE_UNAVAILABLE, HOST_BUSY, message).after(30)
     }
 
@@ -150,8 +152,10 @@ impl From<OperationError> for ApiError {
     fn from(error: OperationError) -> Self {
         use OperationError as O;
         let message = error.to_string();
+        // The order matters: specific errors precede the general kinds.
         match (&error, error.kind()) {
             (
+                // The engine lacks the capability, so a retry is useless.
                 O::Engine {
                     source: EngineError::Unsupported { .. },
                     ..
@@ -204,6 +208,7 @@ impl From<OperationError> for ApiError {
             }
             (O::InUse { .. }, _) => Self::conflict("in_use", message),
             (O::IncompatibleSnapshot { .. }, _) => Self::conflict("wrong_snapshot", message),
+            // Errors without a code of their own, by kind.
             (_, ErrorKind::Unknown) => Self::not_found("not_found", message),
             (_, ErrorKind::Invalid) => Self::invalid(message),
             (_, ErrorKind::Conflict) => Self::conflict("wrong_state", message),
@@ -220,6 +225,7 @@ impl From<OperationError> for ApiError {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_busy", message)
                     .after(wait.as_secs().max(1))
             }
+            // The refusal has a code and a message of its own.
             (O::Quota(refusal), _) => refusal.clone().into(),
             (_, ErrorKind::Quota) => Self::too_many("quota", message).permanent(),
             (O::HostDisk { .. }, _) => {
@@ -243,6 +249,7 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // Required with this status (RFC 9110, 15.5.2).
         if self.status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
@@ -258,7 +265,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Replaces the message of an internal error by its cause, for administrators of this host.
+/// Replaces the message of an internal error by its cause. Must only be called for administrators
+/// of this host.
 pub(crate) fn reveal(mut response: Response) -> Response {
     let Some(detail) = response.extensions_mut().remove::<Detail>() else {
         return response;
@@ -268,7 +276,9 @@ pub(crate) fn reveal(mut response: Response) -> Response {
         message: detail.message,
         error_code: Some(detail.error_code.to_owned()),
     };
+    // The headers of the first response would otherwise be lost.
     let headers = response.headers().clone();
+    // A new response, because the length of the body changes.
     let mut revealed = (response.status(), Json(body)).into_response();
     for (name, value) in [header::RETRY_AFTER, SHOULD_RETRY]
         .into_iter()
@@ -285,6 +295,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
     if response.extensions().get::<FunctionAnswer>().is_some() {
         return response;
     }
+    // Errors of handlers already have the form of this API.
     let json = response
         .headers()
         .get(header::CONTENT_TYPE)
@@ -305,6 +316,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
         _ => ("refused", status.canonical_reason().unwrap_or("refused")),
     };
     let mut converted = ApiError::new(status, error_code, message).into_response();
+    // Required with status 405 (RFC 9110, 15.5.6).
     if let Some(allow) = response.headers().get(header::ALLOW) {
         converted.headers_mut().insert(header::ALLOW, allow.clone());
     }
@@ -387,8 +399,9 @@ pub const ERROR_CODES: [&str; 71] = [
     "wrong_state",
 ];
 
-/// Returns `code`. Panics in builds with assertions if [`ERROR_CODES`] lacks it.
+/// Returns `code`. Panics in builds with debug assertions if [`ERROR_CODES`] lacks the code.
 fn listed(code: &'static str) -> &'static str {
+    // Tests compare the list with the documentation.
     debug_assert!(
         ERROR_CODES.binary_search(&code).is_ok(),
         "ERROR_CODES lacks {code}"

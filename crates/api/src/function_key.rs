@@ -1,10 +1,10 @@
 //! Sandbox keys: authentication of functions, and of sandboxes that call back.
 //!
-//! A function can be deployed with a sandbox key, which has two secrets. With the first, the
-//! function acts as the API key that deployed it, restricted to that key's sandboxes. With the
-//! second, the callback secret, a sandbox of that key may invoke the function and make no other
-//! call. Both are valid only for connections from inside the host. No other key is valid for these
-//! connections.
+//! A function can be deployed with a sandbox key, which has two secrets. With the first secret, the
+//! function acts as the API key that deployed it, but only on that key's sandboxes. With the second
+//! secret, the callback secret, a sandbox of that key may invoke the function and make no other
+//! call. Both secrets are valid only on connections from inside the host. On these connections, no
+//! other key is valid.
 
 use crate::app::App;
 use crate::caller::{Caller, key_of_request, unauthenticated};
@@ -27,16 +27,17 @@ fn reads_templates(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     match parts.as_slice() {
         ["templates"] | ["templates", "aliases", _] => true,
+        // `uploads` is not an id but the start of the path of uploads.
         ["templates", id] => *id != "uploads",
         ["templates", id, "tags"] => *id != "uploads",
         _ => false,
     }
 }
 
-/// Holder of a function's key.
+/// Caller that authenticates with a sandbox key: a function, or a sandbox that calls back.
 #[derive(Debug)]
 pub struct FunctionCaller {
-    /// Key on whose behalf the function calls, with the scope that the function was given.
+    /// API key on whose behalf the caller acts, restricted to the scope of the sandbox key.
     pub(crate) key: Arc<Key>,
     /// API key that owns the function. `None` if the host's owner owns it.
     pub(crate) owner: Option<String>,
@@ -49,6 +50,7 @@ pub struct FunctionCaller {
 impl FunctionCaller {
     /// Rejects calls that a function's key does not permit.
     pub(crate) fn check_call(&self, method: &Method, path: &str) -> Result<(), ApiError> {
+        // A path that merely starts with the same letters is not below the root.
         let is_below = |root: &str| {
             let rest = path.strip_prefix(root);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -71,7 +73,8 @@ impl FunctionCaller {
     }
 }
 
-/// Returns the name of the function that a path invokes, without decoding it.
+/// Returns the name of the function that a path invokes. The name is not decoded, so an encoded
+/// name matches no function.
 fn invoked(path: &str) -> Option<&str> {
     let (name, rest) = path.strip_prefix("/functions/")?.split_once('/')?;
     (rest == "invoke" || rest.starts_with("invoke/")).then_some(name)
@@ -91,6 +94,7 @@ impl App {
             granted.is_some_and(|granted| granted.key == key)
         };
         let (record, key, is_callback) = match origin {
+            // A function presents the first secret of its own sandbox key.
             InternalOrigin::Function {
                 key, owner, name, ..
             } => {
@@ -100,6 +104,7 @@ impl App {
             InternalOrigin::Sandbox { key } => {
                 // The function belongs to the key, or to the host's owner and acts for the key.
                 let name = invoked(request.uri().path()).unwrap_or_default();
+                // A function of the key takes precedence over a function of the host's owner.
                 let owners = [Some(key.as_str()), None].into_iter();
                 let mut found = owners.filter_map(|owner| functions.find(owner, name).ok());
                 (found.find(|record| is_of(record, key)), key, true)
@@ -116,18 +121,21 @@ impl App {
         } else {
             &granted.secret
         };
-        // Comparing hashes reveals nothing about the secret through timing.
+        // Compare hashes: the duration of the comparison reveals nothing about the secret itself.
         if hash(shown) != hash(secret) {
             return Err(unknown());
         }
+        // The secrets of a sandbox key are valid only as long as the API key.
         let found = self.keys.in_force(key);
         let found = found.map_err(|e| ApiError::internal(e.to_string()))?;
         let found = found.filter(|key| !key.is_expired()).ok_or_else(unknown)?;
         let scope = match (is_callback, granted.scope) {
+            // A callback needs the scope to invoke; `check_call` restricts it to the function.
             (true, _) | (false, SandboxKeyScope::Create) => Scope::Create,
             (false, SandboxKeyScope::Read) => Scope::Read,
         };
         Ok(Caller::Function(Arc::new(FunctionCaller {
+            // The scope of the sandbox key replaces the scope of the API key, which may be wider.
             key: Arc::new(Key { scope, ..found }),
             owner: record.owner.clone(),
             name: record.name.clone(),
@@ -135,8 +143,8 @@ impl App {
         })))
     }
 
-    /// Returns the key for sandboxes of a function that `caller` deploys. The previous key is
-    /// reused if its settings are the same, unless `renew` is set.
+    /// Returns the sandbox key of a function that `caller` deploys. Reuses the previous key if its
+    /// settings are the same, unless `renew` is set.
     pub(crate) fn sandbox_key(
         &self,
         caller: &Caller,
@@ -160,7 +168,8 @@ impl App {
                     None => {
                         let label = format!("function {name}");
                         let limits = crate::keys::Limits::default();
-                        // The secret of this key is discarded.
+                        // The secret of this key is discarded: the key only owns the function's
+                        // sandboxes.
                         let created = self.keys.create(&label, Scope::Create, limits);
                         (created.map_err(key_failed)?.key.id, true)
                     }
@@ -174,14 +183,19 @@ impl App {
         }
     }
 
-    /// Revokes the key that was created for a function, unless `used` still refers to it.
-    pub(crate) fn end_sandbox_key(&self, ended: Option<&SandboxKey>, used: Option<&SandboxKey>) {
+    /// Revokes the API key that was created for a function's sandbox key `ended`, unless `used`
+    /// still refers to it.
+    pub(crate) fn revoke_unused_sandbox_key(
+        &self,
+        ended: Option<&SandboxKey>,
+        used: Option<&SandboxKey>,
+    ) {
         let ended = ended.filter(|ended| ended.is_own);
         let is_used = |ended: &&SandboxKey| used.is_some_and(|used| used.key == ended.key);
         if let Some(ended) = ended.filter(|ended| !is_used(ended))
             && let Err(e) = self.keys.revoke(&ended.key)
         {
-            // Ignore the error: the secrets were deleted with the function's record.
+            // Only log the error: the secrets were deleted with the function's record.
             tracing::warn!(error = %e, "cannot revoke the key of a removed function");
         }
     }

@@ -1,4 +1,5 @@
-//! Interfaces of other components to the control plane.
+//! Interfaces through which the control plane uses other components: templates, functions, preview
+//! links and ports. The daemon provides the implementations.
 
 use axum::extract::Request;
 use axum::response::Response;
@@ -67,7 +68,8 @@ pub enum TemplateRefusal {
     Failed(String),
 }
 
-/// Templates of this host, named by `[owner/]name[:tag]`. Calls are short: no image is read.
+/// Templates of this host, named by `[owner/]name[:tag]`. Calls are short, because no image is
+/// read.
 pub trait TemplateSource: Send + Sync + 'static {
     /// Passes built templates to `each`, ordered by owner, name and tag, until `each` breaks.
     /// Starts at `from` (`[owner/]name`), or at the first template if `from` is `None`.
@@ -115,6 +117,7 @@ pub trait FunctionInvoker: Send + Sync + 'static {
     fn invoke(&self, call: FunctionCall) -> Invoking<'_>;
 }
 
+/// Converts a manifest into the description of a template.
 fn info(manifest: TemplateManifest) -> TemplateInfo {
     TemplateInfo {
         visibility: manifest.visibility,
@@ -127,6 +130,7 @@ fn info(manifest: TemplateManifest) -> TemplateInfo {
     }
 }
 
+/// Converts a summary from the index into the description of a template.
 fn summary_info(summary: &TemplateSummary) -> TemplateInfo {
     TemplateInfo {
         name: summary.reference.name().to_owned(),
@@ -141,6 +145,7 @@ fn summary_info(summary: &TemplateSummary) -> TemplateInfo {
 
 fn refusal(error: TemplateError) -> TemplateRefusal {
     match error {
+        // An invalid name cannot exist.
         TemplateError::Name { name } | TemplateError::Unknown { name, .. } => {
             TemplateRefusal::Unknown(name)
         }
@@ -169,8 +174,11 @@ impl TemplateSource for Templates {
         if let Some(manifest) = self.look_up(&reference).map_err(refusal)? {
             return Ok(info(manifest));
         }
+        // In normalised form, for example in lower case.
         let unknown = reference.to_string();
-        // Not built yet. Every create passes here, so the recipe is read only in this case.
+        // The template is not built yet. The recipe is read only in this case, because every
+        // request to create a sandbox looks up its template here.
+        // Stock templates can be used before they are built.
         match Recipe::built_in(&unknown) {
             Ok(recipe) => Ok(TemplateInfo {
                 name: unknown,

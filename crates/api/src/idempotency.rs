@@ -1,5 +1,5 @@
-//! `Idempotency-Key`: a repeated create request returns the first response instead of creating
-//! again.
+//! `Idempotency-Key`: a repeated request to create a sandbox returns the first response instead of
+//! creating another sandbox.
 
 use crate::error::ApiError;
 use axum::body::{Body, to_bytes};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Maximum number of responses stored per caller.
+/// Maximum number of requests that are remembered per caller.
 const MAX_REPLAYS: usize = 1024;
 /// Time for which a response is stored.
 const REPLAY_LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -38,14 +38,18 @@ impl Answer {
     }
 }
 
+/// Request that was received with an `Idempotency-Key`.
 #[derive(Debug)]
 struct ReplaySlot {
+    /// Digest of the request.
     request: [u8; 32],
     since: Instant,
+    /// Response. `None` while the first request is in flight.
     answer: watch::Receiver<Option<Arc<Answer>>>,
 }
 
-/// Stored requests of one caller. `order` is sorted by age, oldest first.
+/// Remembered requests of one caller, by idempotency key. `order` has the keys sorted by age,
+/// oldest first.
 #[derive(Debug, Default)]
 struct ReplayCache {
     slots: HashMap<String, ReplaySlot>,
@@ -75,6 +79,7 @@ pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(call);
+    // Separates the call from the body.
     hash.update([0]);
     hash.update(body);
     hash.finalize().into()
@@ -85,10 +90,10 @@ impl ReplayCaches {
         self.0.lock()
     }
 
-    /// Executes `work`, unless `owner` sent the same request with the same key before. In that case
-    /// waits for the first response and returns it. Only successful responses are stored, so that a
-    /// failed request can be retried. `work` continues if the client disconnects.
-    pub async fn once<F>(
+    /// Executes `work`, unless `owner` sent the same request with the same key before. A repeated
+    /// request waits for the first response and returns it. Only successful responses are stored,
+    /// so that a failed request can be retried. `work` continues if the client disconnects.
+    pub async fn execute_once<F>(
         self: &Arc<Self>,
         owner: Option<String>,
         key: String,
@@ -99,7 +104,10 @@ impl ReplayCaches {
         F: Future<Output = Response> + Send + 'static,
     {
         let (sender, mut answer) = {
+            // The lock covers look-up and insertion, so that only one of two concurrent requests
+            // executes.
             let mut caches = self.lock();
+            // Keys of different callers do not collide.
             let cache = caches.entry(owner.clone()).or_default();
             cache.evict_expired();
             match cache.slots.get(&key) {
@@ -126,6 +134,7 @@ impl ReplayCaches {
             }
         };
         if let Some(sender) = sender {
+            // In a task of its own, which outlives the client's connection.
             let this = self.clone();
             tokio::spawn(async move {
                 let mut entry = PendingReplay {
@@ -136,10 +145,12 @@ impl ReplayCaches {
                 };
                 let answer = buffered(work.await).await;
                 entry.is_stored = answer.status.is_success();
+                // Remove a failed request before its response is visible: a retry must not find it.
                 drop(entry);
                 sender.send_replace(Some(Arc::new(answer)));
             });
         }
+        // The sender is dropped without a response only if `work` panicked.
         let done = answer.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|a| a.clone());
         let lost = || {
@@ -151,7 +162,8 @@ impl ReplayCaches {
     }
 }
 
-/// Removes its slot when dropped, also by a panic, unless `is_stored` is set.
+/// Request in flight. Dropping this value removes its slot unless `is_stored` is set, also after a
+/// panic.
 struct PendingReplay {
     this: Arc<ReplayCaches>,
     owner: Option<String>,
@@ -171,6 +183,7 @@ impl Drop for PendingReplay {
     }
 }
 
+/// Removes expired requests, and the oldest requests above the maximum.
 impl ReplayCache {
     fn evict_expired(&mut self) {
         while let Some(oldest) = self.order.front() {
@@ -184,6 +197,7 @@ impl ReplayCache {
     }
 }
 
+/// Reads a response completely, so that it can be repeated.
 async fn buffered(response: Response) -> Answer {
     let (parts, body) = response.into_parts();
     // Response bodies are in memory: reading them cannot fail.

@@ -2,8 +2,8 @@
 //!
 //! Keys are stored in `<home>/keys.db`, which the daemon and `jiffy key` open concurrently. Every
 //! request looks up its key there, so a revocation takes effect with the next request. Only the
-//! SHA-256 of a secret is stored. The lookup is by that hash, so that its duration reveals nothing
-//! about a key.
+//! SHA-256 of a secret is stored. Keys are looked up by this hash, so the duration of a look-up
+//! reveals nothing about a key.
 
 mod check;
 mod key_status;
@@ -29,7 +29,8 @@ use std::time::{Duration, Instant};
 /// Prefix of every secret; older client versions require it.
 const SECRET_PREFIX: &str = "e2b_";
 const SCHEMA_VERSION: i64 = 3;
-/// Precision of a key's last use.
+/// Minimum time between two recordings of a key's use, which is therefore the precision of
+/// `used_ms`.
 const USE_PRECISION: Duration = Duration::from_secs(60);
 /// Maximum wait for a transaction of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -263,6 +264,7 @@ impl Keys {
         let mut connection = Connection::open(&path).map_err(failed)?;
         connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
         connection
+            // Readers do not wait for a writer.
             .pragma_update(None, "journal_mode", "WAL")
             .map_err(failed)?;
         let tx = connection
@@ -378,7 +380,7 @@ impl Keys {
         read().map_err(|e| self.failed(e))
     }
 
-    /// Returns the key with this id, unless it was revoked.
+    /// Returns the key with this id, unless it was revoked. Expired keys are included.
     pub(crate) fn in_force(&self, id: &str) -> Result<Option<Key>, KeyError> {
         let connection = self.connection();
         let read = || -> rusqlite::Result<Option<Key>> {
@@ -436,7 +438,7 @@ pub(crate) fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret).into()
 }
 
-/// SQLite's integers are signed.
+/// Converts to SQLite's signed integers.
 fn stored(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX)
 }

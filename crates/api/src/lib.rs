@@ -1,9 +1,9 @@
-//! Control plane of one host: the REST API that E2B clients expect, with extensions in the same
+//! Control plane of one host: the REST API that E2B's clients use, with extensions in the same
 //! style.
 //!
-//! [`router`] serves [`jiffy_sandbox_manager::Sandboxes`] to clients with an API key, and to the
-//! owner of the host on listeners for the owner ([`Caller::Owner`]). The document at
-//! `/openapi.json` describes the answers.
+//! [`router`] gives clients with an API key access to [`jiffy_sandbox_manager::Sandboxes`].
+//! Requests of a listener for the host's owner have the caller [`Caller::Owner`] and need no key.
+//! The document at `/openapi.json` describes all calls.
 
 mod app;
 mod authentication_limit;

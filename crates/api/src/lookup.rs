@@ -1,4 +1,5 @@
-//! Lookup of resources that are visible to a caller.
+//! Look-up of sandboxes, snapshots and templates by id, name or prefix, restricted to resources
+//! that are visible to the caller.
 
 use crate::app::App;
 use crate::caller::{Caller, SHORT_ID};
@@ -21,14 +22,14 @@ const MAX_NAME: usize = 256;
 /// Tags that every template has implicitly.
 const OWN_TAGS: [&str; 2] = [DEFAULT_TAG, "latest"];
 
-/// States in which a sandbox is visible to callers other than the host's owner.
+/// States in which a sandbox is accepted by a call, for callers other than the host's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Liveness {
     /// Running or paused.
     Alive,
-    /// Also broken, if a resume repairs the sandbox.
+    /// Running, paused, or broken if a resume repairs the sandbox.
     Resumable,
-    /// Also broken.
+    /// Running, paused or broken.
     IncludingBroken,
 }
 
@@ -82,6 +83,7 @@ impl App {
                     return if_visible(record, caller, required).ok_or_else(unknown)?;
                 }
                 self.sandboxes.get(id).map_err(|e| match e {
+                    // Other callers must not learn which ids exist.
                     e @ OperationError::Ambiguous { .. } if caller.is_owner() => e.into(),
                     _ => unknown(),
                 })?
@@ -90,6 +92,7 @@ impl App {
         if caller.is_owner() {
             return Ok(record);
         }
+        // Only read-only callers, who are shown no complete ids, may give a prefix.
         let is_accepted = record.id() == id || (caller.is_read_only() && id.len() >= SHORT_ID);
         if !is_accepted || !caller.sees(record.owner()) {
             return Err(unknown());
@@ -108,10 +111,12 @@ impl App {
         stored.await?.map(Resumable::Stored).ok_or(missing)
     }
 
-    /// Finds a sandbox by name: the caller's own, or the only visible sandbox of other owners.
+    /// Finds a sandbox by name: a sandbox of the caller, or else the only visible sandbox of other
+    /// owners with this name.
     fn sandbox_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Sandbox>, ApiError> {
         let mut found = self.sandboxes.index().named(name);
         found.retain(|r| caller.sees(r.owner()));
+        // A sandbox of the caller takes precedence over sandboxes of others with the same name.
         let own = caller.owner_id();
         if let Some(at) = found.iter().position(|r| r.settings().owner == own) {
             return Ok(Some(found.swap_remove(at)));
@@ -133,8 +138,8 @@ impl App {
         caller.is_owner() || (snapshot.is_requested() && caller.sees(snapshot.owner()))
     }
 
-    /// Finds a snapshot by its id, or by a name if it is the caller's own. The host's owner may
-    /// also give a prefix of the id.
+    /// Finds a snapshot by its id, or by its name if the caller owns the snapshot. The host's owner
+    /// may also give a prefix of the id.
     pub(crate) fn snapshot(&self, caller: &Caller, id: &str) -> Result<Snapshot, ApiError> {
         if let Some(found) = self.snapshot_by_id(caller, id) {
             return Ok(found);
@@ -160,11 +165,12 @@ impl App {
     /// ignored.
     fn snapshot_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Snapshot>, ApiError> {
         let named = |s: &Snapshot| s.name() == Some(name) && self.shows(caller, s);
+        // Newest first.
         let all = self.sandboxes.snapshots().like(name).into_iter().rev();
         for found in all.filter(named) {
             let own = match caller.owner_scope() {
                 Some(key) => found.owner() == Some(key),
-                None => self.is_hosts(found.owner())?,
+                None => self.is_host_owner(found.owner())?,
             };
             if own {
                 return Ok(Some(found));
@@ -177,13 +183,14 @@ impl App {
         let mut all = self.sandboxes.snapshots().like(id);
         all.retain(|s| s.id().starts_with(id));
         match (id.is_empty(), all.len()) {
+            // An empty or ambiguous prefix matches no snapshot.
             (false, 1) => all.pop(),
             _ => None,
         }
     }
 
-    /// Returns whether `owner` is the host's owner or a key that acts for the host's owner.
-    fn is_hosts(&self, owner: Option<&str>) -> Result<bool, ApiError> {
+    /// Returns whether `owner` is the host's owner or a key that may act for the host's owner.
+    fn is_host_owner(&self, owner: Option<&str>) -> Result<bool, ApiError> {
         let Some(owner) = owner else {
             return Ok(true);
         };
@@ -200,6 +207,7 @@ impl App {
         sandbox: &Sandbox,
         id: &str,
     ) -> Result<Snapshot, ApiError> {
+        // Ancestors include internal snapshots, which `snapshot` does not find for most callers.
         let lineage = self.sandboxes.snapshots().list(Some(sandbox.id()))?;
         match find_snapshot(&lineage, id, caller.is_owner()) {
             Some(found) => Ok(found),
@@ -207,14 +215,15 @@ impl App {
         }
     }
 
-    /// Resolves `templateID`. The order is: ids, the caller's own templates, the caller's own
-    /// snapshots, and shared templates.
+    /// Resolves `templateID` of a request. In this order, it may be an id, a template of the
+    /// caller, a snapshot of the caller, or a shared template.
     pub(crate) fn origin(&self, caller: &Caller, id: &str) -> Result<Origin, ApiError> {
-        let meaning = self.resolve(caller, id)?;
-        let rank = meaning.as_ref().map(|meaning| meaning.resolved_by);
+        let resolved = self.resolve(caller, id)?;
+        let rank = resolved.as_ref().map(|resolved| resolved.resolved_by);
         let snapshot = match rank {
             Some(ResolvedBy::Id) => None,
-            // Names that look like ids are rejected, but old data directories may contain some.
+            // A new template or snapshot cannot have a name that looks like an id, but an old data
+            // directory may contain such names.
             Some(ResolvedBy::Own) => self.snapshot_by_id(caller, id),
             Some(ResolvedBy::Shared) | None => match self.snapshot_by_id(caller, id) {
                 None => self.snapshot_by_name(caller, id)?,
@@ -222,9 +231,9 @@ impl App {
             },
         };
         let short_id = || caller.is_owner().then(|| self.snapshot_by_prefix(id));
-        match (snapshot, meaning) {
+        match (snapshot, resolved) {
             (Some(snapshot), _) => Ok(Origin::Snapshot(Box::new(snapshot))),
-            (None, Some(meaning)) => self.info(&meaning).map(Origin::Template),
+            (None, Some(resolved)) => self.info(&resolved).map(Origin::Template),
             (None, None) => match short_id().flatten() {
                 Some(snapshot) => Ok(Origin::Snapshot(Box::new(snapshot))),
                 None => Err(self.no_template(caller, id)),
@@ -292,12 +301,14 @@ impl App {
         Ok(snapshots.fetch(owner.as_deref(), id, scope).await?)
     }
 
-    /// Returns a template by name or id, optionally with a tag or a build id, if it exists for the
-    /// caller. A name or id alone finds a template without a default tag by its newest tag.
+    /// Returns a template that is visible to the caller, by name or id, optionally with a tag or a
+    /// build id. A name or id without a tag also finds a template that lacks the default tag: the
+    /// result is then its newest tag.
     pub(crate) fn template(&self, caller: &Caller, id: &str) -> Result<TemplateInfo, ApiError> {
-        if let Some(meaning) = self.resolve(caller, id)? {
-            return self.info(&meaning);
+        if let Some(resolved) = self.resolve(caller, id)? {
+            return self.info(&resolved);
         }
+        // A tag that was given must match exactly.
         let newest = if id.contains(':') {
             None
         } else {
@@ -319,6 +330,7 @@ impl App {
             .collect();
         if let Ok(named) = Reference::parse(id) {
             let own = caller.owner_scope().filter(|_| named.owner().is_none());
+            // The caller's own template precedes a template of the host with the same name.
             let own = own.map(|key| format!("{key}/{}", named.name()));
             names.extend(own.into_iter().chain([named.without_tag()]));
         }
@@ -330,6 +342,7 @@ impl App {
                 }
                 let exists =
                     is_visible(info.owner.as_deref(), info.visibility, caller.owner_scope());
+                // The walk is ordered by tag, not by time.
                 if exists && newest.as_ref().is_none_or(|n| n.created < info.created) {
                     newest = Some(info);
                 }
@@ -345,7 +358,8 @@ impl App {
         Ok(None)
     }
 
-    /// Resolves `id` to a template for the caller. An implicit tag refers to the template itself.
+    /// Resolves `id` to a template for the caller. The tags that every template has implicitly
+    /// refer to the template itself.
     fn resolve(&self, caller: &Caller, id: &str) -> Result<Option<ResolvedTemplate>, ApiError> {
         let records = self.builder.as_ref().map(|builder| builder.records());
         let lookup = |reference: &Reference| match self.templates.find(&reference.to_string()) {
@@ -356,6 +370,7 @@ impl App {
             Err(TemplateRefusal::Unknown(_)) => Ok(None),
             Err(e) => Err(ApiError::internal(e.to_string())),
         };
+        // First with the tag as given: a build may have a tag of this name.
         let found = resolve(id, caller.owner_scope(), records, &lookup)?;
         match id.split_once(':') {
             Some((name, tag)) if found.is_none() && OWN_TAGS.contains(&tag) => {
@@ -365,10 +380,10 @@ impl App {
         }
     }
 
-    fn info(&self, meaning: &ResolvedTemplate) -> Result<TemplateInfo, ApiError> {
-        let found = self.templates.find(&meaning.reference.to_string());
+    fn info(&self, resolved: &ResolvedTemplate) -> Result<TemplateInfo, ApiError> {
+        let found = self.templates.find(&resolved.reference.to_string());
         found.map_err(|e| match e {
-            TemplateRefusal::Unknown(name) => missing(&name, WHERE),
+            TemplateRefusal::Unknown(name) => missing(&name, LIST_HINT),
             e => ApiError::internal(e.to_string()),
         })
     }
@@ -383,7 +398,7 @@ impl App {
                 );
                 missing(id, &why)
             }
-            _ => missing(id, WHERE),
+            _ => missing(id, LIST_HINT),
         }
     }
 }
@@ -416,12 +431,13 @@ fn if_visible(
                 ),
             )))
         }
+        // The client does not know the id of a sandbox that is being created.
         SandboxState::Creating | SandboxState::Killed => None,
     }
 }
 
-/// Hint that names the lists of templates and snapshots.
-const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` \
+/// Hint in error messages: the commands and calls that list templates and snapshots.
+const LIST_HINT: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` \
     and `GET /snapshots`";
 
 fn missing(id: &str, why: &str) -> ApiError {
@@ -436,6 +452,7 @@ fn find_snapshot(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot
     let exact = all.iter().find(|s| s.id() == id);
     let found = exact.or_else(|| all.iter().rfind(named));
     let found = found.or_else(|| {
+        // An ambiguous prefix matches nothing.
         let mut begins = all.iter().filter(|s| s.id().starts_with(id));
         let first = begins.next().filter(|_| short_ids && !id.is_empty());
         first.filter(|_| begins.next().is_none())

@@ -1,4 +1,4 @@
-//! Validation of network rules.
+//! Validation of the network rules in requests.
 
 use crate::error::ApiError;
 use jiffy_api_types::{
@@ -9,11 +9,12 @@ use std::net::IpAddr;
 /// Maximum length of a host name in bytes.
 const MAX_NAME: usize = 253;
 
-/// Checks the rules and returns the change of a sandbox's settings.
+/// Checks new network rules. Returns a function that applies them to the settings of a sandbox.
 pub(crate) fn check_update(
     update: NetworkUpdate,
 ) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
     let restrict_traffic = update.allow_public_traffic.map(|allowed| !allowed);
+    // Clone the field before the empty name is replaced: an absent field has another meaning.
     let mask = update.mask_request_host.clone();
     let body = NetworkBody {
         allow_out: update.allow_out,
@@ -27,7 +28,8 @@ pub(crate) fn check_update(
         // An empty name removes the mask.
         mask_request_host: update.mask_request_host.filter(|host| !host.is_empty()),
     };
-    let new = checked(Some(body), update.allow_internet_access)?;
+    let new = check_rules(Some(body), update.allow_internet_access)?;
+    // Absent egress rules are cleared, but an absent mask and access to ports remain.
     Ok(move |network: &mut NetworkSettings| {
         let before = std::mem::take(network);
         *network = NetworkSettings {
@@ -41,8 +43,8 @@ pub(crate) fn check_update(
     })
 }
 
-/// Validates the rules.
-pub(crate) fn checked(
+/// Validates network rules.
+pub(crate) fn check_rules(
     network: Option<NetworkBody>,
     allow_internet_access: Option<bool>,
 ) -> Result<NetworkSettings, ApiError> {
@@ -63,6 +65,7 @@ pub(crate) fn checked(
         ),
     ];
     for (value, why) in unsupported {
+        // Clients send empty values for options that they do not use.
         if value.as_ref().is_some_and(|v| !v.is_empty()) {
             return Err(ApiError::unsupported_option(why));
         }
@@ -96,6 +99,7 @@ pub(crate) fn checked(
     })
 }
 
+/// Checks the number of entries, and each entry with `good`.
 fn list(
     name: &str,
     entries: Option<Vec<String>>,
@@ -135,11 +139,13 @@ fn is_cidr(text: &str) -> bool {
         Ok(IpAddr::V6(_)) => 128,
         Err(_) => return false,
     };
+    // Stricter than `parse`, which accepts a sign.
     length.len() <= 3
         && length.bytes().all(|b| b.is_ascii_digit())
         && length.parse::<u8>().is_ok_and(|l| l <= max_length)
 }
 
+/// Returns whether `text` is a host name or `*.` and a host name.
 fn is_name(text: &str) -> bool {
     let name = text.strip_prefix("*.").unwrap_or(text);
     // A numeric name is an invalid address rather than a host name.
@@ -157,6 +163,7 @@ fn is_label(label: &str) -> bool {
 
 /// Returns whether `text` is valid in a `Host` header. `${PORT}` stands for the port.
 fn is_host(text: &str) -> bool {
+    // Any valid port serves to check the rest.
     let plain = text.replace("${PORT}", "1");
     let (name, port) = plain.rsplit_once(':').unwrap_or((&plain, "1"));
     !name.is_empty()
@@ -171,7 +178,7 @@ mod tests {
     use serde_json::json;
 
     fn check(body: serde_json::Value) -> Result<NetworkSettings, ApiError> {
-        checked(serde_json::from_value(body).unwrap(), None)
+        check_rules(serde_json::from_value(body).unwrap(), None)
     }
 
     #[test]

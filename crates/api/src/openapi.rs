@@ -1,4 +1,4 @@
-//! The document that describes the control plane, at `/openapi.json`.
+//! The OpenAPI document at `/openapi.json`, which describes the calls of the control plane.
 
 mod operation;
 mod operations;
@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 pub fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     let mut schemas = Schemas::new();
+    // Several operations share a path with different methods.
     for operation in operations::all() {
         let path = paths
             .entry(operation.path)
@@ -57,6 +58,7 @@ fn operation_object(operation: Operation, schemas: &mut Schemas) -> Value {
     let mut answers = Map::new();
     for (status, description, body) in &operation.answers {
         let mut answer = json!({ "description": description });
+        // Responses without a schema have no body.
         if let (Some(body), Some(map)) = (body, answer.as_object_mut()) {
             map.insert("content".to_owned(), content(&schemas.answer(*body)));
             if operation.paged {
@@ -99,6 +101,7 @@ fn operation_object(operation: Operation, schemas: &mut Schemas) -> Value {
             let body = json!({ "required": required, "content": content });
             map.insert("requestBody".to_owned(), body);
         }
+        // Overrides the security requirement of the whole document.
         if operation.open {
             map.insert("security".to_owned(), json!([]));
         }

@@ -20,7 +20,7 @@ const MAX_TOKEN_BYTES: usize = 128;
 /// Position of an item in its list.
 pub(crate) type PagePosition = ListPosition;
 
-/// The requested page of a list.
+/// Requested page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page {
     limit: usize,
@@ -29,6 +29,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
+    /// Parses the page from the parameters of a request.
     pub fn from_query(query: &Query) -> Result<Self, ApiError> {
         let limit = query.number("limit", 1..=MAX_PAGE_SIZE as u64)?;
         let orders = [("asc", false), ("desc", true)];
@@ -45,6 +46,7 @@ impl Page {
     /// Parses a page of a list sorted by name in ascending order. The page size
     /// defaults to `default_limit`.
     pub fn by_name(query: &Query, default_limit: usize) -> Result<Self, ApiError> {
+        // Only an absent limit has another default, so a present one is validated as usual.
         let limit = query.get("limit").map(|_| Self::from_query(query));
         let limit = limit.transpose()?.map_or(default_limit, |page| page.limit);
         Ok(Self {
@@ -80,6 +82,7 @@ impl Page {
     /// Returns the number of items to fetch. One item more than the limit shows whether a next page
     /// exists.
     pub fn fetch_limit(&self) -> usize {
+        // Cannot overflow: the limit is at most `MAX_PAGE_SIZE` or the default of a list.
         self.limit + 1
     }
 
@@ -106,7 +109,9 @@ impl Page {
         if self.descending {
             sorted.reverse();
         }
+        // The caller may have passed items of earlier pages.
         sorted.retain(|(position, _)| self.reaches(position));
+        // See `fetch_limit`.
         let has_next = sorted.len() > self.limit;
         sorted.truncate(self.limit);
         let last = sorted.last().filter(|_| has_next);
@@ -116,6 +121,7 @@ impl Page {
 }
 
 fn token((ms, id): &PagePosition) -> Option<HeaderValue> {
+    // Encoded, because clients must not interpret the token.
     let token = URL_SAFE_NO_PAD.encode(format!("{ms}:{id}"));
     HeaderValue::from_str(&token).ok()
 }
@@ -134,6 +140,7 @@ fn parse_token(token: &str) -> Result<PagePosition, ApiError> {
     }
     let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?;
     let text = String::from_utf8(bytes).map_err(|_| bad())?;
+    // Names and ids may contain a colon, but the time does not.
     let (ms, id) = text.split_once(':').ok_or_else(bad)?;
     Ok((ms.parse().map_err(|_| bad())?, id.to_owned()))
 }

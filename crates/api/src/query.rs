@@ -1,4 +1,4 @@
-//! Query parameters.
+//! Query parameters of a request.
 
 use crate::body::folded;
 use crate::error::ApiError;
@@ -30,6 +30,7 @@ impl Query {
 
     /// Returns the first value of a parameter that is not empty.
     pub fn get(&self, name: &str) -> Option<&str> {
+        // Clients send empty values for parameters that they do not use.
         self.values(name).find(|value| !value.is_empty())
     }
 
@@ -55,7 +56,7 @@ impl Query {
         })
     }
 
-    /// Parses a value that must be one of `words`.
+    /// Parses a value that must be one of the names in `words`. Returns the value of that name.
     pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, ApiError> {
         let Some(text) = self.values(name).next() else {
             return Ok(None);
@@ -63,7 +64,7 @@ impl Query {
         one_of(name, text, words).map(Some)
     }
 
-    /// Parses several of `words`, separated by commas or in repeated parameters.
+    /// Parses several names of `words`, separated by commas or in repeated parameters.
     pub fn words<T: Copy>(
         &self,
         name: &str,
@@ -118,20 +119,24 @@ impl Query {
 /// Decodes the pairs of a query. `None` if they are not valid UTF-8.
 fn pairs(query: &str) -> Option<Vec<(String, String)>> {
     let decoded = |part: &str| {
+        // Forms encode a space as a plus sign.
         let part = part.replace('+', " ");
         Some(percent_decode_str(&part).decode_utf8().ok()?.into_owned())
     };
     let parts = query.split('&').filter(|part| !part.is_empty());
     let pairs = parts.map(|part| {
+        // A parameter without a value counts as empty.
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         Some((decoded(name)?, decoded(value)?))
     });
     pairs.collect()
 }
 
+/// Returns the value of the name `text` in `words`.
 fn one_of<T: Copy>(name: &str, text: &str, words: &[(&str, T)]) -> Result<T, ApiError> {
     let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, value)| *value).ok_or_else(|| {
+        // The error lists all valid names.
         let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
         ApiError::invalid(format!("`{name}` must be one of {}", names.join(", ")))
     })

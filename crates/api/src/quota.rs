@@ -1,4 +1,8 @@
 //! Quotas of keys: their usage, and reservations within their limits.
+//!
+//! An operation reserves the resources that it may need before it starts. The reservation is
+//! released after the resources are counted as used, so that concurrent operations cannot exceed a
+//! limit together.
 
 mod figures;
 mod ledger;
@@ -25,11 +29,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Maximum wait of a request at the limit. Requests in flight may release part of their reservation
-/// meanwhile.
+/// Maximum time for which a request at a limit waits. Requests in flight may release part of their
+/// reservation meanwhile.
 const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for which the exchange limit of a key is cached, so that requests to sandboxes need no
-/// lookup each time.
+/// Time for which the exchange limit of a key is cached. Without the cache, every request to a
+/// sandbox would read the key.
 const LIMIT_CACHE_AGE: Duration = Duration::from_secs(1);
 
 type HostSource = Box<dyn Fn(&str) -> OwnerUsage + Send + Sync>;
@@ -48,7 +52,7 @@ pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
     }
 }
 
-/// The quotas of all keys.
+/// Quotas of all keys. Each source (`host`, `builds`, ...) returns the usage of a key.
 pub(crate) struct Quota {
     keys: Arc<Keys>,
     /// Disk budget in MiB of keys with the scope `create` that have no limit of their own.
@@ -59,10 +63,13 @@ pub(crate) struct Quota {
     builds: OnceLock<BuildSource>,
     function_bytes: OnceLock<ByteSource>,
     ledger: Mutex<Ledger>,
+    /// Notified when a reservation is released.
     changed: Notify,
+    /// Number of exchanges (requests and streams to sandboxes) in flight, by key.
     exchanges: Mutex<HashMap<String, u64>>,
     /// Maximum number of exchanges of a key without a limit of its own.
     exchange_share: OnceLock<u64>,
+    /// Cached limits of exchanges, with the time of reading.
     exchange_limits: Mutex<HashMap<String, (Instant, u64)>>,
 }
 
@@ -74,7 +81,7 @@ impl fmt::Debug for Quota {
     }
 }
 
-/// A reserved part of a key's budget.
+/// Reservation of a part of a key's quota. Dropping this value releases the reservation.
 #[derive(Debug)]
 struct QuotaReservation {
     quota: Arc<Quota>,
@@ -86,6 +93,7 @@ struct QuotaReservation {
 impl Drop for QuotaReservation {
     fn drop(&mut self) {
         self.quota.ledger.lock().release(&self.key.id, self.amount);
+        // Wake all waiting requests: each of them may now fit.
         self.quota.changed.notify_waiters();
     }
 }
@@ -115,7 +123,7 @@ impl QuotaHold for QuotaReservation {
     }
 }
 
-/// A request or stream to a sandbox that is in flight.
+/// Exchange (request or stream to a sandbox) in flight. Dropping this value ends the exchange.
 #[derive(Debug)]
 pub struct ExchangePermit {
     quota: Arc<Quota>,
@@ -164,9 +172,11 @@ impl Quota {
 
     /// Includes the usage of `builder` and applies the limits to it.
     pub fn count_builder(self: &Arc<Self>, builder: &Builder) {
+        // A weak reference, because the builder owns this quota.
         let weak = builder.downgrade();
         let source = move |owner: &str| match weak.upgrade() {
             Some(builder) => builder.usage_of(owner).map_err(|e| e.to_string()),
+            // The daemon is shutting down.
             None => Ok(BuildUsage::default()),
         };
         // Only the first call has an effect; a host has one builder.
@@ -184,6 +194,7 @@ impl Quota {
 
     /// Limits the exchanges of keys without a limit of their own.
     pub fn share_exchanges(&self, limit: u64) {
+        // Only the first call has an effect.
         let _ = self.exchange_share.set(limit);
     }
 
@@ -244,7 +255,8 @@ impl Quota {
         }
     }
 
-    /// Reserves without waiting. The flag in the error states whether requests in flight cause it.
+    /// Reserves without waiting. The flag in the error is true if only requests in flight cause the
+    /// error, so that waiting may help.
     fn try_reserve(
         self: &Arc<Self>,
         key: &Key,
@@ -280,9 +292,11 @@ impl Quota {
             let now = used + in_flight;
             refusal::check(&limits, &usage, now, &request)
         };
+        // First without the reservations: if the usage alone exceeds a limit, waiting is useless.
         if let Some(refusal) = check(QuotaAmount::default()) {
             return Err((refusal, false));
         }
+        // The limit is exceeded only together with requests in flight, so waiting may help.
         if let Some(refusal) = check(reserved) {
             return Err((refusal, true));
         }
@@ -297,7 +311,8 @@ impl Quota {
         if amount.disk_bytes > 0
             && let Some(left) = (self.writable_disk_bytes)()
         {
-            // Reservations for guests on the host's disk take precedence over a key's quota.
+            // The disk of the host also has to satisfy the reservations of guests, which take
+            // precedence over the quota of a key.
             let in_flight = ledger.all_disk_bytes();
             let left = left.saturating_sub(in_flight);
             if let Some(refusal) = refusal::check_host_disk(left, in_flight, &request) {
@@ -311,6 +326,7 @@ impl Quota {
         let mut disk_limit = DiskLimit::Host;
         if let Some(limit) = refusal::disk_limit(&limits) {
             let left = limit.saturating_sub((used + reserved).disk_bytes);
+            // The key's remaining quota is tighter than the request or the disk.
             if left <= amount.disk_bytes {
                 (amount.disk_bytes, disk_limit) = (left, DiskLimit::Key);
             }
@@ -325,6 +341,7 @@ impl Quota {
         let mut exchanges = self.exchanges.lock();
         let count = exchanges.entry(owner.to_owned()).or_default();
         if *count >= limit {
+            // With a limit of 0, the entry was created by this call.
             let none = *count == 0;
             if none {
                 exchanges.remove(owner);
@@ -352,6 +369,7 @@ impl Quota {
         let key = self.keys.in_force(owner);
         let key = key.map_err(|e| ApiError::internal(e.to_string()))?;
         let own = key.and_then(|key| key.limits.max_exchanges).map(u64::from);
+        // Without a share, only keys with limits of their own are limited.
         let share = self.exchange_share.get().copied().unwrap_or(u64::MAX);
         let limit = own.unwrap_or(share);
         let mut limits = self.exchange_limits.lock();
@@ -362,12 +380,12 @@ impl Quota {
     }
 }
 
-/// The quotas as seen by operations on sandboxes and templates.
+/// Adapter of the quotas for operations on sandboxes and templates.
 struct Budgets(Arc<Quota>);
 
 impl Budgets {
-    /// Returns the key if it is in force. Sandboxes of other keys have no limits, because only the
-    /// host's owner can act on them.
+    /// Returns the key, unless it was revoked. Sandboxes of a revoked key have no limits, because
+    /// only the host's owner can act on them.
     fn key(&self, owner: &str) -> Result<Option<Key>, QuotaRefusal> {
         self.0.keys.in_force(owner).map_err(|e| {
             tracing::error!(error = %e, "cannot read an API key");

@@ -1,4 +1,4 @@
-//! Routes of the API.
+//! Routes of the API: each path and method with its handler.
 
 mod builds;
 mod create;
@@ -33,7 +33,7 @@ use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
 use jiffy_api_types::{Health, HealthStatus};
 
-/// A router that records its routes.
+/// Router that records its routes, which tests compare with the OpenAPI document.
 struct Calls {
     router: Router<App>,
     routes: Vec<(Method, &'static str)>,
@@ -52,11 +52,13 @@ impl Calls {
         H: Handler<T, App>,
         T: 'static,
     {
+        // One filter per route: axum answers other methods with 405.
         let filter = match method {
             Method::POST => MethodFilter::POST,
             Method::PUT => MethodFilter::PUT,
             Method::PATCH => MethodFilter::PATCH,
             Method::DELETE => MethodFilter::DELETE,
+            // All other calls use `GET`.
             _ => MethodFilter::GET,
         };
         let call: MethodRouter<App> = on(filter, handler);
@@ -83,7 +85,7 @@ impl Calls {
 }
 
 /// Calls that need no key.
-fn open() -> Calls {
+fn public_calls() -> Calls {
     Calls::new()
         .get("/health", async || {
             Json(Health {
@@ -91,12 +93,12 @@ fn open() -> Calls {
             })
         })
         .get("/openapi.json", async || Json(openapi::document()))
-        // The upload's token is its permission.
+        // The secret part of the path authorises the upload.
         .put("/templates/uploads/{word}", builds::upload)
 }
 
 /// Calls that need a key.
-fn closed() -> Calls {
+fn guarded_calls() -> Calls {
     Calls::new()
         .post("/v2/sandboxes", create::create_v2)
         .post("/sandboxes", create::create_v1)
@@ -181,16 +183,17 @@ fn closed() -> Calls {
 
 /// Returns the method and path of every route.
 pub fn calls() -> Vec<(Method, &'static str)> {
-    let (open, closed) = (open(), closed());
-    open.routes.into_iter().chain(closed.routes).collect()
+    let (public, guarded) = (public_calls(), guarded_calls());
+    public.routes.into_iter().chain(guarded.routes).collect()
 }
 
 /// Returns the router of the control plane.
 pub fn router(app: App) -> Router {
-    let closed = closed().router.merge(functions::invoke::by_path());
-    closed
+    let guarded = guarded_calls().router.merge(functions::invoke::by_path());
+    guarded
+        // A route layer: unknown paths are answered with 404 without authentication.
         .route_layer(from_fn_with_state(app.clone(), authenticate))
-        .merge(open().router)
+        .merge(public_calls().router)
         // An explicit fallback: the default fallback would be replaced by the fallback of a router
         // with which this router is merged.
         .fallback(async || StatusCode::NOT_FOUND)

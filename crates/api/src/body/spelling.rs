@@ -1,10 +1,10 @@
-//! JSON with the names of fields in either spelling.
+//! Deserialization of JSON that accepts field names in camel case and in snake case.
 //!
-//! Clients do not agree on the spelling of the same field: E2B's SDKs send `allow_internet_access`
-//! and `allowOut`, CubeSandbox's SDK sends `allowInternetAccess`. A field in an unexpected spelling
+//! Clients spell the same field differently: E2B's SDKs send `allow_internet_access` and
+//! `allowOut`, CubeSandbox's SDK sends `allowInternetAccess`. A field with an unexpected spelling
 //! would be ignored, and with it the restriction that the client requested. [`Spelled`] therefore
-//! matches the names of all fields of all structs without regard to case and underscores. Keys of
-//! maps, such as names of environment variables, are data and remain as they are.
+//! compares the names of struct fields without regard to case and underscores. Keys of maps, such
+//! as names of environment variables, are data and are not changed.
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{Deserializer, Error as _, IntoDeserializer, MapAccess, SeqAccess, Visitor};
@@ -22,7 +22,7 @@ pub(crate) fn folded(name: &str) -> String {
     letters.map(|c| c.to_ascii_lowercase()).collect()
 }
 
-/// Replaces the names in `object` by those in `fields` that differ only in spelling.
+/// Renames the members of `object` that differ from a name in `fields` only in spelling.
 ///
 /// # Errors
 /// Fails if a field is present in several spellings.
@@ -39,6 +39,7 @@ fn with_names_of(
             fields.iter().find(|field| folded(field) == folded_name)
         };
         let name = known.map_or(name, |&field| field.to_owned());
+        // Two spellings of one field are ambiguous.
         if members.iter().any(|(present, _)| *present == name) {
             return Err(Error::custom(format_args!(
                 "field `{name}` is present in two spellings; send it once"
@@ -90,6 +91,7 @@ impl<'de> Deserializer<'de> for Spelled {
                 let members = with_names_of(fields, members)?;
                 visitor.visit_map(MapDeserializer::new(members.into_iter()))
             }
+            // An array would otherwise be accepted as a list of the fields in order.
             other => other.deserialize_map(visitor),
         }
     }
@@ -115,6 +117,7 @@ impl<'de> Deserializer<'de> for Spelled {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
+        // Names of variants are values, which have a single spelling.
         self.0.deserialize_enum(name, variants, visitor)
     }
 
@@ -124,7 +127,8 @@ impl<'de> Deserializer<'de> for Spelled {
     }
 }
 
-/// A JSON value whose objects have no duplicate names.
+/// JSON value whose objects have no duplicate names. `serde_json` would silently use the last
+/// value.
 pub(super) struct Distinct(pub Value);
 
 impl<'de> Deserialize<'de> for Distinct {

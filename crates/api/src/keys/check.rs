@@ -1,4 +1,4 @@
-//! Verification of the key that a client presents.
+//! Verification of the secret that a client presents.
 
 use super::{COLUMNS, Key, KeyError, Keys, MAX_NETWORKS, hash, key, stored};
 use ipnet::IpNet;
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 /// Result of a key verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The key is in force, and may be used from the client's address.
+    /// The key is neither revoked nor expired, and may be used from the client's address.
     Valid(Box<Key>),
     /// No key has this secret, or the secret was replaced by a rotation.
     Unknown,
@@ -39,12 +39,13 @@ impl Key {
 }
 
 impl Keys {
-    /// Looks up the key with this secret for a client at `from`. `None` if the address is unknown.
+    /// Verifies the secret of a client at `from`. `None` if the client's address is unknown.
     pub fn check(&self, secret: &str, from: Option<IpAddr>) -> Result<Verdict, KeyError> {
         let now = now_ms();
         let found = {
             let connection = self.connection();
             let read = || -> rusqlite::Result<Option<Key>> {
+                // After a rotation, the previous secret remains valid for a while.
                 let query = format!(
                     "SELECT {COLUMNS} FROM keys WHERE hash = ?1
                         OR (previous_hash = ?1 AND previous_until_ms > ?2)"
@@ -58,6 +59,7 @@ impl Keys {
         let Some(found) = found else {
             return Ok(Verdict::Unknown);
         };
+        // In this order: a revocation is more informative than an expiry.
         if found.revoked_ms.is_some() {
             return Ok(Verdict::Revoked);
         }
@@ -68,7 +70,7 @@ impl Keys {
             return Ok(Verdict::Elsewhere);
         }
         if self.should_record_use(&found.id) {
-            // Failing to record the use does not invalidate the key.
+            // Only log the error: the key is valid nevertheless.
             let recorded = self.connection().execute(
                 "UPDATE keys SET used_ms = ?2 WHERE id = ?1",
                 params![found.id, stored(now)],
@@ -87,6 +89,7 @@ fn allows(networks: &[String], from: Option<IpAddr>) -> bool {
     if networks.is_empty() {
         return true;
     }
+    // An IPv4 client on an IPv6 socket has a mapped address.
     let Some(from) = from.map(|ip| ip.to_canonical()) else {
         return false;
     };
@@ -94,7 +97,7 @@ fn allows(networks: &[String], from: Option<IpAddr>) -> bool {
     networks.any(|network| network.contains(&from))
 }
 
-/// Returns the networks in CIDR notation, with cleared host bits.
+/// Returns the given addresses and networks in CIDR notation, with cleared host bits.
 pub(super) fn networks(written: &[String]) -> Result<Vec<String>, KeyError> {
     if written.len() > MAX_NETWORKS {
         return Err(KeyError::Networks);

@@ -1,4 +1,5 @@
-//! Cached statuses of keys, which are checked at every request to a sandbox.
+//! Cached statuses of keys. They are checked at every request to a sandbox, which must not read the
+//! database each time.
 
 use super::{KeyError, Keys};
 use jiffy_engine_api::now_ms;
@@ -19,14 +20,14 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub enum KeyStatus {
     /// The key can be used.
     InForce,
-    /// The key was revoked, has expired, or is unknown.
+    /// The key was revoked, has expired, or is unknown. Its resources remain.
     Over,
     /// The key was revoked, and all its resources are to be removed.
     Ended,
 }
 
-/// Cached statuses with the time at which they were read. Unknown keys are not cached: another
-/// process may create them at any time.
+/// Cached statuses, each with the time at which it was read. Unknown keys are not cached, because
+/// another process may create them at any time.
 #[derive(Debug, Default)]
 pub(super) struct KeyStatuses {
     by_id: HashMap<String, (Instant, KeyEntry)>,
@@ -35,18 +36,21 @@ pub(super) struct KeyStatuses {
     ended: Option<(Instant, Vec<String>)>,
 }
 
+/// Returns whether a status that was read at `read` may still be used.
 fn is_fresh(read: &Instant) -> bool {
     read.elapsed() < MAX_CACHE_AGE
 }
 
 /// Caches a status that was just read.
 fn cache_entry<K: Eq + Hash>(cache: &mut HashMap<K, (Instant, KeyEntry)>, key: K, entry: KeyEntry) {
+    // Remove outdated statuses now and then, so that the cache does not grow with every key.
     if cache.len() >= MAX_CACHED {
         cache.retain(|_, (read, _)| is_fresh(read));
     }
     cache.insert(key, (Instant::now(), entry));
 }
 
+/// Columns of a key from which its status follows.
 #[derive(Debug, Clone, Copy)]
 struct KeyEntry {
     revoked: bool,
@@ -57,6 +61,7 @@ struct KeyEntry {
 impl KeyEntry {
     fn status(&self, now: u64) -> KeyStatus {
         match self {
+            // A key whose resources are to be removed is always revoked, too.
             Self { end: true, .. } => KeyStatus::Ended,
             Self { revoked: true, .. } => KeyStatus::Over,
             Self {
@@ -82,11 +87,15 @@ impl Keys {
                 Ok(found) => {
                     let by_id = &mut self.statuses.lock().by_id;
                     match found {
+                        // The lock was not held while reading, so a concurrent reader may have
+                        // stored an equally fresh status.
                         Some(entry) => cache_entry(by_id, id.to_owned(), entry),
                         None => drop(by_id.remove(id)),
                     }
                     found
                 }
+                // If the database cannot be read, an outdated status is better than disconnecting
+                // the owner.
                 Err(e) => {
                     tracing::error!(error = %e, "cannot read an API key");
                     cached.map(|(_, entry)| entry)
@@ -106,7 +115,9 @@ impl Keys {
                     cache_entry(&mut self.statuses.lock().by_hash, *hash, entry);
                     Some(entry)
                 }
+                // Unknown keys are not cached.
                 Ok(None) => None,
+                // Unlike above, an unknown status counts as not in force.
                 Err(e) => {
                     tracing::error!(error = %e, "cannot read an API key");
                     None
@@ -137,6 +148,7 @@ impl Keys {
     /// Waits until the key with this id is no longer in force. The delay is at most two seconds.
     pub async fn until_invalid(&self, id: Option<&str>) {
         if id.is_none() {
+            // The host's owner is always valid.
             std::future::pending::<()>().await;
         }
         while self.status(id) == KeyStatus::InForce {
@@ -165,10 +177,12 @@ impl Keys {
 
     /// Invalidates the cache.
     pub(super) fn invalidate_statuses(&self) {
+        // Clear all statuses: changes of keys are rare.
         *self.statuses.lock() = KeyStatuses::default();
     }
 
     fn read_entry(&self, id: &str) -> Result<Option<KeyEntry>, KeyError> {
+        // The connection for status checks, which does not wait for a writer.
         let reader = self.reader.lock();
         let read = || {
             let query = "SELECT revoked_ms, end_ms, expires_ms FROM keys WHERE id = ?1";
@@ -211,6 +225,7 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<KeyEntry> {
     })
 }
 
+/// Reads a time in milliseconds. `None` for NULL and for negative values.
 fn moment(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     let ms: Option<i64> = row.get(column)?;
     Ok(ms.and_then(|ms| u64::try_from(ms).ok()))

@@ -1,4 +1,4 @@
-//! Revocation and rotation.
+//! Revocation of keys, and replacement of their secrets (rotation).
 
 use super::{Key, KeyError, Keys, NewKey, SECRET_PREFIX, hash, stored};
 use jiffy_engine_api::{new_token, now_ms};
@@ -17,8 +17,9 @@ impl Keys {
         self.mark_revoked(key, false)
     }
 
-    /// Revokes a key, unless already revoked, and marks all its resources for removal. The mark
-    /// remains, so that operations in flight at that moment are covered, too.
+    /// Revokes a key and marks all its resources for removal. Also marks a key that is already
+    /// revoked. The mark remains, so that the background task also removes resources that
+    /// operations in flight create later.
     pub fn revoke_and_end(&self, which: &str) -> Result<Key, KeyError> {
         let key = self.only(which, |key| key.revoked_ms.is_none());
         let key = key.or_else(|_| self.only(which, |_| true))?;
@@ -28,12 +29,14 @@ impl Keys {
     fn mark_revoked(&self, key: Key, end: bool) -> Result<Key, KeyError> {
         let now = now_ms();
         let changed = self.connection().execute(
+            // `coalesce` retains the time of an earlier revocation.
             "UPDATE keys SET revoked_ms = coalesce(revoked_ms, ?2),
                 end_ms = CASE WHEN ?3 THEN coalesce(end_ms, ?2) ELSE end_ms END
                 WHERE id = ?1 AND (revoked_ms IS NULL OR ?3)",
             params![key.id, stored(now), end],
         );
         let changed = changed.map_err(|e| self.failed(e))?;
+        // The cache of this process must not grant access for another half second.
         self.invalidate_statuses();
         match changed {
             0 => Err(KeyError::Unknown(key.id)),
@@ -45,8 +48,9 @@ impl Keys {
         }
     }
 
-    /// Replaces the secret of a key in force. The previous secret stays valid for `overlap`;
-    /// earlier secrets become invalid. `expires_ms`, if present, replaces the key's expiry time.
+    /// Replaces the secret of a key that is not revoked. The previous secret remains valid for
+    /// `overlap`, and earlier secrets become invalid. `expires_ms`, if present, replaces the key's
+    /// expiry time.
     pub fn rotate(
         &self,
         which: &str,
@@ -62,6 +66,7 @@ impl Keys {
         let overlap = u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(overlap);
         let local = self.path.with_file_name("api-key");
+        // Checked before the update, which replaces the hash.
         let is_local = self.is_secret_of(&key.id, &local)?;
         let changed = self.connection().execute(
             "UPDATE keys SET previous_hash = hash, previous_until_ms = ?2, hash = ?3,
@@ -70,9 +75,11 @@ impl Keys {
         );
         let changed = changed.map_err(|e| self.failed(e))?;
         self.invalidate_statuses();
+        // Another process revoked the key meanwhile.
         if changed == 0 {
             return Err(KeyError::Unknown(key.id));
         }
+        // The file of the host's owner must have the new secret before the overlap ends.
         if is_local {
             write_secret(&local, &secret)?;
         }
@@ -83,9 +90,10 @@ impl Keys {
         Ok(NewKey { key, secret })
     }
 
-    /// Returns the only key that satisfies `is_candidate` and has `which` as its id, or else as its
-    /// name.
+    /// Returns the only key that satisfies `is_candidate` and has the id `which`, or otherwise the
+    /// name `which`.
     fn only(&self, which: &str, is_candidate: impl Fn(&Key) -> bool) -> Result<Key, KeyError> {
+        // The list is short enough to be searched in memory.
         let mut matches: Vec<Key> = self.list()?;
         matches.retain(|k| is_candidate(k) && (k.id == which || k.name == which));
         match matches.iter().position(|k| k.id == which) {
@@ -118,6 +126,7 @@ pub(super) fn write_secret(path: &Path, secret: &str) -> Result<(), KeyError> {
         path: path.to_owned(),
         source,
     };
+    // The file is complete on storage before it replaces the old file.
     let new = path.with_file_name(".new-api-key");
     let mut options = OpenOptions::new();
     options.create(true).truncate(true).write(true).mode(0o600);

@@ -14,30 +14,37 @@ fn a_key_is_known_by_its_secret_until_another_process_revokes_it() {
         max_vcpus: Some(8),
         ..Limits::default()
     };
-    let made = command.create("ci", Scope::Create, limits).unwrap();
-    let hex = made.secret.strip_prefix("e2b_").unwrap();
+    let created = command.create("ci", Scope::Create, limits).unwrap();
+    let hex = created.secret.strip_prefix("e2b_").unwrap();
     assert!(hex.len() == 40 && hex.bytes().all(|b| b"0123456789abcdef".contains(&b)));
     assert_eq!(
-        daemon.check(&made.secret, None).unwrap().valid().unwrap(),
-        made.key
+        daemon
+            .check(&created.secret, None)
+            .unwrap()
+            .valid()
+            .unwrap(),
+        created.key
     );
     assert_eq!(daemon.check("e2b_0", None).unwrap(), Verdict::Unknown);
     assert!(command.list().unwrap()[0].used_ms.is_some());
     command.revoke("ci").unwrap();
-    assert_eq!(daemon.check(&made.secret, None).unwrap(), Verdict::Revoked);
-    assert!(command.revoke(&made.key.id).is_err(), "once is enough");
+    assert_eq!(
+        daemon.check(&created.secret, None).unwrap(),
+        Verdict::Revoked
+    );
+    assert!(command.revoke(&created.key.id).is_err(), "once is enough");
 }
 
 #[test]
-fn the_file_holds_no_secret_and_is_its_owners() {
+fn the_file_contains_no_secret_and_is_private() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
-    let made = keys.create("x", Scope::Admin, Limits::default()).unwrap();
+    let created = keys.create("x", Scope::Admin, Limits::default()).unwrap();
     for file in fs::read_dir(dir.path()).unwrap() {
         let path = file.unwrap().path();
         assert_eq!(mode(&path), 0o600, "{path:?}");
         let bytes = fs::read(&path).unwrap();
-        let needle = &made.secret.as_bytes()[SECRET_PREFIX.len()..];
+        let needle = &created.secret.as_bytes()[SECRET_PREFIX.len()..];
         assert!(!bytes.windows(needle.len()).any(|w| w == needle));
     }
 }
@@ -120,7 +127,7 @@ fn a_key_is_valid_until_it_expires_and_from_its_networks_only() {
         Err(KeyError::Expired)
     ));
     let short = create(Some(now_ms() + 50), &[]).unwrap();
-    let check = |made: &NewKey, from| keys.check(&made.secret, from).unwrap();
+    let check = |created: &NewKey, from| keys.check(&created.secret, from).unwrap();
     assert_eq!(
         check(&short, None),
         Verdict::Valid(Box::new(short.key.clone()))
@@ -143,15 +150,18 @@ fn a_rotated_key_is_the_same_key_with_another_secret() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
     let first = keys.create("a", Scope::Create, Limits::default()).unwrap();
-    let valid = |made: &NewKey| keys.check(&made.secret, None).unwrap().valid().is_some();
-    let known = |made: &NewKey| keys.is_in_force(&hash(&made.secret));
+    let valid = |created: &NewKey| keys.check(&created.secret, None).unwrap().valid().is_some();
+    let registered = |created: &NewKey| keys.is_in_force(&hash(&created.secret));
     let hour = Duration::from_secs(3600);
     let second = keys.rotate("a", hour, None).unwrap();
     assert_eq!(second.key.id, first.key.id);
-    assert!(valid(&first) && valid(&second) && known(&first) && known(&second));
+    assert!(valid(&first) && valid(&second) && registered(&first) && registered(&second));
     let third = keys.rotate(&first.key.id, Duration::ZERO, None).unwrap();
     assert!(!valid(&first) && !valid(&second) && valid(&third));
-    assert!(!known(&second) && known(&third), "no overlap was asked for");
+    assert!(
+        !registered(&second) && registered(&third),
+        "no overlap was asked for"
+    );
     let at = now_ms() + 1_000_000;
     let fourth = keys.rotate("a", hour, Some(at)).unwrap();
     assert_eq!(keys.list().unwrap()[0].expires_ms, Some(at));
@@ -176,14 +186,14 @@ fn a_rotated_key_is_the_same_key_with_another_secret() {
 fn requests_to_sandboxes_do_not_wait_for_a_change_of_the_keys() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
-    let made = keys.create("a", Scope::Create, Limits::default()).unwrap();
+    let created = keys.create("a", Scope::Create, Limits::default()).unwrap();
     let other = Connection::open(dir.path().join("keys.db")).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
     // An API call that records a use holds this lock while it waits for the database.
     let waiting = keys.connection();
     let began = Instant::now();
-    assert_eq!(keys.status(Some(&made.key.id)), KeyStatus::InForce);
-    assert!(keys.is_in_force(&hash(&made.secret)));
+    assert_eq!(keys.status(Some(&created.key.id)), KeyStatus::InForce);
+    assert!(keys.is_in_force(&hash(&created.secret)));
     assert!(began.elapsed() < BUSY_TIMEOUT);
     drop(waiting);
 }

@@ -1,4 +1,4 @@
-//! Description of an operation: parameters, request body and responses.
+//! Description of one operation for the OpenAPI document: parameters, request body and responses.
 
 use crate::openapi::schemas::{SchemaOf, schema_of};
 use crate::page::MAX_PAGE_SIZE;
@@ -53,6 +53,7 @@ impl Operation {
         summary: &'static str,
     ) -> Self {
         let tags = ["sandboxes", "snapshots", "templates", "functions", "pools"];
+        // The first resource in the path is the tag.
         let tag = path.split('/').find(|part| tags.contains(part));
         Self {
             method,
@@ -182,13 +183,16 @@ impl Operation {
     /// Returns the statuses of error responses in ascending order.
     pub fn error_statuses(&self) -> Vec<u16> {
         let mut all: Vec<u16> = self.errors.to_vec();
+        // Without authentication, the common errors cannot occur.
         if self.open {
             return all;
         }
+        // Every authenticated call may fail with these.
         all.extend([401, 403, 429, 500]);
         if self.path.contains('{') {
             all.extend([400, 404]);
         }
+        // Parameters and bodies may be invalid.
         if !self.parameters.is_empty() {
             all.push(400);
         }

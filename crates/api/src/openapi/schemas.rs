@@ -1,4 +1,4 @@
-//! JSON Schemas of bodies, derived from their types.
+//! JSON Schemas of request and response bodies, derived from their types.
 
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
@@ -13,7 +13,8 @@ pub(super) fn schema_of<T: JsonSchema>() -> SchemaOf {
     SchemaGenerator::subschema_for::<T>
 }
 
-/// Named schemas of the document.
+/// Generators of the document's named schemas. Requests and responses have separate generators,
+/// because a field may be optional only in requests.
 pub(super) struct Schemas {
     requests: SchemaGenerator,
     answers: SchemaGenerator,
@@ -36,7 +37,7 @@ impl Schemas {
         simplified(schema(&mut self.requests), simplify)
     }
 
-    /// Returns the schema of an answer's body.
+    /// Returns the schema of a response's body.
     pub fn answer(&mut self, schema: SchemaOf) -> Value {
         simplified(schema(&mut self.answers), simplify_answer)
     }
@@ -68,7 +69,7 @@ fn simplified(mut schema: Schema, rule: fn(&mut Schema)) -> Value {
     schema.to_value()
 }
 
-/// Removes keywords that neither readers nor generators of clients use.
+/// Removes keywords that neither readers nor generators of clients need.
 fn simplify(schema: &mut Schema) {
     let Some(map) = schema.as_object_mut() else {
         return;
@@ -84,7 +85,8 @@ fn simplify(schema: &mut Schema) {
     {
         map.remove("format");
     }
-    // Absent, null and empty mean the same.
+    // An absent, a null and an empty value mean the same. Only booleans and numbers are
+    // informative.
     let is_kept = |default: &mut Value| default.is_boolean() || default.is_number();
     if map
         .get_mut("default")
@@ -93,16 +95,18 @@ fn simplify(schema: &mut Schema) {
         map.remove("default");
     }
     join_words(map);
+    // Line breaks of the source have no meaning in the document.
     if let Some(Value::String(text)) = map.get_mut("description") {
         *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     }
 }
 
-/// Turns a choice of constants into an `enum` whose description explains each of them.
+/// Turns a choice of constants into an `enum` whose description explains each constant.
 fn join_words(map: &mut Map<String, Value>) {
     let Some(Value::Array(choices)) = map.get("oneOf") else {
         return;
     };
+    // `None` if a choice is not a constant.
     let words: Option<Vec<Value>> = choices.iter().map(|c| c.get("const").cloned()).collect();
     let Some(words) = words else {
         return;
@@ -125,7 +129,7 @@ fn join_words(map: &mut Map<String, Value>) {
     map.insert("description".to_owned(), json!(text));
 }
 
-/// Simplifies the schema of an answer. An optional field of an answer is absent and never null.
+/// Simplifies the schema of a response. An optional field of a response is absent and never null.
 fn simplify_answer(schema: &mut Schema) {
     simplify(schema);
     let Some(map) = schema.as_object_mut() else {
@@ -143,6 +147,7 @@ fn simplify_answer(schema: &mut Schema) {
     }
 }
 
+/// Removes `null` from the permitted types of a schema.
 fn remove_null(schema: &mut Value) {
     let Some(map) = schema.as_object_mut() else {
         return;

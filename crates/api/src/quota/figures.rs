@@ -4,7 +4,7 @@ use super::{KeyUsage, Quota};
 use crate::keys::{Key, Limits};
 use jiffy_sandbox_manager::FigureFamily;
 
-/// Name, help text and value of a metric of a key.
+/// Name, help text and value of a metric of a key. The value is `None` if the key has no limit.
 type OfKey<T> = (&'static str, &'static str, fn(&T) -> Option<u64>);
 
 const USED: [OfKey<KeyUsage>; 8] = [
@@ -68,6 +68,7 @@ const LIMITS: [OfKey<Limits>; 6] = [
 /// Maximum number of keys in a scrape. Each key has a dozen lines.
 const MAX_KEYS: usize = 1000;
 
+/// Returns one metric family per entry of `all`, with a value for each key.
 fn families<T>(all: &[OfKey<T>], of_keys: &[(String, T)]) -> Vec<FigureFamily> {
     let family = |(name, help, read): &OfKey<T>| {
         let value = |(key, of): &(String, T)| Some((key.clone(), read(of)? as f64));
@@ -84,8 +85,10 @@ fn families<T>(all: &[OfKey<T>], of_keys: &[(String, T)]) -> Vec<FigureFamily> {
 impl Quota {
     /// Returns the usage and the limits of each key in force.
     pub fn figures(&self) -> Vec<FigureFamily> {
+        // Without the keys, the scrape has no key metrics but is not rejected.
         let mut keys: Vec<Key> = self.keys.list().unwrap_or_default();
         keys.retain(|key| key.revoked_ms.is_none());
+        // The oldest keys remain, so that the same keys appear in every scrape.
         keys.truncate(MAX_KEYS);
         let used = keys.iter().filter_map(|key| {
             let usage = self.usage_of(&key.id).ok()?;

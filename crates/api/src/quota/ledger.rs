@@ -30,6 +30,7 @@ impl Ledger {
         bytes.fold(0, u64::saturating_add)
     }
 
+    /// Adds a reservation.
     pub fn reserve(&mut self, key: &str, amount: QuotaAmount) {
         let sum = self.reserved(key) + amount;
         self.reserved.insert(key.to_owned(), sum);
@@ -38,6 +39,7 @@ impl Ledger {
     /// Releases a reservation.
     pub fn release(&mut self, key: &str, amount: QuotaAmount) {
         let remaining = self.reserved(key) - amount;
+        // Remove empty entries: otherwise the map would grow with every key.
         if remaining == QuotaAmount::default() {
             self.reserved.remove(key);
         } else {
@@ -58,6 +60,7 @@ impl Ledger {
             )
         };
         if count > limit {
+            // Even an empty window could not satisfy the request.
             return Err(error().permanent());
         }
         let now = Instant::now();
@@ -73,6 +76,7 @@ impl Ledger {
             // The request fits once enough of the oldest creates have left the window.
             let oldest = creates.get(over - 1).copied().unwrap_or(now);
             let wait = WINDOW.saturating_sub(now.duration_since(oldest));
+            // Round up: a retry must not arrive too early.
             return Err(error().after(wait.as_secs() + 1));
         }
         creates.extend(std::iter::repeat_n(now, count));

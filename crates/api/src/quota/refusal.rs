@@ -1,4 +1,4 @@
-//! Errors for exceeded quotas, with the usage and the remedy.
+//! Checks of requests against limits, and the errors for exceeded limits with usage and remedy.
 
 use super::KeyUsage;
 use crate::error::{ApiError, HOST_BUSY, INTERNAL};
@@ -80,6 +80,8 @@ pub(super) fn check(
         let Some(limit) = limit.map(u64::from) else {
             continue;
         };
+        // A limit may have been lowered below the usage. Requests for other resources still
+        // succeed.
         if requested > 0 && used.saturating_add(requested) > limit {
             let kind = match code {
                 "max_snapshots" | "max_templates" => "maximum number of",
@@ -94,6 +96,7 @@ pub(super) fn check(
             return Some(ApiError::too_many(code, message).permanent());
         }
     }
+    // A key without a disk limit has passed all checks.
     let limit = disk_limit(limits)?;
     let minimum = request.disk_floor.unwrap_or(requested.disk_bytes);
     let minimum = minimum.min(requested.disk_bytes);
@@ -101,14 +104,16 @@ pub(super) fn check(
     is_exceeded.then(|| out_of_disk(limit, usage, now, minimum))
 }
 
-/// Returns an error if the host's disk lacks space for `request`. `left` bytes are neither used nor
-/// reserved. Requests in flight have reserved `in_flight` bytes and soon release most of them.
+/// Returns an error if the host's disk lacks space for `request`. `left` is the number of bytes
+/// that are neither used nor reserved. Requests in flight have reserved `in_flight` bytes, most of
+/// which they will release.
 pub(super) fn check_host_disk(
     left: u64,
     in_flight: u64,
     request: &QuotaRequest,
 ) -> Option<ApiError> {
     let requested = request.amount.disk_bytes;
+    // Without requests in flight, waiting does not help: start with the minimum of the request.
     let minimum = match in_flight {
         0 => request.disk_floor.unwrap_or(requested).min(requested),
         _ => requested,
@@ -122,8 +127,8 @@ pub(super) fn check_host_disk(
     })
 }
 
-/// Returns whether waiting for requests in flight is better than starting with the remaining disk
-/// space. Requests in flight release most of their reservation.
+/// Returns whether a request should wait for requests in flight instead of starting with the little
+/// disk space that is left. Requests in flight release most of their reservation.
 pub(super) fn is_below_minimum_share(
     limit: u64,
     now: QuotaAmount,
@@ -135,6 +140,7 @@ pub(super) fn is_below_minimum_share(
     request.disk_floor.is_some() && in_flight.disk_bytes > 0 && left < minimum_share
 }
 
+/// Returns the error for an exceeded disk quota, with the usage by type of resource.
 pub(super) fn out_of_disk(
     limit: u64,
     usage: &KeyUsage,

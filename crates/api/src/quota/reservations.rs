@@ -1,4 +1,4 @@
-//! Reservations for sandboxes that start.
+//! Reservations for sandboxes that are about to start.
 
 use super::{Quota, running};
 use crate::caller::Caller;
@@ -29,7 +29,7 @@ impl Quota {
         self.reserve_for(caller, amount, Some(count)).await
     }
 
-    /// Reserves an existing sandbox that is about to run again.
+    /// Reserves the resources of an existing sandbox that is about to run again.
     pub async fn reserve_restart(
         self: &Arc<Self>,
         caller: &Caller,
@@ -44,6 +44,7 @@ impl Quota {
         amount: QuotaAmount,
         new: Option<usize>,
     ) -> Result<QuotaPermit, ApiError> {
+        // The host's owner has no quota.
         let Some(key) = caller.key() else {
             return Ok(QuotaPermit::unlimited());
         };

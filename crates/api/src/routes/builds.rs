@@ -100,6 +100,7 @@ pub(super) async fn request(
     let size = size(&new);
     let valid = size_or_default(size).check();
     valid.map_err(|e| ApiError::invalid(e.to_string()))?;
+    // Older clients send the name as `alias`.
     let name = new.name.or(new.alias).unwrap_or_default();
     let build_request = BuildRequest {
         name,
@@ -129,6 +130,7 @@ fn size_or_default(requested: WantedSize) -> SandboxSize {
     SandboxSize {
         vcpus: requested.vcpus.unwrap_or(default_size.vcpus),
         memory_mib: requested.memory_mib.unwrap_or(default_size.memory_mib),
+        // The request has the minimum of free space, not the size of the disk.
         disk_mib: requested.disk_mib.unwrap_or(0).max(default_size.disk_mib),
     }
 }
@@ -151,6 +153,7 @@ pub(super) async fn files(
     let template = builder.owned_template(&id, caller.owner_scope())?;
     let owner = template.owner.as_deref();
     let found = builder.uploads().find(owner, &hash)?;
+    // Without `verified`, files that the client named by this hash are sufficient.
     let present = found.is_some_and(|found| found.is_verified || !verified);
     let naming = if verified {
         UploadNaming::OfArchive
@@ -162,6 +165,7 @@ pub(super) async fn files(
     let url = format!(
         "{}://{}/templates/uploads/{word}",
         app.config.scheme,
+        // The client's own name for this host: the link must be reachable for the client.
         host.unwrap_or("localhost")
     );
     Ok((StatusCode::CREATED, Json(UploadLink { present, url })))
@@ -178,7 +182,8 @@ pub(super) async fn upload(
     let is_closed = || app.keys.status(owner.as_deref()) != KeyStatus::InForce;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        // An upload link is valid as long as the key that created it.
+        // An upload link is valid only as long as the key that created it. Check it before each
+        // piece, because an upload may take long.
         if is_closed() {
             return Err(BuilderError::from(UploadError::Closed).into());
         }
@@ -186,6 +191,7 @@ pub(super) async fn upload(
             piece.map_err(|e| ApiError::invalid(format!("the upload was interrupted: {e}")))?;
         upload.write(&piece).await?;
     }
+    // The key may also have been revoked while the last piece was written.
     if is_closed() {
         return Err(BuilderError::from(UploadError::Closed).into());
     }
@@ -203,8 +209,8 @@ pub(super) async fn start(
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let spec = spec(start)?;
-    // A build that exceeds the quota is rejected immediately. Each of its sandboxes is checked
-    // again when it is created.
+    // Reject a build that exceeds the quota immediately. The permit ends with this request; each
+    // sandbox of the build reserves its resources again.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
     let owner = owner.transpose();
     let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -231,7 +237,7 @@ pub(super) async fn cancel(
     let builder = app.builder()?;
     let (_, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     builder.cancel(&build)?;
-    app.await_end_of(&build.id).await?;
+    app.await_build_end(&build.id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -260,7 +266,8 @@ pub(super) fn status_of(
         backwards: false,
         level: level.unwrap_or(LogLevel::Debug),
     };
-    // Read before the log: no line is written after the status is final.
+    // Read the status before the log: no line is written after the status is final, so a final
+    // status implies a complete log.
     let build = builder.records().build(&build.id)?.unwrap_or(build);
     let lines = builder.records().log_lines(&build.id, which)?;
     let progress = builder.progress(&build.id);
@@ -278,8 +285,9 @@ pub(super) async fn logs(
     let (_, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let backwards = [("forward", false), ("backward", true)];
     let backwards = query.word("direction", &backwards)?.unwrap_or(false);
-    // E2B has two sources of logs; both refer to the same log here.
+    // E2B has two sources of logs. Here both refer to the same log.
     query.word("source", &[("temporary", ()), ("persistent", ())])?;
+    // Start at the respective end of the log.
     let default_start = if backwards { MAX_MOMENT * 1000 } else { 0 };
     let cursor = query.number("cursor", 0..=MAX_MOMENT * 1000)?;
     let which = LogQuery {
@@ -340,7 +348,7 @@ pub(super) async fn change(
             }
             template.reference(DEFAULT_TAG)
         }
-        // The template was not created by the builder.
+        // The builder has no record of the template, for example of an imported one.
         Err(BuilderError::UnknownTemplate(_)) => {
             let info = app.template(&caller, &id)?;
             if !caller.owns_template(&info) {

@@ -1,4 +1,4 @@
-//! `POST /sandboxes` and `POST /v2/sandboxes`.
+//! `POST /sandboxes` and `POST /v2/sandboxes`: create a sandbox.
 
 use crate::app::App;
 use crate::body::{Raw, parse};
@@ -6,7 +6,7 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::idempotency::{digest, key_of};
 use crate::lookup::Origin;
-use crate::network::checked;
+use crate::network::check_rules;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -21,7 +21,7 @@ use jiffy_proto::agent::SiteSettings;
 use jiffy_sandbox_manager::{CreateSpec, SandboxSettings, SandboxSource, SiteError, authorities};
 use std::collections::BTreeMap;
 
-/// Metadata key with which clients of another system request directories of the host.
+/// Metadata key with which CubeSandbox's clients request directories of the host.
 const HOST_MOUNT: &str = "host-mount";
 
 pub(super) async fn create_v2(
@@ -52,6 +52,7 @@ async fn create(
     let Some(key) = key_of(&headers)? else {
         return create_once(&app, &caller, &body, secure).await;
     };
+    // The digest includes the version of the call, because the same body may mean another sandbox.
     let request = digest(&format!("create {secure:?}"), &body);
     let (replays, owner) = (app.replays.clone(), caller.owner_id());
     let work = async move {
@@ -59,7 +60,7 @@ async fn create(
             .await
             .into_response()
     };
-    replays.once(owner, key, request, work).await
+    replays.execute_once(owner, key, request, work).await
 }
 
 /// Creates a sandbox. `secure`, if present, overrides the field in the body.
@@ -70,8 +71,9 @@ async fn create_once(
     secure: Option<bool>,
 ) -> Result<Response, ApiError> {
     let request: NewSandbox = parse(body)?;
-    refuse_unsupported(&request)?;
+    reject_unsupported(&request)?;
     let requested_size = (request.cpu_count, request.memory_mb, request.disk_size_mb);
+    // `_held` pins a fetched snapshot until the sandbox is created.
     let (origin, _held) = app.origin_or_fetched(caller, &request.template_id).await?;
     let (source, size, reserved_size) = match origin {
         Origin::Template(info) => {
@@ -83,6 +85,7 @@ async fn create_once(
             size.check().map_err(|e| ApiError::invalid(e.to_string()))?;
             (SandboxSource::Template(info.reference()), Some(size), size)
         }
+        // The memory of a snapshot cannot be resized.
         Origin::Snapshot(_) if requested_size != (None, None, None) => {
             return Err(ApiError::invalid(
                 "a sandbox created from a snapshot has the snapshot's size: omit `cpuCount`, \
@@ -111,10 +114,11 @@ async fn create_once(
             // Defaults to secure. An insecure sandbox accepts requests to its agent without a
             // token.
             secure: secure.unwrap_or(request.secure != Some(false)),
-            network: checked(request.network, request.allow_internet_access)?,
+            network: check_rules(request.network, request.allow_internet_access)?,
             site: site(request.ca_certificates, request.proxy)?,
         },
     };
+    // Reserve before creating. The permit is held until the sandbox is counted as used.
     let then = spec.settings.on_timeout;
     let _permit = app
         .quota
@@ -124,7 +128,8 @@ async fn create_once(
     Ok((StatusCode::CREATED, Json(app.answer(caller, &sandbox))).into_response())
 }
 
-fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
+/// Rejects options that this host does not support, instead of ignoring them.
+fn reject_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
     let is_present = |value: &Option<Unsupported>| value.as_ref().is_some_and(|v| !v.is_empty());
     let refusals = [
         (
@@ -160,11 +165,13 @@ fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
 fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&NewLifecycle>) -> OnTimeout {
     let nested = lifecycle.and_then(|l| l.on_timeout);
     match (auto_pause, nested) {
+        // The top-level field takes precedence.
         (Some(true), _) | (None, Some(OnTimeout::Pause)) => OnTimeout::Pause,
         (Some(false), _) | (None, Some(OnTimeout::Kill) | None) => OnTimeout::Kill,
     }
 }
 
+/// Returns whether the sandbox resumes automatically. The top-level field takes precedence.
 fn auto_resume(flag: Option<AutoResume>, lifecycle: Option<&NewLifecycle>) -> bool {
     let flag = flag.and_then(|a| a.enabled);
     flag.or(lifecycle.and_then(|l| l.auto_resume))
@@ -188,15 +195,16 @@ fn site(certificates: Option<String>, proxy: Option<Proxy>) -> Result<SiteSettin
 
 fn metadata(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {
     let pairs = pairs.unwrap_or_default();
-    bounded("metadata", &pairs)?;
+    check_size("metadata", &pairs)?;
     Ok(pairs)
 }
 
 fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {
     let pairs = pairs.unwrap_or_default();
-    bounded("envVars", &pairs)?;
+    check_size("envVars", &pairs)?;
     let nul = |s: &String| s.contains('\0');
     for (name, value) in &pairs {
+        // The guest's environment is a list of `name=value` strings that end with NUL.
         if name.is_empty() || name.contains('=') || nul(name) || nul(value) {
             return Err(ApiError::invalid(format!(
                 "`envVars`: `{}` is not a valid environment variable: a name must be non-empty and \
@@ -208,7 +216,7 @@ fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, Strin
     Ok(pairs)
 }
 
-fn bounded(what: &str, pairs: &BTreeMap<String, String>) -> Result<(), ApiError> {
+fn check_size(what: &str, pairs: &BTreeMap<String, String>) -> Result<(), ApiError> {
     let is_longer = |text: &String, limit: usize| text.chars().count() > limit;
     let is_too_large = pairs.len() > MAX_PAIRS
         || pairs

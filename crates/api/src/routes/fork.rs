@@ -21,8 +21,10 @@ pub(super) async fn fork(
     Path(id): Path<String>,
     Optional(body): Optional<ForkSandbox>,
 ) -> Result<(StatusCode, Json<Vec<Forked>>), ApiError> {
+    // Validate the request before looking up the sandbox.
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let count = usize::try_from(body.count.unwrap_or(1)).unwrap_or(usize::MAX);
+    // The limit does not apply to the host's owner.
     if !caller.is_owner() && !(1..=app.config.max_fork).contains(&count) {
         let max_fork = app.config.max_fork;
         return Err(ApiError::invalid(format!(
@@ -39,6 +41,7 @@ pub(super) async fn fork(
     let report = app.sandboxes.fork(record.id(), count, limit).await?;
     let mut forked = Vec::with_capacity(report.children.len());
     for child in report.children {
+        // A failed child does not affect the other children.
         forked.push(entry(&app, &caller, report.snapshot.id(), child));
     }
     Ok((StatusCode::CREATED, Json(forked)))

@@ -1,4 +1,4 @@
-//! Calls on functions.
+//! Calls on functions: listing, logs, rollback, enabling, disabling and removal.
 
 mod deploy;
 pub(super) mod invoke;
@@ -42,6 +42,7 @@ impl From<FunctionError> for ApiError {
             }
             F::NoVersion { .. } => Self::not_found("version_not_found", message),
             F::Name | F::Setting(_) | F::Limit(_) => Self::invalid(message),
+            // A retry succeeds only after another function is removed.
             F::TooMany => Self::too_many("max_functions", message).permanent(),
             F::TooLarge => {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "module_too_large", message).permanent()
@@ -68,6 +69,7 @@ impl From<FunctionError> for ApiError {
 impl App {
     pub(crate) fn functions(&self) -> Result<&Functions, ApiError> {
         let functions = self.functions.as_ref().map(|f| &f.functions);
+        // Without the program for functions, every call fails in the same way.
         let functions = functions.filter(|functions| functions.is_installed());
         functions.ok_or_else(|| FunctionError::NotInstalled.into())
     }
@@ -85,6 +87,7 @@ impl App {
             };
         }
         let found = match functions.find(caller.owner_scope(), name) {
+            // Labels contain the owner, so they are unique on the host.
             Err(FunctionError::NotFound(_)) if caller.owner_scope().is_none() => {
                 functions.find_label(name)
             }
@@ -93,10 +96,11 @@ impl App {
         Ok(found?)
     }
 
-    fn shown_function(&self, record: &FunctionRecord) -> Function {
+    fn function_info(&self, record: &FunctionRecord) -> Function {
         let functions = self.functions.as_ref().map(|f| &f.functions);
         let status = functions.and_then(|functions| {
             let status = functions.schedule_status(record.owner.as_deref(), &record.name);
+            // A function that was removed meanwhile is shown without its schedule.
             status.ok().flatten()
         });
         let base = FunctionBase {
@@ -127,11 +131,12 @@ pub(super) async fn list(
     caller: Caller,
     query: Query,
 ) -> Result<Json<Vec<Function>>, ApiError> {
+    // Callers that are restricted to their own functions cannot list others.
     let all = query.flag("all")? && caller.owner_scope().is_none();
     let records = app.functions()?.list().into_iter();
     let seen = records.filter(|record| all || record.owner.as_deref() == caller.owner_scope());
     Ok(Json(
-        seen.map(|record| app.shown_function(&record)).collect(),
+        seen.map(|record| app.function_info(&record)).collect(),
     ))
 }
 
@@ -145,7 +150,7 @@ pub(super) async fn one(
     let functions = app.functions()?;
     let counts = functions.metrics(record.owner.as_deref(), &record.name);
     let counts = counts.await?;
-    let mut shown = app.shown_function(&record);
+    let mut shown = app.function_info(&record);
     shown.metrics = Some(function::metrics(counts));
     Ok(Json(shown))
 }
@@ -203,7 +208,7 @@ pub(super) async fn rollback(
     let record = app.function(&caller, &name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     let changed = functions.roll_back(owner, &record.name, body.version);
-    Ok(Json(app.shown_function(&*changed.await?)))
+    Ok(Json(app.function_info(&*changed.await?)))
 }
 
 async fn enable(
@@ -215,7 +220,7 @@ async fn enable(
     let record = app.function(caller, name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     let changed = functions.enable(owner, &record.name, enabled);
-    Ok(Json(app.shown_function(&*changed.await?)))
+    Ok(Json(app.function_info(&*changed.await?)))
 }
 
 /// `POST /functions/{name}/enable`.
@@ -245,6 +250,7 @@ pub(super) async fn remove(
     let record = app.function(&caller, &name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     functions.remove(owner, &record.name).await?;
-    app.end_sandbox_key(record.sandbox_key.as_ref(), None);
+    // After the removal, so that the function cannot outlive its key.
+    app.revoke_unused_sandbox_key(record.sandbox_key.as_ref(), None);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -47,6 +47,7 @@ pub(super) async fn network(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Converts a sample. Values of traffic are present only together.
 fn metric(sample: &UsageSample) -> Metric {
     let traffic = sample.net_out.zip(sample.net_in);
     Metric {
@@ -75,7 +76,7 @@ pub(super) async fn metrics(
     let (start, end) = (bound("start")?, bound("end")?);
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let since = start.map(|s| s * 1000);
-    // Includes the whole last second.
+    // Include the whole last second.
     let until = end.map(|s| s * 1000 + 999);
     let samples = app.sandboxes.observe().history(record.id(), since, until)?;
     Ok(Json(samples.iter().map(metric).collect()))
@@ -93,6 +94,7 @@ pub(super) async fn all_metrics(
         .unwrap_or_default()
         .split(',')
         .collect();
+    // With `now`, each sandbox costs a measurement.
     if ids.len() > MAX_SANDBOXES {
         return Err(ApiError::invalid(format!(
             "`sandbox_ids` has too many entries: at most {MAX_SANDBOXES} are allowed"
@@ -101,6 +103,7 @@ pub(super) async fn all_metrics(
     let now = query.flag("now")?;
     let mut sandboxes = BTreeMap::new();
     for id in ids {
+        // Unknown ids are omitted from the result, because sandboxes may be killed at any time.
         let Ok(record) = app.sandbox(&caller, id, Liveness::Alive) else {
             continue;
         };
@@ -160,6 +163,7 @@ impl ConsoleLine {
 
 /// Returns the last lines of a sandbox's console, oldest first.
 fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, ApiError> {
+    // The console of a broken sandbox explains its failure.
     let record = app.sandbox(caller, id, Liveness::IncludingBroken)?;
     let text = app
         .sandboxes
@@ -167,8 +171,9 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
         .console_tail(record.id())?
         .unwrap_or_default();
     let mut lines: Vec<&str> = text.lines().collect();
-    keep_last(&mut lines, MAX_LINES);
-    // The console may contain the host name of the guest, which is the complete id of the sandbox.
+    retain_last(&mut lines, MAX_LINES);
+    // The console may contain the guest's host name, which is the complete id of the sandbox. A
+    // read-only caller must not see it.
     let shown = |line: &str| line.replace(record.id(), caller.shown_id(record.id()));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ms = now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
@@ -176,6 +181,7 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
         SandboxState::Broken { cause, .. } => Some(format!("jiffy: {cause}")),
         _ => None,
     };
+    // The reason why a sandbox is broken is appended as a line of its own.
     let texts: Vec<&str> = lines.iter().copied().chain(reason.as_deref()).collect();
     let times = (app.console_times).of(record.id(), &texts, record.changed_ms(), now_ms);
     let line = |(at, (&text, at_ms)): (usize, (&&str, u64))| ConsoleLine {
@@ -201,8 +207,8 @@ pub(super) async fn logs_v1(
     let start = query.number("start", 0..=MAX_MOMENT * 1000)?;
     let mut lines = console(&app, &caller, &id)?;
     match start {
-        Some(start) => keep_from(&mut lines, start, limit),
-        None => keep_last(&mut lines, limit),
+        Some(start) => retain_from(&mut lines, start, limit),
+        None => retain_last(&mut lines, limit),
     }
     Ok(Json(Logs {
         logs: lines.iter().map(ConsoleLine::v1).collect(),
@@ -225,15 +231,17 @@ pub(super) async fn logs_v2(
     let levels = LogLevel::ALL.map(|level| (level.name(), level));
     let level = query.word("level", &levels)?.unwrap_or(LogLevel::Debug);
     let mut lines = console(&app, &caller, &id)?;
+    // Filter before limiting, so that the limit counts the matching lines.
     lines.retain(|line| line.level >= level);
     if let Some(search) = query.get("search") {
         lines.retain(|line| line.text.contains(search));
     }
     match cursor {
-        Some(cursor) if !backward => keep_from(&mut lines, cursor, limit),
+        Some(cursor) if !backward => retain_from(&mut lines, cursor, limit),
+        // Backwards, the lines end at the cursor.
         cursor => {
             lines.retain(|line| cursor.is_none_or(|cursor| line.at_ms <= cursor));
-            keep_last(&mut lines, limit);
+            retain_last(&mut lines, limit);
         }
     }
     if backward {
@@ -244,12 +252,13 @@ pub(super) async fn logs_v2(
 }
 
 /// Retains the first `limit` lines that are not older than `start_ms`.
-fn keep_from(lines: &mut Vec<ConsoleLine>, start_ms: u64, limit: u64) {
+fn retain_from(lines: &mut Vec<ConsoleLine>, start_ms: u64, limit: u64) {
     lines.retain(|line| line.at_ms >= start_ms);
     lines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
 }
 
-fn keep_last<T>(lines: &mut Vec<T>, limit: u64) {
+/// Retains the last `limit` lines.
+fn retain_last<T>(lines: &mut Vec<T>, limit: u64) {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     lines.drain(..lines.len().saturating_sub(limit));
 }
@@ -288,16 +297,17 @@ pub(super) async fn connections(
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
     let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let mut all = app.sandboxes.observe().connections(record.id()).await?;
-    keep_last(&mut all.list, limit);
+    retain_last(&mut all.list, limit);
     Ok(Json(Connections {
         since: all.since_ms.map(moment),
         connections: all.list.into_iter().map(connection).collect(),
         missing: all.missing,
-        untold: all.untold.into_iter().map(str::to_owned).collect(),
+        unavailable: all.unavailable.into_iter().map(str::to_owned).collect(),
     }))
 }
 
-/// `GET /sandboxes/{id}/preview`: returns a link to a port. The link needs no key and expires.
+/// `GET /sandboxes/{id}/preview`: returns a signed link to a port. The link needs no key and
+/// expires.
 pub(super) async fn preview(
     State(app): State<App>,
     caller: Caller,
@@ -316,6 +326,7 @@ pub(super) async fn preview(
             "cannot create a link with a key of the scope `read`: the link permits changes of the sandbox",
         ));
     }
+    // The gateway rejects links to sandboxes of such a key.
     if app.keys.status(record.owner()) != KeyStatus::InForce {
         return Err(ApiError::conflict(
             "key_over",

@@ -12,6 +12,7 @@ use jiffy_api_types::{EngineDescription, Host, Process, StopHost, VerifiedSnapsh
 
 /// `GET /host`: returns the daemon's version and the free resources of the host.
 pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<Host>, ApiError> {
+    // Read-only keys may observe the host, and keys with the scope `create` may not.
     if !caller.is_read_only() {
         caller.require_admin("reading the state of the host")?;
     }
@@ -31,6 +32,7 @@ pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<
         memory_limit_mb: limit,
         disk_total_mb: figures.disk_total_mib,
         disk_free_mb: figures.disk_free_mib,
+        // Names files and addresses of the daemon.
         jiffy: (app.about.as_ref().filter(|_| caller.is_owner())).map(|about| about()),
     }))
 }
@@ -43,6 +45,7 @@ pub(super) async fn engines(
 ) -> Json<Vec<EngineDescription>> {
     let mut all = app.sandboxes.engines();
     if !caller.is_owner() {
+        // The reason may name files and settings of the host.
         all.iter_mut().for_each(|engine| engine.why = None);
     }
     Json(all)

@@ -26,7 +26,9 @@ pub(super) async fn revoke(
     };
     let key = revoked.map_err(refused)?;
     let ended = if body.end {
-        Some(app.end_all_of(&key.id).await?)
+        // The mark in the database makes the background task complete the removal if this call
+        // fails.
+        Some(app.remove_resources_of(&key.id).await?)
     } else {
         None
     };

@@ -1,4 +1,4 @@
-//! Leases: sandboxes that exist as long as a connection.
+//! Leases: a leased sandbox exists as long as a connection of its client.
 
 use super::ports::requests_upgrade;
 use crate::app::App;
@@ -17,8 +17,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 /// Protocol of the upgrade.
 const PROTOCOL: &str = "lease";
-/// Remaining time of a leased sandbox with a timeout. If the daemon is killed, the sandbox is
-/// terminated by the next daemon after this time.
+/// Timeout to which a lease extends a sandbox that has a timeout. If the daemon is killed, a later
+/// daemon terminates the sandbox after this time.
 const TERM: Duration = Duration::from_secs(60);
 /// Interval between extensions of the timeout.
 const RENEWAL: Duration = Duration::from_secs(20);
@@ -48,7 +48,8 @@ pub(super) async fn lease(
     let sandboxes = app.sandboxes.clone();
     tokio::spawn(async move {
         let _permit = permit;
-        // A client that disconnects before the response also ends its lease.
+        // A client that disconnects before the response also ends its lease, so the sandbox is
+        // removed below.
         if let Ok(client) = client.await {
             tokio::select! {
                 () = closed(TokioIo::new(client)) => {}
@@ -69,6 +70,7 @@ pub(super) async fn lease(
 
 /// Waits until the client closes the stream.
 async fn closed(mut stream: impl AsyncRead + Unpin) {
+    // Clients send single bytes.
     let mut bytes = [0; 64];
     while matches!(stream.read(&mut bytes).await, Ok(1..)) {}
 }
@@ -76,6 +78,7 @@ async fn closed(mut stream: impl AsyncRead + Unpin) {
 /// Extends the timeout of a sandbox until the sandbox is removed.
 async fn renew(sandboxes: &Sandboxes, id: &str) {
     let mut ticks = interval(RENEWAL);
+    // After a pause of the host, one extension is enough.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick is immediate, and the timeout has just been set.
     ticks.tick().await;

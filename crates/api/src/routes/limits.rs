@@ -1,4 +1,4 @@
-//! Budgets of keys: limits and usage.
+//! `GET /limits`: the budget (limits and usage) of a key.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -74,6 +74,7 @@ pub(super) async fn limits(
         })?;
         return budget(&app, own).map(Json);
     };
+    // Any key may read its own budget by id.
     if !caller.is_admin() && caller.key().is_none_or(|own| own.id != id) {
         return Err(ApiError::forbidden(
             "the budget of another key requires a key with the scope `admin`",

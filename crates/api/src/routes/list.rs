@@ -1,4 +1,4 @@
-//! Lists and descriptions of sandboxes.
+//! Lists of sandboxes, and the description of one sandbox.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -41,6 +41,7 @@ impl Filter {
 
     fn matches(&self, record: &Sandbox) -> bool {
         let has = |(k, v): (&String, &String)| record.settings().metadata.get(k) == Some(v);
+        // The filter is signed, because a client may send a time before 1970.
         let started = i64::try_from(record.created_ms()).unwrap_or(i64::MAX);
         self.states.contains(&record.state().name())
             && (self.name.is_none() || self.name.as_deref() == record.name())
@@ -49,7 +50,8 @@ impl Filter {
     }
 }
 
-/// Returns the sandboxes that are visible to the caller and match the filter, at most `limit`.
+/// Returns the sandboxes that are visible to the caller and match the filter. Returns at most
+/// `limit`.
 fn matching_sandboxes(
     app: &App,
     caller: &Caller,
@@ -58,6 +60,7 @@ fn matching_sandboxes(
     limit: usize,
     reaches: impl Fn(&Sandbox) -> bool,
 ) -> Vec<Sandbox> {
+    // The caller may give the name of a template as shown to it, or the complete name.
     let of_template = |r: &Sandbox| match &filter.template {
         Some(t) => *t == r.template() || *t == caller.display_name(r.template()),
         None => true,
@@ -72,6 +75,7 @@ fn matching_sandboxes(
             named
         }
         _ => {
+            // Use the smallest index that contains all matching sandboxes.
             let is_of = |state| filter.states.contains(&state);
             let listed = match caller.owner_scope() {
                 _ if filter.states == ["running"] => ListedSandboxes::Running,
@@ -92,6 +96,7 @@ pub(super) async fn list_v2(
 ) -> Result<Response, ApiError> {
     let filter = Filter::from_query(&query, &["running", "paused"])?;
     let page = Page::from_query(&query)?;
+    // The position must not contain more of the id than the caller may see.
     let position = |r: &Sandbox| (r.created_ms(), caller.shown_id(r.id()).to_owned());
     let reaches = |r: &Sandbox| page.reaches(&position(r));
     let items = matching_sandboxes(
@@ -119,6 +124,7 @@ pub(super) async fn list_v1(
 ) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
     let filter = Filter::from_query(&query, &["running"])?;
     let order = ListOrder::default();
+    // This version of the call has no pages.
     let all = matching_sandboxes(&app, &caller, &filter, &order, usize::MAX, |_| true);
     Ok(Json(all.iter().map(|r| app.listed(&caller, r)).collect()))
 }

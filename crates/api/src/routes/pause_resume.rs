@@ -19,13 +19,13 @@ use jiffy_sandbox_manager::{
 use std::io;
 use std::time::Duration;
 
-/// Timeout of the agent's health check.
+/// Timeout of the health check of an agent.
 const HEALTH: Duration = Duration::from_secs(3);
 
 impl App {
-    /// Resumes a sandbox unless it is running, and extends its timeout. Returns whether it was
-    /// resumed. The timeout and the state change atomically: an earlier deadline cannot terminate
-    /// the sandbox after this function has returned.
+    /// Resumes a sandbox unless it is running, and extends its timeout. Returns whether the sandbox
+    /// was resumed. The timeout changes atomically with the state: an earlier deadline cannot
+    /// terminate the sandbox after this function has returned.
     async fn ensure_running(
         &self,
         caller: &Caller,
@@ -41,6 +41,7 @@ impl App {
         // Only a sandbox that is not running needs quota. Another request may resume it meanwhile.
         let _permit = match self.quota.reserve_restart(caller, record.size()).await {
             Ok(permit) => permit,
+            // The quota may be exhausted because the other request has just resumed the sandbox.
             Err(refusal) => match self.sandboxes.timeouts().renew(record.id(), time).await? {
                 Some(now) => return Ok((now, false)),
                 None => return Err(refusal),
@@ -78,6 +79,8 @@ impl App {
         timeout: Option<Option<u64>>,
     ) -> ResumeTimeout {
         match (timeout, record.settings().timeout_s) {
+            // The outer option states whether the client sent a timeout, and the inner option is
+            // `None` for no timeout.
             (Some(None), _) => ResumeTimeout::Unlimited,
             (Some(Some(seconds)), _) => ResumeTimeout::AtLeast(Duration::from_secs(seconds)),
             // A sandbox with a timeout of zero would be paused again before it can be used.
@@ -88,6 +91,7 @@ impl App {
         }
     }
 
+    /// Returns whether the agent of a sandbox responds in time.
     async fn is_healthy(&self, id: &str) -> bool {
         let (sandboxes, id) = (self.sandboxes.clone(), id.to_owned());
         let client = AgentClient::new(move || {
@@ -102,6 +106,7 @@ impl App {
     }
 }
 
+/// Rejects requests to pause or resume without memory.
 fn reject_cold_start(memory: Option<bool>) -> Result<(), ApiError> {
     match memory {
         Some(false) => Err(ApiError::unsupported(
@@ -169,6 +174,7 @@ pub(super) async fn resume(
         let message = format!("sandbox {} is already running", record.id());
         ApiError::conflict("already_running", message)
     };
+    // Check first, because this case is not an error of the engine.
     if *record.state() == SandboxState::Running {
         return Err(already_running());
     }
@@ -192,6 +198,7 @@ pub(super) async fn resume(
     let now = match resumed {
         Ok(now) => now,
         Err(e) => {
+            // Another request may have resumed the sandbox meanwhile.
             let now = app.sandboxes.find(record.id()).map(|r| r.state().clone());
             return Err(match now {
                 Some(SandboxState::Running) => already_running(),
@@ -215,6 +222,7 @@ pub(super) async fn pause(
     reject_cold_start(body.memory)?;
     let durable = body.durable == Some(true);
     if durable {
+        // Fail before pausing if the host uses no store.
         app.sandboxes.snapshots().expect_store()?;
     }
     if *record.state() == SandboxState::Paused {
@@ -224,6 +232,8 @@ pub(super) async fn pause(
         let message = format!("sandbox {} is already paused", record.id());
         return Err(ApiError::conflict("already_paused", message));
     }
+    // Check the guest before the pause: the client wants to repair an unresponsive guest instead of
+    // storing it.
     if body.require_healthy_guest == Some(true) && !app.is_healthy(record.id()).await {
         return Err(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -238,6 +248,7 @@ pub(super) async fn pause(
     match app.sandboxes.pause(record.id()).await {
         Ok(record) if durable => wait_until_stored(&app, &record).await,
         Ok(_) => Ok(StatusCode::NO_CONTENT),
+        // The text of the engine may name files of the host, so only administrators see it.
         Err(e @ OperationError::Engine { .. }) => {
             tracing::warn!(error = %e, "cannot pause a sandbox");
             let message = if caller.is_admin() {
@@ -257,6 +268,7 @@ pub(super) async fn pause(
 
 /// Waits until the store has the snapshot of a paused sandbox.
 async fn wait_until_stored(app: &App, record: &Sandbox) -> Result<StatusCode, ApiError> {
+    // A paused sandbox always has a snapshot.
     let snapshot = record.snapshot().unwrap_or_default();
     app.sandboxes.snapshots().wait_stored(snapshot).await?;
     Ok(StatusCode::NO_CONTENT)

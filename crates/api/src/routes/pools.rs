@@ -1,4 +1,4 @@
-//! Warm pools.
+//! Calls on warm pools.
 
 use crate::app::App;
 use crate::body::Required;
@@ -47,6 +47,7 @@ pub(super) async fn set(
     let size = usize::try_from(body.size).ok().filter(|s| *s <= max_pool);
     let size = size.ok_or_else(|| ApiError::invalid(format!("`size` must be 0 to {max_pool}")))?;
     let info = app.template(&caller, &id)?;
+    // A pool belongs to one tag of a template.
     let name = info.reference();
     let set = app.sandboxes.pool().set(&name, info.size, size);
     Ok(Json(shown(set.await?)))

@@ -1,4 +1,4 @@
-//! Streams to TCP ports of guests.
+//! `GET /sandboxes/{id}/ports/{port}`: streams to TCP ports of guests.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -44,6 +44,8 @@ pub(super) async fn stream(
             "this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: tcp`",
         ));
     }
+    // The gateway checks which paths of the agent clients may request, and a raw stream would
+    // bypass the check.
     if u32::from(port) == ENVD_PORT {
         return Err(ApiError::forbidden(
             "the port belongs to the guest's agent: use the gateway to reach the agent",
@@ -54,7 +56,7 @@ pub(super) async fn stream(
             "streams are not available: the daemon of this host serves no data plane",
         ));
     };
-    // An open stream counts as a request through the gateway.
+    // An open stream counts like a request through the gateway.
     let owner = record.owner();
     let permit = owner.map(|owner| app.quota.exchange(owner)).transpose()?;
     let opened = timeout(OPEN_LIMIT, ports.open(record.id(), port)).await;
@@ -62,6 +64,7 @@ pub(super) async fn stream(
     let mut guest = opened.map_err(too_late)??;
     let client = hyper::upgrade::on(&mut request);
     let (keys, key) = (app.keys.clone(), caller.owner_id());
+    // The stream outlives this request, and the permit is held until the stream ends.
     tokio::spawn(async move {
         let _permit = permit;
         let Ok(client) = client.await else { return };

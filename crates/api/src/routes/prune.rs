@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Maximum of `unused_seconds`.
 const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
 
-/// Data to remove.
+/// Unused data that is to be removed.
 struct PrunePlan {
     /// Owner of the data. `None` for the data of the host and of all keys.
     of: Option<String>,
@@ -50,6 +50,7 @@ impl PrunePlan {
         let mut plan = Self { of, unused, items };
         let all = app.sandboxes.list();
         for sandbox in &all {
+            // Only the record of a killed sandbox remains.
             if *sandbox.state() == SandboxState::Killed && plan.is_of(sandbox.owner()) {
                 plan.items.push(PruneItem {
                     kind: PruneKind::Sandbox,
@@ -60,12 +61,13 @@ impl PrunePlan {
             }
         }
         let alive = all.iter().filter(|s| *s.state() != SandboxState::Killed);
+        // Images are in use if a sandbox or a retained snapshot was created from them.
         let mut used: HashSet<String> = alive.map(|s| s.template().to_owned()).collect();
         let snapshots = app.sandboxes.snapshots().list(None)?;
-        let lasting = snapshots
+        let retained = snapshots
             .iter()
             .filter(|s| s.purpose() != SnapshotPurpose::Template);
-        used.extend(lasting.map(|s| s.template().to_owned()));
+        used.extend(retained.map(|s| s.template().to_owned()));
         let templates = app.templates.list();
         let templates = templates.map_err(|e| ApiError::internal(e.to_string()))?;
         let on_demand: Vec<TemplateInfo> = templates
@@ -80,6 +82,7 @@ impl PrunePlan {
                 bytes: 0,
             });
         }
+        // Snapshots of booted templates belong to the host, so only administrators remove them.
         if plan.of.is_none() {
             let idle = app.sandboxes.templates().idle(unused);
             let idle = idle
@@ -92,6 +95,7 @@ impl PrunePlan {
     }
 
     fn is_unused_image(&self, template: &TemplateInfo) -> bool {
+        // Times of templates are in seconds.
         let now = jiffy_engine_api::now_ms() / 1000;
         let old = template.created.saturating_add(self.unused.as_secs()) <= now;
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
@@ -130,7 +134,8 @@ impl PrunePlan {
     }
 
     fn add_images(&mut self, pruned: &jiffy_image::PrunedImages) {
-        // The total disk usage is known only for all images together, because the files are sparse.
+        // Only the total disk usage of all images together is known, because the files are sparse.
+        // The last image gets the remainder.
         let mut left = pruned.bytes;
         for (at, image) in pruned.images.iter().enumerate() {
             let last = at + 1 == pruned.images.len();
@@ -145,9 +150,10 @@ impl PrunePlan {
         }
     }
 
-    /// Removes the planned data. Items that are in use by now remain and are dropped from the
-    /// result.
+    /// Removes the planned data. Items that are in use by now are not removed, and are dropped from
+    /// the result.
     async fn execute(mut self, app: &App) -> Result<Self, ApiError> {
+        // Errors are not reported: an item that remains can be pruned later.
         let mut remaining = HashSet::new();
         for id in self.ids(PruneKind::Sandbox) {
             if app.sandboxes.remove(&id).await.is_err() {
@@ -161,11 +167,13 @@ impl PrunePlan {
         }
         app.sandboxes
             .templates()
+            // Snapshots that became used since the plan was made are not removed.
             .retire(&self.ids(PruneKind::Snapshot));
+        // The builder determines the removed images again below.
         self.items.retain(|item| item.kind != PruneKind::Image);
         self.items.retain(|item| !remaining.contains(&item.id));
         let Some(builder) = app.builder.clone() else {
-            return self.without_remaining(app).await;
+            return self.drop_remaining(app).await;
         };
         let (of, unused) = (self.of.clone(), self.unused);
         let work = tokio::task::spawn_blocking(move || {
@@ -182,12 +190,12 @@ impl PrunePlan {
         self.items.retain(|item| item.kind != PruneKind::Upload);
         self.add_uploads(of_builds.upload_bytes);
         self.add_images(&images);
-        self.without_remaining(app).await
+        self.drop_remaining(app).await
     }
 
-    /// Drops snapshots that still exist from the result. Waits until the files of the others are
-    /// removed.
-    async fn without_remaining(mut self, app: &App) -> Result<Self, ApiError> {
+    /// Drops snapshots that still exist from the result. Waits until the files of the removed
+    /// snapshots are deleted, so that the space is free when the call returns.
+    async fn drop_remaining(mut self, app: &App) -> Result<Self, ApiError> {
         let left = app.sandboxes.snapshots().list(None)?;
         let left: HashSet<String> = left.into_iter().map(|s| s.id().to_owned()).collect();
         self.items.retain(|item| match item.kind {
@@ -206,6 +214,7 @@ async fn remove_template(app: &App, name: &str) -> Result<(), ApiError> {
             Some((owner, own)) => (Some(owner), own),
             None => (None, name),
         };
+        // The builder also removes its own record of the template.
         if let Ok(record) = builder.owned_template(own, owner) {
             return Ok(builder.remove(&record).await?);
         }
@@ -236,6 +245,7 @@ pub(super) async fn prune(
         }
     };
     plan.items.iter_mut().for_each(own);
+    // Cannot overflow: the items are on one file system.
     let bytes: u64 = plan.items.iter().map(|item| item.bytes).sum();
     Ok(Json(PrunedHost {
         dry_run: body.dry_run,

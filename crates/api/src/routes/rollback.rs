@@ -1,4 +1,4 @@
-//! `POST /sandboxes/{id}/rollback`.
+//! `POST /sandboxes/{id}/rollback`: returns a sandbox to a snapshot.
 
 use crate::app::App;
 use crate::body::Required;
@@ -12,8 +12,8 @@ use jiffy_api_types::{RollbackSandbox, RollbackStatus, RolledBack};
 use jiffy_engine_api::new_id;
 use jiffy_sandbox_manager::SandboxState;
 
-/// Rolls a sandbox back to one of its snapshots, an ancestor, or a snapshot of a relative. The
-/// sandbox retains its id; its connections are closed.
+/// Rolls a sandbox back to one of its snapshots, to an ancestor, or to a snapshot of a related
+/// sandbox. The sandbox retains its id. Its connections are closed.
 pub(super) async fn rollback(
     State(app): State<App>,
     caller: Caller,
@@ -22,7 +22,9 @@ pub(super) async fn rollback(
 ) -> Result<Json<RolledBack>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let target = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
+    // `_held` pins a fetched snapshot until the rollback is complete.
     let (snapshot, _held) = target.await?;
+    // A running sandbox already uses its quota.
     let _permit = match record.state() {
         SandboxState::Running => None,
         _ => Some(app.quota.reserve_restart(&caller, record.size()).await?),

@@ -1,4 +1,4 @@
-//! Calls on snapshots.
+//! Calls on snapshots: taking, listing and describing them.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -15,7 +15,7 @@ use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotSandbox}
 use jiffy_engine_api::is_reserved;
 use jiffy_sandbox_manager::{self as manager, ListOrder, ListedSnapshots};
 
-/// Returns whether the response is sent as soon as the memory is captured.
+/// Returns whether the client wants the response as soon as the memory is captured.
 fn is_only_captured(body: &SnapshotSandbox) -> Result<bool, ApiError> {
     match body.ack {
         Some(SnapshotAck::Captured) if body.durable == Some(true) => Err(ApiError::invalid(
@@ -25,8 +25,8 @@ fn is_only_captured(body: &SnapshotSandbox) -> Result<bool, ApiError> {
     }
 }
 
-/// Returns whether `name` matches `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`, the characters of templates
-/// and tags. A name must not look like an id.
+/// Returns whether `name` is a valid snapshot name: `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`, like
+/// templates with tags, but not in the form of an id.
 fn is_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || "._:/-".contains(c);
     name.len() <= MAX_SNAPSHOT_NAME
@@ -60,9 +60,11 @@ pub(super) async fn take(
     let only_captured = is_only_captured(&body)?;
     let durable = body.durable == Some(true);
     if durable {
+        // Fail before taking the snapshot if the host uses no store.
         app.sandboxes.snapshots().expect_store()?;
     }
     let mut taken = if only_captured {
+        // The files are written in the background.
         app.sandboxes.capture(record.id(), body.name).await?
     } else {
         app.sandboxes.snapshot(record.id(), body.name).await?
@@ -72,12 +74,12 @@ pub(super) async fn take(
     }
     Ok((
         StatusCode::CREATED,
-        Json(app.shown_snapshot(&caller, &taken)),
+        Json(app.snapshot_info(&caller, &taken)),
     )
         .into_response())
 }
 
-/// Returns the snapshots taken of a sandbox, and its ancestors. They remain after the sandbox is
+/// Returns the snapshots of a sandbox and its ancestors. Snapshots remain after the sandbox is
 /// removed.
 fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<manager::Snapshot>, ApiError> {
     let snapshots = app.sandboxes.snapshots();
@@ -105,7 +107,9 @@ pub(super) async fn list(
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::from_query(&query)?;
+    // For other callers, the parameter has no effect.
     let include_all = query.flag("all")? && caller.is_owner();
+    // The id makes positions unique: several snapshots may be created in one millisecond.
     let position = |s: &manager::Snapshot| (s.created_ms(), s.id().to_owned());
     let name = query.get("name");
     let is_match = |s: &manager::Snapshot| {
@@ -114,6 +118,8 @@ pub(super) async fn list(
             && page.reaches(&position(s))
     };
     let snapshots = app.sandboxes.snapshots();
+    // Only the last case reads page by page. The others collect all matching snapshots, from which
+    // `cut` selects the page.
     let found = match (query.get("sandboxID"), name) {
         (Some(id), _) => {
             let mut found = of_sandbox(&app, &caller, id)?;
@@ -135,7 +141,7 @@ pub(super) async fn list(
         }
     };
     let (found, next) = page.cut(found, position);
-    let shown = found.iter().map(|s| app.shown_snapshot(&caller, s));
+    let shown = found.iter().map(|s| app.snapshot_info(&caller, s));
     let shown: Vec<Snapshot> = shown.collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {
@@ -151,5 +157,5 @@ pub(super) async fn one(
     Path(id): Path<String>,
 ) -> Result<Json<Snapshot>, ApiError> {
     let found = app.snapshot_or_stored(&caller, &id).await?;
-    Ok(Json(app.shown_snapshot(&caller, &found)))
+    Ok(Json(app.snapshot_info(&caller, &found)))
 }

@@ -1,4 +1,4 @@
-//! Calls on templates, and on teams for older clients.
+//! Calls on templates, and on teams, which older clients require.
 
 use super::builds;
 use crate::app::App;
@@ -23,7 +23,8 @@ use jiffy_template_builder::{
 };
 use std::ops::ControlFlow;
 
-/// Default page size of the list of templates. E2B's clients do not support pages here.
+/// Default page size of the list of templates. It is large because E2B's clients do not support
+/// pages here.
 pub(crate) const MAX_UNPAGED: usize = 1000;
 
 fn failed(e: TemplateRefusal) -> ApiError {
@@ -64,7 +65,7 @@ pub(super) async fn list(
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, MAX_UNPAGED)?;
-    // Reads manifests that are not cached yet.
+    // On a blocking thread, because manifests that are not cached are read from the disk.
     let page = tokio::task::spawn_blocking(move || list_page(&app, &caller, &page)).await;
     let (shown, next) = page.map_err(|e| ApiError::internal(e.to_string()))??;
     let mut response = Json(shown).into_response();
@@ -74,8 +75,8 @@ pub(super) async fn list(
     Ok(response)
 }
 
-/// Returns the templates of a page and the token of the next page. Reads no more templates than
-/// necessary.
+/// Returns the templates of a page and the token of the next page. Stops as soon as the page is
+/// complete.
 fn list_page(
     app: &App,
     caller: &Caller,
@@ -120,6 +121,7 @@ fn list_page(
         (TemplateRefusal::Unknown(_), Some(_)) => unknown_token(),
         (e, _) => failed(e),
     })?;
+    // The tags of the last template. The result does not matter, because the walk has ended.
     let _ = show(&mut tags);
     if let Some(e) = failure {
         return Err(e);
@@ -138,6 +140,7 @@ fn entry_of(
     caller: &Caller,
     tags: &[TemplateInfo],
 ) -> Result<Option<(String, Template)>, ApiError> {
+    // The default tag describes the template. Without it, use the first tag.
     let own = tags.iter().find(|t| t.tag == DEFAULT_TAG);
     let Some(info) = own.or(tags.first()) else {
         return Ok(None);
@@ -147,7 +150,7 @@ fn entry_of(
     let own = caller.owner_scope().map(|key| format!("{key}/{name}"));
     let own = own.filter(|_| info.owner.is_none());
     if record.is_none() && own.is_some_and(|own| has_tags(app, &own)) {
-        // The caller's own template hides this one, which has no other name.
+        // The caller's own template of the same name hides this template, which has no other name.
         return Ok(None);
     }
     let names: Vec<String> = tags
@@ -170,6 +173,7 @@ fn has_tags(app: &App, name: &str) -> bool {
     let mut found = false;
     let walked = app.templates.walk(Some(name), &mut |info| {
         let same = info.without_tag() == name;
+        // Internal templates are intermediate results of builds.
         found = same && info.visibility != Visibility::Internal;
         if same && !found {
             ControlFlow::Continue(())
@@ -231,6 +235,7 @@ pub(super) async fn delete(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
+    // The builder also removes its own records.
     if let Some(builder) = &app.builder
         && let Ok(record) = builder.owned_template(&id, caller.owner_scope())
     {
@@ -248,11 +253,12 @@ pub(super) async fn delete(
             }
             let templates = app.templates.clone();
             let reference = info.reference();
-            // On a blocking thread: an image has hundreds of megabytes.
+            // On a blocking thread, because removing an image of hundreds of megabytes takes time.
             let removed = tokio::task::spawn_blocking(move || templates.remove(&reference)).await;
             return match removed {
                 Ok(Ok(())) => Ok(StatusCode::NO_CONTENT),
-                // Only the recipe of the template exists.
+                // The template is a stock template whose image was not built: only its recipe
+                // exists.
                 Ok(Err(TemplateRefusal::Unknown(_))) => Err(ApiError::not_found(
                     "template_not_found",
                     "cannot remove the template: its image does not exist, because the stock template was not built",
@@ -277,6 +283,7 @@ pub(super) async fn alias(
         && builder.exists(&record)?
     {
         let built = app.templates.find(&record.reference(DEFAULT_TAG)).ok();
+        // The image has the current setting, and the record has the setting for the first build.
         let public = built.map_or(record.public, |info| info.visibility == Visibility::Public);
         return Ok(Json(Alias {
             template_id: record.id,
@@ -331,7 +338,7 @@ pub(super) async fn tags(
         ControlFlow::Continue(())
     });
     walked.map_err(failed)?;
-    // The template is not built yet.
+    // A template that is not built yet is not part of the walk.
     if tags.is_empty() {
         tags.push(tag(&info.tag, build_id(&info), created(&info)));
     }
@@ -349,6 +356,7 @@ pub(super) async fn build_status(
     if let Some(status) = builds::status_of(&app, &caller, &id, &build, &query)? {
         return Ok(Json(status));
     }
+    // Invalid parameters are rejected although there is no log.
     query.number("logsOffset", 0..=u64::from(u32::MAX))?;
     query.number("limit", 0..=builds::MAX_PAGE)?;
     let info = app.template(&caller, &id)?;

@@ -1,4 +1,4 @@
-//! Calls on the timeout of a sandbox.
+//! Calls that change the timeout of a sandbox.
 
 use crate::app::{App, Config};
 use crate::body::{Optional, Required};
@@ -11,11 +11,12 @@ use jiffy_api_types::{MAX_REFRESH_S, Refresh, SetTimeout};
 use std::time::Duration;
 
 impl Config {
-    /// Validates a timeout in seconds; -1 means unlimited.
+    /// Validates a timeout in seconds. -1 means no timeout, for which the result is `None`.
     pub(crate) fn timeout(&self, seconds: i64) -> Result<Option<u64>, ApiError> {
         if seconds == -1 {
             return Ok(None);
         }
+        // Other negative values are rejected by the conversion.
         let good = u64::try_from(seconds)
             .ok()
             .filter(|s| *s <= self.max_timeout_s);
@@ -27,7 +28,7 @@ impl Config {
         })
     }
 
-    /// Validates a timeout. `None` means the default.
+    /// Validates a timeout. Defaults to the configured timeout.
     pub(crate) fn timeout_or_default(&self, seconds: Option<i64>) -> Result<Option<u64>, ApiError> {
         match seconds {
             None => Ok(Some(self.default_timeout_s)),
@@ -65,6 +66,7 @@ pub(super) async fn refresh(
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let more = Duration::from_secs(seconds);
+    // Never shortens a longer timeout.
     app.sandboxes.timeouts().extend(record.id(), more).await?;
     Ok(StatusCode::NO_CONTENT)
 }

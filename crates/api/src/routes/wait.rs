@@ -1,4 +1,4 @@
-//! Restart of sandboxes, and waiting for a state.
+//! Calls that wait for a state of a sandbox, or restart its processes.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -13,9 +13,9 @@ use jiffy_api_types::{RestartSandbox, Sandbox, Waited};
 use jiffy_sandbox_manager::{MAX_RESTART_GRACE, SandboxState};
 use std::time::Duration;
 
-/// Maximum wait per call in seconds. Proxies close connections that are idle for longer.
+/// Maximum time in seconds that one call waits. Proxies close connections that are idle for longer.
 pub(crate) const MAX_WAIT_S: u64 = 10;
-/// Default time for processes to terminate, in milliseconds.
+/// Default time in milliseconds in which processes may terminate before they are killed.
 const DEFAULT_GRACE_MS: u64 = 10_000;
 /// Names of the states that a client can wait for.
 pub(crate) const AWAITED: [&str; 3] = ["ended", "running", "paused"];
@@ -32,6 +32,7 @@ impl Awaited {
     /// Returns whether the wait is over: the state is reached, or can no longer be reached.
     fn is_over(self, state: &SandboxState) -> bool {
         match state {
+            // Neither state is left without a new request of the client.
             SandboxState::Killed | SandboxState::Broken { .. } => true,
             SandboxState::Running => self == Self::Running,
             SandboxState::Paused => self == Self::Paused,
@@ -59,6 +60,7 @@ pub(super) async fn wait(
     let limit = Duration::from_secs(seconds.unwrap_or(0));
     let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let over = move |state: &SandboxState| awaited.is_over(state);
+    // Also returns the record when the time is over: the client compares the state.
     let record = app.sandboxes.wait(record.id(), limit, over).await?;
     let reason = match &record.state() {
         SandboxState::Broken { cause, .. } => Some(cause.clone()),

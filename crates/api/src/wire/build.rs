@@ -17,7 +17,7 @@ use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, Want
 /// Default user and home directory of a template's programs.
 const USER: &str = "user";
 const HOME: &str = "/home/user";
-/// Timeout in seconds for a template of E2B's clients to become ready.
+/// Timeout in seconds within which a template of E2B's clients must become ready.
 const READY_S: u32 = 600;
 
 /// Returns the requested size of a template.
@@ -29,7 +29,8 @@ pub(crate) fn size(new: &NewTemplate) -> WantedSize {
     }
 }
 
-/// Returns the specification of the build.
+/// Returns the specification of a build. E2B's clients send steps; `jiffy` sends a complete
+/// specification, which is used unchanged.
 pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> {
     if let Some(spec) = start.spec {
         return Ok(spec);
@@ -43,6 +44,7 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
     let from_template = start.from_template.filter(|t| !t.is_empty());
     let mut steps = Vec::new();
     let from = match (from_template, start.from_image) {
+        // Clients send an empty string for an absent image.
         (Some(_), Some(image)) if !image.is_empty() => {
             return Err(ApiError::invalid(
                 "`fromImage` and `fromTemplate` exclude each other",
@@ -50,16 +52,18 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         }
         (Some(template), _) => StageBase::Template(template),
         (None, image) => {
-            // The steps of a template start as this user, which the image may lack.
+            // The steps start as this user. The image may lack the user, which is therefore added
+            // first.
             for action in [
                 StepAction::AddUser(USER.to_owned()),
                 StepAction::User(USER.to_owned()),
                 StepAction::Workdir(HOME.to_owned()),
             ] {
-                steps.push(silent(action));
+                steps.push(implicit_step(action));
             }
             let reference = image.filter(|i| !i.is_empty());
             StageBase::Image(ImageSource {
+                // The default image of E2B's clients.
                 reference: reference.unwrap_or_else(|| "e2bdev/base".to_owned()),
                 credentials: start
                     .from_image_registry
@@ -70,8 +74,9 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
             })
         }
     };
+    // E2B runs commands in a login shell.
     let shell = ["/bin/bash", "-l", "-c"].map(str::to_owned).to_vec();
-    steps.push(silent(StepAction::Shell(shell)));
+    steps.push(implicit_step(StepAction::Shell(shell)));
     for step in wire {
         add_step(step, &mut steps)?;
     }
@@ -96,8 +101,8 @@ fn credentials(registry: ImageRegistry) -> Result<Option<(String, String)>, ApiE
     }
 }
 
-/// Returns a step that the client did not specify.
-fn silent(action: StepAction) -> BuildStep {
+/// Returns a step that the client did not send. The log does not show it.
+fn implicit_step(action: StepAction) -> BuildStep {
     BuildStep {
         text: String::new(),
         line: None,
@@ -106,44 +111,47 @@ fn silent(action: StepAction) -> BuildStep {
     }
 }
 
+/// Converts a step of E2B's clients and appends it to `steps`.
 fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> {
     let args = step.args.unwrap_or_default();
+    // As shown in the log of the build.
     let text = format!("{} {}", step.r#type, args.join(" "));
     let arg = |n: usize| args.get(n).filter(|a| !a.is_empty()).cloned();
-    let wants =
+    let missing =
         |what: &str| ApiError::invalid(format!("step `{}` requires {what}", short(&step.r#type)));
     let action = match step.r#type.as_str() {
         "RUN" => StepAction::Run {
-            command: StepCommand::Line(arg(0).ok_or_else(|| wants("a command"))?),
+            command: StepCommand::Line(arg(0).ok_or_else(|| missing("a command"))?),
             user: arg(1),
         },
         "ENV" => StepAction::Env(
             (args.chunks(2))
                 .map(|pair| match pair {
                     [name, value] => Ok((name.clone(), value.clone())),
-                    _ => Err(wants("pairs of names and values")),
+                    _ => Err(missing("pairs of names and values")),
                 })
                 .collect::<Result<_, _>>()?,
         ),
-        "WORKDIR" => StepAction::Workdir(arg(0).ok_or_else(|| wants("a directory"))?),
+        "WORKDIR" => StepAction::Workdir(arg(0).ok_or_else(|| missing("a directory"))?),
         "USER" => {
-            let user = arg(0).ok_or_else(|| wants("a user"))?;
+            let user = arg(0).ok_or_else(|| missing("a user"))?;
             let named = user.split(':').next().unwrap_or_default();
             // A numeric user needs no entry in the image.
             if named.parse::<u32>().is_err() && !named.contains('$') && named != "root" {
-                steps.push(silent(StepAction::AddUser(named.to_owned())));
+                steps.push(implicit_step(StepAction::AddUser(named.to_owned())));
             }
             StepAction::User(user)
         }
         "COPY" | "ADD" => StepAction::Copy(CopyAction {
-            from: CopySource::Files(step.files_hash.ok_or_else(|| wants("`filesHash`"))?),
-            sources: vec![literal(&arg(0).ok_or_else(|| wants("a source"))?)],
-            to: arg(1).ok_or_else(|| wants("a target"))?,
+            from: CopySource::Files(step.files_hash.ok_or_else(|| missing("`filesHash`"))?),
+            sources: vec![literal_prefix(&arg(0).ok_or_else(|| missing("a source"))?)],
+            to: arg(1).ok_or_else(|| missing("a target"))?,
             // An empty owner stands for the current user.
             owner: Some(args.get(2).cloned().unwrap_or_default()),
             mode: arg(3),
             unpack: false,
         }),
+        // Reject unknown steps: ignoring one would build another template.
         other => {
             return Err(ApiError::unsupported_option(format!(
                 "unknown step `{}`: use RUN, COPY, ENV, WORKDIR or USER",
@@ -160,9 +168,9 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Returns the directory part of a pattern before its first wildcard. The client already selected
-/// the matching files for the archive.
-fn literal(pattern: &str) -> String {
+/// Returns the part of a pattern before the first component with a wildcard. The archive has only
+/// the files that match, because the client selected them.
+fn literal_prefix(pattern: &str) -> String {
     let special = |part: &&str| !part.contains(['*', '?', '[', '{']);
     let parts: Vec<&str> = pattern.split('/').take_while(special).collect();
     match parts.join("/") {
@@ -172,17 +180,19 @@ fn literal(pattern: &str) -> String {
     }
 }
 
+/// Returns the start command and the check that the template is ready.
 fn startup(start: Option<String>, ready: Option<String>) -> Startup {
-    let said = |word: Option<String>| word.filter(|w| !w.trim().is_empty());
-    let start = said(start).map(|line| StartCommand {
+    let non_empty = |word: Option<String>| word.filter(|w| !w.trim().is_empty());
+    let start = non_empty(start).map(|line| StartCommand {
         command: "/bin/bash".to_owned(),
         args: Some(vec!["-l".to_owned(), "-c".to_owned(), line]),
         user: None,
         workdir: None,
     });
-    let ready = said(ready).map(|line| Readiness {
+    let ready = non_empty(ready).map(|line| Readiness {
         port: listening_port(&line),
         path: None,
+        // Either the agent checks the port, or it runs the command.
         command: listening_port(&line).is_none().then_some(line),
         timeout_s: READY_S,
     });
@@ -288,19 +298,22 @@ mod tests {
         let spec = spec(body).unwrap();
         let stage = &spec.stages[0];
         assert!(matches!(&stage.from, StageBase::Image(i) if i.reference == "python:3"));
-        let said: Vec<&BuildStep> = stage.steps.iter().filter(|s| !s.text.is_empty()).collect();
-        let StepAction::Copy(copy) = &said[0].action else {
+        let non_empty: Vec<&BuildStep> =
+            stage.steps.iter().filter(|s| !s.text.is_empty()).collect();
+        let StepAction::Copy(copy) = &non_empty[0].action else {
             panic!()
         };
         assert_eq!(
             (copy.sources[0].as_str(), copy.owner.as_deref()),
             ("src", Some(""))
         );
-        assert!(matches!(&said[1].action, StepAction::Run { user: Some(u), .. } if u == "root"));
-        assert!(said[1].force);
-        assert_eq!(said[3].text, "USER app");
-        let unsaid = stage.steps.iter().filter(|s| s.text.is_empty());
-        let users = unsaid.filter(|s| matches!(s.action, StepAction::AddUser(_)));
+        assert!(
+            matches!(&non_empty[1].action, StepAction::Run { user: Some(u), .. } if u == "root")
+        );
+        assert!(non_empty[1].force);
+        assert_eq!(non_empty[3].text, "USER app");
+        let added = stage.steps.iter().filter(|s| s.text.is_empty());
+        let users = added.filter(|s| matches!(s.action, StepAction::AddUser(_)));
         assert_eq!(
             users.count(),
             2,
@@ -345,7 +358,7 @@ mod tests {
             ("./", "./"),
             ("$x", "\\$x"),
         ] {
-            assert_eq!(literal(pattern), from);
+            assert_eq!(literal_prefix(pattern), from);
         }
     }
 }

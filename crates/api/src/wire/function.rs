@@ -30,6 +30,7 @@ pub(crate) fn sandbox_key(settings: &DeploySettings) -> Result<Option<SandboxKey
             refused("`sandboxKey` must be `create` or `read`: a function cannot manage the host")
         }
         Some(_) => refused("`sandboxKey` must be `create` or `read`"),
+        // Without access to sandboxes, there is no key to renew.
         None if settings.renew_sandbox_key => refused("`renewSandboxKey` requires `sandboxKey`"),
         None => Ok(None),
     }
@@ -77,7 +78,9 @@ pub(crate) fn function(
     let version = record.version();
     let limits = &record.settings.limits;
     let label = label(record.owner.as_deref(), &record.name);
+    // Direct requests carry no key, so only public functions receive them.
     let direct_port = base.direct_port.filter(|_| record.public);
+    // The domain may include the port of the gateway, which differs from the direct port.
     let direct_domain = base.domain.and_then(|domain| domain.split(':').next());
     let direct_domain = direct_domain.unwrap_or(LOCAL_DOMAIN);
     Function {
@@ -118,6 +121,7 @@ pub(crate) fn function(
 
 fn scheduled(cron: String, status: Option<&ScheduleStatus>) -> FunctionSchedule {
     let status = status.cloned().unwrap_or_default();
+    // Negative times cannot be represented in the API.
     let at = |ms: Option<i64>| ms.and_then(|ms| u64::try_from(ms).ok()).map(moment);
     FunctionSchedule {
         cron,
@@ -149,6 +153,7 @@ pub(crate) fn versions(
 /// Returns the metrics of a function.
 pub(crate) fn metrics(counts: MetricsSnapshot) -> FunctionMetrics {
     let bounds = LATENCY_BUCKETS_US.iter().map(|bound| Some(*bound));
+    // The last bucket has no upper bound.
     let buckets = bounds.chain([None]).zip(counts.latency_buckets);
     FunctionMetrics {
         requests: counts.requests,

@@ -10,19 +10,21 @@ use jiffy_api_types::{
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_sandbox_manager as manager;
 
-/// Placeholder for the name of the host: clients require a value and do not use it.
+/// Value of a field for the name of the host, which clients require but do not use.
 const CLIENT_ID: &str = "jiffy";
-/// End of a sandbox without a timeout: clients require a timestamp.
+/// End time of a sandbox without a timeout, because clients require a timestamp.
 const NEVER: &str = "2999-12-31T23:59:59Z";
 
+/// Returns an id in the form that the caller may see.
 fn shown(caller: &Caller, id: Option<&str>) -> Option<String> {
     id.map(|id| caller.shown_id(id).to_owned())
 }
 
-/// Returns the details of a sandbox that the caller may see. Secrets are removed unless the caller
-/// is the host's owner.
+/// Returns the details of a sandbox that the caller may see. Secrets are only shown to the host's
+/// owner.
 pub(crate) fn whole(caller: &Caller, sandbox: manager::Sandbox) -> SandboxInfo {
     let mut info = SandboxInfo::from(sandbox);
+    // The response has the tokens in fields of its own, for callers that may see them.
     if !caller.is_owner() {
         info.env.clear();
         info.agent_token = None;
@@ -33,10 +35,12 @@ pub(crate) fn whole(caller: &Caller, sandbox: manager::Sandbox) -> SandboxInfo {
     info
 }
 
+/// Returns the time at which the sandbox will end, or at which it ended or was paused.
 fn end_at(sandbox: &manager::Sandbox) -> Moment {
     match (&sandbox.state(), sandbox.deadline_ms()) {
         (SandboxState::Running | SandboxState::Creating, Some(at)) => moment(at),
         (SandboxState::Running | SandboxState::Creating, None) => Moment(NEVER.to_owned()),
+        // The sandbox no longer runs, so its deadline has no meaning.
         _ => moment(sandbox.changed_ms()),
     }
 }
@@ -44,6 +48,7 @@ fn end_at(sandbox: &manager::Sandbox) -> Moment {
 impl App {
     fn added(&self, caller: &Caller, sandbox: &manager::Sandbox) -> JiffyFields {
         let is_paused = *sandbox.state() == SandboxState::Paused;
+        // Only the snapshot of a paused sandbox has a state in the store that matters to clients.
         let paused_in = sandbox.snapshot().filter(|_| is_paused);
         let snapshots = self.sandboxes.snapshots();
         JiffyFields {
@@ -98,6 +103,7 @@ impl App {
         let settings = &sandbox.settings();
         let observed = self.sandboxes.observe();
         let mut listed = self.listed(caller, sandbox);
+        // Lists omit the durations of steps, which are read per sandbox.
         listed.added.jiffy.steps = Some(observed.times(sandbox.id()).into());
         SandboxDetail {
             listed,

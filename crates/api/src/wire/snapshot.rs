@@ -8,7 +8,7 @@ use jiffy_sandbox_manager as manager;
 
 impl App {
     /// Returns a snapshot in the form that the caller may see.
-    pub(crate) fn shown_snapshot(&self, caller: &Caller, snapshot: &manager::Snapshot) -> Snapshot {
+    pub(crate) fn snapshot_info(&self, caller: &Caller, snapshot: &manager::Snapshot) -> Snapshot {
         let mut info = SnapshotInfo::from(snapshot.clone());
         info.sandbox = caller.shown_id(snapshot.sandbox()).to_owned();
         if !caller.is_owner() {
@@ -30,6 +30,7 @@ impl App {
             memory_mb: snapshot.size().memory_mib,
             disk_size_mb: snapshot.size().disk_mib,
             created_at: moment(snapshot.created_ms()),
+            // Snapshots never change.
             updated_at: moment(snapshot.created_ms()),
             stopped_ms: snapshot.stopped_ms(),
             total_ms: snapshot.total_ms(),

@@ -7,8 +7,8 @@ use jiffy_image::Visibility;
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_template_builder::TemplateRecord;
 
-/// Returns the build id of a template: its version in the form of a UUID. All zeros if the template
-/// has not been built yet.
+/// Returns a build id for a template that this host did not build: its version in the form of a
+/// UUID. All zeros if the template has not been built yet.
 pub(crate) fn build_id(info: &TemplateInfo) -> String {
     let sum = info.version.as_deref().unwrap_or_default();
     let digits: String = sum
@@ -16,15 +16,16 @@ pub(crate) fn build_id(info: &TemplateInfo) -> String {
         .filter(char::is_ascii_hexdigit)
         .take(32)
         .collect();
+    // Pad a missing or short version with zeros.
     let digits = format!("{digits:0<32}");
     [0..8, 8..12, 12..16, 16..20, 20..32]
         .map(|part| digits.get(part).unwrap_or_default().to_owned())
         .join("-")
 }
 
-/// Returns the list entry of a template: `called` is its name for the caller, `build` the build
-/// that created it, `names` its references with all tags. A template that was built on this host
-/// has a separate id.
+/// Returns the list entry of a template. `called` is its name as shown to the caller, `build` is
+/// the id of the build that created it, and `names` are its references with all tags. A template
+/// that was built on this host has an id of its own. The id of any other template is its name.
 pub(crate) fn listed(
     info: &TemplateInfo,
     called: &str,

@@ -130,7 +130,7 @@ async fn a_sandbox_is_secure_by_default_in_either_version() {
 }
 
 #[tokio::test]
-async fn responses_to_a_read_key_open_no_port() {
+async fn responses_to_a_read_key_contain_no_link_to_a_port() {
     let api = Api::new();
     let (reader, _) = api.key(Scope::Read, Limits::default());
     let body = json!({
@@ -228,16 +228,16 @@ async fn only_an_address_that_guesses_keys_is_throttled() {
     let answer = api.from(guesser, Some(&wrong())).await;
     let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&wait));
-    assert_eq!(answer.refused(429), "authentication_failures");
+    assert_eq!(answer.expect_error(429), "authentication_failures");
     let without = api.from(guesser, None).await;
-    assert_eq!(without.refused(429), "authentication_failures");
+    assert_eq!(without.expect_error(429), "authentication_failures");
     // Neither a key in force nor another address is affected.
     api.from(guesser, Some(&made.secret)).await.expect(200);
     api.from("192.0.2.2", Some(&wrong())).await.expect(401);
     let rotated = api.keys.rotate(&made.key.id, Duration::ZERO, None).unwrap();
     api.from(guesser, Some(&rotated.secret)).await.expect(200);
     let old = api.from(guesser, Some(&made.secret)).await;
-    assert_eq!(old.refused(429), "authentication_failures");
+    assert_eq!(old.expect_error(429), "authentication_failures");
     // An IPv6 network of 64 bits counts as one client.
     for n in 0..=refused {
         api.from(&format!("2001:db8::{n:x}"), None).await;
@@ -247,7 +247,7 @@ async fn only_an_address_that_guesses_keys_is_throttled() {
 }
 
 #[tokio::test]
-async fn a_key_is_refused_after_its_time_and_from_other_places() {
+async fn a_key_is_rejected_after_its_expiry_and_from_other_addresses() {
     let api = Api::new();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let soon = now + Duration::from_millis(300);
@@ -264,7 +264,10 @@ async fn a_key_is_refused_after_its_time_and_from_other_places() {
     from("198.51.100.7").await.expect(200);
     from("2001:db8:1::1").await.expect(200);
     from("::ffff:198.51.100.7").await.expect(200);
-    assert_eq!(from("192.0.2.1").await.refused(403), "address_not_allowed");
+    assert_eq!(
+        from("192.0.2.1").await.expect_error(403),
+        "address_not_allowed"
+    );
     // Headers do not determine the client's address.
     let forged = Request::get("/v2/sandboxes")
         .extension(ClientAddress([192, 0, 2, 1].into()))
@@ -272,7 +275,7 @@ async fn a_key_is_refused_after_its_time_and_from_other_places() {
         .header("x-forwarded-for", "198.51.100.7")
         .header("forwarded", "for=198.51.100.7");
     let forged = api.send(forged.body(Body::empty()).unwrap()).await;
-    assert_eq!(forged.refused(403), "address_not_allowed");
+    assert_eq!(forged.expect_error(403), "address_not_allowed");
     // An unknown address is rejected, too.
     let who = TestCaller::Key(bound.secret.clone());
     let untold = api.call_as(&who, "GET", "/v2/sandboxes", Value::Null).await;
@@ -287,7 +290,7 @@ async fn a_key_is_refused_after_its_time_and_from_other_places() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let late = api.from("192.0.2.1", Some(&brief.secret)).await;
-    assert_eq!(late.refused(401), "key_expired");
+    assert_eq!(late.expect_error(401), "key_expired");
 }
 
 #[tokio::test]
@@ -315,7 +318,7 @@ async fn sandboxes_end_with_their_key() {
         SandboxState::Running
     );
     let again = api.post(&revoke, json!({})).await;
-    assert_eq!(again.refused(404), "key_not_found");
+    assert_eq!(again.expect_error(404), "key_not_found");
     let ended = api.post(&revoke, end.clone()).await.expect(200);
     assert_eq!(ended.body["sandboxes"], 2, "{}", ended.body);
     for id in [running, paused] {
@@ -328,11 +331,11 @@ async fn sandboxes_end_with_their_key() {
     let ended = api.post(&revoke, end.clone()).await.expect(200);
     assert_eq!(ended.body["sandboxes"], 0);
     let nothing = api.post("/keys/nothing/revoke", end).await;
-    assert_eq!(nothing.refused(404), "key_not_found");
+    assert_eq!(nothing.expect_error(404), "key_not_found");
 }
 
 #[tokio::test]
-async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
+async fn resources_of_a_key_revoked_without_a_daemon_are_removed_by_the_next_daemon() {
     let api = Api::new();
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let before = api.sandbox_of(&alice).await;
@@ -367,7 +370,7 @@ async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
 
 #[tokio::test]
 async fn links_end_with_their_key() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let body = json!({ "name": "mine" });
     let asked = api.call_as(&alice, "POST", "/v3/templates", body).await;
@@ -382,7 +385,7 @@ async fn links_end_with_their_key() {
     };
     put().await.expect(200);
     api.keys.revoke(&made.key.id).unwrap();
-    assert_eq!(put().await.refused(404), "upload_not_found");
+    assert_eq!(put().await.expect_error(404), "upload_not_found");
     // Other keys get no links to its sandboxes either.
     let links = Arc::new(|id: &str, port: u16, _: u64| format!("http://{id}/{port}"));
     let api = Api::with(|app| app.with_preview(links));
@@ -390,12 +393,12 @@ async fn links_end_with_their_key() {
     let path = format!("/sandboxes/{}/preview?port=80", api.sandbox_of(&bob).await);
     api.get(&path).await.expect(200);
     api.keys.revoke(&made.key.id).unwrap();
-    assert_eq!(api.get(&path).await.refused(409), "key_over");
+    assert_eq!(api.get(&path).await.expect_error(409), "key_over");
 }
 
 #[tokio::test]
 async fn builds_end_with_their_key() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let (bob, _) = api.key(Scope::Create, Limits::default());
     let mut builds = Vec::new();

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 async fn start(api: &Api) -> String {
     put(api, "base", None);
     let body = json!({ "name": "mine", "cpuCount": 1, "memoryMB": 512 });
-    let asked = api.post("/v3/templates", body).await.expect(202);
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let requested = api.post("/v3/templates", body).await.expect(202);
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
     let steps = json!({ "fromTemplate": "base", "steps": [{ "type": "RUN", "args": ["x"] }] });
     api.post(&format!("/v2{path}"), steps).await.expect(202);
@@ -31,7 +31,7 @@ fn of_builds(api: &Api) -> Vec<Sandbox> {
 
 #[tokio::test]
 async fn cancelling_a_build_removes_a_sandbox_that_is_starting() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let world = api.bench.world.clone();
     world.hold("restore");
     let path = start(&api).await;
@@ -49,11 +49,11 @@ async fn cancelling_a_build_removes_a_sandbox_that_is_starting() {
     };
     let (cancelled, ()) = tokio::join!(api.post(&cancel, Value::Null), release);
     cancelled.expect(204);
-    let gone = || {
+    let removed = || {
         let found = api.host.find(starting.id());
         found.is_none_or(|record| *record.state() == SandboxState::Killed)
     };
-    until("the end of the sandbox", gone).await;
+    until("the end of the sandbox", removed).await;
     assert_eq!(world.running(), [""; 0]);
 }
 
@@ -82,10 +82,10 @@ async fn a_build_waits_for_memory_of_the_host_and_logs_the_wait() {
         reader: Some(host.clone()),
         ..HostOptions::default()
     };
-    let api = Api::over(options, |app| app);
+    let api = Api::with_options(options, |app| app);
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
     let builder = Builder::open(&home, api.host.clone(), BuilderSettings::default());
-    let api = api.reopened(builder.await.unwrap());
+    let api = api.with_reopened_builder(builder.await.unwrap());
     let world = api.bench.world.clone();
     world.hold("restore");
     let path = start(&api).await;

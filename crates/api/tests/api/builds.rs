@@ -22,11 +22,11 @@ async fn request(api: &Api, who: &TestCaller, name: &str) -> Answer {
 
 #[tokio::test]
 async fn a_build_waits_for_its_start_and_reports_its_result() {
-    let api = Api::building().await;
-    let asked = request(&api, &api.admin, "mine:v1").await.expect(202);
-    assert_eq!(asked.body["tags"], json!(["v1"]));
-    assert_eq!(asked.body["names"], json!(["mine"]));
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let api = Api::with_builder().await;
+    let requested = request(&api, &api.admin, "mine:v1").await.expect(202);
+    assert_eq!(requested.body["tags"], json!(["v1"]));
+    assert_eq!(requested.body["names"], json!(["mine"]));
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
     let status = format!("{path}/status");
     assert_eq!(api.get(&status).await.expect(200).text("status"), "waiting");
@@ -49,7 +49,7 @@ async fn a_build_waits_for_its_start_and_reports_its_result() {
     assert_eq!(ended.body["reason"]["step"], "base");
     let why = ended.body["reason"]["message"].as_str().unwrap();
     assert!(why.contains("nobody-knows-it"), "{why}");
-    let again = api.post(&start, steps).await.refused(409);
+    let again = api.post(&start, steps).await.expect_error(409);
     assert_eq!(again, "build_started");
     let logs = api
         .get(&format!("{path}/logs?level=error"))
@@ -80,9 +80,9 @@ async fn a_build_waits_for_its_start_and_reports_its_result() {
 
 #[tokio::test]
 async fn a_build_cancelled_before_its_start_is_final() {
-    let api = Api::building().await;
-    let asked = request(&api, &api.admin, "mine").await.expect(202);
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let api = Api::with_builder().await;
+    let requested = request(&api, &api.admin, "mine").await.expect(202);
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
     api.post(&format!("{path}/cancel"), Value::Null)
         .await
@@ -95,11 +95,11 @@ async fn a_build_cancelled_before_its_start_is_final() {
 
 #[tokio::test]
 async fn a_template_belongs_to_the_requesting_key_and_is_invisible_to_others() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (hers, _) = api.key(Scope::Create, Limits::default());
     let (his, _) = api.key(Scope::Create, Limits::default());
-    let asked = request(&api, &hers, "hers").await.expect(202);
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let requested = request(&api, &hers, "hers").await.expect(202);
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let status = format!("/templates/{template}/builds/{build}/status");
     api.call_as(&hers, "GET", &status, Value::Null)
         .await
@@ -143,7 +143,7 @@ async fn a_template_belongs_to_the_requesting_key_and_is_invisible_to_others() {
     ] {
         let refused = api.call_as(&his, method, &path, body).await;
         assert_eq!(
-            refused.refused(404),
+            refused.expect_error(404),
             "template_not_found",
             "{method} {path}"
         );
@@ -229,7 +229,7 @@ pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
 
 #[tokio::test]
 async fn a_template_removed_without_the_builder_is_unknown_to_the_builder() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let (his, _) = api.key(Scope::Create, Limits::default());
     built(&api, "app", &key.key.id, &["default", "v1"]);
@@ -246,16 +246,19 @@ async fn a_template_removed_without_the_builder_is_unknown_to_the_builder() {
     // Removed directly, as by `jiffy template rm`.
     templates.remove(&format!("{}/app", key.key.id)).unwrap();
     for who in [&hers, &his, &api.admin] {
-        assert_eq!(get(who, alias).await.refused(404), "template_not_found");
+        assert_eq!(
+            get(who, alias).await.expect_error(404),
+            "template_not_found"
+        );
     }
     let again = api.call_as(&hers, "DELETE", "/templates/app", Value::Null);
-    assert_eq!(again.await.refused(404), "template_not_found");
+    assert_eq!(again.await.expect_error(404), "template_not_found");
     // The name can be used again.
-    let asked = request(&api, &his, "app").await.expect(202);
+    let requested = request(&api, &his, "app").await.expect(202);
     get(&his, alias).await.expect(200);
     get(&hers, alias).await.expect(404);
     // A failed build does not occupy the name, and its status contains the reason.
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
     api.post(&format!("{path}/cancel"), Value::Null)
         .await
@@ -267,15 +270,15 @@ async fn a_template_removed_without_the_builder_is_unknown_to_the_builder() {
 
 #[tokio::test]
 async fn a_build_beyond_the_keys_budget_is_refused_before_it_begins() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let limits = Limits {
         max_sandboxes: Some(1),
         max_memory_mib: Some(1024),
         ..Limits::default()
     };
     let (hers, _) = api.key(Scope::Create, limits);
-    let asked = request(&api, &hers, "mine").await.expect(202);
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let requested = request(&api, &hers, "mine").await.expect(202);
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
     let start = async || {
         let body = json!({ "fromTemplate": "nobody-knows-it" });
@@ -283,29 +286,29 @@ async fn a_build_beyond_the_keys_budget_is_refused_before_it_begins() {
         api.call_as(&hers, "POST", &path, body).await
     };
     let sandbox = api.sandbox_of(&hers).await;
-    assert_eq!(start().await.refused(429), "max_sandboxes");
+    assert_eq!(start().await.expect_error(429), "max_sandboxes");
     // The build is still waiting.
     let status = api.get(&format!("{path}/status")).await.expect(200);
     assert_eq!(status.text("status"), "waiting");
-    let gone = format!("/sandboxes/{sandbox}");
-    api.call_as(&hers, "DELETE", &gone, Value::Null)
+    let removed = format!("/sandboxes/{sandbox}");
+    api.call_as(&hers, "DELETE", &removed, Value::Null)
         .await
         .expect(204);
     start().await.expect(202);
 
     let body = json!({ "name": "large", "cpuCount": 1, "memoryMB": 2048 });
-    let asked = api.call_as(&hers, "POST", "/v3/templates", body).await;
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let requested = api.call_as(&hers, "POST", "/v3/templates", body).await;
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/v2/templates/{template}/builds/{build}");
     let body = json!({ "fromTemplate": "base" });
     let refused = api.call_as(&hers, "POST", &path, body).await;
-    assert_eq!(refused.refused(429), "max_memory");
+    assert_eq!(refused.expect_error(429), "max_memory");
 }
 
 #[tokio::test]
 async fn unused_build_data_expires() {
     const DAY_MS: u64 = 24 * 3600 * 1000;
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
     let records = BuildRecords::open(home.path()).unwrap();
     let id = api.sandbox().await;
@@ -339,7 +342,7 @@ async fn unused_build_data_expires() {
 
 #[tokio::test]
 async fn invalid_and_occupied_names_are_rejected() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     for name in [
         "",
         "a/b",
@@ -356,14 +359,14 @@ async fn invalid_and_occupied_names_are_rejected() {
         "image-python-3.12-01234567",
     ] {
         assert_eq!(
-            request(&api, &api.admin, name).await.refused(400),
+            request(&api, &api.admin, name).await.expect_error(400),
             "invalid_request",
             "{name}"
         );
     }
     // Stock templates belong to the host.
     assert_eq!(
-        request(&api, &api.admin, "base").await.refused(409),
+        request(&api, &api.admin, "base").await.expect_error(409),
         "name_taken"
     );
     request(&api, &api.admin, "mine").await.expect(202);
@@ -371,17 +374,17 @@ async fn invalid_and_occupied_names_are_rejected() {
     let taken = api
         .call_as(&api.admin, "DELETE", "/templates/tags", body)
         .await;
-    assert_eq!(taken.refused(400), "invalid_request");
+    assert_eq!(taken.expect_error(400), "invalid_request");
     let large = json!({ "name": "x", "cpuCount": 200 });
     api.post("/v3/templates", large).await.expect(400);
 }
 
 #[tokio::test]
-async fn files_are_sent_to_where_the_link_leads_and_nowhere_else() {
-    let api = Api::building().await;
-    let asked = request(&api, &api.admin, "mine").await.expect(202);
+async fn files_can_be_uploaded_only_with_their_link() {
+    let api = Api::with_builder().await;
+    let requested = request(&api, &api.admin, "mine").await.expect(202);
     let hash = "0f".repeat(32);
-    let path = format!("/templates/{}/files/{hash}", asked.text("templateID"));
+    let path = format!("/templates/{}/files/{hash}", requested.text("templateID"));
     let link = api.get(&path).await.expect(201);
     assert_eq!(link.body["present"], false);
     let url = link.text("url");
@@ -394,14 +397,14 @@ async fn files_are_sent_to_where_the_link_leads_and_nowhere_else() {
     api.send(put(&url[at..])).await.expect(200);
     assert_eq!(api.get(&path).await.expect(201).body["present"], true);
     let elsewhere = api.send(put("/templates/uploads/0123")).await;
-    assert_eq!(elsewhere.refused(404), "upload_not_found");
+    assert_eq!(elsewhere.expect_error(404), "upload_not_found");
     let (reader, _) = api.key(Scope::Read, Limits::default());
     api.call_as(&reader, "GET", &path, Value::Null)
         .await
         .expect(403);
     let bad = format!(
         "/templates/{}/files/..%2f..%2fetc",
-        asked.text("templateID")
+        requested.text("templateID")
     );
     api.get(&bad).await.expect(400);
 }

@@ -19,7 +19,7 @@ const SECRET: &str = "value-of-the-secret-variable";
 
 /// Resources of one key.
 struct Tenant {
-    who: TestCaller,
+    caller: TestCaller,
     key: String,
     sandbox: String,
     snapshot: String,
@@ -31,20 +31,20 @@ struct Tenant {
 impl Tenant {
     /// Creates a key with a running sandbox, a snapshot and a built template.
     async fn new(api: &Api) -> Self {
-        let (who, key) = api.key(Scope::Create, Limits::default());
+        let (caller, key) = api.key(Scope::Create, Limits::default());
         let body = json!({
             "templateID": "base", "secure": true, "envVars": { "SECRET": SECRET },
             "network": { "allowPublicTraffic": false },
         });
-        let made = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
-        let sandbox = made.expect(201).id();
+        let created = api.call_as(&caller, "POST", "/v2/sandboxes", body).await;
+        let sandbox = created.expect(201).id();
         let path = format!("/sandboxes/{sandbox}/snapshots");
         let body = json!({ "name": "mine" });
-        let taken = api.call_as(&who, "POST", &path, body).await.expect(201);
+        let taken = api.call_as(&caller, "POST", &path, body).await.expect(201);
         let name = "app".to_owned();
         built(api, &name, &key.key.id, &["default"]);
         Self {
-            who,
+            caller,
             key: key.key.id,
             sandbox,
             snapshot: taken.text("snapshotID"),
@@ -58,7 +58,7 @@ impl Tenant {
     fn unknown(&self) -> Self {
         let other = |id: &str| -> String { id.chars().rev().collect() };
         Self {
-            who: self.who.clone(),
+            caller: self.caller.clone(),
             key: other(&self.key),
             sandbox: other(&self.sandbox),
             snapshot: other(&self.snapshot),
@@ -202,13 +202,13 @@ impl Call {
         self.path.split('/').any(word)
     }
 
-    async fn made_by(&self, api: &Api, who: &TestCaller, of: &Tenant) -> Answer {
+    async fn sent_by(&self, api: &Api, caller: &TestCaller, of: &Tenant) -> Answer {
         let mut path = of.fill(&self.path);
         if !self.query.is_empty() {
             path = format!("{path}?{}", self.query);
         }
         let body = self.body.as_ref().map_or(Value::Null, |s| of.body(s));
-        api.call_as(who, &self.method, &path, body).await
+        api.call_as(caller, &self.method, &path, body).await
     }
 
     fn name(&self) -> String {
@@ -231,7 +231,7 @@ async fn view(api: &Api, tenant: &Tenant) -> String {
             tenant.template, tenant.build
         ),
     ] {
-        let answer = api.call_as(&tenant.who, "GET", &path, Value::Null).await;
+        let answer = api.call_as(&tenant.caller, "GET", &path, Value::Null).await;
         all += &answer.expect(200).body.to_string();
     }
     all
@@ -239,15 +239,20 @@ async fn view(api: &Api, tenant: &Tenant) -> String {
 
 #[tokio::test]
 async fn no_call_serves_a_request_without_a_valid_key() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let alice = Tenant::new(&api).await;
     let (revoked, key) = api.key(Scope::Admin, Limits::default());
     api.keys.revoke(&key.key.id).unwrap();
     let before = view(&api, &alice).await;
     for call in Call::all().iter().filter(|call| !call.is_open()) {
-        for who in [&revoked, &TestCaller::Nobody] {
-            let refused = call.made_by(&api, who, &alice).await;
-            assert_eq!(refused.refused(401), "unauthenticated", "{}", call.name());
+        for caller in [&revoked, &TestCaller::Nobody] {
+            let refused = call.sent_by(&api, caller, &alice).await;
+            assert_eq!(
+                refused.expect_error(401),
+                "unauthenticated",
+                "{}",
+                call.name()
+            );
         }
     }
     assert_eq!(view(&api, &alice).await, before);
@@ -255,38 +260,45 @@ async fn no_call_serves_a_request_without_a_valid_key() {
 
 #[tokio::test]
 async fn resources_of_another_key_answer_every_call_as_if_they_did_not_exist() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let alice = Tenant::new(&api).await;
     let (mallory, _) = api.key(Scope::Create, Limits::default());
     let unknown = alice.unknown();
     let before = view(&api, &alice).await;
     for call in Call::all() {
-        let seen = call.made_by(&api, &mallory, &alice).await;
-        let text = seen.body.to_string();
+        let visible = call.sent_by(&api, &mallory, &alice).await;
+        let text = visible.body.to_string();
         if call.names_a_resource() && !call.is_open() {
-            assert!(matches!(seen.status, 403 | 404), "{}: {text}", call.name());
-            let nothing = call.made_by(&api, &mallory, &unknown).await;
+            assert!(
+                matches!(visible.status, 403 | 404),
+                "{}: {text}",
+                call.name()
+            );
+            let nothing = call.sent_by(&api, &mallory, &unknown).await;
             let mut same = nothing.body.to_string();
             for (id, other) in alice.marks().iter().zip(unknown.marks()) {
                 same = same.replace(other, id);
             }
             same = same.replace(&unknown.name, &alice.name);
             assert_eq!(
-                (seen.status, text),
+                (visible.status, text),
                 (nothing.status, same),
                 "{}",
                 call.name()
             );
         } else if call.path != "/openapi.json" {
             // An error message may repeat parameters of the request.
-            let told = if seen.status < 400 {
+            let reported = if visible.status < 400 {
                 text
             } else {
                 String::new()
             };
-            let mark = alice.marks().into_iter().find(|mark| told.contains(mark));
-            assert_eq!(mark, None, "{}: {told}", call.name());
-            assert!(!told.contains(SECRET), "{}: {told}", call.name());
+            let mark = alice
+                .marks()
+                .into_iter()
+                .find(|mark| reported.contains(mark));
+            assert_eq!(mark, None, "{}: {reported}", call.name());
+            assert!(!reported.contains(SECRET), "{}: {reported}", call.name());
         }
         assert_eq!(view(&api, &alice).await, before, "{}", call.name());
     }
@@ -294,22 +306,22 @@ async fn resources_of_another_key_answer_every_call_as_if_they_did_not_exist() {
 
 #[tokio::test]
 async fn a_key_of_scope_read_changes_nothing_and_reads_no_secret_by_any_call() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let alice = Tenant::new(&api).await;
     let (reader, _) = api.key(Scope::Read, Limits::default());
     let path = format!("/sandboxes/{}", alice.sandbox);
-    let own = api.call_as(&alice.who, "GET", &path, Value::Null).await;
+    let own = api.call_as(&alice.caller, "GET", &path, Value::Null).await;
     let token = own.expect(200).text("envdAccessToken");
     let before = view(&api, &alice).await;
     for call in Call::all().iter().filter(|call| !call.is_open()) {
-        let seen = call.made_by(&api, &reader, &alice).await;
+        let visible = call.sent_by(&api, &reader, &alice).await;
         match call.method.as_str() {
             "GET" => {
-                let text = seen.body.to_string();
+                let text = visible.body.to_string();
                 assert!(!text.contains(&token), "{}", call.name());
                 assert!(!text.contains(SECRET), "{}", call.name());
             }
-            _ => assert_eq!(seen.refused(403), "forbidden", "{}", call.name()),
+            _ => assert_eq!(visible.expect_error(403), "forbidden", "{}", call.name()),
         }
     }
     assert_eq!(view(&api, &alice).await, before);
@@ -318,18 +330,18 @@ async fn a_key_of_scope_read_changes_nothing_and_reads_no_secret_by_any_call() {
 /// Shows that the requests rejected for other keys are valid: the owner of the resource, or where
 /// necessary the owner of the host, gets a different response.
 #[tokio::test]
-async fn calls_refused_to_other_keys_are_served_to_the_owner() {
+async fn calls_rejected_for_other_keys_succeed_for_the_owner() {
     for call in Call::all() {
         if !call.names_a_resource() || call.is_open() {
             continue;
         }
-        let api = Api::building().await;
+        let api = Api::with_builder().await;
         let alice = Tenant::new(&api).await;
         let (mallory, _) = api.key(Scope::Create, Limits::default());
-        let refused = call.made_by(&api, &mallory, &alice).await;
+        let refused = call.sent_by(&api, &mallory, &alice).await;
         let served = match refused.status {
-            403 => call.made_by(&api, &TestCaller::Owner, &alice).await,
-            _ => call.made_by(&api, &alice.who, &alice).await,
+            403 => call.sent_by(&api, &TestCaller::Owner, &alice).await,
+            _ => call.sent_by(&api, &alice.caller, &alice).await,
         };
         let good = served.status != refused.status && served.status != 401 && served.status != 403;
         let text = served.body.to_string();

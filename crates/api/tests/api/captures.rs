@@ -24,8 +24,8 @@ async fn a_snapshot_that_is_acknowledged_when_captured_is_storing_until_it_is_re
     assert!(in_use.expect(409).text("message").contains("storing"));
     api.bench.world.storing_waits.send_replace(false);
     let body = json!({ "templateID": "early" });
-    let made = api.post("/v2/sandboxes", body).await.expect(201);
-    assert_eq!(api.bench.world.read(&made.id()), "captured");
+    let created = api.post("/v2/sandboxes", body).await.expect(201);
+    assert_eq!(api.bench.world.read(&created.id()), "captured");
     assert_eq!(api.get(&one).await.expect(200).text("status"), "ready");
 
     take(json!({ "ack": "maybe" })).await.expect(400);

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use support::{Api, TestCaller};
 
 #[tokio::test]
-async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
+async fn a_create_is_201_and_has_every_field_that_clients_require() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "metadata": {}, "envVars": { "SECRET": "x" } });
-    let made = api.post("/v2/sandboxes", body.clone()).await.expect(201);
+    let created = api.post("/v2/sandboxes", body.clone()).await.expect(201);
     for field in [
         "templateID",
         "sandboxID",
@@ -20,14 +20,14 @@ async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
         "envdVersion",
         "envdAccessToken",
     ] {
-        assert!(!made.text(field).is_empty());
+        assert!(!created.text(field).is_empty());
     }
-    assert_eq!(made.text("domain"), "sandboxes.example:3000");
-    assert!(!made.id().contains('-'), "host names split at `-`");
-    assert_eq!(made.body["bootMode"], "snapshot");
-    assert_eq!(made.body["engine"], "microvm");
-    let record = &made.body["jiffy"];
-    assert_eq!(record["id"], made.id());
+    assert_eq!(created.text("domain"), "sandboxes.example:3000");
+    assert!(!created.id().contains('-'), "host names split at `-`");
+    assert_eq!(created.body["bootMode"], "snapshot");
+    assert_eq!(created.body["engine"], "microvm");
+    let record = &created.body["jiffy"];
+    assert_eq!(record["id"], created.id());
     assert!(
         record["agent_token"].is_null() && record["env"] == json!({}),
         "secrets in the record are its host's owner's: {record}"
@@ -40,9 +40,9 @@ async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
 async fn the_answer_about_a_sandbox_has_the_steps_of_create_and_last_operation() {
     let api = Api::new();
     let body = json!({ "templateID": "base" });
-    let made = api.post("/sandboxes", body).await.expect(201);
-    assert!(made.body["jiffy"].get("steps").is_none());
-    let path = format!("/sandboxes/{}", made.id());
+    let created = api.post("/sandboxes", body).await.expect(201);
+    assert!(created.body["jiffy"].get("steps").is_none());
+    let path = format!("/sandboxes/{}", created.id());
     api.post(&format!("{path}/pause"), json!({}))
         .await
         .expect(204);
@@ -70,8 +70,8 @@ async fn settings_are_stored_in_either_api_dialect() {
         "network": { "allowOut": ["example.com"], "denyOut": ["0.0.0.0/0"], "allowPublicTraffic": false },
         "volumeMounts": [], "mcp": null, "iam": {}, "somethingNew": [1],
     });
-    let made = api.post("/v2/sandboxes", e2b).await.expect(201);
-    let record = api.host.get(&made.id()).unwrap();
+    let created = api.post("/v2/sandboxes", e2b).await.expect(201);
+    let record = api.host.get(&created.id()).unwrap();
     let settings = &record.settings();
     assert_eq!(
         (settings.timeout_s, settings.on_timeout),
@@ -85,11 +85,11 @@ async fn settings_are_stored_in_either_api_dialect() {
         (&"b c".into(), &"1".into())
     );
     assert_eq!(
-        made.text("trafficAccessToken"),
+        created.text("trafficAccessToken"),
         record.traffic_token().unwrap()
     );
     let detail = api
-        .get(&format!("/sandboxes/{}", made.id()))
+        .get(&format!("/sandboxes/{}", created.id()))
         .await
         .expect(200);
     assert_eq!(
@@ -102,8 +102,8 @@ async fn settings_are_stored_in_either_api_dialect() {
         "templateID": "base", "timeout": -1, "envs": { "X": "2" },
         "lifecycle": { "onTimeout": "pause", "autoResume": true },
     });
-    let made = api.post("/sandboxes", cube).await.expect(201);
-    let record = api.host.get(&made.id()).unwrap();
+    let created = api.post("/sandboxes", cube).await.expect(201);
+    let record = api.host.get(&created.id()).unwrap();
     assert_eq!(
         (record.settings().timeout_s, record.deadline_ms()),
         (None, None)
@@ -113,7 +113,7 @@ async fn settings_are_stored_in_either_api_dialect() {
         (OnTimeout::Pause, true)
     );
     assert_eq!(record.env()["X"], "2");
-    let detail = api.get(&format!("/sandboxes/{}", made.id())).await;
+    let detail = api.get(&format!("/sandboxes/{}", created.id())).await;
     assert_eq!(detail.text("endAt"), "2999-12-31T23:59:59Z");
 }
 
@@ -127,20 +127,23 @@ async fn the_default_timeout_is_300_seconds() {
 #[tokio::test]
 async fn a_sandbox_has_the_requested_size_or_its_templates() {
     let api = Api::new();
-    let made = api
+    let created = api
         .post("/v2/sandboxes", json!({ "templateID": "large" }))
         .await;
     let detail = api
-        .get(&format!("/sandboxes/{}", made.expect(201).id()))
+        .get(&format!("/sandboxes/{}", created.expect(201).id()))
         .await;
     assert_eq!(detail.body["diskSizeMB"], 4096);
-    let asked = json!({ "templateID": "large", "cpuCount": 4, "memoryMB": 1024 });
-    let made = api.post("/v2/sandboxes", asked).await.expect(201);
-    let detail = api.get(&format!("/sandboxes/{}", made.id())).await;
+    let requested = json!({ "templateID": "large", "cpuCount": 4, "memoryMB": 1024 });
+    let created = api.post("/v2/sandboxes", requested).await.expect(201);
+    let detail = api.get(&format!("/sandboxes/{}", created.id())).await;
     let size = ["cpuCount", "memoryMB", "diskSizeMB"].map(|f| detail.body[f].as_u64().unwrap());
     assert_eq!(size, [4, 1024, 4096]);
     let snapshot = api
-        .post(&format!("/sandboxes/{}/snapshots", made.id()), Value::Null)
+        .post(
+            &format!("/sandboxes/{}/snapshots", created.id()),
+            Value::Null,
+        )
         .await;
     let id = snapshot.expect(201).text("snapshotID");
     let sized = json!({ "templateID": id, "cpuCount": 1 });
@@ -201,7 +204,7 @@ async fn an_unknown_template_of_any_name_is_404() {
         let refused = api
             .post("/v2/sandboxes", json!({ "templateID": name }))
             .await;
-        assert_eq!(refused.refused(404), "template_not_found", "{name}");
+        assert_eq!(refused.expect_error(404), "template_not_found", "{name}");
     }
     for name in ["base:latest", "base:default"] {
         api.post("/v2/sandboxes", json!({ "templateID": name }))
@@ -215,13 +218,13 @@ async fn details_of_internal_errors_are_shown_to_the_host_only() {
     let api = Api::new();
     let (tenant, _) = api.key(jiffy_api::Scope::Create, jiffy_api::Limits::default());
     let body = json!({ "templateID": "damaged" });
-    let told = api.post("/v2/sandboxes", body.clone()).await.expect(500);
-    assert!(told.text("message").contains("/secret/path"));
-    let told = api
+    let reported = api.post("/v2/sandboxes", body.clone()).await.expect(500);
+    assert!(reported.text("message").contains("/secret/path"));
+    let reported = api
         .call_as(&tenant, "POST", "/v2/sandboxes", body)
         .await
         .expect(500);
-    assert!(!told.body.to_string().contains("secret"));
+    assert!(!reported.body.to_string().contains("secret"));
     api.bench.world.fail("assign");
     api.post("/v2/sandboxes", json!({ "templateID": "base" }))
         .await
@@ -257,7 +260,7 @@ async fn a_repeated_create_gets_the_same_response() {
         .send(keyed(&api, "k-1", &json!({ "templateID": "large" })))
         .await;
     assert_eq!(reused.header("should-retry"), Some("false"));
-    assert_eq!(reused.refused(422), "idempotency_key_reused");
+    assert_eq!(reused.expect_error(422), "idempotency_key_reused");
     for bad in ["UPPER", "under_score", "", &"x".repeat(256)] {
         api.send(keyed(&api, bad, &body)).await.expect(400);
     }
@@ -279,11 +282,11 @@ async fn a_create_with_a_key_continues_when_its_client_disconnects() {
     let api = Api::new();
     let body = json!({ "templateID": "base" });
     api.bench.world.hang("boot");
-    let gone = tokio::time::timeout(
+    let removed = tokio::time::timeout(
         std::time::Duration::from_millis(50),
         api.send(keyed(&api, "k", &body)),
     );
-    assert!(gone.await.is_err());
+    assert!(removed.await.is_err());
     // The first request is still in flight.
     let again = tokio::time::timeout(
         std::time::Duration::from_millis(50),
@@ -307,25 +310,25 @@ async fn authorities_and_a_proxy_are_validated_inherited_and_never_shown() {
         "templateID": "base", "caCertificates": format!("a comment\n{pem}"),
         "proxy": { "url": "http://me:secret@proxy:3128", "noProxy": ".corp" },
     });
-    let made = api.post("/v2/sandboxes", body).await.expect(201);
+    let created = api.post("/v2/sandboxes", body).await.expect(201);
     let site = |id: &str| api.host.get(id).unwrap().settings().site.clone();
-    let kept = site(&made.id());
-    assert_eq!(kept.authorities[0].pem, pem);
-    assert_eq!(kept.proxy.as_ref().unwrap().no_proxy, ".corp");
-    let path = format!("/sandboxes/{}", made.id());
+    let retained = site(&created.id());
+    assert_eq!(retained.authorities[0].pem, pem);
+    assert_eq!(retained.proxy.as_ref().unwrap().no_proxy, ".corp");
+    let path = format!("/sandboxes/{}", created.id());
     let taken = api.post(&format!("{path}/snapshots"), json!({})).await;
     let taken = taken.expect(201);
     let from = json!({ "templateID": taken.text("snapshotID") });
     let copy = api.post("/v2/sandboxes", from).await.expect(201);
-    assert_eq!(site(&copy.id()), kept);
+    assert_eq!(site(&copy.id()), retained);
     let children = api
         .post(&format!("{path}/fork"), json!({}))
         .await
         .expect(201);
     let child = children.body[0]["sandbox"]["sandboxID"].as_str().unwrap();
-    assert_eq!(site(child), kept);
+    assert_eq!(site(child), retained);
     let shown = [
-        made.body.to_string(),
+        created.body.to_string(),
         taken.body.to_string(),
         api.get(&path).await.expect(200).body.to_string(),
         api.get("/v2/sandboxes").await.expect(200).body.to_string(),
@@ -337,7 +340,7 @@ async fn authorities_and_a_proxy_are_validated_inherited_and_never_shown() {
         );
     }
     let long = pem.repeat(100);
-    for (field, value, why) in [
+    for (field, value, reason) in [
         (
             "caCertificates",
             json!("no certificate"),
@@ -357,7 +360,7 @@ async fn authorities_and_a_proxy_are_validated_inherited_and_never_shown() {
     ] {
         let body = json!({ "templateID": "base", field: value });
         let refused = api.post("/v2/sandboxes", body).await.expect(400);
-        let said = refused.body.to_string();
-        assert!(said.contains(why) && !said.contains("secret"), "{said}");
+        let text = refused.body.to_string();
+        assert!(text.contains(reason) && !text.contains("secret"), "{text}");
     }
 }

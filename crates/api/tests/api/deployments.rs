@@ -22,8 +22,8 @@ fn form(part: &str, content: &[u8]) -> Body {
     Body::from(body)
 }
 
-fn request(who: &TestCaller, name: &str, body: Body, length: Option<usize>) -> Request<Body> {
-    let TestCaller::Key(secret) = who else {
+fn request(caller: &TestCaller, name: &str, body: Body, length: Option<usize>) -> Request<Body> {
+    let TestCaller::Key(secret) = caller else {
         unreachable!("a key deploys")
     };
     let mut request = Request::post(format!("/functions/{name}"))
@@ -37,7 +37,7 @@ fn request(who: &TestCaller, name: &str, body: Body, length: Option<usize>) -> R
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_module_is_neither_received_nor_copied_beyond_the_quota() {
-    let mut made = None;
+    let mut created = None;
     let content = vec![7; MODULE_BYTES];
     let digest = blake3::hash(&content).to_hex().to_string();
     let api = FunctionApi::new(|keys| {
@@ -50,35 +50,35 @@ async fn a_module_is_neither_received_nor_copied_beyond_the_quota() {
         let mut record = record(Some(&key.key.id), "agent", &granted);
         record.versions[0].module.clone_from(&digest);
         record.versions[0].bytes = MODULE_BYTES as u64;
-        made = Some(key);
+        created = Some(key);
         vec![record]
     });
-    let key = made.unwrap();
+    let key = created.unwrap();
     let own = api
         .directory()
         .join(owner::directory_name(Some(&key.key.id)));
     std::fs::create_dir_all(own.join("modules")).unwrap();
     std::fs::write(own.join("modules").join(format!("{digest}.wasm")), &content).unwrap();
-    let who = TestCaller::Key(key.secret.clone());
+    let caller = TestCaller::Key(key.secret.clone());
 
     // The budget has half a MiB left, which is insufficient for a copy with its machine code.
     let settings = json!({ "digest": format!("blake3:{digest}") }).to_string();
     let by_digest = || form("settings", settings.as_bytes());
     for _ in 0..3 {
-        let request = request(&who, "other", by_digest(), None);
+        let request = request(&caller, "other", by_digest(), None);
         let refused = api.api.send(request).await.expect(507);
         assert_eq!(refused.text("error_code"), "max_disk", "{}", refused.body);
     }
     // The space is also insufficient for a module, with or without a `Content-Length`.
     for length in [None, Some(MODULE_BYTES + 100)] {
-        let request = request(&who, "other", form("module", &content), length);
+        let request = request(&caller, "other", form("module", &content), length);
         api.api.send(request).await.expect(507);
     }
     let uploads = std::fs::read_dir(api.directory().join(".uploads"));
-    let left: Vec<_> = uploads.into_iter().flatten().flatten().collect();
-    assert!(left.is_empty(), "{left:?}");
+    let remaining: Vec<_> = uploads.into_iter().flatten().flatten().collect();
+    assert!(remaining.is_empty(), "{remaining:?}");
     let (status, body): (u16, Value) = {
-        let request = request(&who, "other", form("module", b"no module"), None);
+        let request = request(&caller, "other", form("module", b"no module"), None);
         let answer = api.api.send(request).await;
         (answer.status, answer.body)
     };

@@ -80,7 +80,7 @@ async fn the_document_and_health_need_no_key() {
 }
 
 #[tokio::test]
-async fn every_other_call_needs_one() {
+async fn every_other_call_requires_a_key() {
     let api = Api::new();
     for (method, path) in calls() {
         // An upload requires its link instead of a key.
@@ -92,7 +92,11 @@ async fn every_other_call_needs_one() {
         for who in [TestCaller::Nobody, TestCaller::Key("e2b_00".into())] {
             let refused = api.call_as(&who, method.as_str(), &path, Value::Null).await;
             assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
-            assert_eq!(refused.refused(401), "unauthenticated", "{method} {path}");
+            assert_eq!(
+                refused.expect_error(401),
+                "unauthenticated",
+                "{method} {path}"
+            );
         }
     }
 }

@@ -142,15 +142,15 @@ fn base() -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
-    let mut made = None;
+    let mut created = None;
     let api = FunctionApi::new(|keys| {
         let key = keys.create("a", Scope::Create, Limits::default()).unwrap();
         let granted = granted(&key, SandboxKeyScope::Create);
         let record = record(Some(&key.key.id), "agent", &granted);
-        made = Some((key, granted));
+        created = Some((key, granted));
         vec![record]
     });
-    let (key, granted) = made.unwrap();
+    let (key, granted) = created.unwrap();
     let (own, secret) = (agent(&key), granted.secret.as_str());
     let (other, _) = api.api.key(Scope::Create, Limits::default());
     let foreign = api.api.sandbox_of(&other).await;
@@ -160,10 +160,10 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
     // The sandbox belongs to the key.
     let key_itself = TestCaller::Key(key.secret.clone());
     let path = format!("/sandboxes/{sandbox}");
-    let seen = api.api.call_as(&key_itself, "GET", &path, Value::Null);
-    seen.await.expect(200);
-    let seen = api.api.call_as(&other, "GET", &path, Value::Null).await;
-    seen.expect(404);
+    let visible = api.api.call_as(&key_itself, "GET", &path, Value::Null);
+    visible.await.expect(200);
+    let visible = api.api.call_as(&other, "GET", &path, Value::Null).await;
+    visible.expect(404);
     let list = api.call(&own, secret, "GET", "/v2/sandboxes", Value::Null);
     assert_eq!(list.await.expect(200).ids(), [sandbox.as_str()]);
     for (method, call) in [
@@ -174,7 +174,11 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
     ] {
         let path = format!("/sandboxes/{foreign}{call}");
         let answer = api.call(&own, secret, method, &path, Value::Null).await;
-        assert_eq!(answer.refused(404), "sandbox_not_found", "{method} {path}");
+        assert_eq!(
+            answer.expect_error(404),
+            "sandbox_not_found",
+            "{method} {path}"
+        );
     }
     // Calls that outlive the function, or that affect the host, are rejected.
     for (method, path) in [
@@ -189,7 +193,7 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
         ("POST", "/prune"),
     ] {
         let answer = api.call(&own, secret, method, path, Value::Null).await;
-        assert_eq!(answer.refused(403), "forbidden", "{method} {path}");
+        assert_eq!(answer.expect_error(403), "forbidden", "{method} {path}");
     }
     let ended = api.call(&own, secret, "DELETE", &path, Value::Null).await;
     ended.expect(204);
@@ -197,37 +201,40 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_only_functions_key_creates_nothing_and_sees_its_keys_resources_only() {
-    let mut made = None;
+    let mut created = None;
     let api = FunctionApi::new(|keys| {
         let key = keys.create("a", Scope::Create, Limits::default()).unwrap();
         let granted = granted(&key, SandboxKeyScope::Read);
         let record = record(Some(&key.key.id), "agent", &granted);
-        made = Some((key, granted));
+        created = Some((key, granted));
         vec![record]
     });
-    let (key, granted) = made.unwrap();
+    let (key, granted) = created.unwrap();
     let (origin, secret) = (agent(&key), granted.secret.as_str());
     let (other, _) = api.api.key(Scope::Create, Limits::default());
     let foreign = api.api.sandbox_of(&other).await;
     let own = TestCaller::Key(key.secret.clone());
     let own = api.api.sandbox_of(&own).await;
     let refused = api.call(&origin, secret, "POST", "/sandboxes", base());
-    assert_eq!(refused.await.refused(403), "forbidden");
+    assert_eq!(refused.await.expect_error(403), "forbidden");
     let list = api.call(&origin, secret, "GET", "/v2/sandboxes", Value::Null);
-    let seen = list.await.expect(200).ids();
-    assert!(seen.len() == 1 && own.starts_with(&seen[0]), "{seen:?}");
+    let visible = list.await.expect(200).ids();
+    assert!(
+        visible.len() == 1 && own.starts_with(&visible[0]),
+        "{visible:?}"
+    );
     let path = format!("/sandboxes/{foreign}");
     let answer = api.call(&origin, secret, "GET", &path, Value::Null).await;
     answer.expect(404);
     for path in ["/engines", "/pools", "/host"] {
         let answer = api.call(&origin, secret, "GET", path, Value::Null).await;
-        assert_eq!(answer.refused(403), "forbidden", "{path}");
+        assert_eq!(answer.expect_error(403), "forbidden", "{path}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_functions_key_is_good_for_its_own_connections_only() {
-    let mut made = None;
+async fn a_functions_key_is_valid_only_on_its_own_connections() {
+    let mut created = None;
     let api = FunctionApi::new(|keys| {
         let [one, two] =
             ["a", "b"].map(|name| keys.create(name, Scope::Create, Limits::default()).unwrap());
@@ -236,12 +243,12 @@ async fn a_functions_key_is_good_for_its_own_connections_only() {
             record(Some(&one.key.id), "agent", &for_one),
             record(Some(&two.key.id), "agent", &for_two),
         ];
-        made = Some((one, two, for_one, for_two));
+        created = Some((one, two, for_one, for_two));
         records
     });
-    let (one, two, for_one, for_two) = made.unwrap();
+    let (one, two, for_one, for_two) = created.unwrap();
     let list = "/v2/sandboxes";
-    let unknown = |answer: Answer| assert_eq!(answer.refused(401), "unauthenticated");
+    let unknown = |answer: Answer| assert_eq!(answer.expect_error(401), "unauthenticated");
     let api = &api;
     let at = |origin: InternalOrigin, secret: &str| {
         let secret = secret.to_owned();
@@ -288,7 +295,7 @@ async fn a_functions_key_is_good_for_its_own_connections_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_functions_key_ends_with_the_function_and_with_the_key_it_was_deployed_with() {
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     let api = FunctionApi::new(|keys| {
         let mut records = Vec::new();
         let validity = Validity {
@@ -300,12 +307,12 @@ async fn a_functions_key_ends_with_the_function_and_with_the_key_it_was_deployed
             let key = key.unwrap();
             let granted = granted(&key, SandboxKeyScope::Create);
             records.push(record(Some(&key.key.id), "agent", &granted));
-            made.push((key, granted));
+            created.push((key, granted));
         }
         records
     });
-    let [(removed, for_removed), (revoked, for_revoked)] = &made[..] else {
-        panic!("{made:?}");
+    let [(removed, for_removed), (revoked, for_revoked)] = &created[..] else {
+        panic!("{created:?}");
     };
     let call = |key: &NewKey, granted: &SandboxKey| {
         let (origin, secret) = (agent(key), granted.secret.clone());
@@ -334,7 +341,7 @@ async fn a_functions_key_ends_with_the_function_and_with_the_key_it_was_deployed
 
 #[tokio::test(flavor = "multi_thread")]
 async fn private_and_unknown_functions_answer_callers_without_a_right_alike() {
-    let mut made = None;
+    let mut created = None;
     let api = FunctionApi::new(|keys| {
         let [owner, other] =
             ["a", "b"].map(|name| keys.create(name, Scope::Create, Limits::default()).unwrap());
@@ -344,10 +351,10 @@ async fn private_and_unknown_functions_answer_callers_without_a_right_alike() {
             ..record(Some(&owner.key.id), "open", &key)
         };
         let records = vec![record(Some(&owner.key.id), "hidden", &key), open];
-        made = Some((owner, other));
+        created = Some((owner, other));
         records
     });
-    let (owner, other) = made.unwrap();
+    let (owner, other) = created.unwrap();
     let router = api.api.function_router(api.functions.clone(), NoInvoker);
     let ask = async |label: &str, key: Option<&str>| {
         let mut request = Request::get("/x").extension(FunctionHost(label.to_owned()));

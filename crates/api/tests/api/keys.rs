@@ -14,18 +14,18 @@ fn path(id: &str, call: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_key_is_shown_in_either_header_until_it_is_revoked() {
+async fn a_key_is_accepted_in_either_header_until_it_is_revoked() {
     let api = Api::new();
-    let (who, made) = api.key(Scope::Create, Limits::default());
+    let (caller, created) = api.key(Scope::Create, Limits::default());
     let with = |name: &str, value: String| {
         let request = Request::get("/v2/sandboxes").header(name, value);
         api.send(request.body(Body::empty()).unwrap())
     };
-    with("X-API-KEY", made.secret.clone()).await.expect(200);
-    with("Authorization", format!("Bearer {}", made.secret))
+    with("X-API-KEY", created.secret.clone()).await.expect(200);
+    with("Authorization", format!("Bearer {}", created.secret))
         .await
         .expect(200);
-    with("Authorization", format!("bearer  {}", made.secret))
+    with("Authorization", format!("bearer  {}", created.secret))
         .await
         .expect(200);
     for bad in [
@@ -37,14 +37,14 @@ async fn a_key_is_shown_in_either_header_until_it_is_revoked() {
     ] {
         with("Authorization", bad.to_owned()).await.expect(401);
     }
-    api.keys.revoke(&made.key.id).unwrap();
-    api.call_as(&who, "GET", "/v2/sandboxes", Value::Null)
+    api.keys.revoke(&created.key.id).unwrap();
+    api.call_as(&caller, "GET", "/v2/sandboxes", Value::Null)
         .await
         .expect(401);
 }
 
 #[tokio::test]
-async fn sandboxes_of_one_key_are_nothing_to_another() {
+async fn sandboxes_are_invisible_to_other_keys() {
     let api = Api::new();
     let (a, _) = api.key(Scope::Create, Limits::default());
     let (b, _) = api.key(Scope::Create, Limits::default());
@@ -111,14 +111,14 @@ async fn sandboxes_of_one_key_are_nothing_to_another() {
 }
 
 #[tokio::test]
-async fn a_read_key_changes_nothing_and_learns_no_secret() {
+async fn a_read_key_cannot_change_anything_or_read_secrets() {
     let api = Api::new();
     let (reader, _) = api.key(Scope::Read, Limits::default());
     let id = api.sandbox().await;
-    let seen = api
+    let visible = api
         .call_as(&reader, "GET", &format!("/sandboxes/{id}"), Value::Null)
         .await;
-    assert!(seen.expect(200).body["envdAccessToken"].is_null());
+    assert!(visible.expect(200).body["envdAccessToken"].is_null());
     let bodies = [
         (
             "POST",
@@ -132,7 +132,7 @@ async fn a_read_key_changes_nothing_and_learns_no_secret() {
     ];
     for (method, path, body) in bodies {
         let refused = api.call_as(&reader, method, &path, body).await;
-        assert_eq!(refused.refused(403), "forbidden");
+        assert_eq!(refused.expect_error(403), "forbidden");
     }
     let link = api
         .call_as(&reader, "GET", &path(&id, "preview?port=80"), Value::Null)
@@ -149,36 +149,36 @@ fn limits(max_sandboxes: u32) -> Limits {
 }
 
 #[tokio::test]
-async fn a_key_has_no_more_sandboxes_than_it_may() {
+async fn the_number_of_running_sandboxes_of_a_key_is_limited() {
     let api = Api::new();
-    let (who, _) = api.key(Scope::Create, limits(2));
-    let first = api.sandbox_of(&who).await;
-    let second = api.sandbox_of(&who).await;
+    let (caller, _) = api.key(Scope::Create, limits(2));
+    let first = api.sandbox_of(&caller).await;
+    let second = api.sandbox_of(&caller).await;
     let body = json!({ "templateID": "base" });
-    let refused = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
+    let refused = api.call_as(&caller, "POST", "/v2/sandboxes", body).await;
     assert_eq!(refused.header("should-retry"), Some("false"));
-    assert_eq!(refused.refused(429), "max_sandboxes");
+    assert_eq!(refused.expect_error(429), "max_sandboxes");
     let fork = api
-        .call_as(&who, "POST", &path(&first, "fork"), json!({}))
+        .call_as(&caller, "POST", &path(&first, "fork"), json!({}))
         .await;
-    assert_eq!(fork.refused(429), "max_sandboxes");
+    assert_eq!(fork.expect_error(429), "max_sandboxes");
     // A paused sandbox releases quota, and its resume is rejected while the quota is in use.
-    api.call_as(&who, "POST", &path(&first, "pause"), Value::Null)
+    api.call_as(&caller, "POST", &path(&first, "pause"), Value::Null)
         .await
         .expect(204);
-    let third = api.sandbox_of(&who).await;
+    let third = api.sandbox_of(&caller).await;
     for call in ["connect", "resume"] {
         let wake = api
-            .call_as(&who, "POST", &path(&first, call), json!({}))
+            .call_as(&caller, "POST", &path(&first, call), json!({}))
             .await;
-        assert_eq!(wake.refused(429), "max_sandboxes");
+        assert_eq!(wake.expect_error(429), "max_sandboxes");
     }
     for id in [second, third] {
-        api.call_as(&who, "DELETE", &format!("/sandboxes/{id}"), Value::Null)
+        api.call_as(&caller, "DELETE", &format!("/sandboxes/{id}"), Value::Null)
             .await
             .expect(204);
     }
-    api.call_as(&who, "POST", &path(&first, "connect"), json!({}))
+    api.call_as(&caller, "POST", &path(&first, "connect"), json!({}))
         .await
         .expect(200);
     // Other keys have separate quotas.
@@ -186,20 +186,20 @@ async fn a_key_has_no_more_sandboxes_than_it_may() {
 }
 
 #[tokio::test]
-async fn creates_at_the_same_time_fill_a_limit_exactly() {
+async fn concurrent_creates_fill_a_limit_exactly() {
     let api = Api::new();
-    let (who, _) = api.key(Scope::Create, limits(5));
+    let (caller, _) = api.key(Scope::Create, limits(5));
     let body = json!({ "templateID": "base" });
-    let one = || api.call_as(&who, "POST", "/v2/sandboxes", body.clone());
+    let one = || api.call_as(&caller, "POST", "/v2/sandboxes", body.clone());
     let (a, b, c, d) = tokio::join!(one(), one(), one(), one());
     let (e, f, g, h) = tokio::join!(one(), one(), one(), one());
     let answers = [a, b, c, d, e, f, g, h];
-    let made = answers.iter().filter(|a| a.status == 201).count();
-    assert_eq!((made, api.host.list().len()), (5, 5));
-    let (who, _) = api.key(Scope::Create, limits(3));
-    let id = api.sandbox_of(&who).await;
+    let created = answers.iter().filter(|a| a.status == 201).count();
+    assert_eq!((created, api.host.list().len()), (5, 5));
+    let (caller, _) = api.key(Scope::Create, limits(3));
+    let id = api.sandbox_of(&caller).await;
     let two = json!({ "count": 2 });
-    api.call_as(&who, "POST", &path(&id, "fork"), two)
+    api.call_as(&caller, "POST", &path(&id, "fork"), two)
         .await
         .expect(201);
 }
@@ -207,7 +207,7 @@ async fn creates_at_the_same_time_fill_a_limit_exactly() {
 #[tokio::test]
 async fn processors_and_memory_of_a_key_are_limited_together() {
     let api = Api::new();
-    let (who, _) = api.key(
+    let (caller, _) = api.key(
         Scope::Create,
         Limits {
             max_vcpus: Some(4),
@@ -217,43 +217,43 @@ async fn processors_and_memory_of_a_key_are_limited_together() {
     );
     let ask = |cpus: u8, memory: u32| {
         let body = json!({ "templateID": "base", "cpuCount": cpus, "memoryMB": memory });
-        api.call_as(&who, "POST", "/v2/sandboxes", body)
+        api.call_as(&caller, "POST", "/v2/sandboxes", body)
     };
     ask(3, 512).await.expect(201);
-    assert_eq!(ask(2, 128).await.refused(429), "max_vcpus");
-    assert_eq!(ask(1, 513).await.refused(429), "max_memory");
+    assert_eq!(ask(2, 128).await.expect_error(429), "max_vcpus");
+    assert_eq!(ask(1, 513).await.expect_error(429), "max_memory");
     ask(1, 512).await.expect(201);
 }
 
 #[tokio::test]
 async fn creates_per_minute_are_limited_with_a_retry_delay() {
     let api = Api::new();
-    let (who, _) = api.key(
+    let (caller, _) = api.key(
         Scope::Create,
         Limits {
             creates_per_minute: Some(2),
             ..Limits::default()
         },
     );
-    let id = api.sandbox_of(&who).await;
+    let id = api.sandbox_of(&caller).await;
     let fork = api
-        .call_as(&who, "POST", &path(&id, "fork"), json!({ "count": 3 }))
+        .call_as(&caller, "POST", &path(&id, "fork"), json!({ "count": 3 }))
         .await;
     assert_eq!(
         fork.header("should-retry"),
         Some("false"),
         "the count exceeds the limit"
     );
-    assert_eq!(fork.refused(429), "creates_per_minute");
-    api.call_as(&who, "POST", &path(&id, "fork"), json!({}))
+    assert_eq!(fork.expect_error(429), "creates_per_minute");
+    api.call_as(&caller, "POST", &path(&id, "fork"), json!({}))
         .await
         .expect(201);
     let body = json!({ "templateID": "base" });
-    let refused = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
+    let refused = api.call_as(&caller, "POST", "/v2/sandboxes", body).await;
     let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((55..=61).contains(&wait), "{wait}");
     assert_eq!(refused.header("should-retry"), Some("true"));
-    assert_eq!(refused.refused(429), "creates_per_minute");
+    assert_eq!(refused.expect_error(429), "creates_per_minute");
 }
 
 #[tokio::test]
@@ -264,21 +264,26 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
         app
     });
     let auto_resume = auto_resume.unwrap();
-    let (who, key) = api.key(Scope::Create, limits(1));
-    let sleeper = api.sandbox_of(&who).await;
-    api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
+    let (caller, key) = api.key(Scope::Create, limits(1));
+    let sleeper = api.sandbox_of(&caller).await;
+    api.call_as(&caller, "POST", &path(&sleeper, "pause"), Value::Null)
         .await
         .expect(204);
-    let other = api.sandbox_of(&who).await;
+    let other = api.sandbox_of(&caller).await;
     let refused = auto_resume.ensure_running(&sleeper).await.unwrap_err();
     assert!(matches!(refused, ResumeError::Limit(_)), "{refused}");
     assert_eq!(
         *api.host.get(&sleeper).unwrap().state(),
         SandboxState::Paused
     );
-    api.call_as(&who, "DELETE", &format!("/sandboxes/{other}"), Value::Null)
-        .await
-        .expect(204);
+    api.call_as(
+        &caller,
+        "DELETE",
+        &format!("/sandboxes/{other}"),
+        Value::Null,
+    )
+    .await
+    .expect(204);
     // Concurrent requests reserve quota for one resume.
     let one = || auto_resume.ensure_running(&sleeper);
     let (a, b, c) = tokio::join!(one(), one(), one());
@@ -288,10 +293,10 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
         SandboxState::Running
     );
     // Without the key the sandbox belongs to the host's owner, who has no limits.
-    api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
+    api.call_as(&caller, "POST", &path(&sleeper, "pause"), Value::Null)
         .await
         .expect(204);
-    let another = api.sandbox_of(&who).await;
+    let another = api.sandbox_of(&caller).await;
     api.keys.revoke(&key.key.id).unwrap();
     auto_resume.ensure_running(&sleeper).await.unwrap();
     assert_eq!(

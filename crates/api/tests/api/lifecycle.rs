@@ -16,7 +16,7 @@ async fn a_killed_sandbox_does_not_exist() {
     let id = api.sandbox().await;
     api.delete(&format!("/sandboxes/{id}")).await.expect(204);
     let again = api.delete(&format!("/sandboxes/{id}")).await;
-    assert_eq!(again.refused(404), "sandbox_not_found");
+    assert_eq!(again.expect_error(404), "sandbox_not_found");
     api.get(&format!("/sandboxes/{id}")).await.expect(404);
     for call in [
         "pause",
@@ -51,7 +51,7 @@ async fn a_sandbox_pauses_and_resumes_under_the_same_id() {
         ("paused".into(), "full".into())
     );
     let again = api.post(&path(&id, "pause"), json!({})).await;
-    assert_eq!(again.refused(409), "already_paused");
+    assert_eq!(again.expect_error(409), "already_paused");
     let woken = api
         .post(&format!("/v2/sandboxes/{id}/connect"), json!({}))
         .await
@@ -63,7 +63,9 @@ async fn a_sandbox_pauses_and_resumes_under_the_same_id() {
         .expect(200);
     // Older clients.
     assert_eq!(
-        api.post(&path(&id, "resume"), json!({})).await.refused(409),
+        api.post(&path(&id, "resume"), json!({}))
+            .await
+            .expect_error(409),
         "already_running"
     );
     api.post(&path(&id, "pause"), json!({ "memory": true }))
@@ -85,7 +87,7 @@ async fn a_pause_without_memory_is_refused() {
     for call in ["pause", "connect", "resume", "snapshots"] {
         let refused = api.post(&path(&id, call), json!({ "memory": false })).await;
         assert_eq!(refused.header("should-retry"), Some("false"));
-        assert_eq!(refused.refused(501), "unsupported", "{call}");
+        assert_eq!(refused.expect_error(501), "unsupported", "{call}");
     }
     assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Running);
 }
@@ -98,7 +100,7 @@ async fn an_unhealthy_guest_is_not_paused_where_health_is_required() {
     let body = json!({ "requireHealthyGuest": true });
     let refused = api.post(&path(&id, "pause"), body.clone()).await;
     assert_eq!(
-        refused.refused(503),
+        refused.expect_error(503),
         "sandbox_snapshot_guest_agent_unresponsive"
     );
     assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Running);
@@ -107,21 +109,21 @@ async fn an_unhealthy_guest_is_not_paused_where_health_is_required() {
 }
 
 #[tokio::test]
-async fn a_pause_that_fails_is_503_and_the_sandbox_runs_on() {
+async fn a_failed_pause_is_503_and_the_sandbox_continues_to_run() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.bench.world.fail("snapshot");
     assert_eq!(
         api.post(&path(&id, "pause"), Value::Null)
             .await
-            .refused(503),
+            .expect_error(503),
         "pause_failed"
     );
     assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Running);
 }
 
 #[tokio::test]
-async fn a_timeout_counts_from_now_and_may_shorten_and_a_connect_never_does() {
+async fn a_timeout_counts_from_now_and_a_connect_never_shortens_it() {
     let api = Api::new();
     let id = api.sandbox().await;
     let deadline = || api.host.get(&id).unwrap().deadline_ms();
@@ -203,7 +205,7 @@ async fn a_broken_sandbox_is_hidden_until_it_is_repaired() {
     })
     .await;
     assert_eq!(
-        api.get(&format!("/sandboxes/{id}")).await.refused(404),
+        api.get(&format!("/sandboxes/{id}")).await.expect_error(404),
         "sandbox_broken"
     );
     assert!(api.get("/v2/sandboxes").await.ids().is_empty());
@@ -228,7 +230,7 @@ async fn a_broken_sandbox_is_hidden_until_it_is_repaired() {
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_memory_did_not_arrive_is_resumed_by_its_key() {
+async fn a_sandbox_broken_by_missing_memory_is_resumed_by_its_key() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.post(&path(&id, "snapshots"), Value::Null)
@@ -243,7 +245,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_is_resumed_by_its_key() {
         .await;
         let hidden = api.get(&format!("/sandboxes/{id}")).await;
         assert!(hidden.text("message").contains("resume it"));
-        assert_eq!(hidden.refused(404), "sandbox_broken");
+        assert_eq!(hidden.expect_error(404), "sandbox_broken");
         api.post(&path(&id, call), Value::Null).await.expect(status);
         api.get(&format!("/sandboxes/{id}")).await.expect(200);
     }
@@ -321,11 +323,11 @@ async fn promoting_a_child_removes_its_siblings() {
         .await
         .expect(200);
     assert_eq!(promoted.body["removed"].as_array().unwrap().len(), 2);
-    let mut left = api.get("/v2/sandboxes").await.ids();
-    left.sort();
+    let mut remaining = api.get("/v2/sandboxes").await.ids();
+    remaining.sort();
     let mut expected = vec![parent, ids[1].clone()];
     expected.sort();
-    assert_eq!(left, expected);
+    assert_eq!(remaining, expected);
 }
 
 #[tokio::test]
@@ -366,7 +368,7 @@ async fn connect_and_resume_restore_a_sandbox_past_its_timeout() {
 }
 
 #[tokio::test]
-async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
+async fn a_child_without_a_timeout_outlives_its_parents_timeout() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
@@ -410,7 +412,7 @@ async fn an_operation_on_a_concurrently_deleted_sandbox_reports_not_found() {
             tokio::join!(deleted, failing).0
         };
         let (lost, deleted) = tokio::join!(losing, deleting);
-        assert_eq!(lost.refused(404), "sandbox_not_found", "{call}");
+        assert_eq!(lost.expect_error(404), "sandbox_not_found", "{call}");
         deleted.expect(204);
         world.clear_failures();
         world.forget_stuck();

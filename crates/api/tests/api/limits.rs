@@ -21,19 +21,19 @@ fn path(id: &str, call: &str) -> String {
     format!("/sandboxes/{id}/{call}")
 }
 
-async fn used(api: &Api, who: &TestCaller) -> Value {
-    let budget = api.call_as(who, "GET", "/limits", Value::Null).await;
+async fn used(api: &Api, caller: &TestCaller) -> Value {
+    let budget = api.call_as(caller, "GET", "/limits", Value::Null).await;
     budget.expect(200).body["used"].clone()
 }
 
 /// Creates sandboxes of `who`, whose snapshots have [`GUEST`] bytes each.
-async fn sandboxes(api: &Api, who: &TestCaller, count: usize, body: &Value) -> Vec<String> {
+async fn sandboxes(api: &Api, caller: &TestCaller, count: usize, body: &Value) -> Vec<String> {
     let mut ids = Vec::new();
     for _ in 0..count {
-        let made = api
-            .call_as(who, "POST", "/v2/sandboxes", body.clone())
+        let created = api
+            .call_as(caller, "POST", "/v2/sandboxes", body.clone())
             .await;
-        let id = made.expect(201).id();
+        let id = created.expect(201).id();
         api.bench.world.write(&id, &"x".repeat(GUEST as usize));
         ids.push(id);
     }
@@ -63,45 +63,45 @@ fn disk(mib: u64) -> Limits {
 #[tokio::test(flavor = "multi_thread")]
 async fn snapshots_of_64_clients_at_once_fill_a_disk_budget_to_the_byte() {
     let api = Api::new();
-    let (who, _) = api.key(Scope::Create, disk(40));
+    let (caller, _) = api.key(Scope::Create, disk(40));
     let body = json!({ "templateID": "base" });
-    let ids = sandboxes(&api, &who, CLIENTS, &body).await;
+    let ids = sandboxes(&api, &caller, CLIENTS, &body).await;
     let snapshots = ids.iter().map(|id| {
         let path = path(id, "snapshots");
-        let (api, who) = (&api, &who);
-        async move { api.call_as(who, "POST", &path, json!({})).await }
+        let (api, caller) = (&api, &caller);
+        async move { api.call_as(caller, "POST", &path, json!({})).await }
     });
     let answers = join_all(snapshots).await;
     assert_eq!(succeeded(&answers), 40);
     refused_with(&answers, 507, "max_disk");
-    let used = used(&api, &who).await;
+    let used = used(&api, &caller).await;
     assert_eq!(used["diskBytes"], 40 * GUEST);
     assert_eq!(used["disk"]["snapshots"], 40 * GUEST);
     assert_eq!(used["snapshots"], 40);
     // If the quota is exhausted, a pause is rejected and the sandbox continues to run.
     let pause = api
-        .call_as(&who, "POST", &path(&ids[0], "pause"), json!({}))
+        .call_as(&caller, "POST", &path(&ids[0], "pause"), json!({}))
         .await;
     assert_eq!(pause.header("should-retry"), Some("false"));
-    let why = pause.text("message");
-    assert!(why.contains("snapshots 40.0 MiB"), "{why}");
-    assert_eq!(pause.refused(507), "max_disk");
+    let reason = pause.text("message");
+    assert!(reason.contains("snapshots 40.0 MiB"), "{reason}");
+    assert_eq!(pause.expect_error(507), "max_disk");
     api.bench.world.body(&ids[0]);
     // A removal releases quota immediately.
-    let listed = api.call_as(&who, "GET", "/snapshots", Value::Null).await;
+    let listed = api.call_as(&caller, "GET", "/snapshots", Value::Null).await;
     let id = listed.items()[0]["snapshotID"].as_str().unwrap().to_owned();
     let sandbox = listed.items()[0]["originSandboxID"]
         .as_str()
         .unwrap()
         .to_owned();
-    api.call_as(&who, "DELETE", &path_of(&sandbox), Value::Null)
+    api.call_as(&caller, "DELETE", &path_of(&sandbox), Value::Null)
         .await
         .expect(204);
-    api.call_as(&who, "DELETE", &format!("/templates/{id}"), Value::Null)
+    api.call_as(&caller, "DELETE", &format!("/templates/{id}"), Value::Null)
         .await
         .expect(204);
-    let left = ids.iter().find(|i| **i != sandbox).unwrap();
-    api.call_as(&who, "POST", &path(left, "snapshots"), json!({}))
+    let remaining = ids.iter().find(|i| **i != sandbox).unwrap();
+    api.call_as(&caller, "POST", &path(remaining, "snapshots"), json!({}))
         .await
         .expect(201);
 }
@@ -118,13 +118,14 @@ async fn concurrent_pauses_and_snapshots_stay_within_their_limits() {
         max_snapshots: Some(7),
         ..Limits::default()
     };
-    let (who, _) = api.key(Scope::Create, limits);
+    let (caller, _) = api.key(Scope::Create, limits);
     let body = json!({ "templateID": "base" });
-    let ids = sandboxes(&api, &who, CLIENTS, &body).await;
+    let ids = sandboxes(&api, &caller, CLIENTS, &body).await;
     let all = |call: &'static str| {
-        let (api, who) = (&api, &who);
+        let (api, caller) = (&api, &caller);
         ids.iter().map(move |id| async move {
-            api.call_as(who, "POST", &path(id, call), json!({})).await
+            api.call_as(caller, "POST", &path(id, call), json!({}))
+                .await
         })
     };
     let (paused, taken) = tokio::join!(join_all(all("pause")), join_all(all("snapshots")));
@@ -132,7 +133,7 @@ async fn concurrent_pauses_and_snapshots_stay_within_their_limits() {
     refused_with(&paused, 429, "max_paused");
     assert_eq!(succeeded(&taken), 7);
     refused_with(&taken, 429, "max_snapshots");
-    let used = used(&api, &who).await;
+    let used = used(&api, &caller).await;
     assert_eq!(
         (&used["paused"], &used["snapshots"]),
         (&json!(5), &json!(7))
@@ -146,51 +147,51 @@ async fn a_sandbox_paused_at_its_timeout_has_its_reservation_from_the_beginning(
         max_paused: Some(2),
         ..Limits::default()
     };
-    let (who, _) = api.key(Scope::Create, limits);
+    let (caller, _) = api.key(Scope::Create, limits);
     let body = json!({ "templateID": "base", "autoPause": true });
-    let create = || api.call_as(&who, "POST", "/v2/sandboxes", body.clone());
+    let create = || api.call_as(&caller, "POST", "/v2/sandboxes", body.clone());
     let answers = join_all((0..CLIENTS).map(|_| create())).await;
     assert_eq!(succeeded(&answers), 2);
     refused_with(&answers, 429, "max_paused");
     let ids = api
-        .call_as(&who, "GET", "/v2/sandboxes", Value::Null)
+        .call_as(&caller, "GET", "/v2/sandboxes", Value::Null)
         .await
         .ids();
     // Sandboxes with a reservation for a pause need no further one.
     for id in &ids {
-        api.call_as(&who, "POST", &path(id, "pause"), json!({}))
+        api.call_as(&caller, "POST", &path(id, "pause"), json!({}))
             .await
             .expect(204);
     }
-    api.call_as(&who, "POST", &path(&ids[0], "resume"), json!({}))
+    api.call_as(&caller, "POST", &path(&ids[0], "resume"), json!({}))
         .await
         .expect(201);
     let plain = json!({ "templateID": "base" });
     let id = api
-        .call_as(&who, "POST", "/v2/sandboxes", plain)
+        .call_as(&caller, "POST", "/v2/sandboxes", plain)
         .await
         .expect(201)
         .id();
     let refused = api
-        .call_as(&who, "POST", &path(&id, "pause"), json!({}))
+        .call_as(&caller, "POST", &path(&id, "pause"), json!({}))
         .await;
-    assert_eq!(refused.refused(429), "max_paused");
+    assert_eq!(refused.expect_error(429), "max_paused");
     // Children inherit the timeout action. A sandbox that is killed at its timeout releases quota.
     let fork = api
-        .call_as(&who, "POST", &path(&ids[0], "fork"), json!({}))
+        .call_as(&caller, "POST", &path(&ids[0], "fork"), json!({}))
         .await;
-    assert_eq!(fork.refused(429), "max_paused");
-    api.call_as(&who, "DELETE", &path_of(&ids[0]), Value::Null)
+    assert_eq!(fork.expect_error(429), "max_paused");
+    api.call_as(&caller, "DELETE", &path_of(&ids[0]), Value::Null)
         .await
         .expect(204);
-    api.call_as(&who, "POST", &path(&id, "pause"), json!({}))
+    api.call_as(&caller, "POST", &path(&id, "pause"), json!({}))
         .await
         .expect(204);
     let wake = json!({ "autoPause": true });
-    api.call_as(&who, "POST", &path(&id, "resume"), wake)
+    api.call_as(&caller, "POST", &path(&id, "resume"), wake)
         .await
         .expect(201);
-    assert_eq!(used(&api, &who).await["paused"], 2);
+    assert_eq!(used(&api, &caller).await["paused"], 2);
 }
 
 #[tokio::test]
@@ -200,18 +201,18 @@ async fn a_snapshot_of_a_paused_sandbox_counts_once_and_adds_no_bytes() {
         max_snapshots: Some(1),
         ..disk(1)
     };
-    let (who, _) = api.key(Scope::Create, limits);
+    let (caller, _) = api.key(Scope::Create, limits);
     let body = json!({ "templateID": "base" });
-    let ids = sandboxes(&api, &who, 1, &body).await;
-    api.call_as(&who, "POST", &path(&ids[0], "pause"), json!({}))
+    let ids = sandboxes(&api, &caller, 1, &body).await;
+    api.call_as(&caller, "POST", &path(&ids[0], "pause"), json!({}))
         .await
         .expect(204);
     for _ in 0..2 {
-        api.call_as(&who, "POST", &path(&ids[0], "snapshots"), json!({}))
+        api.call_as(&caller, "POST", &path(&ids[0], "snapshots"), json!({}))
             .await
             .expect(201);
     }
-    let used = used(&api, &who).await;
+    let used = used(&api, &caller).await;
     assert_eq!(
         (&used["snapshots"], &used["diskBytes"]),
         (&json!(1), &json!(GUEST))
@@ -221,16 +222,19 @@ async fn a_snapshot_of_a_paused_sandbox_counts_once_and_adds_no_bytes() {
 #[tokio::test]
 async fn after_a_crash_existing_data_counts_once() {
     let api = Api::new();
-    let (who, _) = api.key(Scope::Create, disk(3));
+    let (caller, _) = api.key(Scope::Create, disk(3));
     let body = json!({ "templateID": "base" });
-    let ids = sandboxes(&api, &who, 3, &body).await;
+    let ids = sandboxes(&api, &caller, 3, &body).await;
     let take = |id: String, call: &'static str| {
-        let (api, who) = (&api, &who);
-        async move { api.call_as(who, "POST", &path(&id, call), json!({})).await }
+        let (api, caller) = (&api, &caller);
+        async move {
+            api.call_as(caller, "POST", &path(&id, call), json!({}))
+                .await
+        }
     };
     take(ids[0].clone(), "snapshots").await.expect(201);
     take(ids[1].clone(), "pause").await.expect(204);
-    let before = used(&api, &who).await;
+    let before = used(&api, &caller).await;
     // Another snapshot is complete on disk when the daemon is killed, but not acknowledged.
     api.bench.world.hang("snapshot-named");
     let hanging = take(ids[2].clone(), "snapshots");
@@ -245,19 +249,19 @@ async fn after_a_crash_existing_data_counts_once() {
         router: router(app),
         ..api
     };
-    let after = used(&api, &who).await;
+    let after = used(&api, &caller).await;
     assert_eq!(before["diskBytes"], 2 * GUEST);
     assert_eq!(after["diskBytes"], 3 * GUEST, "{after}");
     assert_eq!(after["snapshots"], 2);
     assert_eq!(after["paused"], 1);
     let refused = api
-        .call_as(&who, "POST", &path(&ids[0], "snapshots"), json!({}))
+        .call_as(&caller, "POST", &path(&ids[0], "snapshots"), json!({}))
         .await;
-    assert_eq!(refused.refused(507), "max_disk");
+    assert_eq!(refused.expect_error(507), "max_disk");
 }
 
 #[tokio::test]
-async fn a_key_of_scope_create_has_the_hosts_disk_budget_unless_it_was_given_one() {
+async fn a_key_of_scope_create_has_the_default_disk_limit_unless_it_has_its_own() {
     let api = Api::new();
     let config = Config {
         default_key_disk_mib: Some(7),
@@ -274,8 +278,8 @@ async fn a_key_of_scope_create_has_the_hosts_disk_budget_unless_it_was_given_one
         router: router(app.with_exchange_share(100)),
         ..api
     };
-    let limits = async |who: &TestCaller| {
-        let budget = api.call_as(who, "GET", "/limits", Value::Null).await;
+    let limits = async |caller: &TestCaller| {
+        let budget = api.call_as(caller, "GET", "/limits", Value::Null).await;
         budget.expect(200).body["limits"].clone()
     };
     let (plain, _) = api.key(Scope::Create, Limits::default());
@@ -295,46 +299,46 @@ async fn a_budget_is_shown_to_its_holder_and_to_admins() {
     let (reader, _) = api.key(Scope::Read, Limits::default());
     let id = &key.key.id;
     let path = format!("/limits?key={id}");
-    for who in [&alice, &api.admin, &TestCaller::Owner] {
-        let shown = api.call_as(who, "GET", &path, Value::Null).await;
+    for caller in [&alice, &api.admin, &TestCaller::Owner] {
+        let shown = api.call_as(caller, "GET", &path, Value::Null).await;
         assert_eq!(shown.expect(200).text("keyID"), *id);
     }
-    for who in [&mallory, &reader] {
-        let refused = api.call_as(who, "GET", &path, Value::Null).await;
-        assert_eq!(refused.refused(403), "forbidden");
+    for caller in [&mallory, &reader] {
+        let refused = api.call_as(caller, "GET", &path, Value::Null).await;
+        assert_eq!(refused.expect_error(403), "forbidden");
         // The response does not reveal whether a key exists.
-        let unknown = api.call_as(who, "GET", "/limits?key=nope", Value::Null);
-        assert_eq!(unknown.await.refused(403), "forbidden");
+        let unknown = api.call_as(caller, "GET", "/limits?key=nope", Value::Null);
+        assert_eq!(unknown.await.expect_error(403), "forbidden");
     }
     let unknown = api.get("/limits?key=nope").await;
-    assert_eq!(unknown.refused(404), "key_not_found");
+    assert_eq!(unknown.expect_error(404), "key_not_found");
     let none = api.call_as(&TestCaller::Owner, "GET", "/limits", Value::Null);
-    assert_eq!(none.await.refused(400), "invalid_request");
+    assert_eq!(none.await.expect_error(400), "invalid_request");
     let nobody = api.call_as(&TestCaller::Nobody, "GET", "/limits", Value::Null);
     nobody.await.expect(401);
 }
 
 /// Returns a link to upload files for a template of `who`.
-async fn upload_link(api: &Api, who: &TestCaller, template: &str, file: usize) -> String {
+async fn upload_link(api: &Api, caller: &TestCaller, template: &str, file: usize) -> String {
     let hash = format!("{file:064x}");
     let path = format!("/templates/{template}/files/{hash}");
-    let link = api.call_as(who, "GET", &path, Value::Null).await;
+    let link = api.call_as(caller, "GET", &path, Value::Null).await;
     let url = link.expect(201).text("url");
     url.split_once("/templates/").unwrap().1.to_owned()
 }
 
 #[tokio::test]
 async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
-    let api = Api::building().await;
-    let (who, _) = api.key(Scope::Create, disk(1));
+    let api = Api::with_builder().await;
+    let (caller, _) = api.key(Scope::Create, disk(1));
     let new = json!({ "name": "mine" });
-    let requested = api.call_as(&who, "POST", "/v3/templates", new).await;
+    let requested = api.call_as(&caller, "POST", "/v3/templates", new).await;
     let template = requested.expect(202).text("templateID");
     // Twelve files of 80 KiB and the first blocks of the thirteenth fit.
     let files: Vec<_> = (0..CLIENTS).collect();
     let mut links = Vec::new();
     for file in &files {
-        links.push(upload_link(&api, &who, &template, *file).await);
+        links.push(upload_link(&api, &caller, &template, *file).await);
     }
     let mut answers = Vec::new();
     // In batches of the maximum number of concurrent uploads per key.
@@ -351,14 +355,14 @@ async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
     }
     assert_eq!(succeeded(&answers), 12);
     refused_with(&answers, 507, "max_disk");
-    let now = used(&api, &who).await;
+    let now = used(&api, &caller).await;
     assert_eq!(
         (&now["uploads"], &now["diskBytes"]),
         (&json!(12), &json!(12 * (80 << 10)))
     );
     // The remaining space suffices for a file of exactly that size, and then for no further byte.
     let rest = (1usize << 20) - 12 * (80 << 10);
-    let link = upload_link(&api, &who, &template, 100).await;
+    let link = upload_link(&api, &caller, &template, 100).await;
     let send = |link: String, bytes: usize| {
         let body = Body::from(vec![7; bytes]);
         api.send(
@@ -368,44 +372,44 @@ async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
         )
     };
     send(link, rest).await.expect(200);
-    let link = upload_link(&api, &who, &template, 101).await;
+    let link = upload_link(&api, &caller, &template, 101).await;
     send(link, 1).await.expect(507);
     // A prune releases quota of the caller only.
     let (other, _) = api.key(Scope::Create, Limits::default());
     api.call_as(&other, "POST", "/templates/prune", json!({}))
         .await
         .expect(200);
-    assert_eq!(used(&api, &who).await["uploads"], 13);
-    api.call_as(&who, "POST", "/templates/prune", json!({}))
+    assert_eq!(used(&api, &caller).await["uploads"], 13);
+    api.call_as(&caller, "POST", "/templates/prune", json!({}))
         .await
         .expect(200);
-    let now = used(&api, &who).await;
+    let now = used(&api, &caller).await;
     assert_eq!((&now["uploads"], &now["diskBytes"]), (&json!(0), &json!(0)));
 }
 
 #[tokio::test]
 async fn waiting_builds_are_limited_per_key() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let limits = Limits {
         max_builds: Some(3),
         ..Limits::default()
     };
-    let (who, _) = api.key(Scope::Create, limits);
+    let (caller, _) = api.key(Scope::Create, limits);
     let ask = (0..CLIENTS).map(|n| {
         let body = json!({ "name": format!("t{n}") });
-        api.call_as(&who, "POST", "/v3/templates", body)
+        api.call_as(&caller, "POST", "/v3/templates", body)
     });
     let answers = join_all(ask).await;
     assert_eq!(succeeded(&answers), 3);
     refused_with(&answers, 429, "max_builds");
-    assert_eq!(used(&api, &who).await["builds"], 3);
+    assert_eq!(used(&api, &caller).await["builds"], 3);
     let first = answers.iter().find(|a| a.status == 202).unwrap();
     let (template, build) = (first.text("templateID"), first.text("buildID"));
     let cancel = format!("/templates/{template}/builds/{build}/cancel");
-    api.call_as(&who, "POST", &cancel, Value::Null)
+    api.call_as(&caller, "POST", &cancel, Value::Null)
         .await
         .expect(204);
-    api.call_as(&who, "POST", "/v3/templates", json!({ "name": "next" }))
+    api.call_as(&caller, "POST", "/v3/templates", json!({ "name": "next" }))
         .await
         .expect(202);
 }
@@ -413,17 +417,17 @@ async fn waiting_builds_are_limited_per_key() {
 #[tokio::test]
 async fn exchanges_of_a_key_are_limited_by_its_own_limit_or_by_its_share() {
     let mut app = None;
-    let api = Api::with(|made| {
-        let made = made.with_exchange_share(4);
-        app = Some(made.clone());
-        made
+    let api = Api::with(|created| {
+        let created = created.with_exchange_share(4);
+        app = Some(created.clone());
+        created
     });
     let app = app.unwrap();
     let limits = Limits {
         max_exchanges: Some(2),
         ..Limits::default()
     };
-    let (who, few) = api.key(Scope::Create, limits);
+    let (caller, few) = api.key(Scope::Create, limits);
     let (_, plain) = api.key(Scope::Create, Limits::default());
     let first = app.exchange(&few.key.id).unwrap();
     let _second = app.exchange(&few.key.id).unwrap();
@@ -432,7 +436,7 @@ async fn exchanges_of_a_key_are_limited_by_its_own_limit_or_by_its_share() {
         refused.contains("maximum of 2 concurrent requests and streams"),
         "{refused}"
     );
-    assert_eq!(used(&api, &who).await["exchanges"], 2);
+    assert_eq!(used(&api, &caller).await["exchanges"], 2);
     drop(first);
     app.exchange(&few.key.id).unwrap();
     let _all: Vec<_> = (0..4)
@@ -468,28 +472,28 @@ async fn disk_reserved_for_guests_is_not_granted_to_keys() {
         reader: Some(reader),
         ..HostOptions::default()
     };
-    let api = Api::over(options, |app| app);
-    let (who, _) = api.key(Scope::Create, Limits::default());
+    let api = Api::with_options(options, |app| app);
+    let (caller, _) = api.key(Scope::Create, Limits::default());
     let body = json!({ "templateID": "base" });
-    let first = sandboxes(&api, &who, 1, &body).await.remove(0);
-    api.call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
+    let first = sandboxes(&api, &caller, 1, &body).await.remove(0);
+    api.call_as(&caller, "POST", &path(&first, "snapshots"), json!({}))
         .await
         .expect(201);
-    sandboxes(&api, &who, 1, &body).await;
-    let third = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
+    sandboxes(&api, &caller, 1, &body).await;
+    let third = api.call_as(&caller, "POST", "/v2/sandboxes", body).await;
     assert!(third.text("message").contains("disk"), "{}", third.body);
-    assert_eq!(third.refused(503), "host_busy");
+    assert_eq!(third.expect_error(503), "host_busy");
     // The snapshot fits into the remaining 100 MiB.
-    api.call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
+    api.call_as(&caller, "POST", &path(&first, "snapshots"), json!({}))
         .await
         .expect(201);
     let large = "x".repeat(101 << 20);
     api.bench.world.write(&first, &large);
     let refused = api
-        .call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
+        .call_as(&caller, "POST", &path(&first, "snapshots"), json!({}))
         .await;
     // The key is unlimited, but the host's disk is not.
-    let why = refused.text("message");
-    assert!(why.contains("this host has 100.0 MiB"), "{why}");
-    assert_eq!(refused.refused(507), "host_disk");
+    let reason = refused.text("message");
+    assert!(reason.contains("this host has 100.0 MiB"), "{reason}");
+    assert_eq!(refused.expect_error(507), "host_disk");
 }

@@ -31,23 +31,23 @@ pub fn put(api: &Api, name: &str, visibility: Option<&str>) {
     fs::write(directory.join("template.json"), manifest.to_string()).unwrap();
 }
 
-pub async fn create(api: &Api, who: &TestCaller, template: &str) -> Answer {
+pub async fn create(api: &Api, caller: &TestCaller, template: &str) -> Answer {
     let body = json!({ "templateID": template });
-    api.call_as(who, "POST", "/v2/sandboxes", body).await
+    api.call_as(caller, "POST", "/v2/sandboxes", body).await
 }
 
-pub async fn get(api: &Api, who: &TestCaller, path: &str) -> Answer {
-    api.call_as(who, "GET", path, Value::Null).await
+pub async fn get(api: &Api, caller: &TestCaller, path: &str) -> Answer {
+    api.call_as(caller, "GET", path, Value::Null).await
 }
 
-pub async fn request(api: &Api, who: &TestCaller, name: &str) -> Answer {
+pub async fn request(api: &Api, caller: &TestCaller, name: &str) -> Answer {
     let body = json!({ "name": name, "cpuCount": 1, "memoryMB": 512 });
-    api.call_as(who, "POST", "/v3/templates", body).await
+    api.call_as(caller, "POST", "/v3/templates", body).await
 }
 
 /// Returns the names in a list of templates.
-async fn listed(api: &Api, who: &TestCaller) -> Vec<String> {
-    let all = get(api, who, "/templates").await.expect(200);
+async fn listed(api: &Api, caller: &TestCaller) -> Vec<String> {
+    let all = get(api, caller, "/templates").await.expect(200);
     let mut names = Vec::new();
     for template in all.items() {
         let of_one = template["names"].as_array().unwrap();
@@ -62,7 +62,7 @@ fn quoted(name: &str) -> String {
 
 #[tokio::test]
 async fn internal_data_of_builds_is_hidden_from_all_callers() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let (other, _) = api.key(Scope::Create, Limits::default());
     let (reader, _) = api.key(Scope::Read, Limits::default());
@@ -74,8 +74,8 @@ async fn internal_data_of_builds_is_hidden_from_all_callers() {
         put(&api, name, Some("internal"));
     }
     put(&api, "base", Some("public"));
-    for who in [&hers, &other, &reader, &api.admin, &TestCaller::Owner] {
-        assert_eq!(listed(&api, who).await, ["base"]);
+    for caller in [&hers, &other, &reader, &api.admin, &TestCaller::Owner] {
+        assert_eq!(listed(&api, caller).await, ["base"]);
         for name in [image.as_str(), &build, IMAGE, BUILD] {
             let quoted = quoted(name);
             for path in [
@@ -83,40 +83,42 @@ async fn internal_data_of_builds_is_hidden_from_all_callers() {
                 format!("/templates/{quoted}/tags"),
                 format!("/templates/aliases/{quoted}"),
             ] {
-                let refused = get(&api, who, &path).await.refused(404);
+                let refused = get(&api, caller, &path).await.expect_error(404);
                 assert_eq!(refused, "template_not_found", "{path}");
             }
         }
     }
-    for who in [&hers, &other, &api.admin, &TestCaller::Owner] {
+    for caller in [&hers, &other, &api.admin, &TestCaller::Owner] {
         for name in [image.as_str(), &build, IMAGE, BUILD] {
             assert_eq!(
-                create(&api, who, name).await.refused(404),
+                create(&api, caller, name).await.expect_error(404),
                 "template_not_found"
             );
             let path = format!("/templates/{}", quoted(name));
-            let removed = api.call_as(who, "DELETE", &path, Value::Null).await;
-            assert_eq!(removed.refused(404), "template_not_found");
+            let removed = api.call_as(caller, "DELETE", &path, Value::Null).await;
+            assert_eq!(removed.expect_error(404), "template_not_found");
             let path = format!("/v2/templates/{}", quoted(name));
             let public = json!({ "public": true });
-            api.call_as(who, "PATCH", &path, public).await.expect(404);
+            api.call_as(caller, "PATCH", &path, public)
+                .await
+                .expect(404);
             for (method, body) in [
                 ("POST", json!({ "target": name, "tags": ["x"] })),
                 ("DELETE", json!({ "name": name, "tags": ["x"] })),
             ] {
-                let tagged = api.call_as(who, method, "/templates/tags", body).await;
-                assert_eq!(tagged.refused(404), "template_not_found");
+                let tagged = api.call_as(caller, method, "/templates/tags", body).await;
+                assert_eq!(tagged.expect_error(404), "template_not_found");
             }
         }
     }
     let pool = format!("/pools/{IMAGE}");
     let pooled = api.call_as(&api.admin, "PUT", &pool, json!({ "size": 1 }));
-    assert_eq!(pooled.await.refused(404), "template_not_found");
+    assert_eq!(pooled.await.expect_error(404), "template_not_found");
 }
 
 #[tokio::test]
 async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (alice, a) = api.key(Scope::Create, Limits::default());
     let (mallory, m) = api.key(Scope::Create, Limits::default());
     let of_alice = |name: &str| format!("{}/{name}", a.key.id);
@@ -128,7 +130,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
     put(&api, "shared", Some("public"));
     put(&api, "hosts", Some("private"));
 
-    for (who, name, made_of) in [
+    for (caller, name, made_of) in [
         (&mallory, "python", of_mallory("python")),
         (&alice, &*of_mallory("python"), of_mallory("python")),
         (&alice, "app", of_alice("app")),
@@ -140,10 +142,10 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         (&api.admin, &of_mallory("secret"), of_mallory("secret")),
         (&api.admin, "hosts", "hosts".to_owned()),
     ] {
-        let made = create(&api, who, name).await.expect(201);
-        assert_eq!(made.body["jiffy"]["template"], made_of, "{name}");
+        let created = create(&api, caller, name).await.expect(201);
+        assert_eq!(created.body["jiffy"]["template"], made_of, "{name}");
     }
-    for (who, name) in [
+    for (caller, name) in [
         (&alice, "python"),
         (&TestCaller::Owner, "python"),
         (&api.admin, "app"),
@@ -152,22 +154,22 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         (&alice, "hosts"),
         (&alice, "secret"),
     ] {
-        let refused = create(&api, who, name).await.refused(404);
+        let refused = create(&api, caller, name).await.expect_error(404);
         assert_eq!(refused, "template_not_found", "{name}");
         let alias = format!("/templates/aliases/{}", quoted(name));
-        let refused = get(&api, who, &alias).await.refused(404);
+        let refused = get(&api, caller, &alias).await.expect_error(404);
         assert_eq!(refused, "template_not_found", "{name}");
         let path = format!("/templates/{}", quoted(name));
-        let removed = api.call_as(who, "DELETE", &path, Value::Null).await;
-        assert_eq!(removed.refused(404), "template_not_found", "{name}");
+        let removed = api.call_as(caller, "DELETE", &path, Value::Null).await;
+        assert_eq!(removed.expect_error(404), "template_not_found", "{name}");
     }
     let python = of_mallory("python");
-    let mut seen = listed(&api, &alice).await;
-    seen.sort();
+    let mut visible = listed(&api, &alice).await;
+    visible.sort();
     let mut expected = ["app", "shared", &python];
     expected.sort();
     assert_eq!(
-        seen, expected,
+        visible, expected,
         "of two templates with one name, the preferred one"
     );
     assert_eq!(listed(&api, &mallory).await.len(), 3);
@@ -181,8 +183,10 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         }
         let path = format!("/v2{path}");
         let private = json!({ "public": false });
-        let who = if name == "shared" { &mallory } else { &alice };
-        api.call_as(who, "PATCH", &path, private).await.expect(403);
+        let caller = if name == "shared" { &mallory } else { &alice };
+        api.call_as(caller, "PATCH", &path, private)
+            .await
+            .expect(403);
     }
     // Created without the builder, and then published.
     let public = json!({ "public": true });
@@ -205,19 +209,19 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         "/v2/templates/base",
         json!({ "public": false }),
     );
-    assert_eq!(stock.await.refused(400), "invalid_request");
+    assert_eq!(stock.await.expect_error(400), "invalid_request");
 }
 
 #[tokio::test]
 async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, m) = api.key(Scope::Create, Limits::default());
-    let taken = async |who: &TestCaller, name: &str| {
-        let sandbox = api.sandbox_of(who).await;
+    let taken = async |caller: &TestCaller, name: &str| {
+        let sandbox = api.sandbox_of(caller).await;
         let path = format!("/sandboxes/{sandbox}/snapshots");
         let taken = api
-            .call_as(who, "POST", &path, json!({ "name": name }))
+            .call_as(caller, "POST", &path, json!({ "name": name }))
             .await;
         taken.expect(201).text("snapshotID")
     };
@@ -228,23 +232,23 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
     put(&api, &of_mallory(&golden), Some("public"));
     put(&api, "golden", Some("public"));
     for name in ["golden", &golden] {
-        let made = create(&api, &alice, name).await.expect(201);
-        assert_eq!(made.text("snapshotID"), golden, "{name}");
+        let created = create(&api, &alice, name).await.expect(201);
+        assert_eq!(created.text("snapshotID"), golden, "{name}");
     }
     // The same holds for callers that see all templates.
-    for who in [&api.admin, &TestCaller::Owner] {
+    for caller in [&api.admin, &TestCaller::Owner] {
         let stranger = taken(&mallory, "base").await;
-        let made = create(&api, who, "base").await.expect(201);
-        assert_eq!(made.body["jiffy"]["template"], "base");
-        let made = create(&api, who, &stranger).await.expect(201);
-        assert_eq!(made.text("snapshotID"), stranger);
-        let made = create(&api, who, &golden).await.expect(201);
-        assert_eq!(made.text("snapshotID"), golden);
+        let created = create(&api, caller, "base").await.expect(201);
+        assert_eq!(created.body["jiffy"]["template"], "base");
+        let created = create(&api, caller, &stranger).await.expect(201);
+        assert_eq!(created.text("snapshotID"), stranger);
+        let created = create(&api, caller, &golden).await.expect(201);
+        assert_eq!(created.text("snapshotID"), golden);
     }
     assert_eq!(
         get(&api, &mallory, &format!("/snapshots/{golden}"))
             .await
-            .refused(404),
+            .expect_error(404),
         "snapshot_not_found"
     );
     // A name must not look like an id.
@@ -252,26 +256,26 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
     let path = format!("/sandboxes/{sandbox}/snapshots");
     for name in [&golden, BUILD, "01234567-89ab-4cde-8f01-23456789abcd"] {
         let named = api.call_as(&alice, "POST", &path, json!({ "name": name }));
-        assert_eq!(named.await.refused(400), "invalid_request", "{name}");
-        let named = request(&api, &mallory, name).await.refused(400);
+        assert_eq!(named.await.expect_error(400), "invalid_request", "{name}");
+        let named = request(&api, &mallory, name).await.expect_error(400);
         assert_eq!(named, "invalid_request", "{name}");
     }
 }
 
 #[tokio::test]
 async fn unstarted_builds_are_bounded_and_reserve_no_name() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, _) = api.key(Scope::Create, Limits::default());
     let mut entered = Vec::new();
     for n in 0..400 {
-        let asked = request(&api, &mallory, &format!("name{n}")).await;
-        if asked.status == 202 {
-            entered.push(asked);
+        let requested = request(&api, &mallory, &format!("name{n}")).await;
+        if requested.status == 202 {
+            entered.push(requested);
             continue;
         }
-        assert_eq!(asked.header("should-retry"), Some("false"));
-        assert_eq!(asked.refused(429), "too_many_waiting_builds");
+        assert_eq!(requested.header("should-retry"), Some("false"));
+        assert_eq!(requested.expect_error(429), "too_many_waiting_builds");
     }
     assert_eq!(entered.len(), MAX_WAITING_BUILDS);
     request(&api, &alice, "name0").await.expect(202);
@@ -295,18 +299,18 @@ async fn unstarted_builds_are_bounded_and_reserve_no_name() {
     assert_eq!(status.text("status"), "error");
     // The number of retained failed builds is limited.
     for n in 0..300 {
-        let asked = request(&api, &mallory, &format!("fails{n}"))
+        let requested = request(&api, &mallory, &format!("fails{n}"))
             .await
             .expect(202);
-        let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+        let (template, build) = (requested.text("templateID"), requested.text("buildID"));
         let path = format!("/templates/{template}/builds/{build}/cancel");
         api.call_as(&mallory, "POST", &path, Value::Null)
             .await
             .expect(204);
     }
     let count = "SELECT count(*) FROM templates";
-    let left: i64 = records.query_row(count, [], |row| row.get(0)).unwrap();
-    assert!((200..250).contains(&left), "{left}");
+    let remaining: i64 = records.query_row(count, [], |row| row.get(0)).unwrap();
+    assert!((200..250).contains(&remaining), "{remaining}");
 }
 
 fn rusqlite(api: &Api) -> rusqlite::Connection {
@@ -315,32 +319,32 @@ fn rusqlite(api: &Api) -> rusqlite::Connection {
 
 #[tokio::test]
 async fn admins_and_the_hosts_owner_share_names() {
-    let api = Api::building().await;
-    let asked = request(&api, &api.admin, "mine").await.expect(202);
+    let api = Api::with_builder().await;
+    let requested = request(&api, &api.admin, "mine").await.expect(202);
     let same = request(&api, &TestCaller::Owner, "mine").await.expect(202);
-    assert_eq!(asked.body["templateID"], same.body["templateID"]);
+    assert_eq!(requested.body["templateID"], same.body["templateID"]);
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let other = request(&api, &hers, "mine").await.expect(202);
-    assert_ne!(asked.body["templateID"], other.body["templateID"]);
+    assert_ne!(requested.body["templateID"], other.body["templateID"]);
     // The owner may write its namespace explicitly; other callers may not.
-    let said = format!("{}/mine", key.key.id);
-    let same = request(&api, &hers, &said).await.expect(202);
+    let sent = format!("{}/mine", key.key.id);
+    let same = request(&api, &hers, &sent).await.expect(202);
     assert_eq!(same.body["templateID"], other.body["templateID"]);
-    let refused = request(&api, &api.admin, &said).await.refused(400);
+    let refused = request(&api, &api.admin, &sent).await.expect_error(400);
     assert_eq!(refused, "invalid_request");
 }
 
 #[tokio::test]
 async fn builds_of_an_admin_key_are_cancelled_with_the_key() {
-    let api = Api::building().await;
-    let (second, made) = api.key(Scope::Admin, Limits::default());
+    let api = Api::with_builder().await;
+    let (second, created) = api.key(Scope::Admin, Limits::default());
     let ended = request(&api, &second, "mine").await.expect(202);
-    let stays = request(&api, &api.admin, "mine").await.expect(202);
-    let path = format!("/keys/{}/revoke", made.key.id);
+    let retained = request(&api, &api.admin, "mine").await.expect(202);
+    let path = format!("/keys/{}/revoke", created.key.id);
     let revoked = api.call_as(&TestCaller::Owner, "POST", &path, json!({ "end": true }));
     assert_eq!(revoked.await.expect(200).body["builds"], 1);
-    for (asked, status) in [(&ended, "error"), (&stays, "waiting")] {
-        let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    for (requested, status) in [(&ended, "error"), (&retained, "waiting")] {
+        let (template, build) = (requested.text("templateID"), requested.text("buildID"));
         let path = format!("/templates/{template}/builds/{build}/status");
         let now = get(&api, &TestCaller::Owner, &path).await.expect(200);
         assert_eq!(now.text("status"), status);
@@ -376,10 +380,13 @@ async fn templates_of_an_earlier_data_directory_move_to_their_owners_once() {
     };
     let home = api.home();
     let opened = Builder::open(&home, api.host.clone(), settings());
-    let api = api.reopened(opened.await.unwrap());
-    let made_of = async |who: &TestCaller, name: &str| {
-        let made = create(&api, who, name).await.expect(201);
-        made.body["jiffy"]["template"].as_str().unwrap().to_owned()
+    let api = api.with_reopened_builder(opened.await.unwrap());
+    let made_of = async |caller: &TestCaller, name: &str| {
+        let created = create(&api, caller, name).await.expect(201);
+        created.body["jiffy"]["template"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     };
     assert_eq!(made_of(&hers, "app").await, format!("{id}/app"));
     assert_eq!(made_of(&hers, "app:v1").await, format!("{id}/app:v1"));
@@ -393,7 +400,7 @@ async fn templates_of_an_earlier_data_directory_move_to_their_owners_once() {
     assert_eq!(made_of(&api.admin, "hosts").await, "hosts");
     assert_eq!(made_of(&his, "admins").await, "admins");
     assert_eq!(made_of(&his, "base").await, "base");
-    for (who, name) in [
+    for (caller, name) in [
         (&his, "app"),
         (&his, "open"),
         (&his, "hosts"),
@@ -402,7 +409,7 @@ async fn templates_of_an_earlier_data_directory_move_to_their_owners_once() {
         (&TestCaller::Owner, IMAGE),
         (&his, IMAGE),
     ] {
-        let refused = create(&api, who, name).await.refused(404);
+        let refused = create(&api, caller, name).await.expect_error(404);
         assert_eq!(refused, "template_not_found", "{name}");
     }
     let templates = Templates::new(&api.home());
@@ -415,9 +422,9 @@ async fn templates_of_an_earlier_data_directory_move_to_their_owners_once() {
     // host's.
     put(&api, "app", None);
     let opened = Builder::open(&home, api.host.clone(), settings());
-    let api = api.reopened(opened.await.unwrap());
-    let made = create(&api, &TestCaller::Owner, "app").await.expect(201);
-    assert_eq!(made.body["jiffy"]["template"], "app");
-    let made = create(&api, &hers, "app").await.expect(201);
-    assert_eq!(made.body["jiffy"]["template"], format!("{id}/app"));
+    let api = api.with_reopened_builder(opened.await.unwrap());
+    let created = create(&api, &TestCaller::Owner, "app").await.expect(201);
+    assert_eq!(created.body["jiffy"]["template"], "app");
+    let created = create(&api, &hers, "app").await.expect(201);
+    assert_eq!(created.body["jiffy"]["template"], format!("{id}/app"));
 }

@@ -26,24 +26,31 @@ fn request(api: &Api, method: &str, path: &str, kind: Option<&str>, body: Body) 
 }
 
 #[tokio::test]
-async fn all_refusals_have_one_form() {
+async fn all_error_responses_have_one_form() {
     let api = Api::new();
-    assert_eq!(api.get("/nope").await.refused(404), "no_such_call");
-    assert_eq!(api.get("/sandboxes/").await.refused(404), "no_such_call");
+    assert_eq!(api.get("/nope").await.expect_error(404), "no_such_call");
+    assert_eq!(
+        api.get("/sandboxes/").await.expect_error(404),
+        "no_such_call"
+    );
     let other = api.put("/v2/sandboxes", json!({})).await;
     let allowed = other.header("allow").unwrap().to_owned();
     assert!(
         allowed.contains("POST") && allowed.contains("GET"),
         "{allowed}"
     );
-    assert_eq!(other.refused(405), "method_not_allowed");
+    assert_eq!(other.expect_error(405), "method_not_allowed");
     for bad in [
         "/sandboxes/%ff",
         "/v2/sandboxes?metadata=%ff",
         "/v2/sandboxes?metadata=%25ff",
         "/v2/sandboxes?%ff=x",
     ] {
-        assert_eq!(api.get(bad).await.refused(400), "invalid_request", "{bad}");
+        assert_eq!(
+            api.get(bad).await.expect_error(400),
+            "invalid_request",
+            "{bad}"
+        );
     }
     let send = |kind: Option<&'static str>, body: &str| {
         let body = Body::from(body.to_owned());
@@ -63,7 +70,7 @@ async fn all_refusals_have_one_form() {
     }
     for kind in ["text/plain", "application/x-www-form-urlencoded", "json"] {
         assert_eq!(
-            send(Some(kind), good).await.refused(415),
+            send(Some(kind), good).await.expect_error(415),
             "unsupported_media_type"
         );
     }
@@ -81,9 +88,9 @@ async fn unknown_calls_are_rejected_in_one_form_with_merged_routes() {
     let mut api = Api::new();
     let figures = axum::Router::new().route("/metrics", axum::routing::get(async || "figures"));
     api.router = api.router.merge(figures);
-    assert_eq!(api.get("/nope").await.refused(404), "no_such_call");
+    assert_eq!(api.get("/nope").await.expect_error(404), "no_such_call");
     let other = api.put("/v2/sandboxes", json!({})).await;
-    assert_eq!(other.refused(405), "method_not_allowed");
+    assert_eq!(other.expect_error(405), "method_not_allowed");
 }
 
 #[tokio::test]
@@ -106,7 +113,7 @@ async fn a_body_is_a_mebibyte_at_most_also_in_pieces() {
         ))
     };
     send(stream(15)).await.expect(201);
-    assert_eq!(send(stream(16)).await.refused(413), "body_too_large");
+    assert_eq!(send(stream(16)).await.expect_error(413), "body_too_large");
 }
 
 struct Pieces(std::vec::IntoIter<Result<Bytes, Infallible>>);
@@ -204,22 +211,22 @@ async fn a_list_is_filtered_by_metadata_state_template_and_age() {
 #[tokio::test]
 async fn pages_of_sandboxes_form_the_complete_list() {
     let api = Api::new();
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for _ in 0..7 {
-        made.push(api.sandbox().await);
+        created.push(api.sandbox().await);
     }
     for order in ["asc", "desc"] {
         let all = api.get(&format!("/v2/sandboxes?order={order}")).await;
         assert_eq!(all.header("x-next-token"), None);
-        let (mut seen, mut next) = (Vec::new(), Some(String::new()));
+        let (mut visible, mut next) = (Vec::new(), Some(String::new()));
         while let Some(token) = next {
             let path = format!("/v2/sandboxes?order={order}&limit=3&nextToken={token}");
             let page = api.get(&path).await.expect(200);
-            seen.extend(page.ids());
+            visible.extend(page.ids());
             next = page.header("x-next-token").map(str::to_owned);
         }
-        assert_eq!(seen, all.ids());
-        assert_eq!(seen.len(), made.len());
+        assert_eq!(visible, all.ids());
+        assert_eq!(visible.len(), created.len());
     }
 }
 
@@ -248,7 +255,7 @@ async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
         json!({ "rules": { "a.example": [{ "transform": { "headers": { "A": "b" } } }] } });
     let refused = api.put(&path, inject).await;
     assert!(refused.text("message").contains("`rules`"));
-    assert_eq!(refused.refused(400), "unsupported_option");
+    assert_eq!(refused.expect_error(400), "unsupported_option");
     for bad in [
         json!({ "denyOut": ["a.example"] }),
         json!({ "allowOut": "x" }),
@@ -266,7 +273,7 @@ async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
 
 #[tokio::test]
 async fn metrics_are_the_hosts_samples_of_the_requested_period() {
-    let api = Api::sampled();
+    let api = Api::with_sampling();
     let id = api.sandbox().await;
     let samples = || api.host.observe().history(&id, None, None).unwrap();
     support::fake::until("samples", || samples().len() > 3).await;
@@ -274,13 +281,16 @@ async fn metrics_are_the_hosts_samples_of_the_requested_period() {
     api.post(&format!("/sandboxes/{id}/pause"), Value::Null)
         .await
         .expect(204);
-    let known = samples();
+    let registered = samples();
     let all = api
         .get(&format!("/sandboxes/{id}/metrics"))
         .await
         .expect(200);
-    assert_eq!(all.items().len(), known.len());
-    let (first, last) = (known[0].at_ms / 1000, known[known.len() - 1].at_ms / 1000);
+    assert_eq!(all.items().len(), registered.len());
+    let (first, last) = (
+        registered[0].at_ms / 1000,
+        registered[registered.len() - 1].at_ms / 1000,
+    );
     assert_eq!(all.body[0]["timestampUnix"], json!(first));
     assert_eq!(all.body[0]["memTotal"], json!(512 << 20));
     let within = |query: String| {
@@ -290,7 +300,7 @@ async fn metrics_are_the_hosts_samples_of_the_requested_period() {
     };
     assert_eq!(
         within(format!("start={first}&end={last}")).await,
-        known.len()
+        registered.len()
     );
     assert_eq!(within(format!("start={}", last + 1)).await, 0);
     assert_eq!(within(format!("end={}", first - 1)).await, 0);
@@ -413,7 +423,7 @@ async fn a_link_to_a_port_is_valid_for_the_requested_time() {
     assert_eq!(
         api.get(&format!("/sandboxes/{id}/preview?port=80"))
             .await
-            .refused(501),
+            .expect_error(501),
         "unsupported"
     );
     let links: Arc<dyn PreviewLinks> = Arc::new(|id: &str, port: u16, expires: u64| {
@@ -430,8 +440,8 @@ async fn a_link_to_a_port_is_valid_for_the_requested_time() {
             .starts_with(&format!("http://8080-{id}.x/?until="))
     );
     let at: jiff::Timestamp = link.text("expiresAt").parse().unwrap();
-    let left = at.as_second() - jiff::Timestamp::now().as_second();
-    assert!((50..=60).contains(&left), "{left}");
+    let remaining = at.as_second() - jiff::Timestamp::now().as_second();
+    assert!((50..=60).contains(&remaining), "{remaining}");
     for bad in [
         "",
         "?port=0",

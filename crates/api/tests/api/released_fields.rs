@@ -89,7 +89,7 @@ fn every_changed_field_of_the_api_is_in_the_changelog() {
 }
 
 #[test]
-fn a_changed_field_without_an_entry_is_noticed() {
+fn a_changed_field_without_an_entry_is_detected() {
     let schemas = openapi::document()["components"]["schemas"].clone();
     let released = written(&fields(&schemas));
     let log =

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use support::fake::OTHER;
 use support::{Answer, Api, TestCaller};
 
-async fn create(api: &Api, who: &TestCaller, name: &str) -> Answer {
+async fn create(api: &Api, caller: &TestCaller, name: &str) -> Answer {
     let body = json!({ "templateID": "base", "name": name });
-    api.call_as(who, "POST", "/v2/sandboxes", body).await
+    api.call_as(caller, "POST", "/v2/sandboxes", body).await
 }
 
-async fn look(api: &Api, who: &TestCaller, name: &str) -> Answer {
+async fn look(api: &Api, caller: &TestCaller, name: &str) -> Answer {
     let path = format!("/sandboxes/{name}");
-    api.call_as(who, "GET", &path, Value::Null).await
+    api.call_as(caller, "GET", &path, Value::Null).await
 }
 
 #[tokio::test]
@@ -22,18 +22,24 @@ async fn a_name_is_accepted_for_an_id_and_the_callers_own_wins() {
     let api = Api::new();
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, _) = api.key(Scope::Create, Limits::default());
-    let made = create(&api, &alice, "web").await.expect(201);
-    assert_eq!(made.text("name"), "web");
-    assert_eq!(look(&api, &alice, "web").await.expect(200).id(), made.id());
-    assert_eq!(create(&api, &alice, "web").await.refused(409), "name_taken");
+    let created = create(&api, &alice, "web").await.expect(201);
+    assert_eq!(created.text("name"), "web");
     assert_eq!(
-        look(&api, &mallory, "web").await.refused(404),
+        look(&api, &alice, "web").await.expect(200).id(),
+        created.id()
+    );
+    assert_eq!(
+        create(&api, &alice, "web").await.expect_error(409),
+        "name_taken"
+    );
+    assert_eq!(
+        look(&api, &mallory, "web").await.expect_error(404),
         "sandbox_not_found"
     );
     // A caller that sees all sandboxes finds the only match, but prefers its own sandbox.
     assert_eq!(
         look(&api, &TestCaller::Owner, "web").await.expect(200).id(),
-        made.id()
+        created.id()
     );
     let theirs = create(&api, &mallory, "web").await.expect(201);
     let several = look(&api, &TestCaller::Owner, "web").await.expect(400);
@@ -43,12 +49,15 @@ async fn a_name_is_accepted_for_an_id_and_the_callers_own_wins() {
         look(&api, &TestCaller::Owner, "web").await.expect(200).id(),
         own.id()
     );
-    assert_eq!(look(&api, &alice, "web").await.expect(200).id(), made.id());
+    assert_eq!(
+        look(&api, &alice, "web").await.expect(200).id(),
+        created.id()
+    );
 
     let listed = api
         .call_as(&alice, "GET", "/v2/sandboxes?name=web", Value::Null)
         .await;
-    assert_eq!(listed.expect(200).ids(), [made.id()]);
+    assert_eq!(listed.expect(200).ids(), [created.id()]);
     let none = api
         .call_as(&alice, "GET", "/v2/sandboxes?name=api", Value::Null)
         .await;
@@ -78,9 +87,12 @@ async fn a_sandbox_is_renamed_and_bad_names_are_refused() {
     assert_eq!(api.get("/sandboxes/web").await.expect(200).id(), id);
     let long = "a".repeat(64);
     for bad in ["", "a b", "-a", "a/b", &id, &long] {
-        assert_eq!(change(json!(bad)).await.refused(400), "invalid_request");
-        let made = create(&api, &api.admin, bad).await;
-        assert_eq!(made.refused(400), "invalid_request", "{bad}");
+        assert_eq!(
+            change(json!(bad)).await.expect_error(400),
+            "invalid_request"
+        );
+        let created = create(&api, &api.admin, bad).await;
+        assert_eq!(created.expect_error(400), "invalid_request", "{bad}");
     }
     let none = change(Value::Null).await.expect(200);
     assert!(none.body.get("name").is_none());
@@ -106,16 +118,16 @@ async fn a_wait_ends_when_its_state_is_reached_or_impossible() {
         "running",
         "without a wait"
     );
-    let (told, _) = tokio::join!(wait("for=paused&seconds=10"), api.host.pause(&id));
-    assert_eq!(told.text("state"), "paused");
+    let (reported, _) = tokio::join!(wait("for=paused&seconds=10"), api.host.pause(&id));
+    assert_eq!(reported.text("state"), "paused");
     api.host.resume(&id).await.unwrap();
-    let (told, _) = tokio::join!(wait("for=ended&seconds=10"), async {
+    let (reported, _) = tokio::join!(wait("for=ended&seconds=10"), async {
         api.bench.world.panic_guest(&id);
     });
-    assert_eq!(told.text("state"), "broken");
-    assert!(told.text("reason").contains("gone"));
-    let (told, _) = tokio::join!(wait("for=running&seconds=10"), api.host.remove(&id));
-    assert!(matches!(&told.text("state")[..], "broken" | "killed"));
+    assert_eq!(reported.text("state"), "broken");
+    assert!(reported.text("reason").contains("gone"));
+    let (reported, _) = tokio::join!(wait("for=running&seconds=10"), api.host.remove(&id));
+    assert!(matches!(&reported.text("state")[..], "broken" | "killed"));
     for bad in ["for=ready", "seconds=11", "seconds=x"] {
         let path = format!("/sandboxes/{}/wait?{bad}", api.sandbox().await);
         api.get(&path).await.expect(400);
@@ -132,7 +144,7 @@ async fn a_restart_preserves_the_sandbox_and_metrics_are_current() {
     long.expect(400);
     api.bench.world.fail("answer");
     assert_eq!(
-        api.post(&path, Value::Null).await.refused(409),
+        api.post(&path, Value::Null).await.expect_error(409),
         "wrong_state"
     );
     api.bench.world.clear_failures();
@@ -146,7 +158,7 @@ async fn a_restart_preserves_the_sandbox_and_metrics_are_current() {
     api.host.pause(&id).await.unwrap();
     let path = format!("/sandboxes/{id}/restart");
     assert_eq!(
-        api.post(&path, Value::Null).await.refused(409),
+        api.post(&path, Value::Null).await.expect_error(409),
         "wrong_state"
     );
 }
@@ -158,8 +170,8 @@ async fn an_engine_can_be_chosen_and_a_missing_one_is_refused() {
         let body = json!({ "templateID": "base", "engine": engine });
         api.post("/v2/sandboxes", body).await
     };
-    let made = create(OTHER).await.expect(201);
-    assert_eq!(made.text("engine"), OTHER);
+    let created = create(OTHER).await.expect(201);
+    assert_eq!(created.text("engine"), OTHER);
     assert_eq!(
         create("microvm").await.expect(201).text("engine"),
         "microvm"

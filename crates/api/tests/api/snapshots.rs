@@ -19,7 +19,7 @@ async fn snapshot(api: &Api, id: &str, name: Value) -> String {
 }
 
 #[tokio::test]
-async fn a_snapshot_outlives_its_sandbox_and_makes_others() {
+async fn a_snapshot_outlives_its_sandbox_and_can_create_others() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.bench.world.write(&id, "saved");
@@ -30,12 +30,12 @@ async fn a_snapshot_outlives_its_sandbox_and_makes_others() {
     assert_eq!(taken.body["names"], json!(["team/env:v1"]));
     api.delete(&format!("/sandboxes/{id}")).await.expect(204);
     for template in [taken.text("snapshotID"), "team/env:v1".into()] {
-        let made = api
+        let created = api
             .post("/v2/sandboxes", json!({ "templateID": template }))
             .await
             .expect(201);
-        assert_eq!(api.bench.world.read(&made.id()), "saved");
-        assert_eq!(made.body["snapshotID"], taken.body["snapshotID"]);
+        assert_eq!(api.bench.world.read(&created.id()), "saved");
+        assert_eq!(created.body["snapshotID"], taken.body["snapshotID"]);
     }
     let listed = api
         .get(&format!("/snapshots?sandboxID={id}"))
@@ -68,8 +68,8 @@ async fn a_sandbox_from_a_snapshot_inherits_its_environment_unless_specified() {
         let body = json!({ "templateID": snapshot, "envVars": env });
         let api = &api;
         async move {
-            let made = api.post("/v2/sandboxes", body).await.expect(201).id();
-            let sandbox = api.host.get(&made).unwrap();
+            let created = api.post("/v2/sandboxes", body).await.expect(201).id();
+            let sandbox = api.host.get(&created).unwrap();
             let env = sandbox.env().iter();
             env.map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>()
         }
@@ -118,13 +118,13 @@ async fn snapshots_are_listed_in_pages() {
     for _ in 0..5 {
         taken.push(snapshot(&api, &id, Value::Null).await);
     }
-    let (mut seen, mut next) = (Vec::new(), Some(String::new()));
+    let (mut visible, mut next) = (Vec::new(), Some(String::new()));
     while let Some(token) = next {
         let page = api
             .get(&format!("/snapshots?limit=2&order=asc&nextToken={token}"))
             .await;
         let page = page.expect(200);
-        seen.extend(
+        visible.extend(
             page.items()
                 .iter()
                 .map(|s| s["snapshotID"].as_str().unwrap().to_owned()),
@@ -132,8 +132,8 @@ async fn snapshots_are_listed_in_pages() {
         next = page.header("x-next-token").map(str::to_owned);
     }
     taken.sort();
-    seen.sort();
-    assert_eq!(seen, taken);
+    visible.sort();
+    assert_eq!(visible, taken);
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn a_rollback_preserves_the_id_and_accepts_any_ancestor() {
     let nowhere = api
         .post(&path(&id, "rollback"), json!({ "snapshotID": "nope" }))
         .await;
-    assert_eq!(nowhere.refused(404), "snapshot_not_found");
+    assert_eq!(nowhere.expect_error(404), "snapshot_not_found");
     api.post(&path(&id, "rollback"), json!({}))
         .await
         .expect(400);
@@ -177,11 +177,11 @@ async fn a_rollback_preserves_the_id_and_accepts_any_ancestor() {
     let strange = api
         .post(&path(&large.id(), "rollback"), json!({ "snapshotID": one }))
         .await;
-    assert_eq!(strange.refused(409), "wrong_snapshot");
+    assert_eq!(strange.expect_error(409), "wrong_snapshot");
 }
 
 #[tokio::test]
-async fn snapshots_of_one_key_are_nothing_to_another() {
+async fn snapshots_are_invisible_to_other_keys() {
     let api = Api::new();
     let (a, _) = api.key(Scope::Create, Limits::default());
     let (b, _) = api.key(Scope::Create, Limits::default());
@@ -224,10 +224,10 @@ async fn snapshots_of_one_key_are_nothing_to_another() {
         .await
         .expect(400);
     api.bench.world.write(&id, "a's");
-    let made = api
+    let created = api
         .call_as(&a, "POST", "/v2/sandboxes", json!({ "templateID": taken }))
         .await;
-    assert_eq!(made.expect(201).body["snapshotID"], json!(taken));
+    assert_eq!(created.expect(201).body["snapshotID"], json!(taken));
 }
 
 #[tokio::test]
@@ -281,19 +281,19 @@ async fn unsupported_calls_are_refused_with_a_message() {
     ] {
         let refused = put(method, path).await;
         assert_eq!(refused.header("should-retry"), Some("false"));
-        assert_eq!(refused.refused(501), "unsupported", "{method} {path}");
+        assert_eq!(refused.expect_error(501), "unsupported", "{method} {path}");
     }
     assert_eq!(
-        api.get("/templates/base/files/abc").await.refused(501),
+        api.get("/templates/base/files/abc").await.expect_error(501),
         "unsupported"
     );
 }
 
 #[tokio::test]
-async fn engines_are_listed_for_all_and_obstacles_for_the_owner() {
+async fn engines_are_listed_for_all_callers_and_failures_for_the_owner() {
     let api = Api::new();
-    let told = api.get("/engines").await.expect(200);
-    let engine = &told.items()[0];
+    let reported = api.get("/engines").await.expect(200);
+    let engine = &reported.items()[0];
     assert_eq!(
         (&engine["name"], &engine["usable"], &engine["default"]),
         (&json!("microvm"), &json!(false), &json!(true))
@@ -301,10 +301,10 @@ async fn engines_are_listed_for_all_and_obstacles_for_the_owner() {
     assert_eq!(engine["capabilities"]["rollback"], true);
     assert_eq!(engine["capabilities"]["liveSnapshot"], false);
     assert_eq!(engine["why"], Value::Null);
-    let told = api
+    let reported = api
         .call_as(&TestCaller::Owner, "GET", "/engines", Value::Null)
         .await;
-    assert_eq!(told.expect(200).body[0]["why"], "it is made up");
+    assert_eq!(reported.expect(200).body[0]["why"], "it is a fake");
 }
 
 #[tokio::test]
@@ -315,7 +315,7 @@ async fn unsupported_operations_are_refused_with_an_engine_that_supports_them() 
     let refused = api.post(&verify, Value::Null).await.expect(501);
     let sentence = "the engine microvm cannot verify snapshots; use the engine microvm";
     assert!(refused.text("message").ends_with(sentence), "{refused:?}");
-    assert_eq!(refused.refused(501), "unsupported");
+    assert_eq!(refused.expect_error(501), "unsupported");
 }
 
 #[tokio::test]
@@ -332,11 +332,11 @@ async fn admins_set_the_size_of_pools() {
     );
     until("the pool to fill", || api.host.pool().waiting() == 2).await;
     assert_eq!(api.get("/pools").await.expect(200).body[0]["ready"], 2);
-    let made = api
+    let created = api
         .post("/v2/sandboxes", json!({ "templateID": "base" }))
         .await
         .expect(201);
-    assert_eq!(made.body["bootMode"], "warm-pool");
+    assert_eq!(created.body["bootMode"], "warm-pool");
     api.put("/pools/base", json!({ "size": 0 }))
         .await
         .expect(200);
@@ -400,8 +400,8 @@ async fn the_hosts_owner_sees_every_snapshot_and_record() {
 
 #[tokio::test]
 async fn admins_see_the_host_and_its_owner_stops_it() {
-    let told = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let flag = told.clone();
+    let reported = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let flag = reported.clone();
     let stop = move |how: jiffy_api_types::StopHost| {
         flag.store(how.kill_sandboxes, std::sync::atomic::Ordering::SeqCst)
     };
@@ -439,7 +439,7 @@ async fn admins_see_the_host_and_its_owner_stops_it() {
     api.call_as(&TestCaller::Owner, "POST", "/host/stop", how)
         .await
         .expect(202);
-    assert!(told.load(std::sync::atomic::Ordering::SeqCst));
+    assert!(reported.load(std::sync::atomic::Ordering::SeqCst));
     let silent = Api::new();
     silent
         .call_as(&TestCaller::Owner, "POST", "/host/stop", Value::Null)
@@ -458,7 +458,7 @@ async fn a_used_snapshot_is_deleted_with_its_last_user() {
             .await
     };
     remove().await.expect(204);
-    assert_eq!(remove().await.refused(409), "in_use");
+    assert_eq!(remove().await.expect_error(409), "in_use");
     api.delete(&format!("/sandboxes/{id}")).await.expect(204);
     let verify = format!("/snapshots/{taken}/verify");
     api.post(&verify, Value::Null).await.expect(404);

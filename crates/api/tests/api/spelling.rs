@@ -48,7 +48,7 @@ fn names_change_their_spelling() {
 
 #[tokio::test]
 async fn every_field_of_every_body_is_read_in_either_spelling() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let document = openapi::document();
     let mut fields = 0;
     for (path, calls) in document["paths"].as_object().unwrap() {
@@ -88,10 +88,10 @@ async fn every_field_of_every_body_is_read_in_either_spelling() {
                     "{method} {path} {body}: {}",
                     refused.body
                 );
-                let why = refused.text("message");
+                let reason = refused.text("message");
                 let named = [camel(field), snake(field), field.clone()];
-                let is_named = named.iter().any(|name| why.contains(name));
-                assert!(is_named, "{method} {path} {body}: {why}");
+                let is_named = named.iter().any(|name| reason.contains(name));
+                assert!(is_named, "{method} {path} {body}: {reason}");
                 fields += 1;
             }
         }

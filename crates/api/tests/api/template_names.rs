@@ -10,7 +10,7 @@ use serde_json::json;
 
 #[tokio::test]
 async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of_its_build() {
-    let api = Api::building().await;
+    let api = Api::with_builder().await;
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let (his, _) = api.key(Scope::Create, Limits::default());
     built(&api, "app", &key.key.id, &["v1"]);
@@ -45,7 +45,7 @@ async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of
         let alias = format!("/templates/aliases/{word}");
         get(&api, &hers, &alias).await.expect(200);
         for path in [path, tags_path, alias] {
-            let refused = get(&api, &his, &path).await.refused(404);
+            let refused = get(&api, &his, &path).await.expect_error(404);
             assert_eq!(refused, "template_not_found", "{path}");
         }
     }
@@ -54,29 +54,29 @@ async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of
     let app = listed.iter().find(|t| t["templateID"] == id.as_str());
     assert_eq!(app.unwrap()["buildID"], build.as_str());
     // A create requires the tag: the name alone means the default tag.
-    let refused = create(&api, &hers, "app").await.refused(404);
+    let refused = create(&api, &hers, "app").await.expect_error(404);
     assert_eq!(refused, "template_not_found");
     // The id of the build refers to exactly that build, for callers that may use the template.
     for word in ["app", id.as_str()] {
         let built = format!("{word}:{build}");
         create(&api, &hers, &built).await.expect(201);
-        let refused = create(&api, &his, &built).await.refused(404);
+        let refused = create(&api, &his, &built).await.expect_error(404);
         assert_eq!(refused, "template_not_found");
     }
     records.set_ready(&build, &[], "another version").unwrap();
     let refused = create(&api, &hers, &format!("app:{build}")).await;
-    assert_eq!(refused.refused(404), "template_not_found");
+    assert_eq!(refused.expect_error(404), "template_not_found");
 }
 
 #[tokio::test]
 async fn names_of_templates_are_lower_cased_and_may_be_long() {
-    let api = Api::building().await;
-    let asked = request(&api, &api.admin, "Harbor__Task:V1")
+    let api = Api::with_builder().await;
+    let requested = request(&api, &api.admin, "Harbor__Task:V1")
         .await
         .expect(202);
-    assert_eq!(asked.body["names"], json!(["harbor__task"]));
-    assert_eq!(asked.body["tags"], json!(["V1"]));
-    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    assert_eq!(requested.body["names"], json!(["harbor__task"]));
+    assert_eq!(requested.body["tags"], json!(["V1"]));
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/templates/HARBOR__TASK/builds/{build}/status");
     let status = get(&api, &api.admin, &path).await.expect(200);
     assert_eq!(status.text("templateID"), template);
@@ -85,6 +85,6 @@ async fn names_of_templates_are_lower_cased_and_may_be_long() {
     let longer = format!("{longest}n");
     request(&api, &api.admin, &longer).await.expect(400);
     // Upper-case letters do not bypass the check for stock templates.
-    let taken = request(&api, &api.admin, "Base").await.refused(409);
+    let taken = request(&api, &api.admin, "Base").await.expect_error(409);
     assert_eq!(taken, "name_taken");
 }

@@ -67,7 +67,7 @@ impl Many {
 }
 
 #[tokio::test]
-async fn a_page_of_templates_looks_at_no_more_than_it_shows_and_all_pages_are_the_list() {
+async fn a_page_reads_only_its_templates_and_all_pages_form_the_list() {
     let all = (0..NUMBER).map(|at| {
         let name = format!("t{at:05}");
         template(None, &name, "default", Visibility::Private)
@@ -85,16 +85,16 @@ async fn a_page_of_templates_looks_at_no_more_than_it_shows_and_all_pages_are_th
     assert_eq!((second.len(), &*second[0]), (10, "t00010"));
     assert!(looked_at <= 13, "{looked_at}");
     // Clients without support for pages get a bounded list with a token for the next page.
-    let (mut seen, mut next, looked_at) = many.page("").await;
-    assert_eq!(seen.len(), 1000);
+    let (mut visible, mut next, looked_at) = many.page("").await;
+    assert_eq!(visible.len(), 1000);
     assert!(looked_at <= 1002, "{looked_at}");
     while let Some(token) = next {
         let part;
         (part, next, _) = many.page(&format!("?nextToken={token}")).await;
-        seen.extend(part);
+        visible.extend(part);
     }
     let expected: Vec<String> = (0..NUMBER).map(|at| format!("t{at:05}")).collect();
-    assert_eq!(seen, expected);
+    assert_eq!(visible, expected);
 }
 
 #[tokio::test]
@@ -109,14 +109,14 @@ async fn tags_of_a_template_are_on_one_page_and_internal_templates_are_hidden() 
         template(None, "d", "default", Private),
         template(Some(key), "a", "default", Private),
     ]);
-    let (mut seen, mut next, _) = many.page("?limit=1").await;
+    let (mut visible, mut next, _) = many.page("?limit=1").await;
     while let Some(token) = next {
         let part;
         (part, next, _) = many.page(&format!("?limit=1&nextToken={token}")).await;
         assert!(part.len() == 1, "{part:?}");
-        seen.extend(part);
+        visible.extend(part);
     }
-    assert_eq!(seen, ["a", "b:x", "d", &format!("{key}/a")]);
+    assert_eq!(visible, ["a", "b:x", "d", &format!("{key}/a")]);
 }
 
 #[tokio::test]

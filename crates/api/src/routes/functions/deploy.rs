@@ -1,4 +1,4 @@
-//! Deployment of functions.
+//! `POST /functions/{name}`: deployment of functions.
 
 use crate::app::App;
 use crate::body::{MAX_BODY, parse};
@@ -18,7 +18,8 @@ use jiffy_proto::function::MAX_MODULE_BYTES;
 use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest};
 use multer::{Field, Multipart};
 
-/// Bytes of disk space reserved per byte of a module: for the module and its machine code.
+/// Bytes of disk space that are reserved per byte of a module: for the module itself and for its
+/// compiled machine code.
 const DISK_PER_MODULE_BYTE: u64 = 4;
 /// Minimum growth of a reservation in bytes, as far as the quota permits.
 const GROWTH_BYTES: u64 = 4 << 20;
@@ -32,19 +33,22 @@ pub(in crate::routes) async fn deploy(
     request: Request,
 ) -> Result<Json<Function>, ApiError> {
     let functions = app.functions()?;
+    // Before reading the form, which may be large.
     if !is_name(&name) {
         return Err(FunctionError::Name.into());
     }
+    // Slightly more than the module. Without a length, the reservation grows while receiving.
     let expected = content_length(&request).unwrap_or(0);
     let mut form = form(request)?;
     let (mut settings, mut module) = (DeploySettings::default(), None);
     while let Some(mut field) = form.next_field().await.map_err(malformed)? {
         match field.name() {
-            Some("settings") => settings = parse(&small(&mut field).await?)?,
+            Some("settings") => settings = parse(&read_settings(&mut field).await?)?,
             Some("module") if module.is_none() => {
-                let room = module_room(&app, &caller, expected).await?;
-                let mut upload = functions.upload_of(caller.owner_scope(), room).await?;
-                receive(&mut field, &mut upload).await?;
+                // Reserve before receiving, so that an upload cannot exceed the quota.
+                let quota = reserve_module_space(&app, &caller, expected).await?;
+                let mut upload = functions.upload_of(caller.owner_scope(), quota).await?;
+                write_module(&mut field, &mut upload).await?;
                 module = Some(upload);
             }
             _ => {
@@ -57,9 +61,9 @@ pub(in crate::routes) async fn deploy(
         (Some(module), None) => module,
         (None, Some(digest)) => {
             let found = functions.find_module(caller.owner_scope(), digest).await?;
-            let room = module_room(&app, &caller, found.bytes()).await?;
+            let quota = reserve_module_space(&app, &caller, found.bytes()).await?;
             functions
-                .copy_module(caller.owner_scope(), found, room)
+                .copy_module(caller.owner_scope(), found, quota)
                 .await?
         }
         (None, None) => {
@@ -74,22 +78,23 @@ pub(in crate::routes) async fn deploy(
     };
     let scope = function::sandbox_key(&settings)?;
     let renew = settings.renew_sandbox_key;
-    let former = functions.find(caller.owner_scope(), &name).ok();
-    let former = former.and_then(|record| record.sandbox_key.clone());
-    let granted = scope.map(|scope| app.sandbox_key(&caller, &name, scope, renew));
-    let granted = granted.transpose()?;
+    let former_key = functions.find(caller.owner_scope(), &name).ok();
+    let former_key = former_key.and_then(|record| record.sandbox_key.clone());
+    let sandbox_key = scope.map(|scope| app.sandbox_key(&caller, &name, scope, renew));
+    let sandbox_key = sandbox_key.transpose()?;
     let changes = DeployChanges {
-        sandbox_key: granted.clone(),
+        sandbox_key: sandbox_key.clone(),
         ..function::changes(settings)
     };
     let deployed = functions
         .deploy(caller.owner_scope(), &name, changes, module)
         .await;
+    // Revoke the key that is no longer used: the former key, or the new key after a failure.
     match &deployed {
-        Ok(_) => app.end_sandbox_key(former.as_ref(), granted.as_ref()),
-        Err(_) => app.end_sandbox_key(granted.as_ref(), former.as_ref()),
+        Ok(_) => app.revoke_unused_sandbox_key(former_key.as_ref(), sandbox_key.as_ref()),
+        Err(_) => app.revoke_unused_sandbox_key(sandbox_key.as_ref(), former_key.as_ref()),
     }
-    Ok(Json(app.shown_function(&*deployed?)))
+    Ok(Json(app.function_info(&*deployed?)))
 }
 
 fn content_length(request: &Request) -> Option<u64> {
@@ -99,10 +104,15 @@ fn content_length(request: &Request) -> Option<u64> {
 
 /// Reserves disk space for a module of `bytes` bytes and its machine code. If either turns out to
 /// be larger, the reservation grows before the data is written.
-async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployQuota, ApiError> {
+async fn reserve_module_space(
+    app: &App,
+    caller: &Caller,
+    bytes: u64,
+) -> Result<DeployQuota, ApiError> {
     let Some(key) = caller.key().filter(|_| caller.owner_scope().is_some()) else {
         return Ok(DeployQuota::default());
     };
+    // A client may announce any length.
     let bytes = bytes.min(MAX_MODULE_BYTES);
     let request = QuotaRequest {
         amount: QuotaAmount {
@@ -112,18 +122,18 @@ async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployQuo
         disk_floor: None,
     };
     let permit = app.quota.reserve(key, request, None).await?;
-    Ok(DeployQuota::limited(ModuleRoom { permit, used: 0 }))
+    Ok(DeployQuota::limited(ModuleReservation { permit, used: 0 }))
 }
 
-/// Reserved disk space for one deployment.
+/// Disk space that is reserved for one deployment.
 #[derive(Debug)]
-struct ModuleRoom {
+struct ModuleReservation {
     permit: QuotaPermit,
     /// Bytes written by the deployment.
     used: u64,
 }
 
-impl DiskQuota for ModuleRoom {
+impl DiskQuota for ModuleReservation {
     fn grow(&mut self, bytes: u64) -> Result<(), BoxError> {
         self.used = self.used.saturating_add(bytes);
         let reserved = self.permit.disk_bytes().unwrap_or(u64::MAX);
@@ -131,7 +141,8 @@ impl DiskQuota for ModuleRoom {
         if missing == 0 {
             return Ok(());
         }
-        // Grow in large steps if the quota permits: each step computes the key's whole usage.
+        // Grow in large steps if the quota permits, because each step computes the key's whole
+        // usage.
         if missing < GROWTH_BYTES && self.permit.grow(GROWTH_BYTES).is_ok() {
             return Ok(());
         }
@@ -157,8 +168,8 @@ fn malformed(error: multer::Error) -> ApiError {
     ApiError::invalid(format!("the form cannot be read: {error}"))
 }
 
-/// Reads a part of bounded size.
-async fn small(field: &mut Field<'static>) -> Result<Vec<u8>, ApiError> {
+/// Reads the part `settings`, whose size is bounded.
+async fn read_settings(field: &mut Field<'static>) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(chunk) = field.chunk().await.map_err(malformed)? {
         bytes.extend_from_slice(&chunk);
@@ -171,7 +182,11 @@ async fn small(field: &mut Field<'static>) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-async fn receive(field: &mut Field<'static>, upload: &mut ModuleUpload) -> Result<(), ApiError> {
+/// Writes the part `module` to the upload.
+async fn write_module(
+    field: &mut Field<'static>,
+    upload: &mut ModuleUpload,
+) -> Result<(), ApiError> {
     while let Some(chunk) = field.chunk().await.map_err(malformed)? {
         upload.write(&chunk)?;
     }

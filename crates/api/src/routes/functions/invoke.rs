@@ -1,4 +1,4 @@
-//! Requests to functions: by path with a key, and by host name.
+//! Requests to functions: by path with a key, or by the function's host name.
 
 use crate::app::App;
 use crate::caller::{Caller, identify};
@@ -51,9 +51,10 @@ async fn invoke_by_path(
 ) -> Result<Response, ApiError> {
     may_invoke(&caller)?;
     let record = app.function(&caller, &name)?;
-    // The path is not decoded: the function receives the remainder as sent.
+    // The path is not decoded, because the function must receive the remainder as sent.
     let written = request.uri().path();
     let rest = written.splitn(5, '/').nth(4);
+    // The prefix is everything before the slash that starts the remainder.
     let prefix_bytes = written.len() - rest.map_or(0, |rest| rest.len() + 1);
     let prefix = written.get(..prefix_bytes).unwrap_or(written).to_owned();
     let mut path = format!("/{}", rest.unwrap_or_default());
@@ -72,13 +73,15 @@ async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Resp
     let label = request.extensions().get::<FunctionHost>().cloned();
     let label = label.map(|FunctionHost(label)| label).unwrap_or_default();
     let functions = app.functions()?;
+    // An invalid label is handled like an unknown function.
     let found = functions.find_label(&label).ok();
-    // Functions of a removed key are no longer reachable.
+    // Functions of a key whose resources are being removed are no longer reachable.
     let found = found
         .filter(|record| app.keys.status(record.owner.as_deref()) != crate::keys::KeyStatus::Ended);
     let record = match found {
         Some(record) if record.public => record,
-        // The response to a caller without a key does not reveal whether the function exists.
+        // Authenticate first: the response to a caller without a key must not reveal whether the
+        // function exists.
         found => {
             let caller = match request.extensions().get::<Caller>() {
                 Some(caller) => caller.clone(),
@@ -92,6 +95,7 @@ async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Resp
     app.invoke(record, None, request).await
 }
 
+/// Rejects read-only callers.
 fn may_invoke(caller: &Caller) -> Result<(), ApiError> {
     if caller.is_read_only() {
         Err(ApiError::read_only())
@@ -112,10 +116,12 @@ impl App {
             let status = StatusCode::SERVICE_UNAVAILABLE;
             return Err(ApiError::new(status, "function_disabled", message));
         }
-        // Functions of a removed key are no longer reachable.
+        // Functions of a key whose resources are being removed are no longer reachable.
         if self.keys.status(record.owner.as_deref()) == crate::keys::KeyStatus::Ended {
             return Err(FunctionError::NotFound(record.name.clone()).into());
         }
+        // A request to a function counts like a request to a sandbox. The permit is held until the
+        // response ends.
         let permit = record.owner.as_deref().map(|key| self.quota.exchange(key));
         let permit = permit.transpose()?;
         let invoker = self.functions.as_ref().map(|f| f.invoker.clone());
@@ -127,6 +133,7 @@ impl App {
             request,
         };
         let mut response = invoker.invoke(call).await;
+        // Error responses of the function must reach the client unchanged.
         response.extensions_mut().insert(FunctionAnswer);
         Ok(response)
     }

@@ -115,7 +115,7 @@ impl Answer {
 
     /// Asserts that the response has this error status. Returns the error code.
     #[track_caller]
-    pub fn refused(self, status: u16) -> String {
+    pub fn expect_error(self, status: u16) -> String {
         self.expect(status).text("error_code")
     }
 
@@ -150,46 +150,48 @@ fn base_templates() -> FakeTemplates {
     FakeTemplates::of(vec![template("base", 1024), template("large", 4096)])
 }
 
-/// A control plane.
+/// Control plane on a fake engine, with the objects that tests inspect.
 pub struct Api {
     pub bench: Bench,
     pub host: Sandboxes,
     pub keys: Arc<Keys>,
     pub router: Router,
-    /// Creates a control plane whose requests use an admin key.
+    /// Caller with an admin key, which sends the requests of [`Api::get`], [`Api::post`], ...
     pub admin: TestCaller,
 }
 
 impl Api {
+    /// Creates a control plane with default options.
     pub fn new() -> Self {
         Self::with(|app| app)
     }
 
+    /// Creates a control plane whose state is modified by `change`.
     pub fn with(change: impl FnOnce(App) -> App) -> Self {
-        Self::over(HostOptions::default(), change)
+        Self::with_options(HostOptions::default(), change)
     }
 
     /// Creates a control plane that samples its sandboxes continuously.
-    pub fn sampled() -> Self {
+    pub fn with_sampling() -> Self {
         let sample = std::time::Duration::from_millis(5);
         let options = HostOptions {
             sample,
             ..HostOptions::default()
         };
-        Self::over(options, |app| app)
+        Self::with_options(options, |app| app)
     }
 
     /// Creates a control plane with a template builder.
-    pub async fn building() -> Self {
+    pub async fn with_builder() -> Self {
         let api = Self::new();
         let home = api.home();
         let builder = Builder::open(&home, api.host.clone(), BuilderSettings::default());
         let builder = builder.await.unwrap();
-        api.reopened(builder)
+        api.with_reopened_builder(builder)
     }
 
     /// Returns the control plane with another builder.
-    pub fn reopened(self, builder: Builder) -> Self {
+    pub fn with_reopened_builder(self, builder: Builder) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let templates = Arc::new(Templates::new(&self.home()));
         let app = App::new(host, keys, templates, Config::default()).with_builder(builder);
@@ -223,7 +225,7 @@ impl Api {
         Home::at(self.bench.dir.path().join("home")).unwrap()
     }
 
-    pub fn over(options: HostOptions, change: impl FnOnce(App) -> App) -> Self {
+    pub fn with_options(options: HostOptions, change: impl FnOnce(App) -> App) -> Self {
         let bench = Bench::new();
         let host = bench.open_first(options);
         let keys = Arc::new(Keys::open(bench.dir.path()).unwrap());
@@ -249,6 +251,7 @@ impl Api {
         }
     }
 
+    /// Creates a key and its caller.
     pub fn key(&self, scope: Scope, limits: Limits) -> (TestCaller, NewKey) {
         let key = self.keys.create("test", scope, limits).unwrap();
         (TestCaller::Key(key.secret.clone()), key)
@@ -264,20 +267,27 @@ impl Api {
             Value::Null
         } else {
             serde_json::from_slice(&bytes)
-                .unwrap_or_else(|e| panic!("{method} {path} answered no JSON ({e}): {bytes:?}"))
+                .unwrap_or_else(|e| panic!("{method} {path} did not return JSON ({e}): {bytes:?}"))
         };
         let answer = Answer {
             status: parts.status.as_u16(),
             headers: parts.headers,
             body,
         };
-        check(&method, &path, &answer);
+        check_response(&method, &path, &answer);
         answer
     }
 
-    pub async fn call_as(&self, who: &TestCaller, method: &str, path: &str, body: Value) -> Answer {
+    /// Sends a request of `caller`. A body of `null` is omitted.
+    pub async fn call_as(
+        &self,
+        caller: &TestCaller,
+        method: &str,
+        path: &str,
+        body: Value,
+    ) -> Answer {
         let mut request = Request::builder().method(method).uri(path);
-        match who {
+        match caller {
             TestCaller::Key(key) => request = request.header("x-api-key", key),
             TestCaller::Owner => request = request.extension(Caller::Owner),
             TestCaller::Nobody => {}
@@ -313,19 +323,19 @@ impl Api {
         self.sandbox_of(&self.admin).await
     }
 
-    pub async fn sandbox_of(&self, who: &TestCaller) -> String {
+    pub async fn sandbox_of(&self, caller: &TestCaller) -> String {
         let body = json!({ "templateID": "base" });
-        let made = self.call_as(who, "POST", "/v2/sandboxes", body).await;
+        let made = self.call_as(caller, "POST", "/v2/sandboxes", body).await;
         made.expect(201).id()
     }
 }
 
 /// Asserts that the document describes this response.
-fn check(method: &Method, path: &str, answer: &Answer) {
+fn check_response(method: &Method, path: &str, answer: &Answer) {
     let status = answer.status;
-    let Some((known, operation)) = described(method, path) else {
+    let Some((known, operation)) = find_operation(method, path) else {
         assert!(matches!(status, 404 | 405), "{method} {path}: {status}");
-        assert_refusal(answer);
+        assert_error_form(answer);
         return;
     };
     let shown = &operation["responses"][status.to_string()];
@@ -335,7 +345,7 @@ fn check(method: &Method, path: &str, answer: &Answer) {
         answer.body
     );
     if status >= 400 {
-        assert_refusal(answer);
+        assert_error_form(answer);
     }
     let schema = &shown["content"]["application/json"]["schema"];
     if schema.is_null() {
@@ -350,7 +360,7 @@ fn check(method: &Method, path: &str, answer: &Answer) {
     );
 }
 
-fn assert_refusal(answer: &Answer) {
+fn assert_error_form(answer: &Answer) {
     assert_eq!(answer.body["code"], answer.status, "{}", answer.body);
     let message = answer.text("message");
     assert!(!message.is_empty());
@@ -367,7 +377,7 @@ fn assert_refusal(answer: &Answer) {
 }
 
 /// Returns the operation of a call. Literal paths take precedence over paths with parameters.
-fn described(method: &Method, path: &str) -> Option<(String, Value)> {
+fn find_operation(method: &Method, path: &str) -> Option<(String, Value)> {
     let parts: Vec<&str> = path.split('/').collect();
     let fits = |pattern: &str| {
         let pattern: Vec<&str> = pattern.split('/').collect();
