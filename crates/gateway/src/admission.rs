@@ -142,6 +142,7 @@ impl ConnectionAdmission {
     /// # Errors
     /// [`ConnectionLimitError`] if a limit is reached.
     pub fn enter(self: &Arc<Self>, ip: IpAddr) -> Result<ConnectionPermit, ConnectionLimitError> {
+        // All addresses of one IPv6 network count as one client.
         let client = client(ip);
         let mut state = self.state();
         // Check both limits before counting, so that a rejected connection changes no counter.
@@ -165,6 +166,7 @@ impl Drop for ConnectionPermit {
         // between.
         let mut state = self.admission.state();
         state.open.remove(self.client);
+        // A known connection was removed from this count by `mark_known`.
         if !self.is_known() {
             state.unknown.remove(self.client);
         }

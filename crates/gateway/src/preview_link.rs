@@ -99,6 +99,7 @@ impl LinkSigner {
     /// characters, which an id of at most 23 characters excludes.
     pub fn label(&self, id: &str, port: u16, expires: u64) -> Result<String, LinkError> {
         check_target(id, port)?;
+        // In the order in which `host_name::classify` parses the parts.
         let label = format!(
             "{port}-{id}-{}-{}",
             base_36(expires),
@@ -239,6 +240,7 @@ fn base_32(bytes: &[u8]) -> String {
         // At most 4 bits remain from earlier bytes, so 12 bits suffice.
         bits = (bits << 8 | u32::from(*byte)) & 0xfff;
         count += 8;
+        // Each digit encodes five bits.
         while count >= 5 {
             count -= 5;
             out.push(char::from(BASE_32_DIGITS[(bits >> count & 31) as usize]));

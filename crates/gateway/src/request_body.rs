@@ -99,6 +99,7 @@ impl HttpBody for ClientRequestBody {
             return Poll::Ready(None);
         };
         let frame = ready!(Pin::new(inner).poll_frame(cx));
+        // The body is complete: dropping it later must leave no remainder.
         if frame.is_none() {
             self.inner = None;
         }

@@ -97,6 +97,7 @@ impl RequestError {
         let mut answer = if page {
             let mut answer = Response::new(full(self.page(about, &message)));
             let headers = answer.headers_mut();
+            // An explicit character set, so that browsers do not guess one from the text.
             let html = HeaderValue::from_static("text/html; charset=utf-8");
             headers.insert(CONTENT_TYPE, html);
             headers.insert(
@@ -135,6 +136,7 @@ impl RequestError {
                 // As E2B's proxy does.
                 .filter(|_| *self == Self::PortClosed)
                 .map(|about| about.port),
+            // E2B's clients read the status from the body.
             code: self.status().as_u16(),
         };
         serde_json::to_string(&json).unwrap_or_default()

@@ -56,6 +56,7 @@ impl HttpBody for ClientResponseBody {
                 // hyper sends buffered bytes when a body is pending, but discards them after an
                 // error. Therefore this body is pending once before it reports the error.
                 self.interrupted = Some(e);
+                // Without a wake-up, the server would not poll the body again.
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }

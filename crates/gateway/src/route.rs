@@ -89,6 +89,7 @@ fn checked_host(parts: &Parts) -> Result<String, RouteRefusal> {
             "This is not a forward proxy: CONNECT is not served",
         ));
     }
+    // Before any other header is interpreted.
     check_framing(&parts.headers)?;
     host(parts)
 }
@@ -146,6 +147,7 @@ fn check_framing(headers: &HeaderMap) -> Result<(), RouteRefusal> {
         Ok(Some(encoding)) if encoding.eq_ignore_ascii_case("chunked") => true,
         Ok(Some(_)) => return Err(bad("The only Transfer-Encoding served is chunked")),
     };
+    // hyper has checked that the value is a number.
     match only(headers, CONTENT_LENGTH.as_str()) {
         Err(()) => Err(bad("More than one Content-Length")),
         Ok(Some(_)) if encoded => Err(bad("Transfer-Encoding and Content-Length together")),

@@ -60,6 +60,8 @@ impl Tls {
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Self {
             acceptor: TlsAcceptor::from(Arc::new(config)),
+            // Clients already trust the authority of a certificate from files, or the operator
+            // distributes it.
             trust: None,
         })
     }

@@ -81,6 +81,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for WatchedStream<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // hyper first receives the bytes that were read before it was started.
         if self.first.copy_to(buf) {
             self.activity.bytes_arrived();
             return Poll::Ready(Ok(()));

@@ -147,8 +147,7 @@ fn remove_at(path: &Path) -> bool {
             break;
         }
     }
-    // The name is free if no file is left. Without the tmpfs, a component of the path may be
-    // missing.
+    // The name is free if no file is left, also if the directory does not exist.
     // Removing the file also detaches its mounts in other mount namespaces (Linux 3.18).
     match fs::remove_file(path) {
         Ok(()) => true,

@@ -44,7 +44,7 @@ fn tls(head: &[u8]) -> SniffResult {
     let mut rest = head;
     while !rest.is_empty() {
         match acceptor.read_tls(&mut rest as &mut dyn io::Read) {
-            // The buffer of the acceptor is full, or the record is invalid.
+            // The acceptor takes no more bytes, or the record is invalid.
             Ok(0) | Err(_) => return SniffResult::NoName,
             Ok(_) => {}
         }
