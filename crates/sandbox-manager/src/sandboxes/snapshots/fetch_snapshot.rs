@@ -198,6 +198,8 @@ impl Fetch {
         // A snapshot of another owner is reported as missing, so that its id is not disclosed.
         let if_owned = |held: PinnedSnapshot| (held.record.owner == self.owner).then_some(held);
         let local = self.find_local(id);
+        // A snapshot that is here only as an ancestor is looked up in the store, which shows
+        // whether it exists there under its own id.
         if let Some(held) = local
             && (scope == FetchScope::All || held.record.retained || !scope.has(&held.record))
         {

@@ -18,7 +18,7 @@ impl Snapshots<'_> {
     pub fn remove(self, id: &str) -> Result<Snapshot, OperationError> {
         let (record, pin) = self.pin_removable(id)?;
         let is_removable = record.retained && record.purpose != SnapshotPurpose::Template;
-        // Template snapshots are retired by the daemon itself, never by a client while in use.
+        // A client may remove a template snapshot only while it is unused: the daemon retires it.
         if !is_removable && let Some(user) = self.user_of(&record.id) {
             return Err(OperationError::InUse {
                 id: record.id,
