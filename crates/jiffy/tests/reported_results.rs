@@ -26,7 +26,7 @@ fn reported_results_match_the_guest() {
     the_end_of_a_sandbox_ends_what_depends_on_it(test_home);
     only_started_commands_are_reported_as_timed_out(test_home);
     a_key_reported_without_sandboxes_has_none(&remote);
-    data_reported_as_freed_is_gone(test_home);
+    data_reported_as_freed_is_removed(test_home);
 }
 
 /// Starts a command in a sandbox. Returns the command and its process in the guest.
@@ -204,7 +204,7 @@ fn a_key_reported_without_sandboxes_has_none(remote: &Remote) {
     assert_eq!(finish(build).code, Some(1));
 }
 
-fn data_reported_as_freed_is_gone(test_home: &TestHome) {
+fn data_reported_as_freed_is_removed(test_home: &TestHome) {
     test_home.ok(&["rm", "--all", "--yes"]);
     let pruned = test_home.json(&["prune", "--yes", "--older-than", "0s"]);
     for item in pruned["items"].as_array().unwrap() {

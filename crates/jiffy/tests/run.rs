@@ -59,7 +59,7 @@ fn a_command_killed_by_a_signal_is_128_and_its_number() {
 }
 
 #[jiffy_test]
-fn a_command_over_its_time_is_killed_and_124() {
+fn a_timed_out_command_is_killed_and_exits_with_124() {
     let done = call(&[
         "run",
         "--timeout",

@@ -377,7 +377,7 @@ fn guest_processes(test_home: &TestHome, id: &str, text: &str) -> String {
 }
 
 #[jiffy_test(engine = "each")]
-fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone() {
+fn a_timed_out_command_is_killed_even_if_its_client_disconnected() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let words = ["exec", "--timeout", "1s", &id, "--"];
