@@ -116,8 +116,8 @@ impl LockedSandbox<'_> {
         }
     }
 
-    /// Starts a write. The caller must pass the answer to [`Self::record_write`].
-    pub fn begin_write(&self, number: u64) -> Reply {
+    /// Sends a write. The caller must pass the reply to [`Self::record_write`].
+    pub fn send_write(&self, number: u64) -> Reply {
         let path = format!("/write/{number}");
         self.soak.api.guest(&self.sandbox.id, PORT, "POST", &path)
     }
@@ -134,7 +134,7 @@ impl LockedSandbox<'_> {
 
     pub fn write(&mut self) -> Result<(), String> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
-        let reply = self.begin_write(number);
+        let reply = self.send_write(number);
         self.record_write(number, &reply);
         if reply.is_done() {
             Ok(())
@@ -145,7 +145,7 @@ impl LockedSandbox<'_> {
 
     /// Checks that a write to a paused sandbox is not acknowledged.
     pub fn write_paused(&mut self) -> Result<(), String> {
-        let reply = self.begin_write(self.soak.number());
+        let reply = self.send_write(self.soak.number());
         self.soak
             .count("write to a paused sandbox", !reply.is_done());
         self.note("write to a paused sandbox", &reply);

@@ -59,7 +59,7 @@ impl LockedSandbox<'_> {
         let during = self.during(number);
         let (soak, sandbox) = (self.soak, self.sandbox);
         let (wrote, took) = run_both(
-            || self.begin_write(number),
+            || self.send_write(number),
             || soak.post(sandbox, "snapshots", &json!({ "name": name })),
         );
         self.add_snapshot(&name, &took, during)?;
@@ -72,7 +72,7 @@ impl LockedSandbox<'_> {
         let (during, began) = (self.during(number), Instant::now());
         let (soak, sandbox) = (self.soak, self.sandbox);
         let (wrote, forked) = run_both(
-            || self.begin_write(number),
+            || self.send_write(number),
             || soak.post(sandbox, "fork", &json!({ "timeout": 3600 })),
         );
         self.forked(began, &forked, &during, self.soak.killed_since(before))?;
@@ -84,7 +84,7 @@ impl LockedSandbox<'_> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
         let (soak, sandbox) = (self.soak, self.sandbox);
         let (wrote, paused) = run_both(
-            || self.begin_write(number),
+            || self.send_write(number),
             || soak.post(sandbox, "pause", &Value::Null),
         );
         self.soak.count("pause", paused.is_done());
@@ -102,7 +102,7 @@ impl LockedSandbox<'_> {
         let (began, hits) = (Instant::now(), self.sandbox.hits.load(SeqCst));
         let (soak, sandbox, to) = (self.soak, self.sandbox, &snapshot);
         let (wrote, rolled_back) = run_both(
-            || self.begin_write(number),
+            || self.send_write(number),
             || soak.post(sandbox, "rollback", &json!({ "snapshotID": to.id })),
         );
         self.soak.count("rollback", rolled_back.is_done());
