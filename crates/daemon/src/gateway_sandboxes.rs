@@ -7,19 +7,23 @@ use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use jiffy_sandbox_manager::{OperationError, Sandbox, SandboxState, Sandboxes};
 use std::sync::Arc;
 
-/// Sandboxes of the host, the resumer of paused sandboxes, and the API keys.
-pub struct GatewaySandboxes(Sandboxes, AutoResume, Arc<Keys>);
+/// Sandboxes of the host, as the gateway accesses them.
+#[derive(Clone)]
+pub struct GatewaySandboxes {
+    sandboxes: Sandboxes,
+    /// Resumes paused sandboxes, and counts the in-flight requests of each owner.
+    auto_resume: AutoResume,
+    keys: Arc<Keys>,
+}
 
 impl GatewaySandboxes {
     /// Provides access to `sandboxes` of `keys`. `auto_resume` resumes paused sandboxes.
     pub fn new(sandboxes: Sandboxes, auto_resume: AutoResume, keys: Arc<Keys>) -> Self {
-        Self(sandboxes, auto_resume, keys)
-    }
-}
-
-impl Clone for GatewaySandboxes {
-    fn clone(&self) -> Self {
-        Self(self.0.clone(), self.1.clone(), self.2.clone())
+        Self {
+            sandboxes,
+            auto_resume,
+            keys,
+        }
     }
 }
 
@@ -27,8 +31,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
     type Stream = GuestStream;
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
-        // This function is called for every request, so that it copies only the required fields.
-        let (access, killed) = self.0.with_sandbox(id, |record| {
+        // This function is called for every request, so it copies only the required fields.
+        let (access, is_hidden) = self.sandboxes.with_sandbox(id, |record| {
             let access = SandboxAccess {
                 links_revoked: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
@@ -38,9 +42,9 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
             let states = [SandboxState::Killed, SandboxState::Creating];
             (access, states.contains(record.state()))
         })?;
-        let key_status = self.2.status(access.owner.as_deref());
+        let key_status = self.keys.status(access.owner.as_deref());
         // Sandboxes of a terminated key are inaccessible before they are killed.
-        if killed || key_status == KeyStatus::Ended {
+        if is_hidden || key_status == KeyStatus::Ended {
             return None;
         }
         Some(SandboxAccess {
@@ -51,25 +55,31 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     fn begin(&self, access: &SandboxAccess) -> Result<ExchangePermit, String> {
         match &access.owner {
-            Some(owner) => Ok(Box::new(self.1.exchange(owner)?)),
+            Some(owner) => Ok(Box::new(self.auto_resume.exchange(owner)?)),
             None => Ok(Box::new(())),
         }
     }
 
     fn find_by_token(&self, matches: impl Fn(&str) -> bool) -> Option<String> {
-        self.0.index().by_token(matches)
+        self.sandboxes.index().by_token(matches)
     }
 
     async fn links_revoked(&self, id: &str) {
-        if let Some(record) = self.0.find(id) {
-            self.2
+        if let Some(record) = self.sandboxes.find(id) {
+            self.keys
                 .until_invalid(record.settings().owner.as_deref())
                 .await;
         }
     }
 
     async fn not_running_reason(&self, id: &str) -> Option<OpenError> {
-        match self.0.wait_decided(id).await.as_ref().map(Sandbox::state) {
+        match self
+            .sandboxes
+            .wait_decided(id)
+            .await
+            .as_ref()
+            .map(Sandbox::state)
+        {
             None | Some(SandboxState::Killed) => Some(OpenError::NotFound),
             Some(SandboxState::Running) => None,
             Some(_) => Some(OpenError::NotRunning),
@@ -82,7 +92,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
             Err(error) if error != OpenError::PortClosed => {
                 // The sandbox may have been paused during the attempt. It is then resumed like a
                 // sandbox that was paused before.
-                let sandbox = self.0.wait_decided(id).await;
+                let sandbox = self.sandboxes.wait_decided(id).await;
                 let is_resumable = sandbox.is_some_and(|s| {
                     *s.state() == SandboxState::Paused && s.settings().auto_resume
                 });
@@ -99,22 +109,29 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
 impl GatewaySandboxes {
     async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
-        let record = self.0.find(id).ok_or(OpenError::NotFound)?;
+        let record = self.sandboxes.find(id).ok_or(OpenError::NotFound)?;
         match record.state() {
             SandboxState::Running => {}
             SandboxState::Paused if record.settings().auto_resume => {
-                self.1.ensure_running(id).await.map_err(resume_error)?;
+                self.auto_resume
+                    .ensure_running(id)
+                    .await
+                    .map_err(resume_error)?;
             }
             _ => return Err(OpenError::NotRunning),
         }
         let is_agent = u32::from(port) == ENVD_PORT;
         // Servers on loopback addresses are only accessible through the agent.
-        if !is_agent && let Some(stream) = self.0.connect_tcp(id, port).await {
+        if !is_agent && let Some(stream) = self.sandboxes.connect_tcp(id, port).await {
             return Ok(stream);
         }
         // The agent forwards streams on its TCP port to the port that the handshake names.
         let target = if is_agent { ENVD_PORT } else { TCP_PORT };
-        let mut stream = self.0.connect(id, target).await.map_err(operation_error)?;
+        let mut stream = self
+            .sandboxes
+            .connect(id, target)
+            .await
+            .map_err(operation_error)?;
         if !is_agent {
             tcp_handshake(&mut stream, port).await?;
         }

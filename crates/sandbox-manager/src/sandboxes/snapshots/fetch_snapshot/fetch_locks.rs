@@ -12,7 +12,7 @@ impl FetchLocks {
     /// Returns the lock of `key`, which exists while a fetch uses it.
     pub(super) fn get(&self, key: String) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.0.lock();
-        // Removes locks that no fetch uses any more, so the map is bounded by the fetches in
+        // Removes locks that no fetch uses any longer, so the map is bounded by the fetches in
         // flight.
         locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = locks.get(&key).and_then(Weak::upgrade) {
