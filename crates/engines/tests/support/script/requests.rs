@@ -70,8 +70,8 @@ impl Script {
         bytes
     }
 
-    /// Returns a `struct virtio_net_hdr` (5.1.6) with offloads that were not negotiated, and a frame
-    /// of garbage.
+    /// Returns a `struct virtio_net_hdr` (5.1.6) with offloads that were not negotiated, and a
+    /// frame of garbage.
     pub(super) fn frame(&mut self) -> Vec<u8> {
         let words = 2 + self.random.below(200);
         let mut bytes: Vec<u8> = (0..words)

@@ -57,8 +57,8 @@ impl Snapshots<'_> {
         });
     }
 
-    /// Returns `false` if the lineage is certainly short enough, without reading the disk. Snapshots
-    /// without a record may be part of a lineage too, so the limit of the comparison is halved.
+    /// Returns `false` if the lineage is certainly short enough, without reading the disk.
+    /// Snapshots without a record may be part of a lineage too, so half of the limit is used.
     fn may_exceed(self, limits: LineageLimits, id: &str) -> bool {
         self.lineage(Some(id)).len() > limits.cheap / 2
     }
