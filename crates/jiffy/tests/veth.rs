@@ -27,7 +27,7 @@ fn namespaces(one: &Path) -> usize {
 }
 
 /// Runs `work` in a network namespace.
-fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> T {
+fn run_in_namespace<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         let file = File::open(namespace).unwrap();
         nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
