@@ -67,7 +67,7 @@ fuzz_target!(|data: &[u8]| {
                     if let Some((expires, signature)) = link {
                         let signer = LinkSigner::new(&[1; 32]);
                         let (id, port) = (&target.id, target.port);
-                        assert!(!signer.opens_label(id, port, expires, signature, 1));
+                        assert!(!signer.verify_host_link(id, port, expires, signature, 1));
                     }
                 }
                 Addressing::Path(prefix) => {
