@@ -181,6 +181,8 @@ impl<R: Read> Unpacker<'_, R> {
     /// last, because a read-only directory accepts no entries, and each entry changes the time.
     fn finish_directories(&mut self, next: Option<&EntryPath>) -> Result<(), ArchiveError> {
         while let Some(last) = (self.open)
+            // A repeated entry of an open directory does not finish it: the directory must remain
+            // writable for the entries after it.
             .pop_if(|pending| next.is_none_or(|n| !n.is_in(&pending.path) && *n != pending.path))
         {
             let failed =
@@ -337,7 +339,8 @@ impl<R: Read> Unpacker<'_, R> {
             }
             errno => ArchiveError::file("create", path.bytes(), errno),
         };
-        // Usually the name is free, so this saves a system call.
+        // Try to create the file before any removal. Usually no file has this name, so that this
+        // attempt saves the system call for the removal.
         match create(parent, name) {
             Err(Errno::EXIST) => {}
             outcome => return outcome.map_err(failed),

@@ -20,6 +20,8 @@ const LIMITS: PoolLimits = PoolLimits {
     idle: 256,
 };
 
+/// Connection in the pool. Its key is `()`, since all connections of a pool have the same socket.
+/// Its guard is `()`, since no permit must be released when a connection is closed.
 type Connection = PooledConnection<(), RequestBody, ()>;
 /// Body of a response.
 pub(crate) type ConnectionBody = PooledBody<(), RequestBody, ()>;
@@ -44,7 +46,8 @@ impl ProcessConnections {
         mut request: Request<RequestBody>,
     ) -> Result<Response<ConnectionBody>, BoxError> {
         let has_no_body = request.body().is_end_stream();
-        // An idle connection may have been closed by the process at its timeout.
+        // Any idle time is accepted (`Duration::MAX`), because the pool itself removes expired
+        // connections. The process may still have closed an idle connection at its own timeout.
         while let Some(mut pooled) = self.pool.take(&(), Duration::MAX) {
             match pooled.connection.send(request, has_no_body).await {
                 Ok(response) => return Ok(self.body(response, pooled)),
@@ -58,6 +61,8 @@ impl ProcessConnections {
         let stream = UnixStream::connect(&self.socket).await?;
         let handshake = Builder::new().handshake(TokioIo::new(stream)).await?;
         let connection = UpstreamConnection::new(handshake);
+        // The epoch detects calls of `invalidate` while a connection is being opened. This pool is
+        // never invalidated, so the epoch may be read after the connection was opened.
         let mut pooled = PooledConnection::new(connection, (), self.pool.epoch(), ());
         match pooled.connection.send(request, has_no_body).await {
             Ok(response) => Ok(self.body(response, pooled)),

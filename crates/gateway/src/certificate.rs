@@ -33,7 +33,8 @@ pub struct CertificatePaths {
     pub authority: PathBuf,
 }
 
-/// Names and expiry of the stored certificate, which determine when it is renewed.
+/// Content of `about.json`: names and expiry of the stored certificate, which determine when it is
+/// renewed.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct CertificateInfo {
     names: Vec<String>,
@@ -58,6 +59,7 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
     let exist = [&paths.certificate, &paths.key, &paths.authority]
         .into_iter()
         .all(|path| path.is_file());
+    // An unreadable or damaged `about.json` counts as missing: a new certificate is generated.
     let about: Option<CertificateInfo> = fs::read(&about_path)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -65,7 +67,6 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
         && let Some(about) = about
         && about.names == names
         && seconds(now + RENEWAL_MARGIN) < about.expires
-    // Read errors and damaged files count as missing: a new certificate replaces them.
     {
         return Ok(paths);
     }
@@ -86,8 +87,8 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
             path: directory.to_owned(),
             source,
         })?;
-    // Remove the description first and write it last. If this process is interrupted in between,
-    // the next call finds no description and generates all files again.
+    // Remove `about.json` first and write it last. If this process is interrupted in between, the
+    // next call finds no `about.json` and generates all files again.
     let _ = fs::remove_file(&about_path);
     for (path, bytes) in [
         (&paths.key, generated.key.as_bytes()),
@@ -138,6 +139,8 @@ fn names(domains: &[String]) -> Vec<String> {
         // certificate. Therefore `*.localhost` is not included.
         if domain.contains('.') {
             names.push(format!("*.{domain}"));
+            // Host names of functions are `LABEL.fn.DOMAIN`. `*.DOMAIN` does not match them,
+            // because a wildcard stands for a single label.
             names.push(format!("*.fn.{domain}"));
         }
     }

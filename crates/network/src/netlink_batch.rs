@@ -89,7 +89,7 @@ fn request(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
     bytes.extend(kind.to_ne_bytes());
     bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
     bytes.extend(sequence.to_ne_bytes());
-    // Destination port of the kernel.
+    // Field `nlmsg_pid`, the port id of the sender. It may be 0: the kernel answers to the socket.
     bytes.extend([0; 4]);
     bytes.extend(body);
     bytes.resize(length.next_multiple_of(4), 0);

@@ -42,6 +42,8 @@ pub fn main() -> ExitCode {
         }
     };
     match serve(&runtime, &control, roots) {
+        // The client could not be set up. The parent has received `Failed`, so the exit status
+        // reports no further error.
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
@@ -54,6 +56,7 @@ fn prepare() -> io::Result<(Runtime, RootCertStore)> {
     // The certificates are read now, because the process has no files afterwards.
     let roots = authorities();
     confine::limit_resources()?;
+    // Leave the host's namespaces, files, user and privileges.
     confine::leave_everything()?;
     // Create the event loop before the filter denies its system calls.
     let runtime = Builder::new_current_thread().enable_io().build()?;
@@ -78,8 +81,15 @@ pub(crate) fn serve_unconfined(socket: UnixStream) {
 }
 
 /// Serves requests until the parent closes the socket.
+///
+/// # Errors
+/// Always ends with an error after a successful setup: receiving fails when the parent has closed
+/// the socket. Returns `Ok` only if the setup failed and the parent has received
+/// [`PullResponse::Failed`].
 fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) -> io::Result<()> {
     control.send_response(&PullResponse::Ready)?;
+    // The second value of a received request is a file descriptor. Only `Connected` has a
+    // descriptor, and `ParentSocket::connect` receives that request.
     let PullRequest::Setup {
         registry,
         repository,
@@ -94,7 +104,6 @@ fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) ->
         Ok(client) => client,
         Err(fault) => return control.send_response(&PullResponse::Failed(fault)),
     };
-    // The loop ends with an error when the parent closes the socket.
     loop {
         let (request, _) = control.receive_request()?;
         let response = runtime.block_on(async {

@@ -103,7 +103,8 @@ pub struct QuotaRefusal {
     pub message: String,
 }
 
-/// Limit from which the disk space of a reservation comes.
+/// Limit that determined the amount of disk space in a reservation. An error about insufficient
+/// space names this limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskLimit {
     /// The limit of the owner's key.
@@ -117,7 +118,7 @@ pub trait QuotaHold: Debug + Send + Sync {
     /// Returns the reserved bytes on disk.
     fn disk_bytes(&self) -> u64;
 
-    /// Returns the limit from which the bytes come.
+    /// Returns the limit that determined [`Self::disk_bytes`].
     fn disk_limit(&self) -> DiskLimit;
 
     /// Reserves `bytes` more without waiting.
@@ -144,11 +145,12 @@ impl QuotaPermit {
         self.0.as_ref().map(|hold| hold.disk_bytes())
     }
 
-    /// Returns the limit from which the disk space comes.
+    /// Returns the limit that determined the reserved amount of disk space.
     pub fn disk_limit(&self) -> DiskLimit {
         self.0
             .as_ref()
-            // Without a quota only the host's disk limits the snapshot.
+            // Without a quota of the owner, only the free space of the host's disk limits the
+            // operation.
             .map_or(DiskLimit::Host, |hold| hold.disk_limit())
     }
 

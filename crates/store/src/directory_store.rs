@@ -21,7 +21,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Marker folder of each store. The first object of a store is a tenant's record.
+/// Marker folder of each store. It contains the records of tenants. A tenant's record is the first
+/// object that is written to a store, so that every store in use has this folder.
 const TENANTS_FOLDER: &str = "tenants";
 /// File that is locked for a conditional replace. Listings omit names of this form.
 const REPLACE_LOCK: &str = "replace#1";

@@ -183,6 +183,9 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
     };
     // The reason why a sandbox is broken is appended as a line of its own.
     let texts: Vec<&str> = lines.iter().copied().chain(reason.as_deref()).collect();
+    // A console has no times. Each line has the time at which this daemon first read it, so that
+    // clients can request the lines after the last one that they have. Lines of the first read have
+    // times from the last change of the sandbox's state (`changed_ms`).
     let times = (app.console_times).of(record.id(), &texts, record.changed_ms(), now_ms);
     let line = |(at, (&text, at_ms)): (usize, (&&str, u64))| ConsoleLine {
         at_ms,
@@ -216,8 +219,11 @@ pub(super) async fn logs_v1(
     }))
 }
 
-/// `GET /v2/sandboxes/{id}/logs`: returns console lines, filtered by level and text. The lines
-/// start at `cursor`, forwards or backwards.
+/// `GET /v2/sandboxes/{id}/logs`: returns console lines, filtered by level and text.
+///
+/// In the direction `forward`, the lines start at `cursor`, oldest first. In the direction
+/// `backward`, they start at `cursor` and go back in time, newest first. Without a cursor, the last
+/// lines are returned.
 pub(super) async fn logs_v2(
     State(app): State<App>,
     caller: Caller,
@@ -238,7 +244,8 @@ pub(super) async fn logs_v2(
     }
     match cursor {
         Some(cursor) if !backward => retain_from(&mut lines, cursor, limit),
-        // Backwards, the lines end at the cursor.
+        // Backward or without a cursor: select the last lines, up to the cursor. They are still in
+        // ascending order, and are reversed below.
         cursor => {
             lines.retain(|line| cursor.is_none_or(|cursor| line.at_ms <= cursor));
             retain_last(&mut lines, limit);
@@ -326,7 +333,8 @@ pub(super) async fn preview(
             "cannot create a link with a key of the scope `read`: the link permits changes of the sandbox",
         ));
     }
-    // The gateway rejects links to sandboxes of such a key.
+    // The owner of a sandbox is an API key. If the key was revoked or has expired, the gateway
+    // rejects links to its sandboxes.
     if app.keys.status(record.owner()) != KeyStatus::InForce {
         return Err(ApiError::conflict(
             "key_over",

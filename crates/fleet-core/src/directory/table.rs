@@ -1,14 +1,21 @@
 //! Hash table with linear probing and rows of 24 bytes.
+//!
+//! A row describes one sandbox. Its key is the hash of the sandbox id, as two words of 64 bits:
+//! `high` and `low`. Its value, [`Meta`], contains host, state and revision. A *place* is an
+//! element of the table's array, and contains a row or is empty.
 
 use super::RowState;
 
-/// Rows that a table has space for at first.
+/// Number of places that a table has at first.
 const MIN_CAPACITY: usize = 8;
 /// Maximum part of the places that are occupied, in percent.
 const MAX_LOAD_PERCENT: usize = 88;
 
-/// Revision (48 bits), host (13), mark (1) and state (2) of a row. Zero in an empty place. The mark
-/// is set in new rows, and cleared in rows that the current full list has not contained yet.
+/// Revision (48 bits), host (13), mark (1) and state (2) of a row. Zero in an empty place.
+///
+/// The mark serves full lists. A full list contains all rows of one host. Its start clears the
+/// marks of the host's rows, and each row that the list contains is stored with a mark. At the end
+/// of the list, the host's rows without a mark are removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Meta(u64);
 
@@ -53,14 +60,18 @@ impl Meta {
     }
 }
 
+/// Row of a sandbox, or an empty place.
 #[derive(Debug, Clone, Copy, Default)]
 struct Place {
+    /// First half of the hash.
     high: u64,
+    /// Second half of the hash.
     low: u64,
     meta: Meta,
 }
 
-/// Rows of one part of the hashes.
+/// Rows of all sandboxes whose hashes have the same 8 highest bits. The directory has a table for
+/// each value of these bits.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     places: Vec<Place>,

@@ -130,8 +130,11 @@ fn store_state(state: Option<StoreState>) -> String {
     state.map_or("", StoreState::name).to_owned()
 }
 
-/// Returns the reason for which a snapshot was taken. The prefix `auto` marks snapshots that Jiffy
-/// took for an operation.
+/// Returns the reason for which a snapshot exists.
+///
+/// The prefix `auto` marks snapshots that exist for an operation of Jiffy or for their descendants,
+/// and not because a client requests them. `kept` is false if a client has removed a requested
+/// snapshot: its files then remain only as long as sandboxes or snapshots descend from it.
 pub fn reason(snapshot: &SnapshotInfo) -> &'static str {
     match snapshot.purpose {
         SnapshotPurpose::Requested if snapshot.kept => "requested",

@@ -57,7 +57,7 @@ struct OpenTenant {
 }
 
 impl RemoteStore {
-    /// Opens the store. Sends no request: the store may be unreachable ([`Self::probe`]).
+    /// Opens the store. Sends no request: the store may be unreachable ([`Self::check`]).
     pub fn open(settings: &RemoteSettings) -> Result<Arc<Self>, RemoteError> {
         Self::open_for(settings, None, |_, keyring| Ok(keyring))
     }
@@ -94,6 +94,9 @@ impl RemoteStore {
         };
         let last = LastStore::read(&settings.home).ok().flatten();
         let was_opened = last.is_some_and(|last| last.url == settings.url.to_string());
+        // `open` creates the directory of a new store; `open_checked` never does. If this host has
+        // used the store before, a missing directory means that its file system is not mounted. The
+        // fetcher process, which passes `check`, only serves stores that the daemon has opened.
         let backend = if was_opened || check.is_some() {
             settings.url.open_checked(limits, check)?
         } else {
@@ -211,6 +214,7 @@ impl RemoteStore {
     /// Opens the tenants of the host's owner and of stock templates, so that the first resume does
     /// not wait for that. Ignores errors, which the resume reports.
     pub async fn prepare(&self) {
+        // Stock templates belong to `SHARED_TENANT`, whose objects all tenants may read.
         let (own, shared) = tokio::join!(
             self.find_tenant(LOCAL_TENANT),
             self.find_tenant(SHARED_TENANT)

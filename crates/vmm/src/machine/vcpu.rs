@@ -50,7 +50,8 @@ pub fn cpuid(supported: &CpuId, id: u8, vcpus: u8) -> CpuId {
     table
 }
 
-/// Sets a new vCPU to the state that the kernel expects of the boot CPU, or to wait for SIPI.
+/// Sets the initial state of a new vCPU. vCPU 0 gets the state that the kernel's entry point
+/// expects. All other vCPUs wait for the interrupts INIT and SIPI.
 pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), VmmError> {
     let failed = |e: kvm_ioctls::Error| VmmError::host("setting up a vCPU", e);
     vcpu.set_cpuid2(cpuid).map_err(failed)?;
@@ -74,7 +75,7 @@ pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), Vm
     set_lapic_register(&mut lapic, LAPIC_LVT_LINT0, LVT_EXTINT);
     set_lapic_register(&mut lapic, LAPIC_LVT_LINT1, LVT_NMI);
     vcpu.set_lapic(&lapic).map_err(failed)?;
-    // The guest's kernel starts the other vCPUs with interrupts to their APICs.
+    // The guest's kernel starts these vCPUs by sending INIT and SIPI to their APICs.
     if id != 0 {
         return vcpu
             .set_mp_state(kvm_mp_state {

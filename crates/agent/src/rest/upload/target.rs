@@ -16,8 +16,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tokio::task::JoinHandle;
 
-/// Number of bytes that are collected for one call of a worker. A single call writes a smaller
-/// file.
+/// Number of bytes that are collected for one call of a worker. A file with fewer bytes is written
+/// by a single call.
 const BATCH_BYTES: usize = 256 * 1024;
 
 /// Encoding of the uploaded bytes.
@@ -153,6 +153,8 @@ impl Upload {
             Source::New(lookup, path, encoding) => {
                 let user = lookup.find()?;
                 let path = path.resolve(&user);
+                // Records the path of this call. Fails if too many calls on the file system of the
+                // path are stuck.
                 progress.enter(&path)?;
                 UploadFile::create(path, &user, encoding)
             }

@@ -189,6 +189,7 @@ fn lines_are_read_in_pages_and_by_level() {
         backwards: false,
         level: LogLevel::Debug,
     };
+    // The control character U+0007 was replaced by a space when the line was inserted.
     assert_eq!(
         records.log_lines("b1", which).unwrap()[0].message,
         "line 0 "

@@ -66,6 +66,7 @@ fn much_data_fills_many_buffers_and_little_data_returns_unused_buffers() {
     let (mut link, mut stream) = guest.connected_by_host(22, 1 << 20);
     guest.run_until_idle();
     let mut pattern = Pattern(5);
+    // Each buffer starts with the packet's header of 44 bytes.
     let buffer = usize::try_from(RX_BUFFER_BYTES).unwrap() - 44;
     for bytes in [
         1,
@@ -120,7 +121,7 @@ fn sent_packets_are_reported_with_the_next_interrupt_or_after_a_delay() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_host(22, 65_536);
     guest.run_until_idle();
-    // Wait until the deadline of the packets above has passed.
+    // Deadline of the wait for the timer at the end of this test.
     let limit = Instant::now() + Duration::from_secs(5);
     let before = interrupts(&guest);
     let header = link.data(1);
@@ -130,14 +131,14 @@ fn sent_packets_are_reported_with_the_next_interrupt_or_after_a_delay() {
         before,
         "an interrupt came for one packet"
     );
-    // Together with data.
+    // With data for the guest: the interrupt for the data also reports the sent packet.
     let mut byte = [0];
     stream.read_exact(&mut byte).unwrap();
     stream.write_all(b"b").unwrap();
     assert_eq!(guest.next().1, b"b");
     let before = interrupts(&guest);
     guest.run_until_idle();
-    // Without data: by the timer.
+    // Without data: the timer interrupts after the maximum delay of the sent packet.
     let header = link.data(1);
     guest.send(header, b"c");
     while interrupts(&guest) == before {
@@ -157,6 +158,7 @@ fn a_busy_sender_receives_its_buffers_before_its_ring_is_full() {
     let before = interrupts(&guest);
     for _ in 0..128 {
         let header = link.data(1);
+        // The header of 44 bytes has a descriptor of its own.
         guest.queue_packet(header, b"x", &[44]);
         guest.device.queue_event(1).unwrap();
     }
