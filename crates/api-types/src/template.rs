@@ -1,4 +1,7 @@
 //! Templates, their tags and requests to build them.
+//!
+//! The types mirror E2B's API, so that E2B's clients can parse them. Fields of features that Jiffy
+//! does not have are always null or have a constant value.
 
 use crate::parts::Moment;
 use crate::size::SandboxSize;

@@ -158,8 +158,8 @@ impl Step {
             recorder,
             name,
             began: Instant::now(),
-            // The span has a lower level than the log's default, which contains all durations in
-            // one line.
+            // The span has the level `debug`, which logs do not contain by default. At the default
+            // level, the log has a single line with the durations of all steps.
             _span: tracing::debug_span!("step", step = name),
         }
     }

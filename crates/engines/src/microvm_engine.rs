@@ -106,6 +106,7 @@ impl Engine for MicroVmEngine {
                 snapshot: true,
                 live_snapshot: true,
                 incremental: true,
+                // The first `policy` contains the policy in force and the reason for it.
                 fork_shares_memory: self.shared.policy.policy != RestorePolicy::CopyAll,
                 rollback: true,
                 pause_frees_memory: true,
@@ -129,11 +130,14 @@ impl Engine for MicroVmEngine {
     async fn prepare(&self, template: &str) -> Result<TemplateState, EngineError> {
         let prepared = self.shared.templates.prepare(template).await?;
         let stamp = self.shared.templates.stamp(template);
-        // Inode and change time identify the VMM. A snapshot is not reused with another VMM.
+        // The stamp of the VMM program consists of inode, seconds and nanoseconds of the change
+        // time. It identifies the program: a snapshot is not reused with another VMM.
         let [_, vmm, _] = stamp.map_err(EngineError::failed)?;
         Ok(TemplateState {
             fingerprint: format!(
                 "{} {} vmm {}.{}.{}{}{}",
+                // The first is the version of the template's content. The second consists of the
+                // checksums of kernel, modules and initial ramdisk.
                 prepared.template_version(),
                 prepared.version(),
                 vmm.0,
@@ -214,12 +218,15 @@ impl Engine for MicroVmEngine {
         id: &str,
         site: &SiteSettings,
     ) -> Result<(), EngineError> {
+        // The memory that is touched until the end of the first use is the working set. `site`
+        // contains the certificate authorities and the proxy of the guests' network.
         self.record_first_use(template, id, site).await
     }
 
     async fn adopt(&self, orphan: &DetachedGuest) -> Result<Arc<dyn Guest>, EngineError> {
         let handle = MicroVmHandle::read(&orphan.handle)?;
         let spec = AdoptSpec {
+            // The process of the VMM.
             mark: handle.mark,
             vmm: &self.shared.host().programs().vmm,
             directory: &self.shared.socket_directory.sockets,
@@ -227,10 +234,12 @@ impl Engine for MicroVmEngine {
             parent: orphan.snapshot.clone(),
             net: handle.slot.is_some(),
             modules: handle.modules,
-            // Other entropy than before: the agent may request its identity again.
+            // The agent may request its identity again, and must then receive fresh entropy.
             identity: renewed(handle.identity.clone()).map_err(EngineError::failed)?,
+            // Greeting of the agent, and its boot mode and times.
             hello: handle.hello,
             report: handle.report,
+            // Snapshot that the earlier daemon captured and did not publish.
             captured: orphan.captured.clone().map(|id| CapturedSpec {
                 id,
                 template: handle.image.clone(),

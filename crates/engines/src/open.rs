@@ -14,8 +14,8 @@ use std::sync::Arc;
 /// inside a tokio runtime.
 ///
 /// # Errors
-/// Fails if `default` is gVisor and gVisor cannot be used. If only the other engine is unusable,
-/// the daemon starts: the engine's description contains the reason.
+/// Fails if `default` is gVisor and gVisor cannot be used. In all other cases, an unusable engine
+/// does not prevent the start of the daemon: the engine's description contains the reason.
 pub async fn open_engines(
     host: Host,
     network: Option<Network>,
@@ -28,7 +28,9 @@ pub async fn open_engines(
         .with_lazy_store(lazy);
     let gvisor = GvisorEngine::open(templates, network).await?;
     if default == EngineName::Gvisor {
-        // MicroVMs are the default otherwise; a daemon without KVM starts and reports the reason.
+        // An unusable gVisor is the default only if the operator selected gVisor, so this is an
+        // error of the configuration. MicroVMs are also the default if no engine is usable. The
+        // daemon must start in that case, to report the reason and to serve existing data.
         gvisor.check_usable()?;
     }
     let all: Vec<Arc<dyn Engine>> = vec![Arc::new(microvm), Arc::new(gvisor)];

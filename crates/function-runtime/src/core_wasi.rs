@@ -16,8 +16,10 @@ const MAX_RANDOM_BYTES: u32 = 64 << 10;
 const MAX_BUFFERS: u32 = 1024;
 /// Maximum number of events per `poll_oneoff`.
 const MAX_SUBSCRIPTIONS: u32 = 16;
-/// Monotonic time at the start of this process. A module can be a snapshot of an initialised
-/// program, which remembers the monotonic time of the snapshot. The time must not go back.
+/// Monotonic time at the start of this process. A module can be the snapshot of a program that was
+/// initialised before its deployment (Wizer). Such a program remembers times of the monotonic clock
+/// of the tool that initialised it, and must not read earlier times here. WASI runtimes usually
+/// start this clock at zero, and an initialisation takes far less than an hour.
 const MONOTONIC_START: Duration = Duration::from_secs(3600);
 /// Length of a subscription and of an event in bytes.
 const SUBSCRIPTION_BYTES: usize = 48;
@@ -43,9 +45,11 @@ pub(crate) struct CoreState {
 pub(crate) enum GuestStack {
     /// A fiber: the guest yields.
     Fiber,
-    /// The worker's own stack, as a first attempt: the guest is terminated.
+    /// The worker's own stack, for the first attempt to serve a request. The attempt is aborted,
+    /// and the request restarts on a fiber (`CoreFunction::call`).
     Try,
-    /// The worker's own stack: the guest may continue for [`MAX_BUSY_TIME`].
+    /// The worker's own stack: the guest may continue for
+    /// [`MAX_BUSY_TIME`](crate::cpu_meter::MAX_BUSY_TIME).
     Busy {
         /// Processor time of the thread at the end of the first epoch. `None` before.
         since: Option<Duration>,
@@ -233,7 +237,7 @@ fn write(
         else {
             return Ok(FAULT);
         };
-        // No log exists while a version is validated.
+        // The validation of a new version of a function serves no request, and has no log.
         if let Some(log) = &caller.data().log {
             log.write(stream, bytes.0);
         }
@@ -315,6 +319,7 @@ async fn poll(
     for one in due {
         // An event has the user data at offset 0, the error number at 8 and the kind at 10.
         let mut event = [0; EVENT_BYTES];
+        // Copy the user data of the subscription (8 bytes, here `tail`) to the start of the event.
         if let (Some(user_data), Some(tail)) = (event.get_mut(..8), one.user_data.get(..)) {
             user_data.copy_from_slice(tail);
         }

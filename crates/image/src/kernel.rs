@@ -65,8 +65,9 @@ static MODULES: Package = Package {
     sums: include_str!("../../../kernel/modules.erofs.zst.sha256"),
 };
 
-/// An embedded file: a zstd frame, and `sha256sum` lines for `NAME.zst` and `NAME`. The second line
-/// is optional.
+/// An embedded file as the build wrote it: a zstd frame, and the text of a checksum file. The text
+/// has `sha256sum` lines for `NAME.zst` and `NAME`; the second line is optional. [`Packed`] has the
+/// parsed checksums.
 #[derive(Debug)]
 struct Package {
     /// Kind of file in messages.
@@ -75,19 +76,19 @@ struct Package {
     stem: &'static str,
     /// File name extension, with its dot.
     extension: &'static str,
-    /// Content of `NAME.zst`.
+    /// Content of `NAME.zst`: the zstd frame.
     compressed: &'static [u8],
     /// Content of the file with the checksums.
     sums: &'static str,
 }
 
-/// A [`Package`] with known checksums.
+/// A [`Package`] with the checksums that were parsed from its text, or computed.
 #[derive(Clone, Debug)]
 struct Packed {
     package: &'static Package,
-    /// Checksum of the zstd frame.
+    /// Checksum of the zstd frame, [`Package::compressed`].
     compressed: String,
-    /// Checksum of the content.
+    /// Checksum of the file that the zstd frame contains.
     plain: String,
 }
 

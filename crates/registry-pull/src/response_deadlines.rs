@@ -18,8 +18,9 @@ const LAYERS_TIMEOUT: Duration = Duration::from_secs(7200);
 #[derive(Debug, Clone)]
 pub(crate) struct ResponseDeadlines {
     began: Instant,
-    /// Deadline of the whole response, and the timeout from which it was computed.
+    /// Deadline of the document, or of all layers of the image together.
     end: Instant,
+    /// Timeout from which `end` was computed.
     total: Duration,
     /// True if the minimum rate applies.
     rate: bool,
@@ -40,8 +41,8 @@ impl ResponseDeadlines {
         }
     }
 
-    /// Starts the deadlines of a layer with its retries. `first` is the start of the image's first
-    /// layer.
+    /// Starts the deadlines of a layer with its retries. All layers of an image share one total
+    /// deadline, which counts from `first`, the start of the first layer.
     pub fn layer(first: Instant) -> Self {
         Self {
             end: first + LAYERS_TIMEOUT,
@@ -65,7 +66,7 @@ impl ResponseDeadlines {
             self.end,
             format!("incomplete after {} s", self.total.as_secs()),
         );
-        // The earliest deadline applies, and its message explains the failure.
+        // `first` is the earliest of these deadlines. Its message explains the failure.
         let mut first = if end.0 < idle.0 { end } else { idle };
         if self.rate {
             // The time by which the received bytes must have arrived at the minimum rate.
@@ -91,7 +92,8 @@ mod tests {
         let (due, text) = deadlines.next();
         assert!(due <= Instant::now() + Duration::from_secs(10), "{text}");
         assert!(text.contains("64 KiB/s"), "{text}");
-        // The minimum rate permits ten more seconds, so the idle timeout comes first.
+        // 90 s are permitted at the minimum rate (30 s for the bytes after the grace of 60 s), and
+        // 50 s have passed. The idle timeout of 30 s comes before the remaining 40 s.
         deadlines.count(30 * 64 * 1024);
         assert!(deadlines.next().1.contains("no data for 30 s"));
     }

@@ -24,7 +24,8 @@ const MEMORY_BYTES: u64 = 512 << 20;
 const STATE: &str = "fabricated";
 /// Number of snapshots whose files are links to the same files. ext4 allows 65,000 links.
 const LINKS: usize = 50_000;
-/// Number of snapshots without a paused sandbox, at each number of objects.
+/// Number of snapshots without a paused sandbox that each call of [`Population::fill`] adds. The
+/// benchmark calls it with increasing numbers of items.
 const FREE_SNAPSHOTS: usize = 64;
 /// Number of snapshots per commit, each with a sandbox.
 const COMMIT: usize = 5_000;
@@ -46,7 +47,7 @@ pub(super) struct Population {
 
 impl Population {
     /// Adds items until `number` fabricated snapshots, paused sandboxes, templates and keys each
-    /// exist. The daemon must not be running.
+    /// exist. Adds 64 snapshots without a sandbox. The daemon must not be running.
     pub fn fill(&mut self, directory: &DataDirectory, number: usize) -> anyhow::Result<()> {
         let first = self.snapshots.len();
         let journal = FabricatedJournal::open(&directory.path().join("state.db"))?;
@@ -64,7 +65,7 @@ impl Population {
             self.snapshots.push(snapshot);
             self.sandboxes.push(sandbox);
         }
-        // These snapshots will be removed.
+        // The benchmark measures how long the removal of these snapshots takes.
         for at in number..number + FREE_SNAPSHOTS {
             let snapshot = new_id()?;
             link_snapshot(directory.path(), &snapshot, at)?;
@@ -254,7 +255,8 @@ pub(super) fn snapshot_name(at: usize) -> String {
     format!("scale/{at:07}")
 }
 
-/// Returns the unique creation time of item `at`.
+/// Returns the creation time of item `at`. The times of the snapshots with a sandbox are unique. A
+/// snapshot without a sandbox has the time of an item that the next [`Population::fill`] adds.
 fn created_ms(at: usize) -> u64 {
     FIRST_CREATED_MS + at as u64
 }

@@ -1,4 +1,5 @@
-//! Messages of `filesystem.Filesystem` as JSON.
+//! Messages of `filesystem.Filesystem` as JSON. Fields described as extensions are not part of
+//! E2B's envd protocol.
 
 use super::request_path::RequestPath;
 use crate::rpc::json;
@@ -91,7 +92,7 @@ pub struct EntryInfo {
     /// Extension: bytes of a path that is not UTF-8, in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_bytes: Option<String>,
-    /// Size in bytes.
+    /// Size in bytes. A string, as Protobuf's JSON mapping represents 64-bit integers.
     pub size: String,
     /// Permission bits.
     pub mode: u32,
@@ -132,10 +133,12 @@ pub struct FilesystemEvent {
 }
 
 impl FilesystemEvent {
-    /// Returns the approximate size in memory in bytes.
+    /// Returns the approximate size in memory in bytes, which limits the queues of events.
     pub fn weight(&self) -> usize {
         let entry = self.entry.as_ref().map_or(0, |entry| {
+            // Bytes of the extended attributes: name, value, and 64 for the entry of the map.
             let words = entry.metadata.iter().map(|(k, v)| k.len() + v.len() + 64);
+            // The path counts twice, because `path_bytes` or `symlink_target` may repeat it.
             size_of::<EntryInfo>() + 2 * entry.path.len() + words.sum::<usize>()
         });
         size_of::<Self>() + self.name.len() + entry

@@ -61,7 +61,9 @@ impl PrunePlan {
             }
         }
         let alive = all.iter().filter(|s| *s.state() != SandboxState::Killed);
-        // Images are in use if a sandbox or a retained snapshot was created from them.
+        // Templates made on demand from an image of a registry are in use if a sandbox or a
+        // retained snapshot was created from them. A snapshot of the template itself does not
+        // count.
         let mut used: HashSet<String> = alive.map(|s| s.template().to_owned()).collect();
         let snapshots = app.sandboxes.snapshots().list(None)?;
         let retained = snapshots
@@ -94,6 +96,8 @@ impl PrunePlan {
         Ok(plan)
     }
 
+    /// Returns whether a template was made on demand from an image of a registry at least `unused`
+    /// ago. The owner of the template must be in the scope of this plan.
     fn is_unused_image(&self, template: &TemplateInfo) -> bool {
         // Times of templates are in seconds.
         let now = jiffy_engine_api::now_ms() / 1000;
@@ -101,7 +105,8 @@ impl PrunePlan {
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
     }
 
-    /// Adds unused results of builds, and images of removed templates.
+    /// Adds unused results of builds, and the image files (contents of templates' disks) that no
+    /// remaining template requires.
     fn add_builds(&mut self, app: &App) -> Result<(), ApiError> {
         let Some(builder) = &app.builder else {
             return Ok(());
@@ -114,6 +119,8 @@ impl PrunePlan {
         self.items.extend(steps);
         self.add_uploads(found.upload_bytes);
         if self.of.is_none() {
+            // [`Self::execute`] removes the templates of this plan, and the templates that builds
+            // imported from registries (`imports`). The image files of both become unused.
             let mut removed = self.ids(PruneKind::Template);
             removed.extend(found.imports);
             let images = builder.prunable_images(&removed)?;
@@ -169,7 +176,8 @@ impl PrunePlan {
             .templates()
             // Snapshots that became used since the plan was made are not removed.
             .retire(&self.ids(PruneKind::Snapshot));
-        // The builder determines the removed images again below.
+        // The planned image files are only a preview: a template that could not be removed still
+        // requires its image files. The builder determines the unused image files again below.
         self.items.retain(|item| item.kind != PruneKind::Image);
         self.items.retain(|item| !remaining.contains(&item.id));
         let Some(builder) = app.builder.clone() else {

@@ -1,4 +1,15 @@
 //! Registrations, heartbeats and verdicts of the members of a shard.
+//!
+//! The record of a shard has one row per member. The coordinator changes rows in a draft of the
+//! record. The committed record is the version that was last written successfully.
+//!
+//! Words of this module:
+//! - A *silent* member has sent no heartbeat for so long that the coordinator may declare its epoch
+//!   dead (`Timing::silence`).
+//! - A *quiet* member has sent no heartbeat for a shorter time (`Timing::unacknowledged`). Quiet
+//!   members are counted to detect mass silence, during which the coordinator decides no verdicts.
+//! - A *verdict* is the decision that the epoch of a member is dead. It takes effect when the draft
+//!   is committed. Until then, the member is *condemned*.
 
 use super::{Coordinator, Peer, list_number, report_of};
 use crate::directory::RowReceiver;
@@ -94,6 +105,7 @@ impl Coordinator {
         if message.term != self.committed.term {
             return Err(RejectionReason::Term);
         }
+        // True if the former process of the member has sent no heartbeat for the time of silence.
         let is_former_silent = self.is_silent(now, from);
         let is_grace = now < self.grace_ends;
         let is_full = self.draft.members.len() >= MAX_MEMBERS;
@@ -112,34 +124,46 @@ impl Coordinator {
             MemberState::Dead => Epoch(row.epoch.0 + 1),
             MemberState::Up | MemberState::Draining => {
                 let former = row.instance;
+                // The new process knows that the epoch of the row has ended. `None` is less than
+                // any epoch: a process without a former epoch knows of no end.
                 let is_given_up = registration.ended >= Some(row.epoch);
                 let is_same =
                     former == registration.instance || registration.instance.is_restart_of(&former);
                 if is_same && is_given_up && is_grace {
+                    // No epoch is ended during the grace period. The member registers again later.
                     return Err(RejectionReason::Grace);
                 } else if is_same && is_given_up {
                     // The verdict of a former coordinator was reported, but not committed.
                     Epoch(row.epoch.0 + 1)
                 } else if former == registration.instance {
+                    // Repeated registration. If the row is committed, the answer was lost and is
+                    // sent again. Otherwise the answer follows the commit.
                     if self.committed.row(from) == Some(row) {
-                        // The answer was lost.
                         let row = row.clone();
                         self.send_registered(&row, effects);
                     }
                     return Ok(());
                 } else if is_same {
+                    // Restart on the same boot: the member keeps its epoch.
                     row.epoch
                 } else if former.boot == registration.instance.boot {
+                    // Late request of a process that was restarted since.
                     return Err(RejectionReason::Superseded);
                 } else if is_grace {
+                    // Other boot or other host. During the grace period, the coordinator does not
+                    // know yet whether the former process still sends heartbeats.
                     return Err(RejectionReason::Grace);
                 } else if !is_former_silent {
+                    // Two hosts with the same member id are active.
                     return Err(RejectionReason::Duplicate);
                 } else {
+                    // The former process is silent, for example because the host was rebooted.
                     Epoch(row.epoch.0 + 1)
                 }
             }
         };
+        // The process must know the end of the former epoch before it receives a new one. The
+        // rejection contains the ended epoch.
         if epoch > row.epoch && registration.ended < Some(row.epoch) {
             return Err(RejectionReason::EpochEnded);
         }
@@ -224,7 +248,8 @@ impl Coordinator {
                 RejectionReason::Unregistered
             });
         }
-        // From the decision on, the verdict may be committed at any time.
+        // The member is condemned if the draft has a verdict on its epoch. The verdict may be
+        // committed at any time from now on, so heartbeats are not acknowledged any longer.
         let is_condemned = self
             .draft
             .row(from)
@@ -301,10 +326,13 @@ impl Coordinator {
             .is_none_or(|peer| self.silent_at(peer) <= now)
     }
 
-    /// Decides verdicts on silent members, unless more than half of the members are silent.
+    /// Decides verdicts on silent members, unless more than half of the live members are quiet
+    /// (mass silence).
     pub(super) fn judge(&mut self, now: Millis, effects: &mut Vec<Effect>) {
         let is_live = |row: &&MemberRow| row.state.is_live();
-        // Members that become silent together pass the limit of a verdict at different times.
+        // Members that lose their connection together become silent at different times, depending
+        // on their last heartbeats. The shorter time of quiet members reveals mass silence before
+        // the first of them is declared dead.
         let is_quiet = |row: &&MemberRow| {
             self.peers.get(&row.id).is_none_or(|peer| {
                 let heard = peer.heard.unwrap_or(Millis(0));

@@ -1,22 +1,27 @@
-//! Sockets for the kernel's messages about one slot's connections.
+//! Sockets for the kernel's messages about the connections of one slot.
+//!
+//! A slot is a network namespace with devices for one guest. Its nftables table logs the packets
+//! that it rejects. The API calls these packets refusals.
 
 use super::netlink::NetlinkSocket;
 use super::{flow, refused_packet};
 use std::io;
 
-/// Sources that the host's kernel does not support.
+/// Sources of the record of connections that are not available, because the host's kernel does not
+/// support them. A field is true if its source is missing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct MissingSources {
-    /// Connections are not reported.
+    /// Messages about connections.
     pub connections: bool,
-    /// Bytes of connections are not counted.
+    /// Byte counters of connections.
     pub bytes: bool,
-    /// Rejected packets are not logged.
+    /// Messages about rejected packets.
     pub refusals: bool,
 }
 
 impl MissingSources {
-    /// Marks refusals as missing if the table does not log them.
+    /// Marks refusals as missing if `unlogged` is true: the slot's nftables table was created
+    /// without statements that log rejected packets.
     pub fn with_refusals(self, unlogged: bool) -> Self {
         Self {
             refusals: self.refusals || unlogged,
@@ -39,7 +44,9 @@ impl MissingSources {
 /// network, and the record lists the missing sources.
 #[derive(Debug)]
 pub(crate) struct ConnectionSockets {
+    /// Messages about connections. `None` if the kernel does not send them.
     pub(super) flows: Option<NetlinkSocket>,
+    /// Messages about rejected packets. `None` if the kernel does not send them.
     pub(super) refused: Option<NetlinkSocket>,
     pub missing: MissingSources,
 }
@@ -52,7 +59,8 @@ impl ConnectionSockets {
                 |e: &io::Error| tracing::debug!(source, error = %e, "connections are not recorded");
             socket.inspect_err(failed).ok()
         };
-        // Enable counting first: only connections that start later have counters.
+        // Enable counting first: only connections that start later have counters. `bytes` is true
+        // if the counters are missing.
         let bytes = !flow::enable_counting();
         let flows = optional("connections", flow::subscribe());
         let refused = optional("refused packets", refused_packet::subscribe());

@@ -1,6 +1,9 @@
 //! Recorded sets: the working set (chunks of memory that a restored guest touches first), and the
 //! pages that a restored guest writes first.
 //!
+//! The *first use* is an action that a template may define: the request or command with which most
+//! uses of its sandboxes start. It runs once in a temporary guest to record these sets.
+//!
 //! A recorded set is a hint without a checksum: if it is missing or wrong, restores are only
 //! slower.
 
@@ -23,8 +26,9 @@ pub(crate) const SET_FILES: [(&str, u32); 3] = [
 /// Maximum size of an index in bytes, sufficient for the pages of 32 GiB.
 const MAX_INDEX_BYTES: u64 = 4 << 20;
 
-/// Maximum number of chunks of a working set recorded at a pause: 64 MiB. A guest that has touched
-/// more memory since its restore has done more than a restored guest does first.
+/// Maximum number of chunks of a working set recorded at a pause: 64 MiB. If a guest has touched
+/// more memory since its restore, most of the touched chunks belong to later work. They would not
+/// predict the first accesses of a restored guest.
 const MAX_TOUCHED_CHUNKS: u64 = 1024;
 
 /// Recorded set, and the file that contains it.
@@ -47,12 +51,12 @@ impl Snapshot {
     }
 
     /// Stores the chunks that a guest touched until it was paused as the working set. An index that
-    /// is empty or has more than 1,024 chunks (64 MiB) is ignored. Returns whether the snapshot has
-    /// a working set of its own afterwards.
+    /// is empty or has more than 1,024 chunks (64 MiB) is ignored. Returns false if the index was
+    /// ignored. An existing working set is not replaced.
     pub fn put_touched(&self, index: &File) -> Result<bool, SnapshotError> {
         let path = self.path().join(WORKING_SET_FILE);
-        // The VMM could not determine the chunks, and left the file empty.
         let length = index.metadata().map_err(SnapshotError::io(&path))?.len();
+        // The VMM could not determine the chunks, and left the file empty.
         if length == 0 {
             return Ok(false);
         }

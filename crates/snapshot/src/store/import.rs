@@ -62,7 +62,8 @@ pub fn check_manifest(
 impl Store {
     /// Publishes snapshot `id`. `fill` creates its files in the given directory. On return, the
     /// snapshot is either checked and durable, or does not exist. If `missing` is given, the memory
-    /// layer has holes, and `fill` must also create [`crate::PIN_FILE`].
+    /// layer has holes, and `fill` must also create the presence file ([`crate::PIN_FILE`]), which
+    /// lists the present chunks.
     pub fn import(
         &self,
         id: &str,
@@ -111,7 +112,8 @@ impl Store {
     }
 }
 
-/// Checks that the directory contains exactly the files of `manifest`.
+/// Checks that the directory contains no other files than the files that belong to `manifest`.
+/// [`Snapshot::checked_at`] reports missing files.
 fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), SnapshotError> {
     let mut allowed: BTreeSet<String> = [
         MANIFEST,
@@ -143,8 +145,10 @@ fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), Snap
     Ok(())
 }
 
-/// Syncs the files. A layer with holes is not synced: its presence file records which chunks are
-/// durable.
+/// Syncs the files. A memory layer with holes and its presence file ([`PIN_FILE`]) are not synced:
+/// both belong to the importer's cache, which adds further chunks and persists them in the
+/// background. After a crash of the host, only chunks that the presence file marks as persisted
+/// count as present.
 fn sync(dir: &Path, has_holes: bool) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

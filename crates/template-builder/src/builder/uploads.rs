@@ -100,8 +100,8 @@ struct UploadTicket {
     owner: Owner,
     since: Instant,
     naming: UploadNaming,
-    /// True if the upload may replace an upload with different content, which existed when the
-    /// ticket was created.
+    /// True if the upload may replace an upload with different content. Set if an upload existed
+    /// when the ticket was created. Cleared by the first such replacement.
     replaces: bool,
 }
 
@@ -165,8 +165,8 @@ impl UploadStore {
             stored: Arc::default(),
             incoming: Arc::default(),
             quota: Mutex::default(),
-            // Uploads have no extension; checksum files have the extension `sum`.
         };
+        // Uploads have no extension; checksum files have the extension `sum`.
         for file in this.files()? {
             if name_starts_with(&file, UNFINISHED_PREFIX) {
                 fs::remove_file(file)?;
@@ -248,8 +248,8 @@ impl UploadStore {
         }))
     }
 
-    /// Creates a ticket for an upload and returns its token, which is valid for an hour. A ticket
-    /// replaces an existing upload once.
+    /// Creates a ticket for an upload and returns its token, which is valid for an hour. If the
+    /// upload exists already, the ticket permits one replacement with different content.
     pub fn create_ticket(
         &self,
         owner: Option<&str>,
@@ -302,8 +302,8 @@ impl UploadStore {
             .recursive(true)
             .mode(0o700)
             .create(owner)?;
+        // Temporary name. The file is renamed to `target` when the upload is complete.
         let new = owner.join(format!(
-            // Renamed into place when the upload is complete.
             "{UNFINISHED_PREFIX}{}",
             jiffy_engine_api::new_id()?
         ));
@@ -365,12 +365,13 @@ impl UploadStore {
             if of.is_some() && owner.as_deref() != of {
                 continue;
             }
-            // Checksum files are removed with their uploads, so they may be missing.
+            // Count uploads only: a checksum file is removed together with its upload, and an
+            // unfinished file by the upload in flight.
             if path.extension().is_some() || name_starts_with(&path, UNFINISHED_PREFIX) {
                 continue;
             }
             let metadata = match fs::metadata(&path) {
-                // Removed concurrently by another call.
+                // The list of files is stale: another call has removed the upload.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 found => found?,
             };

@@ -18,8 +18,9 @@ fn id_of(name: &str) -> String {
 }
 
 impl RemoteStore {
-    /// Pushes the files of a template under `names`, for all tenants if `shared`. If another
-    /// template has one of these names, that name moves to this template.
+    /// Pushes the files of a template under `names`. All tenants may use the template if `shared`
+    /// is true, otherwise only the host's owner. If another template has one of these names, that
+    /// name moves to this template.
     pub async fn push_template(
         &self,
         names: &[String],
@@ -35,7 +36,11 @@ impl RemoteStore {
             inherited: Vec::new(),
         });
         let source = SnapshotSource {
+            // A template is stored in the format of a snapshot, which requires an engine. No reader
+            // of a template uses this value.
             engine: EngineKind::Microvm,
+            // The time is part of the content from which the store derives the root. With a
+            // constant time, a push of the same files and names results in the same root.
             created_ms: 0,
             attributes: Attributes {
                 id: names.first().map(|name| id_of(name)).unwrap_or_default(),
@@ -46,6 +51,7 @@ impl RemoteStore {
             working_set: Vec::new(),
         };
         let options = PushOptions::new(self.index_cache().to_owned());
+        // `self.shared` is the client of the store, and not related to the argument `shared`.
         let (pushed, report) = self.shared.push(&tenant, &source, &options).await?;
         for name in names {
             self.shared

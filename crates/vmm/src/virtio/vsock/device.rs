@@ -66,6 +66,7 @@ struct ActiveVsock {
     /// True if transmit packets remain because the batch was full, or may remain because the queue
     /// is paused.
     tx_pending: bool,
+    /// Limit of the guest's connection requests. Above it, the transmit queue is paused for 10 ms.
     connects: ConnectLimit,
     unreported: UnreportedPackets,
 }
@@ -306,7 +307,7 @@ impl ActiveVsock {
     }
 
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
-        // While the queue is paused, only note that it must be served later.
+        // While the queue is paused, only note that the timer must serve it later.
         match self.connects.paused_until() {
             None if transmit => self.unreported.count += self.drain_tx(listener)?,
             _ => self.tx_pending |= transmit,
@@ -382,7 +383,8 @@ impl ActiveVsock {
             used += 1;
             let is_request = header.op == VsockOp::Request as u16;
             if is_request && self.connects.count(Instant::now()) {
-                // The guest must not kick while the queue is paused. The timer continues.
+                // Too many requests (`count` is true): pause the queue. The guest must not kick in
+                // the meantime. At the end of the pause, the timer serves the queue again.
                 self.tx.disable_notification(&self.memory).map_err(ring)?;
                 break;
             }
@@ -403,7 +405,6 @@ impl ActiveVsock {
                 return Ok((used, false));
             }
             let Some(mut chain) = next_chain(&mut self.rx, &self.memory)? else {
-                // Kicks for receive buffers are only enabled while buffers are missing.
                 if self.rx.enable_notification(&self.memory).map_err(ring)? {
                     continue;
                 }
@@ -412,8 +413,7 @@ impl ActiveVsock {
             };
             let front = split_header(&mut chain)?;
             let Some((header, token)) = self.muxer.next_packet(&chain.writable) else {
-                // The connection had no packet after all: return the buffer to the ring.
-                // Undoes `next_chain`, so that the buffer is used for the next packet.
+                // No packet after all: undo `next_chain`, so that the next packet uses the buffer.
                 self.rx.go_to_previous_position();
                 continue;
             };
