@@ -125,7 +125,7 @@ async fn a_wait_ends_when_its_state_is_reached_or_impossible() {
         api.bench.world.panic_guest(&id);
     });
     assert_eq!(reported.text("state"), "broken");
-    assert!(reported.text("reason").contains("gone"));
+    assert!(reported.text("reason").contains("panicked"));
     let (reported, _) = tokio::join!(wait("for=running&seconds=10"), api.host.remove(&id));
     assert!(matches!(&reported.text("state")[..], "broken" | "killed"));
     for bad in ["for=ready", "seconds=11", "seconds=x"] {
