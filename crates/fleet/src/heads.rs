@@ -12,7 +12,9 @@ mod error;
 
 use crate::records::{Outcome, PendingWrite, Record, RecordError, SealedRecords};
 use crate::{RecordKey, Records};
-use jiffy_fleet_core::record::{Head, HeadState, KilledAt, SandboxRecord, Snapshot};
+use jiffy_fleet_core::record::{
+    Head, HeadState, KilledAt, MAX_INLINE_RECORD_BYTES, SandboxRecord, Snapshot,
+};
 use jiffy_fleet_core::{Digest, Owner, SandboxId};
 use jiffy_store::host::{LOCAL_TENANT, RemoteStore};
 use jiffy_store::{Hash, Tenant};
@@ -21,6 +23,8 @@ use std::time::{Duration, SystemTime};
 
 pub use error::HeadError;
 
+/// Maximum size in bytes of the record of a sandbox that other hosts can resume.
+pub const MAX_SHARED_RECORD_BYTES: usize = MAX_INLINE_RECORD_BYTES;
 /// Attempts at a change that other hosts precede.
 const ATTEMPTS: usize = 4;
 /// Pause before a write with an unknown outcome is repeated.

@@ -11,7 +11,7 @@ pub mod check;
 mod heads;
 pub mod records;
 
-pub use heads::{Claim, HeadError, Heads, Publication, StoredSandbox};
+pub use heads::{Claim, HeadError, Heads, MAX_SHARED_RECORD_BYTES, Publication, StoredSandbox};
 #[cfg(feature = "client")]
 pub use records::{EtcdRecords, EtcdSettings, EtcdUrl};
 pub use records::{

@@ -16,7 +16,7 @@ use crate::sandbox::Sandbox;
 use crate::store_copies::{StorePlace, StoreRetraction};
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{is_id, steps};
-use jiffy_fleet::{Claim, HeadError, Publication};
+use jiffy_fleet::{Claim, HeadError, MAX_SHARED_RECORD_BYTES, Publication};
 use jiffy_store::host::LOCAL_TENANT;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -72,6 +72,16 @@ impl Sandboxes {
         };
         let text = serde_json::to_string(&SandboxRecord::from(&record));
         let text = text.map_err(|e| OperationError::Lost(e.to_string()))?;
+        if text.len() > MAX_SHARED_RECORD_BYTES {
+            // Its snapshot is stored as without heads. Only this host can resume the sandbox.
+            tracing::warn!(
+                id = record.id,
+                bytes = text.len(),
+                limit = MAX_SHARED_RECORD_BYTES,
+                "a paused sandbox is not shared: its record is too large"
+            );
+            return Ok(());
+        }
         // Set before the head exists: a later resume must then claim it.
         entry.set_may_be_stored();
         let pause = Publication {

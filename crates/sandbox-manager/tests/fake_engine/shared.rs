@@ -258,3 +258,24 @@ async fn other_owners_and_unknown_ids_find_no_sandbox() {
     }
     assert!(two.sandboxes.list().is_empty());
 }
+
+#[tokio::test]
+async fn a_sandbox_whose_record_is_too_large_to_share_is_stored_and_stays_on_its_host() {
+    let store = TestStore::new();
+    let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
+    let spec = CreateSpec {
+        env: BTreeMap::from([("LONG".to_owned(), "x".repeat(70_000))]),
+        ..base()
+    };
+    let id = one.sandboxes.create(spec).await.unwrap().id().to_owned();
+    one.pause_durably(&id).await;
+    assert!(
+        two.sandboxes
+            .stored_sandbox(None, &id)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    one.sandboxes.resume(&id).await.unwrap();
+    assert_eq!(one.state(&id), Some(SandboxState::Running));
+}
