@@ -68,10 +68,12 @@ impl App {
         required: Liveness,
     ) -> Result<Sandbox, ApiError> {
         let unknown = || {
-            let hint = if is_id(id) && self.sandboxes.snapshots().expect_store().is_ok() {
-                "; resume a sandbox of another host there, or create a new sandbox here from its snapshot"
-            } else {
+            let hint = if !is_id(id) || self.sandboxes.snapshots().expect_store().is_err() {
                 ""
+            } else if self.sandboxes.shares_sandboxes() {
+                "; resume it here if it is paused in the store"
+            } else {
+                "; resume a sandbox of another host there, or create a new sandbox here from its snapshot"
             };
             let message = format!("sandbox `{}` does not exist on this host{hint}", short(id));
             ApiError::not_found("sandbox_not_found", message)
@@ -107,8 +109,15 @@ impl App {
             Err(e) if e.error_code == "sandbox_not_found" && !caller.is_read_only() => e,
             Err(e) => return Err(e),
         };
+        if !self.sandboxes.shares_sandboxes() {
+            return Err(missing);
+        }
         let stored = self.sandboxes.stored_sandbox(caller.owner_scope(), id);
-        stored.await?.map(Resumable::Stored).ok_or(missing)
+        stored.await?.map(Resumable::Stored).ok_or_else(|| {
+            let id = short(id);
+            let message = format!("sandbox `{id}` exists neither on this host nor in the store");
+            ApiError::not_found("sandbox_not_found", message)
+        })
     }
 
     /// Finds a sandbox by name: a sandbox of the caller, or else the only visible sandbox of other

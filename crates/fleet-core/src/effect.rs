@@ -135,8 +135,8 @@ pub enum Effect {
         /// Reason.
         error: DirectoryError,
     },
-    /// The record of the shard is older than one that was read before. It was probably restored
-    /// from a backup. It is ignored until [`crate::Member::accept_restore`].
+    /// The record of the shard is older than an earlier read. It was probably restored from a
+    /// backup. It is ignored until [`crate::Member::accept_restore`].
     Regressed {
         /// Term of the record.
         term: Term,

@@ -293,7 +293,7 @@ impl Member {
         if admission.instance != self.config.instance {
             return Err(RejectionReason::Superseded);
         }
-        // A new coordinator does not count grants of a former one that it does not know.
+        // A new coordinator does not count unknown grants of its predecessors.
         if self.term() != Some(admission.term) {
             return Err(RejectionReason::Term);
         }

@@ -140,7 +140,7 @@ impl Heads {
         let key = key.map_err(|e| HeadError::damaged(sandbox)(&e))?;
         Ok(Place {
             host: self.host,
-            key: key.parse()?,
+            key: key.parse().map_err(HeadError::record(sandbox))?,
             id,
             records: Arc::new(SealedRecords::new(self.records.clone(), tenant)),
         })
@@ -234,7 +234,7 @@ impl Heads {
                     place.replace(&head, &current)?
                 }
             };
-            if let Outcome::Done(_) = place.records.send(&write).await? {
+            if let Outcome::Done(_) = place.send(&write).await? {
                 return Ok(());
             }
         }
@@ -269,18 +269,23 @@ impl Heads {
             }
             let head = place.successor(&current.head, HeadState::Running(self.host))?;
             let write = place.replace(&head, &current)?;
-            match place.records.send(&write).await {
+            match place.send(&write).await {
                 Ok(Outcome::Done(record)) => {
                     let held = (place, Current { head, record });
                     return Ok(Some(Claim { held: Some(held) }));
                 }
                 // Another host was first, or an earlier claim of this host arrived late.
                 Ok(Outcome::Lost(_)) => {}
-                Err(e @ RecordError::Unknown { .. }) => {
-                    tokio::spawn(settle(place, write, head));
-                    return Err(e.into());
+                Err(e) => {
+                    if let HeadError::Record {
+                        source: RecordError::Unknown { .. },
+                        ..
+                    } = e
+                    {
+                        tokio::spawn(settle(place, write, head));
+                    }
+                    return Err(e);
                 }
-                Err(e) => return Err(e.into()),
             }
         }
         Err(HeadError::contended(sandbox))
@@ -309,7 +314,7 @@ impl Heads {
             };
             let head = place.successor(&current.head, HeadState::Killed(killed))?;
             let write = place.replace(&head, &current)?;
-            if let Outcome::Done(_) = place.records.send(&write).await? {
+            if let Outcome::Done(_) = place.send(&write).await? {
                 return Ok(());
             }
         }
@@ -331,7 +336,8 @@ impl Heads {
 
 impl Place {
     async fn read(&self) -> Result<Option<Current>, HeadError> {
-        let Some(record) = self.records.get(&self.key).await? else {
+        let record = self.records.get(&self.key).await;
+        let Some(record) = record.map_err(HeadError::record(self.id))? else {
             return Ok(None);
         };
         let head = Head::decode(&record.content, self.id);
@@ -345,12 +351,19 @@ impl Place {
     }
 
     fn create(&self, head: &Head) -> Result<PendingWrite, HeadError> {
-        Ok(self.records.create(&self.key, self.encode(head)?)?)
+        let prepared = self.records.create(&self.key, self.encode(head)?);
+        prepared.map_err(HeadError::record(self.id))
     }
 
     fn replace(&self, head: &Head, current: &Current) -> Result<PendingWrite, HeadError> {
         let content = self.encode(head)?;
-        Ok(self.records.replace(&self.key, content, &current.record)?)
+        let prepared = self.records.replace(&self.key, content, &current.record);
+        prepared.map_err(HeadError::record(self.id))
+    }
+
+    async fn send(&self, write: &PendingWrite) -> Result<Outcome, HeadError> {
+        let sent = self.records.send(write).await;
+        sent.map_err(HeadError::record(self.id))
     }
 
     fn successor(&self, head: &Head, state: HeadState) -> Result<Head, HeadError> {
@@ -383,13 +396,13 @@ impl Current {
 async fn repeat(place: &Place, write: &PendingWrite) -> Result<Outcome, HeadError> {
     let mut pause = REPEAT_PAUSE;
     loop {
-        match place.records.send(write).await {
+        match place.send(write).await {
             Err(e) if e.is_temporary() => {
                 tracing::debug!(sandbox = %place.id, error = %e, "repeating a write of a head");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_REPEAT_PAUSE);
             }
-            other => return Ok(other?),
+            other => return other,
         }
     }
 }

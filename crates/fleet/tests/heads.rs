@@ -161,7 +161,13 @@ async fn a_claim_with_an_unknown_outcome_leaves_the_sandbox_to_any_host() {
         let claimed = one.claim(None, ID, "s1").await;
         let error = claimed.unwrap_err();
         assert!(
-            matches!(error, HeadError::Record(RecordError::Unknown { .. })),
+            matches!(
+                &error,
+                HeadError::Record {
+                    source: RecordError::Unknown { .. },
+                    ..
+                }
+            ),
             "{fault:?}: {error}"
         );
         assert!(error.is_temporary());

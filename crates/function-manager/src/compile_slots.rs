@@ -41,7 +41,7 @@ impl CompileSlots {
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
         queue.waiting.push_back(ticket);
-        // A woken thread continues only if it is the oldest one that waits.
+        // A woken thread continues only if it has waited longest.
         while queue.taken >= self.count || queue.waiting.front() != Some(&ticket) {
             self.changed.wait(&mut queue);
         }

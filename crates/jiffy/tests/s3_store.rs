@@ -333,7 +333,10 @@ fn a_paused_sandbox_is_resumed_on_another_host_of_the_bucket_and_runs_once() {
     there.sh(&id, BEGIN);
     there.ok(&["pause", &id, "--durable"]);
     let error = failure(&here, &["resume", "abcdefghijkmnpqrstuv"]);
-    assert!(error.contains("does not exist"), "{error}");
+    assert!(
+        error.contains("neither on this host nor in the store"),
+        "{error}"
+    );
 
     here.ok(&["resume", &id]);
     assert_sound(&here, &id);

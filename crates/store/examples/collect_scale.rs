@@ -168,6 +168,14 @@ fn base_of(roots: &[Hash], number: u64) -> Option<Hash> {
     (base != number).then(|| roots.get(base as usize).copied())?
 }
 
+/// Returns the error of an operation that neither pushes nor collections use.
+fn unsupported(operation: &str) -> Error {
+    Error::NotImplemented {
+        operation: operation.to_owned(),
+        implementer: "the simulated store".to_owned(),
+    }
+}
+
 #[async_trait]
 impl ObjectStore for Simulated {
     async fn put_opts(
@@ -184,7 +192,7 @@ impl ObjectStore for Simulated {
         _: &Path,
         _: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        unimplemented!()
+        Err(unsupported("put_multipart"))
     }
 
     async fn get_opts(&self, key: &Path, options: GetOptions) -> Result<GetResult> {
@@ -236,11 +244,11 @@ impl ObjectStore for Simulated {
     }
 
     async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
-        unimplemented!()
+        Err(unsupported("list_with_delimiter"))
     }
 
     async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
-        unimplemented!()
+        Err(unsupported("copy"))
     }
 }
 

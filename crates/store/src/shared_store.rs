@@ -13,7 +13,7 @@ mod recent_packs;
 pub(crate) mod repair;
 pub(crate) mod resume;
 pub(crate) mod snapshot_names;
-mod snapshots;
+pub(crate) mod snapshots;
 pub(crate) mod tenant_names;
 pub(crate) mod tenant_records;
 pub(crate) mod usage;

@@ -70,22 +70,42 @@ impl Tenant {
     /// Encrypts the content of the record `key`. The same content is encrypted differently each
     /// time.
     pub fn seal_record(&self, key: &str, content: &[u8]) -> Result<Vec<u8>, StoreError> {
-        let keys = self.current()?;
-        let context = [RECORD_CONTEXT, key.as_bytes()].concat();
-        let sealed = keys
-            .seal(&context, content)
-            .map_err(StoreError::damaged(key))?;
-        Ok([&keys.generation().to_le_bytes()[..], &sealed].concat())
+        self.seal(RECORD_CONTEXT, key, content)
     }
 
     /// Decrypts and authenticates the content of the record `key`.
     pub fn open_record(&self, key: &str, sealed: &[u8]) -> Result<Vec<u8>, StoreError> {
+        self.open(RECORD_CONTEXT, key, sealed)
+    }
+
+    /// Encrypts a value with the newest keys. Decryption requires the same kind of value
+    /// (`context`) and the same key of the object.
+    pub(crate) fn seal(
+        &self,
+        context: &[u8],
+        key: &str,
+        content: &[u8],
+    ) -> Result<Vec<u8>, StoreError> {
+        let keys = self.current()?;
+        let context = [context, key.as_bytes()].concat();
+        let sealed = keys.seal(&context, content);
+        let sealed = sealed.map_err(StoreError::damaged(key))?;
+        Ok([&keys.generation().to_le_bytes()[..], &sealed].concat())
+    }
+
+    /// Decrypts and authenticates the output of [`Self::seal`].
+    pub(crate) fn open(
+        &self,
+        context: &[u8],
+        key: &str,
+        sealed: &[u8],
+    ) -> Result<Vec<u8>, StoreError> {
         let truncated = FormatError::Damaged("it is truncated");
         let (generation, sealed) = sealed
             .split_first_chunk()
             .ok_or_else(|| StoreError::damaged(key)(truncated))?;
         let keys = self.generation(u32::from_le_bytes(*generation))?;
-        let context = [RECORD_CONTEXT, key.as_bytes()].concat();
+        let context = [context, key.as_bytes()].concat();
         keys.open(&context, sealed)
             .map_err(StoreError::damaged(key))
     }

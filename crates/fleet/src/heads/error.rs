@@ -28,8 +28,13 @@ pub enum HeadError {
         sandbox: String,
     },
     /// The record could not be read or written.
-    #[error(transparent)]
-    Record(#[from] RecordError),
+    #[error("cannot determine which host may run sandbox {sandbox}: {source}")]
+    Record {
+        /// Sandbox.
+        sandbox: String,
+        /// Failure.
+        source: RecordError,
+    },
     /// The keys of the tenant could not be read.
     #[error(transparent)]
     Store(RemoteError),
@@ -61,7 +66,7 @@ impl HeadError {
     /// Returns whether the same call may succeed later.
     pub fn is_temporary(&self) -> bool {
         match self {
-            Self::Record(e) => e.is_temporary(),
+            Self::Record { source, .. } => source.is_temporary(),
             Self::Store(e) => e.retry_after().is_some(),
             Self::Contended { .. } => true,
             _ => false,
@@ -76,6 +81,13 @@ impl HeadError {
         |reason| Self::Damaged {
             sandbox: sandbox.to_owned(),
             reason: reason.to_string(),
+        }
+    }
+
+    pub(super) fn record(sandbox: impl Display) -> impl FnOnce(RecordError) -> Self {
+        move |source| Self::Record {
+            sandbox: sandbox.to_string(),
+            source,
         }
     }
 

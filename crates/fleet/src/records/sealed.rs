@@ -136,7 +136,7 @@ impl SealedRecords {
         }
     }
 
-    /// Decrypts a record, and checks that it is not older than one that was seen before.
+    /// Decrypts a record. Rejects it if this process has seen a newer version.
     fn open(
         &self,
         key: &RecordKey,

@@ -104,7 +104,11 @@ fn record_error(key: &RecordKey, e: StoreError) -> RecordError {
     let record = key.clone();
     let reason = e.to_string();
     match e {
-        StoreError::OutcomeUnknown { .. } => RecordError::Unknown { record, reason },
+        // These reasons do not repeat the key and the remedy.
+        StoreError::OutcomeUnknown { reason, .. } => RecordError::Unknown { record, reason },
+        StoreError::Unavailable { reason, .. } | StoreError::Absent { reason, .. } => {
+            RecordError::Unavailable { record, reason }
+        }
         e if e.is_unavailable() => RecordError::Unavailable { record, reason },
         StoreError::Denied { .. } => RecordError::Denied { reason },
         StoreError::NoConditions { .. } => RecordError::Unsuitable(reason),

@@ -36,7 +36,7 @@ async fn a_link_reaches_only_the_sandbox_that_signed_it() {
         "{text}"
     );
     let opened = guests.opened_count();
-    let (status, text) = send_request(setup.address, link("nobody's")).await;
+    let (status, text) = send_request(setup.address, link("unknown-token")).await;
     assert_eq!(status, 401);
     assert!(text.contains("\"code\":401"), "{text}");
     assert_eq!(guests.opened_count(), opened);

@@ -284,7 +284,11 @@ async fn a_head_request_has_the_length_and_no_body() {
     let setup = Setup::new(&Guests::one(ID, 3000, router)).await;
     let mut raw = Raw::new(setup.address).await;
     for _ in 0..2 {
-        raw.write_text(&format!("HEAD / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n")).await;
+        let request = format!(
+            "HEAD / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\n\
+             E2b-Sandbox-Port: 3000\r\n\r\n"
+        );
+        raw.write_text(&request).await;
         let answer = raw.until("\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert!(

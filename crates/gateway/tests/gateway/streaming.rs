@@ -162,7 +162,11 @@ async fn a_disconnect_of_the_client_closes_the_connection_to_the_guest() {
         }
     };
     let mut raw = Raw::new(setup.address).await;
-    raw.write_text(&format!("GET /silent HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n")).await;
+    let request = format!(
+        "GET /silent HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\n\
+         E2b-Sandbox-Port: 3000\r\n\r\n"
+    );
+    raw.write_text(&request).await;
     setup.wait_for_counters(|t| t.guest_connections == 1).await;
     assert_eq!(guests.open_count(), 1);
     drop(raw);

@@ -330,7 +330,11 @@ impl Sandboxes {
                 // Limits concurrent starts and shares the processors fairly among owners.
                 self.0.start_pacer.pace(owner.as_deref(), start).await
             }
-            Err(e) => Err(e),
+            // The files may be missing because another host has taken over the sandbox.
+            Err(e) => Err(match claim {
+                Some(claim) => claim.moved().await.unwrap_or(e),
+                None => e,
+            }),
         };
         // A running guest keeps its reservation, because a failed rollback leaves it running.
         if result.is_err() && entry.guest().is_none() {
@@ -448,7 +452,7 @@ impl Sandboxes {
         self.0
             .metrics
             .boot(origin.mode, took.as_secs_f64() * 1000.0);
-        // The new deadline may be earlier than the one that the timeout task waits for.
+        // The new deadline may be earlier than the deadline for which the timeout task waits.
         self.0.deadlines.notify();
         // Last, so that an error above leaves the sandbox with its previous guest.
         if let Some(before) = before {

@@ -33,6 +33,13 @@ impl PendingClaim {
         let claimed = claimed.map_err(|e| OperationError::Lost(e.to_string()))?;
         Ok(claimed?)
     }
+
+    /// Waits for the claim, and releases the sandbox. Returns the error if another host has taken
+    /// over the sandbox or killed it.
+    pub(super) async fn moved(self) -> Option<OperationError> {
+        let error = self.wait().await.err()?;
+        matches!(&error, OperationError::Head(e) if e.is_moved()).then_some(error)
+    }
 }
 
 impl Sandboxes {
@@ -157,6 +164,11 @@ impl Sandboxes {
             deadline_ms: None,
             ..*record
         }))
+    }
+
+    /// Returns whether sandboxes that other hosts stored can be resumed here.
+    pub fn shares_sandboxes(&self) -> bool {
+        self.0.heads.is_some()
     }
 
     /// Registers a sandbox that [`Self::stored_sandbox`] returned, so that it can be resumed here.

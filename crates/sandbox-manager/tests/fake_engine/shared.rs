@@ -8,6 +8,7 @@ use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, OperationError, Sandbox, SandboxSettings, SandboxState, Sandboxes,
 };
 use std::collections::BTreeMap;
+use std::fs;
 
 /// Host with its guests.
 struct Host {
@@ -278,4 +279,24 @@ async fn a_sandbox_whose_record_is_too_large_to_share_is_stored_and_stays_on_its
     );
     one.sandboxes.resume(&id).await.unwrap();
     assert_eq!(one.state(&id), Some(SandboxState::Running));
+}
+
+#[tokio::test]
+async fn a_former_host_without_the_snapshot_reports_the_move() {
+    let store = TestStore::new();
+    let (mut one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
+    let id = one.create(None, "moved").await.id().to_owned();
+    one.pause_durably(&id).await;
+    two.take_over(None, &id).await.unwrap();
+    // The former host loses its files, and the new host has removed the name from the store.
+    let paused = one.sandboxes.find(&id).unwrap();
+    fs::remove_file(one.bench.files().join(paused.snapshot().unwrap())).unwrap();
+    for name in store.objects("names") {
+        fs::remove_file(name).unwrap();
+    }
+    drop(one.sandboxes);
+    one.sandboxes = one.bench.open_with(store.sharing_options(1)).await;
+    let error = one.sandboxes.resume(&id).await.unwrap_err();
+    assert!(error.to_string().contains("runs on host h2"), "{error}");
+    assert_eq!(one.state(&id), None);
 }

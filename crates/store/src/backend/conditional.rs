@@ -178,9 +178,13 @@ impl Backend {
         };
         let unknown = |e: StoreError| {
             if e.is_unavailable() {
+                let reason = match e {
+                    StoreError::Unavailable { reason, .. } => reason,
+                    e => e.to_string(),
+                };
                 StoreError::OutcomeUnknown {
                     object: key.to_owned(),
-                    reason: e.to_string(),
+                    reason,
                 }
             } else {
                 e

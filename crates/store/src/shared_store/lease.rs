@@ -109,13 +109,8 @@ impl SharedStore {
         value: &impl serde::Serialize,
     ) -> Result<(), StoreError> {
         let malformed = |_| StoreError::damaged(key)(FormatError::Damaged("it cannot be encoded"));
-        let keys = tenant.current()?;
         let text = serde_json::to_vec(value).map_err(malformed)?;
-        let context = [CONTEXT, key.as_bytes()].concat();
-        let sealed = keys
-            .seal(&context, &text)
-            .map_err(StoreError::damaged(key))?;
-        let object = [&keys.generation().to_le_bytes()[..], &sealed].concat();
+        let object = tenant.seal(CONTEXT, key, &text)?;
         self.backend.put(key, object.into()).await
     }
 
@@ -175,16 +170,9 @@ fn open_list<T: serde::de::DeserializeOwned>(
     key: &str,
     object: &[u8],
 ) -> Result<T, StoreError> {
-    let damaged = |reason| StoreError::damaged(key)(FormatError::Damaged(reason));
-    let (generation, sealed) = object
-        .split_first_chunk()
-        .ok_or_else(|| damaged("it is truncated"))?;
-    let keys = tenant.generation(u32::from_le_bytes(*generation))?;
-    let context = [CONTEXT, key.as_bytes()].concat();
-    let text = keys
-        .open(&context, sealed)
-        .map_err(StoreError::damaged(key))?;
-    serde_json::from_slice(&text).map_err(|_| damaged("it is malformed"))
+    let text = tenant.open(CONTEXT, key, object)?;
+    let malformed = FormatError::Damaged("it is malformed");
+    serde_json::from_slice(&text).map_err(|_| StoreError::damaged(key)(malformed))
 }
 
 #[cfg(test)]

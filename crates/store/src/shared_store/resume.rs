@@ -8,8 +8,8 @@ use crate::cache::LayerCache;
 use crate::data_keys::Hash;
 use crate::fetch_plan::{ChunkRequest, plan};
 use crate::layer::{LayerKind, RunKind};
-use crate::locations::{Locations, MAX_LOCATIONS_BYTES};
-use crate::manifest::{MAX_MANIFEST_BYTES, Scope, StoredManifest};
+use crate::locations::MAX_LOCATIONS_BYTES;
+use crate::manifest::{MAX_MANIFEST_BYTES, Scope};
 use crate::pack::decode_frame;
 use crate::remote::RemoteSnapshot;
 use crate::resume_bundle::{
@@ -17,6 +17,7 @@ use crate::resume_bundle::{
     MAX_BUNDLED_DOCUMENTS, ResumeBundle,
 };
 use crate::shared_store::SharedStore;
+use crate::shared_store::snapshots::decode_snapshot;
 use crate::tenant::Tenant;
 use crate::{CHUNK_BYTES, FormatError, StoreError};
 use bytes::Bytes;
@@ -281,36 +282,7 @@ fn remote(
     root: Hash,
     objects: &BundledSnapshot,
 ) -> Result<RemoteSnapshot, StoreError> {
-    let key = tenant.manifest_key(&root);
-    let keys = manifest_keys(tenant, &objects.manifest).map_err(StoreError::damaged(&key))?;
-    let keys = tenant.generation(keys)?;
-    let manifest = StoredManifest::decode(&objects.manifest, keys, root);
-    let manifest = manifest.map_err(StoreError::damaged(&key))?;
-    let key = tenant.locations_key(&root);
-    let locations = Locations::decode(&objects.locations, keys, root);
-    let locations = locations.map_err(StoreError::damaged(&key))?;
-    let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
-    if locations.0.len() != stored {
-        let reason = FormatError::Damaged("their number does not match the manifest");
-        return Err(StoreError::damaged(&key)(reason));
-    }
-    Ok(RemoteSnapshot {
-        root,
-        manifest: Arc::new(manifest),
-        locations: Arc::new(locations),
-        tenant: tenant.clone(),
-        keys: keys.clone(),
-    })
-}
-
-/// Returns the generation of the data keys of a manifest of `tenant`.
-fn manifest_keys(tenant: &Tenant, manifest: &[u8]) -> Result<u32, FormatError> {
-    let header = crate::envelope::Header::decode(crate::manifest::MANIFEST_MAGIC, manifest)?;
-    if header.tenant == tenant.id() {
-        Ok(header.generation)
-    } else {
-        Err(FormatError::Damaged("it belongs to another tenant"))
-    }
+    decode_snapshot(tenant, root, &objects.manifest, &objects.locations)
 }
 
 /// Decrypts the bundle of the snapshot `root`, and verifies its manifests and locations.

@@ -25,21 +25,7 @@ impl SharedStore {
             self.manifest(tenant, root),
             self.backend.get(&key, MAX_LOCATIONS_BYTES)
         );
-        let (keys, manifest) = manifest?;
-        let locations = Locations::decode(&locations?, &keys, root);
-        let locations = locations.map_err(StoreError::damaged(&key))?;
-        let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
-        if locations.0.len() != stored {
-            let reason = FormatError::Damaged("their number does not match the manifest");
-            return Err(StoreError::damaged(&key)(reason));
-        }
-        Ok(RemoteSnapshot {
-            root,
-            manifest: Arc::new(manifest),
-            locations: Arc::new(locations),
-            tenant: tenant.clone(),
-            keys,
-        })
+        with_locations(tenant, root, manifest?, &locations?)
     }
 
     /// Reads and verifies a manifest. Returns it with the keys of its generation.
@@ -50,15 +36,7 @@ impl SharedStore {
     ) -> Result<(DataKeys, StoredManifest), StoreError> {
         let key = tenant.manifest_key(&root);
         let object = self.backend.get(&key, MAX_MANIFEST_BYTES).await?;
-        let header = object.get(..HEADER_BYTES).unwrap_or(&object);
-        let header = Header::decode(MANIFEST_MAGIC, header).map_err(StoreError::damaged(&key))?;
-        if header.tenant != tenant.id() {
-            return Err(StoreError::Tenant { object: key });
-        }
-        let keys = tenant.generation(header.generation)?;
-        let manifest =
-            StoredManifest::decode(&object, keys, root).map_err(StoreError::damaged(&key))?;
-        Ok((keys.clone(), manifest))
+        decode_manifest(tenant, root, &object)
     }
 
     pub(crate) async fn locations(
@@ -138,4 +116,55 @@ impl SharedStore {
             .delete(&shared.reference_key(ancestor, tenant, root))
             .await
     }
+}
+
+/// Decodes and verifies the manifest and the locations of the snapshot `root` of `tenant`.
+pub(crate) fn decode_snapshot(
+    tenant: &Arc<Tenant>,
+    root: Hash,
+    manifest: &[u8],
+    locations: &[u8],
+) -> Result<RemoteSnapshot, StoreError> {
+    let decoded = decode_manifest(tenant, root, manifest)?;
+    with_locations(tenant, root, decoded, locations)
+}
+
+/// Decodes and verifies a manifest. Returns it with the keys of its generation.
+fn decode_manifest(
+    tenant: &Tenant,
+    root: Hash,
+    object: &[u8],
+) -> Result<(DataKeys, StoredManifest), StoreError> {
+    let key = tenant.manifest_key(&root);
+    let header = object.get(..HEADER_BYTES).unwrap_or(object);
+    let header = Header::decode(MANIFEST_MAGIC, header).map_err(StoreError::damaged(&key))?;
+    if header.tenant != tenant.id() {
+        return Err(StoreError::Tenant { object: key });
+    }
+    let keys = tenant.generation(header.generation)?;
+    let manifest = StoredManifest::decode(object, keys, root).map_err(StoreError::damaged(&key))?;
+    Ok((keys.clone(), manifest))
+}
+
+/// Decodes the locations of a snapshot, one for each stored chunk of its manifest.
+fn with_locations(
+    tenant: &Arc<Tenant>,
+    root: Hash,
+    (keys, manifest): (DataKeys, StoredManifest),
+    object: &[u8],
+) -> Result<RemoteSnapshot, StoreError> {
+    let key = tenant.locations_key(&root);
+    let locations = Locations::decode(object, &keys, root).map_err(StoreError::damaged(&key))?;
+    let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
+    if locations.0.len() != stored {
+        let reason = FormatError::Damaged("their number does not match the manifest");
+        return Err(StoreError::damaged(&key)(reason));
+    }
+    Ok(RemoteSnapshot {
+        root,
+        manifest: Arc::new(manifest),
+        locations: Arc::new(locations),
+        tenant: tenant.clone(),
+        keys,
+    })
 }

@@ -65,7 +65,7 @@ pub fn resolve<E: From<RecordError>>(
     {
         return Ok(Some(built));
     }
-    // Looks up a reference. An invisible template is treated like one that does not exist.
+    // Looks up a reference. An invisible template is treated as missing.
     let visible = |reference: Reference, resolved_by| -> Result<Option<ResolvedTemplate>, E> {
         let stored = look(&reference)?;
         let stored = stored.filter(|t| is_visible(reference.owner(), t.visibility, caller));

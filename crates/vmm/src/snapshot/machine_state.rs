@@ -103,8 +103,8 @@ fn decode_all<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmE
         .map(|section| {
             if section.version != T::VERSION {
                 return Err(VmmError::Config(format!(
-                    "the snapshot was taken by another version of jiffy-vmm ({} state of version {}, this program supports {}): \
-                     restore it with that version, or build the template again",
+                    "the snapshot was taken by another version of jiffy-vmm ({} state of version {}, this \
+                     program supports {}): restore it with that version, or build the template again",
                     T::NAME, section.version, T::VERSION
                 )));
             }
@@ -160,8 +160,8 @@ impl MachineState {
         let format = u32::from_le_bytes(*format);
         if format != STATE_FORMAT {
             return Err(VmmError::Config(format!(
-                "the snapshot has format {format}, but this jiffy-vmm supports format {STATE_FORMAT}: restore it with the version of \
-                 Jiffy that created it, or build the template again"
+                "the snapshot has format {format}, but this jiffy-vmm supports format \
+                 {STATE_FORMAT}: restore it with the version of Jiffy that created it, or build the template again"
             )));
         }
         let sections: Vec<StateSection> = postcard::from_bytes(rest).map_err(damaged)?;
@@ -179,7 +179,8 @@ impl MachineState {
             .find(|s| !known_sections.contains(&&*s.name))
         {
             return Err(VmmError::Config(format!(
-                "the snapshot contains {:?} state, which this jiffy-vmm does not support: restore it with the version that created it",
+                "the snapshot contains {:?} state, which this jiffy-vmm does not support: \
+                 restore it with the version that created it",
                 unknown.name
             )));
         }
