@@ -1,5 +1,6 @@
 //! The OpenAPI document at `/openapi.json`, which describes the calls of the control plane.
 
+mod examples;
 mod operation;
 mod operations;
 mod schemas;
@@ -26,6 +27,8 @@ pub fn document() -> Value {
             );
         }
     }
+    let schemas = schemas.into_named();
+    examples::add_to_responses(&mut paths, &schemas);
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -42,7 +45,7 @@ pub fn document() -> Value {
                 "apiKey": { "type": "apiKey", "in": "header", "name": "X-API-KEY" },
                 "bearer": { "type": "http", "scheme": "bearer" },
             },
-            "schemas": schemas.into_named(),
+            "schemas": schemas,
         },
     })
 }
@@ -86,6 +89,7 @@ fn operation_object(operation: Operation, schemas: &mut Schemas) -> Value {
     let parameters: Vec<Value> = path_parameters(operation.path)
         .into_iter()
         .chain(operation.parameters)
+        .map(|parameter| with_example(operation.id, parameter))
         .collect();
     let mut object = json!({
         "operationId": operation.id,
@@ -97,7 +101,11 @@ fn operation_object(operation: Operation, schemas: &mut Schemas) -> Value {
     if let Some(map) = object.as_object_mut() {
         if let Some((body, required)) = operation.body {
             let schema = schemas.request(body);
-            let content = json!({ operation.media_type: { "schema": schema } });
+            let mut content = json!({ "schema": schema });
+            if let Some(example) = examples::body(operation.id) {
+                content["example"] = example;
+            }
+            let content = json!({ operation.media_type: content });
             let body = json!({ "required": required, "content": content });
             map.insert("requestBody".to_owned(), body);
         }
@@ -107,6 +115,15 @@ fn operation_object(operation: Operation, schemas: &mut Schemas) -> Value {
         }
     }
     object
+}
+
+/// Adds the example of a query parameter.
+fn with_example(operation_id: &str, mut parameter: Value) -> Value {
+    let name = parameter["name"].as_str().unwrap_or_default();
+    if let Some(example) = examples::query(operation_id, name) {
+        parameter["example"] = example;
+    }
+    parameter
 }
 
 fn path_parameters(path: &str) -> Vec<Value> {
@@ -121,6 +138,7 @@ fn path_parameters(path: &str) -> Vec<Value> {
             "required": true,
             "description": path_parameter_description(name),
             "schema": { "type": "string", "minLength": 1, "maxLength": 256 },
+            "example": examples::path_value(name),
         })
     };
     names.map(parameter).collect()

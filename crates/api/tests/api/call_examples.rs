@@ -1,97 +1,62 @@
 //! Examples of requests for the reference of the API.
 
 use jiffy_api::openapi;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Maximum width of a line.
 const WIDTH: usize = 100;
-const SANDBOX: &str = "j5xc8vu3pd4ik2nrmssr";
-const SNAPSHOT: &str = "zbxdtv6u3pd4ik2nrmss";
-const BUILD: &str = "0197d3a2-4f0e-7c61-9a52-6b1f0e8c2d47";
-const HASH: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
-/// Request bodies by operation. Operations with an optional body that is rarely used have none.
-fn body(operation_id: &str) -> Option<Value> {
-    let body = match operation_id {
-        "createSandbox" | "createSandboxV2" => json!({ "templateID": "base", "timeout": 600 }),
-        "changeSandbox" => json!({ "name": "worker" }),
-        "connectSandbox" | "connectSandboxV2" | "resumeSandbox" | "setTimeout" => {
-            json!({ "timeout": 600 })
-        }
-        "refreshSandbox" => json!({ "duration": 600 }),
-        "forkSandbox" => json!({ "count": 3, "timeout": 600 }),
-        "rollbackSandbox" => json!({ "snapshotID": SNAPSHOT }),
-        "restartSandbox" => json!({ "graceMs": 2000 }),
-        "snapshotSandbox" => json!({ "name": "installed" }),
-        "setNetwork" => json!({ "allowOut": ["pypi.org"], "denyOut": ["0.0.0.0/0"] }),
-        "requestBuild" => json!({ "name": "worker", "cpuCount": 2, "memoryMB": 1024 }),
-        "startBuild" => json!({
-            "fromTemplate": "base",
-            "steps": [{ "type": "RUN", "args": ["pip install numpy"] }],
-        }),
-        "addTags" => json!({ "target": "worker:default", "tags": ["v1"] }),
-        "removeTags" => json!({ "name": "worker", "tags": ["v1"] }),
-        "changeTemplate" => json!({ "public": true }),
-        "pruneTemplates" => json!({ "unusedSeconds": 604_800 }),
-        "prune" => json!({ "dryRun": true, "unusedSeconds": 604_800 }),
-        "rollbackFunction" => json!({ "version": 3 }),
-        "revokeKey" => json!({ "end": true }),
-        "setPool" => json!({ "size": 4 }),
-        "stopHost" => json!({ "killSandboxes": false }),
-        _ => return None,
-    };
-    Some(body)
+/// Returns the example of an operation's request body.
+fn body(operation: &Value) -> Option<&Value> {
+    let body = &operation["requestBody"]["content"]["application/json"]["example"];
+    (!body.is_null()).then_some(body)
 }
 
-/// Query strings by operation.
-fn query(operation_id: &str) -> &'static str {
-    match operation_id {
-        "listSandboxesV2" => "?state=running,paused&limit=20",
-        "listSnapshots" => "?sandboxID=j5xc8vu3pd4ik2nrmssr",
-        "waitForSandbox" => "?for=paused&seconds=10",
-        "allMetrics" => "?sandbox_ids=j5xc8vu3pd4ik2nrmssr&now=true",
-        "preview" => "?port=8000&ttl=600",
-        "logsV2" => "?level=error&limit=100",
-        "connections" => "?limit=50",
-        "functionLogs" => "?after=0&wait=10",
-        "buildStatus" => "?logsOffset=0",
-        _ => "",
+/// Returns the parameters of an operation in `place` that have an example.
+fn examples<'a>(
+    operation: &'a Value,
+    place: &'a str,
+) -> impl Iterator<Item = (&'a str, &'a Value)> + 'a {
+    let parameters = operation["parameters"].as_array().into_iter().flatten();
+    parameters
+        .filter(move |parameter| parameter["in"] == place && !parameter["example"].is_null())
+        .map(|parameter| (parameter["name"].as_str().unwrap(), &parameter["example"]))
+}
+
+/// Returns a parameter's value as in a URL.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(","),
+        value => value.to_string(),
     }
 }
 
-/// Value of a path parameter.
-fn path_value(name: &str) -> &'static str {
-    match name {
-        "sandboxID" => SANDBOX,
-        "snapshotID" => SNAPSHOT,
-        "templateID" | "alias" => "worker",
-        "buildID" => BUILD,
-        "hash" => HASH,
-        "word" => "SECRET",
-        "port" => "5432",
-        "keyID" => "ci",
-        "name" => "hello",
-        other => panic!("no example of the path parameter {other}"),
+fn url(path: &str, operation: &Value) -> String {
+    let mut url = path.to_owned();
+    for (name, value) in examples(operation, "path") {
+        url = url.replace(&format!("{{{name}}}"), &text(value));
+    }
+    let query: Vec<String> = examples(operation, "query")
+        .map(|(name, value)| format!("{name}={}", text(value)))
+        .collect();
+    if query.is_empty() {
+        url
+    } else {
+        format!("{url}?{}", query.join("&"))
     }
 }
 
 /// Returns the `curl` command of an example request.
 pub fn curl(method: &str, path: &str, operation: &Value) -> String {
     let id = operation["operationId"].as_str().unwrap();
-    let parts: Vec<&str> = path
-        .split('/')
-        .map(|part| match part.strip_prefix('{') {
-            Some(name) => path_value(name.trim_end_matches('}')),
-            None => part,
-        })
-        .collect();
-    let url = format!("\"$API{}{}\"", parts.join("/"), query(id));
+    let url = format!("\"$API{}\"", url(path, operation));
     let key = if operation["security"].is_array() {
         ""
     } else {
         "-H \"X-API-KEY: $KEY\" "
     };
-    let body = body(id);
+    let body = body(operation);
     // `curl` sends GET without a body, and POST with one.
     let is_default_method = method == if body.is_some() { "POST" } else { "GET" };
     let method = if is_default_method {
@@ -120,35 +85,58 @@ fn upgrade(command: &str, protocol: &str) -> String {
     format!("{command} \\\n  --http1.1 -N -H 'Connection: Upgrade' -H 'Upgrade: {protocol}'")
 }
 
+/// Returns whether the document has an example of the operation: of its request, or of its
+/// response.
+fn has_example(operation: &Value) -> bool {
+    let answers = operation["responses"].as_object().unwrap().values();
+    let mut contents = answers
+        .chain([&operation["requestBody"]])
+        .filter_map(|part| part["content"].as_object())
+        .flat_map(|content| content.values());
+    let has_parameter = ["path", "query"].map(|place| examples(operation, place).count() > 0);
+    has_parameter.contains(&true) || contents.any(|content| !content["example"].is_null())
+}
+
 #[test]
-fn examples_fit_the_document() {
+fn every_operation_of_the_document_has_examples() {
     let document = openapi::document();
     for operations in document["paths"].as_object().unwrap().values() {
         for operation in operations.as_object().unwrap().values() {
             let id = operation["operationId"].as_str().unwrap();
-            check_query(id, operation);
-            let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
-            let reference = [schema, &schema["anyOf"][0]]
-                .into_iter()
-                .find_map(|schema| schema["$ref"].as_str());
-            match (body(id), reference) {
-                (Some(body), Some(reference)) => {
-                    let name = reference.rsplit('/').next().unwrap();
-                    check_body(id, &document["components"]["schemas"][name], &body);
+            assert!(has_example(operation), "{id} has no example");
+            let content = &operation["requestBody"]["content"];
+            let is_required = operation["requestBody"]["required"] == true;
+            for content in content.as_object().into_iter().flatten() {
+                let example = &content.1["example"];
+                assert!(
+                    !is_required || !example.is_null(),
+                    "{id} has no example of its body"
+                );
+                if !example.is_null() {
+                    check_body(id, &document, &content.1["schema"], example);
                 }
-                (Some(_), None) => panic!("{id} has an example and takes no body"),
-                (None, Some(_)) => {
-                    let is_required = operation["requestBody"]["required"] == true;
-                    assert!(!is_required, "{id} has no example of its body");
+            }
+            for (status, answer) in operation["responses"].as_object().unwrap() {
+                let content = &answer["content"]["application/json"];
+                if status.starts_with('2') && content.is_object() {
+                    assert!(
+                        !content["example"].is_null(),
+                        "{id}: no example of {status}"
+                    );
                 }
-                (None, None) => {}
             }
         }
     }
 }
 
-/// Checks that the fields of an example exist and that no required field is missing.
-fn check_body(id: &str, schema: &Value, body: &Value) {
+/// Checks that the fields of an example exist and that no required field is missing. Redocly and
+/// the contract suite compare examples with whole schemas.
+fn check_body(id: &str, document: &Value, schema: &Value, body: &Value) {
+    let reference = [schema, &schema["anyOf"][0]]
+        .into_iter()
+        .find_map(|schema| schema["$ref"].as_str());
+    let name = reference.unwrap().rsplit('/').next().unwrap();
+    let schema = &document["components"]["schemas"][name];
     for name in body.as_object().unwrap().keys() {
         let field = &schema["properties"][name];
         assert!(!field.is_null(), "{id}: no field {name}");
@@ -156,16 +144,5 @@ fn check_body(id: &str, schema: &Value, body: &Value) {
     for name in schema["required"].as_array().into_iter().flatten() {
         let field = &body[name.as_str().unwrap()];
         assert!(!field.is_null(), "{id}: {name} is missing");
-    }
-}
-
-fn check_query(id: &str, operation: &Value) {
-    let parameters = operation["parameters"].as_array().unwrap();
-    for pair in query(id).trim_start_matches('?').split('&') {
-        let name = pair.split('=').next().unwrap();
-        let is_known = parameters
-            .iter()
-            .any(|parameter| parameter["in"] == "query" && parameter["name"] == name);
-        assert!(name.is_empty() || is_known, "{id}: no parameter {name}");
     }
 }

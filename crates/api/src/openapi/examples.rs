@@ -1,0 +1,171 @@
+//! Examples of requests and responses in the OpenAPI document.
+
+use serde_json::{Map, Value, json};
+
+const SANDBOX: &str = "j5xc8vu3pd4ik2nrmssr";
+const SNAPSHOT: &str = "zbxdtv6u3pd4ik2nrmss";
+const BUILD: &str = "0197d3a2-4f0e-7c61-9a52-6b1f0e8c2d47";
+const HASH: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+const TIME: &str = "2026-01-01T10:00:00.000Z";
+
+/// Request body of an operation. `None` if the operation has no body, or an optional body that is
+/// rarely used.
+pub(super) fn body(operation_id: &str) -> Option<Value> {
+    let body = match operation_id {
+        "createSandbox" | "createSandboxV2" => json!({ "templateID": "base", "timeout": 600 }),
+        "changeSandbox" => json!({ "name": "worker" }),
+        "connectSandbox" | "connectSandboxV2" | "resumeSandbox" | "setTimeout" => {
+            json!({ "timeout": 600 })
+        }
+        "refreshSandbox" => json!({ "duration": 600 }),
+        "forkSandbox" => json!({ "count": 3, "timeout": 600 }),
+        "rollbackSandbox" => json!({ "snapshotID": SNAPSHOT }),
+        "restartSandbox" => json!({ "graceMs": 2000 }),
+        "snapshotSandbox" => json!({ "name": "installed" }),
+        "setNetwork" => json!({ "allowOut": ["pypi.org"], "denyOut": ["0.0.0.0/0"] }),
+        "requestBuild" => json!({ "name": "worker", "cpuCount": 2, "memoryMB": 1024 }),
+        "startBuild" => json!({
+            "fromTemplate": "base",
+            "steps": [{ "type": "RUN", "args": ["pip install numpy"] }],
+        }),
+        "addTags" => json!({ "target": "worker:default", "tags": ["v1"] }),
+        "removeTags" => json!({ "name": "worker", "tags": ["v1"] }),
+        "changeTemplate" => json!({ "public": true }),
+        "pruneTemplates" => json!({ "unusedSeconds": 604_800 }),
+        "prune" => json!({ "dryRun": true, "unusedSeconds": 604_800 }),
+        "deployFunction" => json!({ "settings": { "public": true } }),
+        "rollbackFunction" => json!({ "version": 3 }),
+        "revokeKey" => json!({ "end": true }),
+        "setPool" => json!({ "size": 4 }),
+        "stopHost" => json!({ "killSandboxes": false }),
+        _ => return None,
+    };
+    Some(body)
+}
+
+/// Value of a query parameter.
+pub(super) fn query(operation_id: &str, name: &str) -> Option<Value> {
+    let value = match (operation_id, name) {
+        ("listSandboxesV2", "state") => json!(["running", "paused"]),
+        ("listSandboxesV2", "limit") => json!(20),
+        ("listSnapshots", "sandboxID") | ("allMetrics", "sandbox_ids") => json!(SANDBOX),
+        ("waitForSandbox", "for") => json!("paused"),
+        ("waitForSandbox", "seconds") | ("functionLogs", "wait") => json!(10),
+        ("allMetrics", "now") => json!(true),
+        ("preview", "port") => json!(8000),
+        ("preview", "ttl") => json!(600),
+        ("logsV2", "level") => json!("error"),
+        ("logsV2", "limit") => json!(100),
+        ("connections", "limit") => json!(50),
+        ("functionLogs", "after") | ("buildStatus", "logsOffset") => json!(0),
+        _ => return None,
+    };
+    Some(value)
+}
+
+/// Value of a path parameter.
+pub(super) fn path_value(name: &str) -> &'static str {
+    match name {
+        "sandboxID" => SANDBOX,
+        "snapshotID" => SNAPSHOT,
+        "templateID" | "alias" => "worker",
+        "buildID" => BUILD,
+        "hash" => HASH,
+        "word" => "SECRET",
+        "port" => "5432",
+        "keyID" => "ci",
+        _ => "hello",
+    }
+}
+
+/// Adds an example to each successful response of `paths` that has a body.
+pub(super) fn add_to_responses(paths: &mut Map<String, Value>, schemas: &Map<String, Value>) {
+    let operations = paths.values_mut().filter_map(Value::as_object_mut);
+    for operation in operations.flat_map(Map::values_mut) {
+        let Some(Value::Object(responses)) = operation.get_mut("responses") else {
+            continue;
+        };
+        for (_, response) in responses.iter_mut().filter(|(s, _)| s.starts_with('2')) {
+            let Some(Value::Object(media)) = response.pointer_mut("/content/application~1json")
+            else {
+                continue;
+            };
+            if let Some(schema) = media.get("schema") {
+                let example = of_schema(schema, "", schemas);
+                media.insert("example".to_owned(), example);
+            }
+        }
+    }
+}
+
+/// Returns a value that satisfies `schema`. `name` is the name of the field.
+fn of_schema(schema: &Value, name: &str, schemas: &Map<String, Value>) -> Value {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let target = reference.rsplit('/').next().unwrap_or_default();
+        return schemas
+            .get(target)
+            .map_or(Value::Null, |schema| of_schema(schema, name, schemas));
+    }
+    if let Some(first) = schema["enum"].get(0) {
+        let is_running = |value: &Value| value == "running";
+        let values = schema["enum"].as_array();
+        let running = values.and_then(|all| all.iter().find(|value| is_running(value)));
+        return running.unwrap_or(first).clone();
+    }
+    if let Some(first) = schema["anyOf"].get(0) {
+        return of_schema(first, name, schemas);
+    }
+    let kind = schema["type"].get(0).unwrap_or(&schema["type"]);
+    match kind.as_str() {
+        Some("object") => of_object(schema, schemas),
+        Some("array") if schema["maxItems"] == 0 => json!([]),
+        Some("array") => json!([of_schema(&schema["items"], name, schemas)]),
+        Some("string") => string(schema, name),
+        Some("integer") => integer(schema, name),
+        Some("number") => json!(12.5),
+        Some("boolean") => json!(false),
+        _ => Value::Null,
+    }
+}
+
+/// Returns an object with the required fields of `schema`.
+fn of_object(schema: &Value, schemas: &Map<String, Value>) -> Value {
+    let mut object = Map::new();
+    let required = schema["required"].as_array();
+    for name in required.into_iter().flatten().filter_map(Value::as_str) {
+        let field = of_schema(&schema["properties"][name], name, schemas);
+        object.insert(name.to_owned(), field);
+    }
+    Value::Object(object)
+}
+
+fn string(schema: &Value, name: &str) -> Value {
+    if schema["format"] == "date-time" {
+        return json!(TIME);
+    }
+    json!(match name {
+        "sandboxID" | "sandbox" | "id" => SANDBOX,
+        "snapshotID" | "snapshot" => SNAPSHOT,
+        "templateID" | "template" | "name" | "names" | "aliases" => "worker",
+        "buildID" => BUILD,
+        "envdVersion" => "0.6.13",
+        "version" => "0.1.0",
+        "engine" => "microvm",
+        "protocol" => "tcp",
+        "url" => "https://jiffy.example/sandboxes/j5xc8vu3pd4ik2nrmssr/proxy/8000/",
+        "digest" | "fingerprint" => HASH,
+        _ if schema["format"] == "uuid" => BUILD,
+        _ => "text",
+    })
+}
+
+fn integer(schema: &Value, name: &str) -> Value {
+    match name {
+        "cpuCount" | "vcpus" => json!(2),
+        "memoryMB" | "memory_mib" => json!(1024),
+        "diskSizeMB" | "disk_mib" => json!(10_240),
+        "port" => json!(443),
+        _ if schema["minimum"].is_u64() => schema["minimum"].clone(),
+        _ => json!(0),
+    }
+}
