@@ -145,6 +145,11 @@ impl Coordinator {
         self.peers.values().all(|peer| peer.rows.is_complete())
     }
 
+    /// Returns the time of the last heartbeat of each live member.
+    pub fn heartbeats(&self) -> impl Iterator<Item = (MemberId, Option<Millis>)> {
+        self.peers.iter().map(|(&id, peer)| (id, peer.heard))
+    }
+
     /// Returns whether heartbeats are acknowledged at present.
     pub fn has_authority(&self, now: Millis) -> bool {
         now.since(self.renewed) < self.timing.acknowledge

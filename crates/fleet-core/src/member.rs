@@ -161,6 +161,13 @@ impl Member {
         self.coordinator.is_some()
     }
 
+    /// Returns the time of the last heartbeat of each live member if this member is the
+    /// coordinator. `None` for a member without heartbeat in this term.
+    pub fn heartbeats(&self) -> impl Iterator<Item = (MemberId, Option<Millis>)> {
+        let coordinator = self.coordinator.iter();
+        coordinator.flat_map(|coordinator| coordinator.heartbeats())
+    }
+
     /// Returns the directory if this member is the coordinator.
     #[must_use]
     pub fn directory(&self) -> Option<&Directory> {

@@ -5,10 +5,12 @@
 //! of the snapshots ([`StoreRecords`]) or in etcd (`EtcdRecords`). [`SealedRecords`] encrypts them,
 //! and detects a store that returned to an older state.
 //!
-//! [`Heads`] decides which host may run a sandbox that is stored.
+//! [`Heads`] decides which host may run a sandbox that is stored. [`node`] is the process of a
+//! member: heartbeats, coordinator and directory.
 
 pub mod check;
 mod heads;
+pub mod node;
 pub mod records;
 
 pub use heads::{Claim, HeadError, Heads, MAX_SHARED_RECORD_BYTES, Publication, StoredSandbox};

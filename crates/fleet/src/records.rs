@@ -83,6 +83,18 @@ pub trait Records: fmt::Debug + Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version(pub(crate) BackendVersion);
 
+impl Version {
+    /// Returns the version as text.
+    pub(crate) fn text(&self) -> String {
+        match &self.0 {
+            BackendVersion::Object(version) => version.text().to_owned(),
+            #[cfg(feature = "client")]
+            BackendVersion::Revision(revision) => revision.to_string(),
+            BackendVersion::Write(write) => write.to_string(),
+        }
+    }
+}
+
 /// Version in the terms of a back end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BackendVersion {

@@ -4,6 +4,7 @@ use super::{MAX_RECORD_BYTES, RecordError, RecordKey, Records, Version, Versione
 use bytes::Bytes;
 use jiffy_store::{StoreError, Tenant};
 use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -33,6 +34,14 @@ impl Record {
     /// Returns the number of writes of the record.
     pub fn counter(&self) -> u64 {
         self.counter
+    }
+
+    /// Returns a short text that identifies this version of the record on all hosts.
+    pub fn version_id(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update(self.counter.to_le_bytes());
+        hash.update(self.version.text());
+        hash.finalize().into()
     }
 }
 
@@ -180,6 +189,12 @@ impl SealedRecords {
             let known = seen.entry(key.clone()).or_default();
             *known = counter.max(*known);
         }
+    }
+
+    /// Forgets which versions of a record this process has seen: an operator has restored the
+    /// records from a backup.
+    pub fn forget(&self, key: &RecordKey) {
+        self.seen.lock().remove(key);
     }
 
     /// Removes a record in a final state.

@@ -25,6 +25,15 @@ const MAX_CHECKED_BYTES: u64 = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectVersion(UpdateVersion);
 
+impl ObjectVersion {
+    /// Returns the version as the store wrote it: the ETag.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        let UpdateVersion { e_tag, version } = &self.0;
+        e_tag.as_deref().or(version.as_deref()).unwrap_or("")
+    }
+}
+
 /// Object with its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versioned {

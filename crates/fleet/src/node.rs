@@ -1,0 +1,31 @@
+//! Node: the process of a member.
+//!
+//! One task drives [`jiffy_fleet_core::Member`]: it reports messages and answers to the state
+//! machine, waits for the next event, and executes the effects. Reads and writes of the record of
+//! the shard are tasks of their own. Each other member has its own outbox ([`outbox`]). A slow store
+//! or member therefore delays nothing else. [`Node`] is a handle for the other parts of a daemon.
+//!
+//! The rows of the local sandboxes are in this process ([`rows`]): a daemon reports each change
+//! once, and the node sends it to the coordinator.
+
+mod clock;
+mod executor;
+mod handle;
+mod host;
+mod messenger;
+mod outbox;
+mod query;
+mod rows;
+mod shard;
+mod view;
+
+pub use clock::{BootClock, Clock, current_instance};
+pub use handle::{LocateError, Members, Node, NodeConfig, NodeError, Place, ReserveError};
+pub use host::{Host, ReconcileError};
+pub use messenger::{Messenger, MessengerError};
+pub use query::{
+    Answer, Heartbeats, HostSummary, MAX_ANSWER_BYTES, MAX_QUERY_BYTES, Query, QueryError,
+    RowPlace, decode_replies, encode_replies,
+};
+pub use rows::row_hash;
+pub use view::{CoordinatorStatus, FleetStatus, NodeStatus, View};

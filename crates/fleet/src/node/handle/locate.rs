@@ -1,0 +1,175 @@
+//! Location of a sandbox: own rows, earlier answers, the coordinator, and all members if no
+//! coordinator answers.
+
+use super::Node;
+use crate::node::query::{Answer, Query, RowPlace};
+use jiffy_fleet_core::{MemberId, Millis, RowState, SandboxHash};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+
+/// Maximum number of remembered places.
+const MAX_PLACES: usize = 65_536;
+/// Time for which an answer is remembered.
+const PLACE_MS: u64 = 60_000;
+
+/// Place of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Member that has the sandbox.
+    pub member: MemberId,
+    /// Its address.
+    pub address: String,
+    /// State at the time of the answer.
+    pub state: RowState,
+    /// The member is live, as far as this member knows.
+    pub is_live: bool,
+    /// The place was remembered from an earlier answer. If it is wrong, [`Node::forget`] must be
+    /// called, and the sandbox be located again.
+    pub is_remembered: bool,
+}
+
+/// Failure to locate a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LocateError {
+    /// Members that may have the sandbox did not answer.
+    #[error("no coordinator answered, and neither did {}: retry", names(.0))]
+    Unreachable(Vec<MemberId>),
+    /// This member has not read the record of the shard yet.
+    #[error("this host does not know the members of the fleet yet: retry")]
+    NoMembers,
+}
+
+/// Failure to reserve a row.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReserveError {
+    /// The row exists.
+    #[error("{0} has it")]
+    Taken(MemberId),
+    /// No coordinator can decide.
+    #[error("no coordinator is available: retry")]
+    NoCoordinator,
+}
+
+fn names(members: &[MemberId]) -> String {
+    let names: Vec<_> = members.iter().map(ToString::to_string).collect();
+    names.join(", ")
+}
+
+/// Remembered places.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    places: Mutex<HashMap<SandboxHash, (RowPlace, Millis)>>,
+}
+
+impl Places {
+    fn find(&self, hash: SandboxHash, now: Millis) -> Option<RowPlace> {
+        let places = self.places.lock();
+        let (place, at) = places.get(&hash)?;
+        (now.since(*at) < PLACE_MS).then_some(*place)
+    }
+
+    fn remember(&self, hash: SandboxHash, place: RowPlace, now: Millis) {
+        let mut places = self.places.lock();
+        if places.len() >= MAX_PLACES && !places.contains_key(&hash) {
+            places.retain(|_, (_, at)| now.since(*at) < PLACE_MS);
+            if places.len() >= MAX_PLACES {
+                places.clear();
+            }
+        }
+        places.insert(hash, (place, now));
+    }
+}
+
+impl Node {
+    /// Returns the answer to [`Query::Local`].
+    pub(super) fn local(&self, hash: SandboxHash) -> Answer {
+        match self.inner.rows.find(hash) {
+            None => Answer::Absent,
+            Some(row) => Answer::Found(RowPlace {
+                host: self.id(),
+                revision: row.revision,
+                state: row.state,
+            }),
+        }
+    }
+
+    /// Returns the place of a sandbox. `None` if no live member has it: it does not exist, or is
+    /// stored without a home.
+    ///
+    /// # Errors
+    /// [`LocateError`] if a member that may have the sandbox did not answer.
+    pub async fn locate(&self, hash: SandboxHash) -> Result<Option<Place>, LocateError> {
+        if let Answer::Found(place) = self.local(hash) {
+            return Ok(Some(self.place(place, false)));
+        }
+        if let Some(place) = self.inner.places.find(hash, self.inner.clock.now()) {
+            let place = self.place(place, true);
+            if place.is_live {
+                return Ok(Some(place));
+            }
+        }
+        if let Some((member, address)) = self.members().coordinator() {
+            match self.query(member, &address, Query::Directory(hash)).await {
+                Some(Answer::Found(place)) => return Ok(Some(self.found(hash, place))),
+                Some(Answer::Absent) => return Ok(None),
+                _ => {}
+            }
+        } else {
+            return Err(LocateError::NoMembers);
+        }
+        let mut unreachable = Vec::new();
+        for (member, answer) in self.query_all(&Query::Local(hash)).await {
+            match answer {
+                // A member can report its own rows only.
+                Some(Answer::Found(place)) if place.host == member => {
+                    return Ok(Some(self.found(hash, place)));
+                }
+                Some(Answer::Absent) => {}
+                _ => unreachable.push(member),
+            }
+        }
+        if unreachable.is_empty() {
+            Ok(None)
+        } else {
+            unreachable.sort();
+            Err(LocateError::Unreachable(unreachable))
+        }
+    }
+
+    /// Forgets the remembered place of a sandbox.
+    pub fn forget(&self, hash: SandboxHash) {
+        self.inner.places.places.lock().remove(&hash);
+    }
+
+    /// Reserves a row for a create on this host: no other member can reserve it for 30 s.
+    ///
+    /// # Errors
+    /// [`ReserveError`] if the row exists, or no coordinator can decide.
+    pub async fn reserve(&self, hash: SandboxHash) -> Result<(), ReserveError> {
+        let coordinator = self.members().coordinator();
+        let (member, address) = coordinator.ok_or(ReserveError::NoCoordinator)?;
+        match self.query(member, &address, Query::Reserve(hash)).await {
+            Some(Answer::Reserved) => Ok(()),
+            Some(Answer::Found(place)) => Err(ReserveError::Taken(place.host)),
+            _ => Err(ReserveError::NoCoordinator),
+        }
+    }
+
+    fn found(&self, hash: SandboxHash, place: RowPlace) -> Place {
+        let now = self.inner.clock.now();
+        self.inner.places.remember(hash, place, now);
+        self.place(place, false)
+    }
+
+    fn place(&self, place: RowPlace, is_remembered: bool) -> Place {
+        let members = self.members();
+        let row = members.row(place.host);
+        Place {
+            member: place.host,
+            address: row.map(|row| row.address.clone()).unwrap_or_default(),
+            state: place.state,
+            is_live: row.is_some_and(|row| row.state.is_live()),
+            is_remembered,
+        }
+    }
+}

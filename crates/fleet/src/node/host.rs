@@ -1,0 +1,40 @@
+//! The daemon, as its node uses it.
+
+use super::query::HostSummary;
+use async_trait::async_trait;
+use jiffy_fleet_core::{Epoch, HostStatus, Owner};
+
+/// Daemon of a member.
+#[async_trait]
+pub trait Host: Send + Sync {
+    /// Returns free resources and templates. Called before each heartbeat, and must not block.
+    fn status(&self) -> HostStatus;
+
+    /// Returns the numbers of sandboxes for operators. Must not block.
+    fn summary(&self) -> HostSummary;
+
+    /// Compares the heads of all sandboxes of this host with its journal, and stops the sandboxes
+    /// that have moved or were killed. The node repeats a failed call until `owner` is no longer
+    /// the current epoch. It must be possible to call it again.
+    ///
+    /// # Errors
+    /// [`ReconcileError`] if a head could not be read or written.
+    async fn reconcile(&self, owner: Owner) -> Result<(), ReconcileError>;
+
+    /// Reports the end of this member's epoch: the host must accept no requests until the next
+    /// reconciliation.
+    fn epoch_ended(&self, epoch: Epoch);
+
+    /// Reports, on the coordinator only, that the verdict on an epoch was committed.
+    fn verdict(&self, owner: Owner);
+}
+
+/// Failure of a reconciliation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot compare sandbox {sandbox} with its head: {reason}")]
+pub struct ReconcileError {
+    /// First sandbox that could not be compared.
+    pub sandbox: String,
+    /// Reason.
+    pub reason: String,
+}

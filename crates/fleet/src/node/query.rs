@@ -1,0 +1,243 @@
+//! Requests between members that are not part of the membership protocol.
+
+use super::handle::Members;
+use jiffy_fleet_core::{MAX_MESSAGE_BYTES, MemberId, Message, Revision, RowState, SandboxHash};
+use serde::{Deserialize, Serialize};
+
+/// Maximum size of an encoded query.
+pub const MAX_QUERY_BYTES: usize = 4 << 10;
+/// Maximum size of an encoded answer. The rows of all members have at most 1 MiB.
+pub const MAX_ANSWER_BYTES: usize = (1 << 20) + (64 << 10);
+/// Maximum number of messages in a reply.
+const MAX_REPLIES: usize = 16;
+/// Maximum size of an encoded reply.
+const MAX_REPLY_BYTES: usize = MAX_MESSAGE_BYTES + (64 << 10);
+
+/// Request to another member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Query {
+    /// Place of a row according to the directory of the coordinator.
+    Directory(SandboxHash),
+    /// Place of a row, if the receiver has it.
+    Local(SandboxHash),
+    /// Numbers of the receiver's sandboxes.
+    Summary,
+    /// Reservation of a row that must not exist yet in the fleet, for a create on the sender.
+    Reserve(SandboxHash),
+    /// Heartbeats that the coordinator has received.
+    Heartbeats,
+    /// Members of the fleet, unless they have this digest.
+    Members(String),
+}
+
+/// Answer to a [`Query`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// Place of the row.
+    Found(RowPlace),
+    /// No live member has the row (answer of the coordinator), or the receiver does not have it.
+    Absent,
+    /// The receiver is not the coordinator, or does not know the rows of all live members yet.
+    Incomplete,
+    /// Numbers of the receiver's sandboxes.
+    Summary(HostSummary),
+    /// The row is reserved for the sender.
+    Reserved,
+    /// Heartbeats.
+    Heartbeats(Heartbeats),
+    /// Members of the fleet. `None` if they have the digest of the query.
+    Members(Option<Members>),
+}
+
+/// Knowledge of a coordinator about the members.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Heartbeats {
+    /// Members, and the milliseconds since their last heartbeats.
+    pub ages_ms: Vec<(MemberId, u64)>,
+    /// The rows of all live members are known.
+    pub is_directory_complete: bool,
+    /// Numbers of silent members and of all members during mass silence.
+    pub mass_silence: Option<(usize, usize)>,
+}
+
+/// Place of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowPlace {
+    /// Member that has the sandbox.
+    pub host: MemberId,
+    /// Revision of the head. Zero if the sandbox has no head.
+    pub revision: Revision,
+    /// State.
+    pub state: RowState,
+}
+
+/// Numbers of a host's sandboxes, for operators.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HostSummary {
+    /// Running sandboxes.
+    pub running: u64,
+    /// Paused sandboxes.
+    pub paused: u64,
+    /// Paused sandboxes whose state is on this host only.
+    pub unstored: u64,
+    /// Guests in the warm pools.
+    pub warm: u64,
+    /// Memory that is available for further sandboxes, in MiB.
+    pub free_memory_mib: u64,
+    /// The object store was reachable at the last access.
+    pub is_store_reachable: bool,
+}
+
+/// Error of a query, answer or reply that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QueryError {
+    /// Larger than its maximum.
+    #[error("the request has {bytes} bytes, more than the maximum of {max}")]
+    TooLarge {
+        /// Size.
+        bytes: usize,
+        /// Maximum size.
+        max: usize,
+    },
+    /// Not valid JSON of this format.
+    #[error("the request is malformed: {0}")]
+    Malformed(String),
+}
+
+fn check(bytes: usize, max: usize) -> Result<(), QueryError> {
+    if bytes > max {
+        return Err(QueryError::TooLarge { bytes, max });
+    }
+    Ok(())
+}
+
+fn malformed(error: impl std::fmt::Display) -> QueryError {
+    QueryError::Malformed(error.to_string())
+}
+
+fn encode(value: &impl Serialize, max: usize) -> Result<Vec<u8>, QueryError> {
+    let bytes = serde_json::to_vec(value).map_err(malformed)?;
+    check(bytes.len(), max)?;
+    Ok(bytes)
+}
+
+fn decode<T: for<'de> Deserialize<'de>>(bytes: &[u8], max: usize) -> Result<T, QueryError> {
+    check(bytes.len(), max)?;
+    serde_json::from_slice(bytes).map_err(malformed)
+}
+
+impl Query {
+    /// Returns the JSON of the query.
+    ///
+    /// # Errors
+    /// [`QueryError`] if the query exceeds the maximum size.
+    pub fn encode(&self) -> Result<Vec<u8>, QueryError> {
+        encode(self, MAX_QUERY_BYTES)
+    }
+
+    /// Returns the query with this JSON.
+    ///
+    /// # Errors
+    /// [`QueryError`] if it is malformed or too large.
+    pub fn decode(bytes: &[u8]) -> Result<Self, QueryError> {
+        decode(bytes, MAX_QUERY_BYTES)
+    }
+}
+
+impl Answer {
+    /// Returns the JSON of the answer.
+    ///
+    /// # Errors
+    /// [`QueryError`] if the answer exceeds the maximum size.
+    pub fn encode(&self) -> Result<Vec<u8>, QueryError> {
+        encode(self, MAX_ANSWER_BYTES)
+    }
+
+    /// Returns the answer with this JSON.
+    ///
+    /// # Errors
+    /// [`QueryError`] if it is malformed or too large.
+    pub fn decode(bytes: &[u8]) -> Result<Self, QueryError> {
+        decode(bytes, MAX_ANSWER_BYTES)
+    }
+}
+
+/// Returns the JSON of the messages with which a member replies to a message.
+///
+/// # Errors
+/// [`QueryError`] if they exceed the maximum size.
+pub fn encode_replies(messages: &[Message]) -> Result<Vec<u8>, QueryError> {
+    encode(&messages, MAX_REPLY_BYTES)
+}
+
+/// Returns the messages of a reply. Bounds of each message are checked by its receiver.
+///
+/// # Errors
+/// [`QueryError`] if the reply is malformed or too large.
+pub fn decode_replies(bytes: &[u8]) -> Result<Vec<Message>, QueryError> {
+    let messages: Vec<Message> = decode(bytes, MAX_REPLY_BYTES)?;
+    if messages.len() > MAX_REPLIES {
+        return Err(malformed(format!("more than {MAX_REPLIES} messages")));
+    }
+    Ok(messages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_and_answers_are_read_back_and_malformed_ones_rejected() {
+        let hash = SandboxHash([7; 16]);
+        for query in [
+            Query::Directory(hash),
+            Query::Local(hash),
+            Query::Summary,
+            Query::Reserve(hash),
+            Query::Heartbeats,
+            Query::Members("00".to_owned()),
+        ] {
+            assert_eq!(Query::decode(&query.encode().unwrap()).unwrap(), query);
+        }
+        let place = RowPlace {
+            host: MemberId(2),
+            revision: Revision(3),
+            state: RowState::Stored,
+        };
+        for answer in [
+            Answer::Found(place),
+            Answer::Absent,
+            Answer::Incomplete,
+            Answer::Reserved,
+            Answer::Members(Some(Members::default())),
+            Answer::Members(None),
+            Answer::Heartbeats(Heartbeats {
+                ages_ms: vec![(MemberId(1), 800)],
+                ..Heartbeats::default()
+            }),
+            Answer::Summary(HostSummary {
+                running: 1,
+                ..HostSummary::default()
+            }),
+        ] {
+            assert_eq!(Answer::decode(&answer.encode().unwrap()).unwrap(), answer);
+        }
+        let large = vec![b' '; MAX_ANSWER_BYTES + 1];
+        for bytes in [
+            &b""[..],
+            b"{}",
+            b"\"unknown\"",
+            b"{\"local\":\"00\"}",
+            &large,
+        ] {
+            assert!(Query::decode(bytes).is_err());
+            assert!(Answer::decode(bytes).is_err());
+        }
+        assert!(decode_replies(b"[{}]").is_err());
+        assert!(decode_replies(b"[]").unwrap().is_empty());
+    }
+}

@@ -1,0 +1,132 @@
+//! Rows of the local sandboxes.
+
+use jiffy_fleet_core::{Row, RowChange, SandboxHash};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// Returns the hash of a sandbox id, or of another text by which sandboxes are found. `kind`
+/// separates ids from other texts.
+#[must_use]
+pub fn row_hash(secret: &[u8; 32], kind: &str, parts: &[&str]) -> SandboxHash {
+    // The secret has a fixed length, and each part is preceded by its length.
+    let mut hash = Sha256::new();
+    hash.update(secret);
+    for part in std::iter::once(&kind).chain(parts) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    let digest = hash.finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest[..16]);
+    SandboxHash(bytes)
+}
+
+/// Rows of the local sandboxes, and changes that the executor has not processed yet.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rows: BTreeMap<SandboxHash, Row>,
+    /// Latest unprocessed change of each row.
+    changes: BTreeMap<SandboxHash, RowChange>,
+}
+
+impl Rows {
+    /// Records a change. Returns false if the row is unchanged.
+    pub fn change(&self, change: RowChange) -> bool {
+        let mut state = self.state.lock();
+        let hash = match change {
+            RowChange::Put(row) => {
+                if state.rows.insert(row.hash, row) == Some(row) {
+                    return false;
+                }
+                row.hash
+            }
+            RowChange::Removed(hash) => {
+                if state.rows.remove(&hash).is_none() {
+                    return false;
+                }
+                hash
+            }
+        };
+        state.changes.insert(hash, change);
+        true
+    }
+
+    /// Returns the row of a sandbox.
+    pub fn find(&self, hash: SandboxHash) -> Option<Row> {
+        self.state.lock().rows.get(&hash).copied()
+    }
+
+    /// Returns and forgets the unprocessed changes.
+    pub fn take_changes(&self) -> impl Iterator<Item = RowChange> + use<> {
+        std::mem::take(&mut self.state.lock().changes).into_values()
+    }
+
+    /// Returns at most `limit` rows after `after`, and whether no row follows.
+    pub fn page(&self, after: Option<SandboxHash>, limit: usize) -> (Vec<Row>, bool) {
+        let state = self.state.lock();
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut following = state.rows.range((start, Bound::Unbounded));
+        let rows: Vec<_> = following
+            .by_ref()
+            .take(limit)
+            .map(|(_, &row)| row)
+            .collect();
+        (rows, following.next().is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_fleet_core::{Revision, RowState};
+
+    fn row(number: u8, state: RowState) -> Row {
+        Row {
+            hash: SandboxHash([number; 16]),
+            revision: Revision(0),
+            state,
+        }
+    }
+
+    #[test]
+    fn hashes_differ_by_secret_kind_and_the_borders_of_parts() {
+        let hashes = [
+            row_hash(&[1; 32], "id", &["ab", "c"]),
+            row_hash(&[1; 32], "id", &["a", "bc"]),
+            row_hash(&[1; 32], "id", &["abc"]),
+            row_hash(&[1; 32], "name", &["abc"]),
+            row_hash(&[2; 32], "id", &["abc"]),
+        ];
+        let distinct: std::collections::BTreeSet<_> = hashes.iter().collect();
+        assert_eq!(distinct.len(), hashes.len());
+    }
+
+    #[test]
+    fn unprocessed_changes_of_a_row_are_merged_and_pages_contain_each_row_once() {
+        let rows = Rows::default();
+        for number in 1..=5 {
+            assert!(rows.change(RowChange::Put(row(number, RowState::Running))));
+        }
+        assert!(!rows.change(RowChange::Put(row(5, RowState::Running))));
+        assert!(rows.change(RowChange::Put(row(5, RowState::Paused))));
+        assert!(rows.change(RowChange::Removed(SandboxHash([4; 16]))));
+        assert!(!rows.change(RowChange::Removed(SandboxHash([9; 16]))));
+        let changes: Vec<_> = rows.take_changes().collect();
+        assert_eq!(changes.len(), 5);
+        assert_eq!(changes[4], RowChange::Put(row(5, RowState::Paused)));
+        assert_eq!(rows.take_changes().count(), 0);
+        let (first, is_last) = rows.page(None, 2);
+        assert!(!is_last);
+        let (second, is_last) = rows.page(first.last().map(|row| row.hash), 2);
+        assert!(is_last);
+        let numbers = first.iter().chain(&second).map(|row| row.hash.0[0]);
+        assert_eq!(numbers.collect::<Vec<_>>(), [1, 2, 3, 5]);
+    }
+}

@@ -1,0 +1,129 @@
+//! State of a node, as other tasks see it.
+
+use super::query::HostSummary;
+use jiffy_fleet_core::record::{MemberRow, ShardRecord};
+use jiffy_fleet_core::{Epoch, FleetId, Member, MemberId, Millis, Owner, RejectionReason, Term};
+use std::sync::Arc;
+
+/// State of a node after its latest event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// This member.
+    pub member: MemberId,
+    /// Epoch. `None` if this member is not registered.
+    pub epoch: Option<Epoch>,
+    /// End of the authority, on the node's clock.
+    pub deadline: Option<Millis>,
+    /// Epoch in which the heads of all sandboxes were compared.
+    pub reconciled: Option<Epoch>,
+    /// This member is the coordinator.
+    pub is_coordinator: bool,
+    /// This member is the coordinator and knows the rows of all live members.
+    pub is_directory_complete: bool,
+    /// Record of the shard. `None` before the first read.
+    pub shard: Option<Arc<ShardRecord>>,
+    /// Reason of the latest rejection since the last registration.
+    pub rejected: Option<RejectionReason>,
+    /// Numbers of silent members and of all members during mass silence, on the coordinator only.
+    pub mass_silence: Option<(usize, usize)>,
+    /// The record of the shard is older than an earlier read: term and number of the record.
+    pub regressed: Option<(Term, u64)>,
+}
+
+impl View {
+    pub(super) fn new(member: MemberId) -> Self {
+        Self {
+            member,
+            epoch: None,
+            deadline: None,
+            reconciled: None,
+            is_coordinator: false,
+            is_directory_complete: false,
+            shard: None,
+            rejected: None,
+            mass_silence: None,
+            regressed: None,
+        }
+    }
+
+    /// Updates the fields that the state machine knows.
+    pub(super) fn update(&mut self, member: &Member) {
+        self.epoch = member.epoch();
+        self.deadline = member.deadline();
+        self.is_coordinator = member.is_coordinator();
+        self.is_directory_complete = member.is_directory_complete();
+        let number = |record: &ShardRecord| (record.term, record.seq);
+        let known = self.shard.as_deref().map(number);
+        // Each replace increments the number: the large record is copied only if it has changed.
+        if member.shard().map(number) != known {
+            self.shard = member.shard().cloned().map(Arc::new);
+        }
+    }
+
+    /// Returns this member and its epoch if it may claim, resume and restore stored sandboxes.
+    #[must_use]
+    pub fn authority(&self, now: Millis) -> Option<Owner> {
+        let epoch = self.epoch?;
+        (now < self.deadline?).then_some(Owner {
+            member: self.member,
+            epoch,
+        })
+    }
+
+    /// Returns whether the heads of all sandboxes were compared in the current epoch.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.epoch.is_some() && self.reconciled == self.epoch
+    }
+
+    /// Returns the row of a member.
+    #[must_use]
+    pub fn row(&self, id: MemberId) -> Option<&MemberRow> {
+        self.shard.as_ref()?.row(id)
+    }
+}
+
+/// Coordinator in a [`FleetStatus`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoordinatorStatus {
+    /// Member.
+    pub member: MemberId,
+    /// Term.
+    pub term: Term,
+    /// It answered a query, and knows the rows of all live members.
+    pub is_directory_complete: bool,
+}
+
+/// State of the fleet, as one member sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FleetStatus {
+    /// Fleet.
+    pub fleet: FleetId,
+    /// This member.
+    pub member: MemberId,
+    /// This member and its epoch while it has authority.
+    pub authority: Option<Owner>,
+    /// The heads of all sandboxes of this host were compared in this epoch.
+    pub is_ready: bool,
+    /// Coordinator. `None` if the record of the shard was not read yet.
+    pub coordinator: Option<CoordinatorStatus>,
+    /// Reason for which the coordinator rejects this member.
+    pub rejected: Option<RejectionReason>,
+    /// Numbers of silent members and of all members during mass silence.
+    pub mass_silence: Option<(usize, usize)>,
+    /// The record of the shard was probably restored from a backup.
+    pub is_regressed: bool,
+    /// All members.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// Member in a [`FleetStatus`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Row in the record of the shard.
+    pub row: MemberRow,
+    /// Time since its last heartbeat in milliseconds. `None` if the coordinator did not report it.
+    pub heartbeat_age_ms: Option<u64>,
+    /// Numbers of its sandboxes. `None` if it did not answer within 1 s.
+    pub summary: Option<HostSummary>,
+}
