@@ -7,6 +7,7 @@
 mod head;
 mod root;
 mod shard;
+mod table;
 
 pub use head::{
     Head, HeadKind, HeadState, KilledAt, MAX_HEAD_BYTES, MAX_INLINE_RECORD_BYTES, NodeLoss, Policy,
@@ -16,6 +17,11 @@ pub use root::{MAX_ROOT_BYTES, ObjectRecords, Root, SlotRange};
 pub use shard::{
     Capacity, HostLabel, MAX_ADDRESS_BYTES, MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState,
     ShardRecord,
+};
+pub use table::{
+    KeyHash, KeyLimits, KeyRow, KeyScope, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES, MAX_PENDING_BYTES,
+    MAX_TABLE_BYTES, RequestId, Row, RowContent, RowKey, TABLE_PARTS, Table, TableIndex, TablePart,
+    TemplateRow,
 };
 
 use serde::de::DeserializeOwned;

@@ -6,12 +6,14 @@
 //! and detects a store that returned to an older state.
 //!
 //! [`Heads`] decides which host may run a sandbox that is stored. [`node`] is the process of a
-//! member: heartbeats, coordinator and directory.
+//! member: heartbeats, coordinator and directory. [`tables`] has the API keys and template names,
+//! which every host holds in memory.
 
 pub mod check;
 mod heads;
 pub mod node;
 pub mod records;
+pub mod tables;
 
 pub use heads::{Claim, HeadError, Heads, MAX_SHARED_RECORD_BYTES, Publication, StoredSandbox};
 #[cfg(feature = "client")]

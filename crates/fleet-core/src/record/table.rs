@@ -1,0 +1,66 @@
+//! Tables that every member holds in memory: API keys and template names.
+//!
+//! One member writes the tables. A change is committed by one replace of the index, which contains
+//! the changed rows until the parts of the tables are rewritten. A former writer can therefore
+//! change nothing, because each change replaces the same record.
+
+mod index;
+mod part;
+mod row;
+
+pub use index::{MAX_PENDING_BYTES, TableIndex};
+pub use part::{MAX_PART_ROWS_BYTES, TablePart};
+pub use row::{
+    KeyHash, KeyLimits, KeyRow, KeyScope, MAX_IMPORT_ROWS, RequestId, Row, RowContent, RowKey,
+    TemplateRow,
+};
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Number of parts of a table.
+pub const TABLE_PARTS: usize = 256;
+/// Maximum size of an encoded part or index.
+pub const MAX_TABLE_BYTES: usize = (1 << 20) - 1024;
+
+/// Table of the fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Table {
+    /// API keys.
+    Keys,
+    /// Names and tags of templates.
+    Templates,
+}
+
+impl Table {
+    /// All tables.
+    pub const ALL: [Self; 2] = [Self::Keys, Self::Templates];
+
+    /// Returns the name of the table in the keys of its records.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Keys => "keys",
+            Self::Templates => "templates",
+        }
+    }
+
+    /// Returns the position of the table in [`Self::ALL`].
+    #[must_use]
+    pub fn position(self) -> usize {
+        match self {
+            Self::Keys => 0,
+            Self::Templates => 1,
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests;

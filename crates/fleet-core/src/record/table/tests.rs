@@ -1,0 +1,129 @@
+use super::super::RecordError;
+use super::*;
+use crate::ids::{FleetId, MemberId, Term};
+
+fn fleet() -> FleetId {
+    FleetId::try_from("7kq2".to_owned()).unwrap()
+}
+
+fn key(id: &str, revision: u64) -> Row {
+    Row {
+        revision,
+        request: RequestId([7; 16]),
+        removed: false,
+        content: RowContent::Key(KeyRow {
+            id: id.to_owned(),
+            hash: KeyHash([id.len() as u8; 32]),
+            name: "ci".to_owned(),
+            scope: KeyScope::Create,
+            limits: KeyLimits {
+                max_sandboxes: Some(3),
+                ..KeyLimits::default()
+            },
+            created_ms: 5,
+            used_ms: None,
+            revoked_ms: None,
+            expires_ms: Some(9),
+            end_ms: None,
+            addresses: vec!["10.0.0.0/8".to_owned()],
+            previous_hash: None,
+            previous_until_ms: None,
+            unknown: Default::default(),
+        }),
+    }
+}
+
+#[test]
+fn a_part_is_read_as_it_was_written_and_only_where_it_belongs() {
+    let row = key("abc", 3);
+    let number = row.key().part();
+    let part = TablePart::new(fleet(), Table::Keys, number, 3, vec![row.clone()]);
+    let bytes = part.encode().unwrap();
+    let read = |number| TablePart::decode(&bytes, &fleet(), Table::Keys, number);
+    assert_eq!(read(number).unwrap(), part);
+    let foreign = read(number.wrapping_add(1));
+    assert!(matches!(foreign, Err(RecordError::ForeignKey { .. })));
+    let templates = TablePart::decode(&bytes, &fleet(), Table::Templates, number);
+    assert!(matches!(templates, Err(RecordError::ForeignKey { .. })));
+    let other = FleetId::try_from("other".to_owned()).unwrap();
+    let foreign = TablePart::decode(&bytes, &other, Table::Keys, number);
+    assert!(matches!(foreign, Err(RecordError::ForeignKey { .. })));
+    for length in 0..bytes.len() {
+        let truncated = TablePart::decode(&bytes[..length], &fleet(), Table::Keys, number);
+        assert!(truncated.is_err(), "{length}");
+    }
+}
+
+#[test]
+fn rows_of_another_part_with_invalid_content_or_twice_are_rejected() {
+    let row = key("abc", 3);
+    let number = row.key().part();
+    let with = |rows: Vec<Row>| TablePart::new(fleet(), Table::Keys, number, 3, rows).encode();
+    assert!(with(vec![row.clone()]).is_ok());
+    assert!(with(vec![row.clone(), row.clone()]).is_err());
+    let other = (0..).map(|i| key(&format!("k{i}"), 1));
+    let mut other = other.filter(|row| row.key().part() != number);
+    assert!(with(vec![other.next().unwrap()]).is_err());
+    let changes: [fn(&mut Row); 7] = [
+        |row| row.revision = 4,
+        |row| row.revision = 0,
+        |row| row.removed = true,
+        |row| set(row, |key| key.name = "a\nb".to_owned()),
+        |row| set(row, |key| key.name.clear()),
+        |row| set(row, |key| key.addresses = vec!["10.0.0.0/33".to_owned()]),
+        |row| set(row, |key| key.end_ms = Some(1)),
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        let mut row = row.clone();
+        change(&mut row);
+        assert!(with(vec![row]).is_err(), "{i}");
+    }
+}
+
+fn set(row: &mut Row, change: impl FnOnce(&mut KeyRow)) {
+    if let RowContent::Key(key) = &mut row.content {
+        change(key);
+    }
+}
+
+#[test]
+fn the_index_has_pending_rows_until_their_part_is_folded() {
+    let mut index = TableIndex::new(fleet(), Term(4), MemberId(2));
+    index.commit(&[key("abc", 2)]);
+    index.commit(&[key("abc", 3)]);
+    assert_eq!((index.number, index.pending.len()), (3, 1));
+    let bytes = index.encode().unwrap();
+    assert_eq!(TableIndex::decode(&bytes, &fleet()).unwrap(), index);
+    let part = index.pending[0].key().part();
+    index.fold(Table::Keys, part);
+    assert!(index.pending.is_empty());
+    assert_eq!(index.folded(Table::Keys)[usize::from(part)], 3);
+    // A pending row of a commit that its part contains.
+    index.pending.push(key("abc", 3));
+    assert!(index.encode().is_err());
+    index.pending[0].revision = 5;
+    assert!(index.encode().is_err(), "from the future");
+}
+
+#[test]
+fn fields_of_newer_formats_are_preserved() {
+    let mut index = TableIndex::new(fleet(), Term(4), MemberId(2));
+    index.commit(&[key("abc", 2)]);
+    let text = String::from_utf8(index.encode().unwrap()).unwrap();
+    let text = text.replace("\"name\":", "\"colour\":\"red\",\"name\":");
+    let read = TableIndex::decode(text.as_bytes(), &fleet()).unwrap();
+    let again = String::from_utf8(read.encode().unwrap()).unwrap();
+    assert!(again.contains("\"colour\":\"red\""));
+    let newer = text.replacen("\"version\":1", "\"version\":2", 1);
+    let error = TableIndex::decode(newer.as_bytes(), &fleet());
+    assert!(matches!(error, Err(RecordError::NewerFormat { .. })));
+}
+
+#[test]
+fn keys_are_spread_over_all_parts() {
+    let mut counts = [0_u32; TABLE_PARTS];
+    for i in 0..25_600 {
+        counts[usize::from(RowKey::Key(format!("key{i}")).part())] += 1;
+    }
+    assert!(counts.iter().all(|count| (50..200).contains(count)));
+}

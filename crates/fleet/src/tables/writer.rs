@@ -1,0 +1,381 @@
+//! The writer of all tables: one task of the coordinator.
+//!
+//! A commit is one conditional replace of the index. Changes within [`COMMIT_INTERVAL`] share a
+//! commit. A revocation is committed at once, together with all changes that wait. A writer whose
+//! term was taken over cannot replace the index: its callers receive an error.
+
+mod fold;
+
+use super::change::{Change, Staged};
+use super::load::{index_key, part_key, read_part};
+use super::{Shared, TableError};
+use crate::RecordError;
+use crate::records::{Outcome, PendingWrite, Record};
+use jiffy_fleet_core::record::{MAX_PENDING_BYTES, Row, TableIndex};
+use jiffy_fleet_core::{MemberId, Term};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// Minimum interval between two commits of changes that are not urgent.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(3);
+/// Interval between two checks whether pending rows must be moved to their parts.
+const FOLD_INTERVAL: Duration = Duration::from_secs(10);
+/// Size of pending rows above which they are moved to their parts.
+const FOLD_BYTES: usize = 64 << 10;
+/// Maximum number of changes of one commit.
+const MAX_BATCH: usize = 1_000;
+/// Size of the rows of one commit above which further changes wait for the next one.
+const MAX_BATCH_BYTES: usize = 512 << 10;
+/// Pause before a write with an unknown outcome is repeated.
+const REPEAT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Change with the caller that waits for it.
+pub(super) struct WriteRequest {
+    pub change: Change,
+    pub answer: oneshot::Sender<Result<Committed, TableError>>,
+}
+
+/// Committed change.
+#[derive(Debug, Clone)]
+pub(super) struct Committed {
+    pub row: Row,
+    /// Number of the commit.
+    pub number: u64,
+    /// Members that have not confirmed the commit.
+    pub unconfirmed: Vec<MemberId>,
+}
+
+/// Callers of a commit with the rows that they changed.
+type Callers = Vec<(oneshot::Sender<Result<Committed, TableError>>, Row)>;
+
+/// Index that this member may replace, while no other member has.
+pub(super) struct Held {
+    pub term: Term,
+    pub index: TableIndex,
+    pub record: Record,
+}
+
+pub(super) struct Writer {
+    pub shared: Arc<Shared>,
+    requests: mpsc::Receiver<WriteRequest>,
+    pub held: Option<Held>,
+    /// Requests that wait for the next commit.
+    queue: VecDeque<WriteRequest>,
+    last_commit: Option<Instant>,
+}
+
+impl Writer {
+    pub fn new(shared: Arc<Shared>, requests: mpsc::Receiver<WriteRequest>) -> Self {
+        Self {
+            shared,
+            requests,
+            held: None,
+            queue: VecDeque::new(),
+            last_commit: None,
+        }
+    }
+
+    pub async fn run(mut self) {
+        let mut next_fold = Instant::now() + FOLD_INTERVAL;
+        loop {
+            let due = self.due();
+            tokio::select! {
+                biased;
+                () = sleep_until(due), if !self.queue.is_empty() => self.commit_queue().await,
+                request = self.requests.recv() => match request {
+                    Some(request) => self.queue.push_back(request),
+                    None => return,
+                },
+                () = sleep_until(next_fold) => {
+                    self.fold_if_due().await;
+                    next_fold = Instant::now() + FOLD_INTERVAL;
+                }
+            }
+            // All requests that have arrived share the commit.
+            while let Ok(request) = self.requests.try_recv() {
+                self.queue.push_back(request);
+            }
+        }
+    }
+
+    /// Returns the time of the next commit.
+    fn due(&self) -> Instant {
+        let is_urgent = |request: &WriteRequest| request.change.action.is_urgent();
+        match self.last_commit {
+            Some(last) if !self.queue.iter().any(is_urgent) && self.queue.len() < MAX_BATCH => {
+                last + COMMIT_INTERVAL
+            }
+            _ => Instant::now(),
+        }
+    }
+
+    async fn fold_if_due(&mut self) {
+        let Some(held) = &self.held else { return };
+        if held.index.pending.is_empty() || self.shared.term() != Some(held.term) {
+            return;
+        }
+        if let Err(e) = self.fold().await {
+            tracing::warn!(error = %e, "cannot rewrite the parts of a table");
+        }
+    }
+
+    async fn commit_queue(&mut self) {
+        let requests: Vec<_> = {
+            let count = self.queue.len().min(MAX_BATCH);
+            self.queue.drain(..count).collect()
+        };
+        if let Err(e) = self.prepare().await {
+            for request in requests {
+                let _ = request.answer.send(Err(e.clone()));
+            }
+            return;
+        }
+        let (rows, callers, rest) = self.stage(requests);
+        for request in rest.into_iter().rev() {
+            self.queue.push_front(request);
+        }
+        if rows.is_empty() {
+            // Repeated requests, whose changes are committed.
+            let number = self.held.as_ref().map_or(0, |held| held.index.number);
+            self.answer(number, Vec::new(), callers);
+            return;
+        }
+        self.last_commit = Some(Instant::now());
+        match self.commit(&rows).await {
+            Ok(number) => {
+                {
+                    let mut state = self.shared.state.write();
+                    let (since, term) = (number - 1, self.shared.term().unwrap_or_default());
+                    state.apply_commits(since, number, term, rows.clone());
+                }
+                self.shared.announce(number);
+                self.answer(number, rows, callers);
+            }
+            Err(e) => {
+                self.held = None;
+                self.settle_lost(callers, e).await;
+            }
+        }
+        let pending = self
+            .held
+            .as_ref()
+            .map_or(0, |held| pending_bytes(&held.index));
+        if pending > FOLD_BYTES && self.queue.is_empty() {
+            self.fold_if_due().await;
+        }
+    }
+
+    /// Takes the index over, unless this member holds it in its current term.
+    async fn prepare(&mut self) -> Result<(), TableError> {
+        let term = self.shared.term();
+        let own = self.shared.peers.own();
+        let Some(term) = term else {
+            self.held = None;
+            return Err(TableError::NotWriter(own));
+        };
+        if self.held.as_ref().is_some_and(|held| held.term == term) {
+            return Ok(());
+        }
+        self.held = None;
+        self.held = Some(self.take_over(term).await?);
+        Ok(())
+    }
+
+    /// Writes the term of this member to the index. From then on no former writer can commit.
+    async fn take_over(&self, term: Term) -> Result<Held, TableError> {
+        let (shared, own) = (&self.shared, self.shared.peers.own());
+        let key = index_key()?;
+        loop {
+            let current = shared.load().await?;
+            let (index, write) = match current {
+                None => {
+                    let index = TableIndex::new(shared.fleet.clone(), term, own);
+                    let write = shared.records.create(&key, index.encode()?)?;
+                    (index, write)
+                }
+                Some((index, _)) if index.term > term => {
+                    return Err(TableError::NotWriter(own));
+                }
+                Some((mut index, record)) => {
+                    (index.term, index.writer) = (term, own);
+                    index.commit(&[]);
+                    let write = shared.records.replace(&key, index.encode()?, &record)?;
+                    (index, write)
+                }
+            };
+            if let Outcome::Done(record) = shared.settle(&write).await? {
+                shared.load_parts(&index).await?;
+                tracing::info!(%term, number = index.number, "became the writer of the tables");
+                let (shared, number) = (shared.clone(), index.number);
+                // The takeover changed no row.
+                tokio::spawn(async move { shared.push(number - 1, number, Vec::new()).await });
+                return Ok(Held {
+                    term,
+                    index,
+                    record,
+                });
+            }
+            if shared.term() != Some(term) {
+                return Err(TableError::NotWriter(own));
+            }
+        }
+    }
+
+    /// Validates changes in their order. Returns the changed rows, the callers whose changes are
+    /// part of the commit, and the requests that do not fit.
+    fn stage(&self, requests: Vec<WriteRequest>) -> (Vec<Row>, Callers, Vec<WriteRequest>) {
+        let number = self.held.as_ref().map_or(0, |held| held.index.number) + 1;
+        let state = self.shared.state.read();
+        let mut staged = Staged::new(&state, number, now_ms());
+        let (mut callers, mut rest) = (Vec::new(), Vec::new());
+        for request in requests {
+            if staged.encoded_bytes() > MAX_BATCH_BYTES {
+                rest.push(request);
+                continue;
+            }
+            match staged.add(request.change) {
+                Ok(row) => callers.push((request.answer, row)),
+                // The caller may have disconnected.
+                Err(e) => drop(request.answer.send(Err(e))),
+            }
+        }
+        (staged.into_rows(), callers, rest)
+    }
+
+    /// Commits rows. Returns the number of the commit.
+    async fn commit(&mut self, rows: &[Row]) -> Result<u64, TableError> {
+        let bytes: usize = rows.iter().map(super::state::encoded_bytes).sum();
+        if self.pending_bytes() + bytes > MAX_PENDING_BYTES {
+            self.fold().await?;
+        }
+        let own = self.shared.peers.own();
+        let held = self.held.as_ref().ok_or(TableError::NotWriter(own))?;
+        let mut index = held.index.clone();
+        index.commit(rows);
+        let write = self.replacement(&index)?;
+        self.replace_index(index, &write).await
+    }
+
+    /// Sends the next index. Returns its number.
+    pub(super) async fn replace_index(
+        &mut self,
+        index: TableIndex,
+        write: &PendingWrite,
+    ) -> Result<u64, TableError> {
+        let started = (self.shared.clock)();
+        match self.shared.settle(write).await? {
+            Outcome::Done(record) => {
+                self.shared.contact.lock().verify(started);
+                let number = index.number;
+                if let Some(held) = &mut self.held {
+                    (held.index, held.record) = (index, record);
+                }
+                Ok(number)
+            }
+            Outcome::Lost(_) => Err(TableError::NotWriter(self.shared.peers.own())),
+        }
+    }
+
+    /// Prepares the replacement of the index.
+    pub(super) fn replacement(&self, index: &TableIndex) -> Result<PendingWrite, TableError> {
+        let own = self.shared.peers.own();
+        let held = self.held.as_ref().ok_or(TableError::NotWriter(own))?;
+        let records = &self.shared.records;
+        Ok(records.replace(&index_key()?, index.encode()?, &held.record)?)
+    }
+
+    fn pending_bytes(&self) -> usize {
+        self.held
+            .as_ref()
+            .map_or(0, |held| pending_bytes(&held.index))
+    }
+
+    /// Pushes a commit to all members, and answers its callers when the members have confirmed it.
+    fn answer(&self, number: u64, rows: Vec<Row>, callers: Callers) {
+        let shared = self.shared.clone();
+        tokio::spawn(async move {
+            let since = number - u64::from(!rows.is_empty());
+            let unconfirmed = shared.push(since, number, rows).await;
+            for (answer, row) in callers {
+                let committed = Committed {
+                    row,
+                    number,
+                    unconfirmed: unconfirmed.clone(),
+                };
+                let _ = answer.send(Ok(committed));
+            }
+        });
+    }
+
+    /// Answers the callers of a commit that failed. Another writer may have replaced the index
+    /// after this commit was executed, although its answer was lost.
+    async fn settle_lost(&self, callers: Callers, error: TableError) {
+        let is_lost = matches!(error, TableError::NotWriter(_));
+        let index = if is_lost {
+            self.shared.load().await.ok().flatten()
+        } else {
+            None
+        };
+        for (answer, row) in callers {
+            let result = match &index {
+                Some((index, _)) => self.committed(index, row).await,
+                None if is_lost => Err(TableError::Unsettled),
+                None => Err(error.clone()),
+            };
+            let _ = answer.send(result);
+        }
+    }
+
+    /// Returns the change if `index` or the part of the row contains it.
+    async fn committed(&self, index: &TableIndex, row: Row) -> Result<Committed, TableError> {
+        let is_own = |other: &Row| other.key() == row.key() && other.request == row.request;
+        let key = row.key();
+        let (table, part) = (key.table(), key.part());
+        let is_done = index.pending.iter().any(is_own) || {
+            let shared = &self.shared;
+            let read = read_part(&shared.records, &shared.fleet, table, part).await;
+            let read = read.map_err(|e| {
+                tracing::warn!(error = %e, part = ?part_key(table, part), "cannot read a part");
+                TableError::Unsettled
+            })?;
+            read.is_some_and(|(part, _)| part.rows.iter().any(is_own))
+        };
+        if !is_done {
+            return Err(TableError::NotWriter(self.shared.peers.own()));
+        }
+        Ok(Committed {
+            number: row.revision,
+            row,
+            unconfirmed: self.shared.peers.others(),
+        })
+    }
+}
+
+fn pending_bytes(index: &TableIndex) -> usize {
+    index.pending.iter().map(super::state::encoded_bytes).sum()
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |time| {
+        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    })
+}
+
+impl Shared {
+    /// Sends a write until its outcome is known.
+    pub(super) async fn settle(&self, write: &PendingWrite) -> Result<Outcome, TableError> {
+        loop {
+            match self.records.send(write).await {
+                Err(e @ RecordError::Unknown { .. }) => {
+                    tracing::warn!(error = %e, "repeating a write of the tables");
+                    sleep(REPEAT_PAUSE).await;
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+}
