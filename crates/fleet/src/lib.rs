@@ -7,8 +7,12 @@
 //!
 //! [`Heads`] decides which host may run a sandbox that is stored. [`node`] is the process of a
 //! member: heartbeats, coordinator and directory. [`tables`] has the API keys and template names,
-//! which every host holds in memory.
+//! which every host holds in memory. Members call each other through the `channel`.
 
+#[cfg(feature = "client")]
+pub mod certificates;
+#[cfg(feature = "client")]
+pub mod channel;
 pub mod check;
 mod heads;
 pub mod node;
