@@ -11,6 +11,8 @@ use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState};
 pub(crate) const HOST_BUSY: &str = "host_busy";
 pub(crate) const INTERNAL: &str = "internal";
 const STORE_UNAVAILABLE: &str = "store_unavailable";
+/// Error code of a sandbox whose host is dead or does not answer.
+pub(crate) const HOST_LOST: &str = "host_lost";
 /// Response header that states whether a retry can succeed.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
@@ -199,7 +201,11 @@ impl From<OperationError> for ApiError {
             (O::Head(_), ErrorKind::Busy) => {
                 let wait = error.retry_after().unwrap_or_default();
                 let status = StatusCode::SERVICE_UNAVAILABLE;
-                Self::new(status, STORE_UNAVAILABLE, message).after(wait.as_secs().max(1))
+                let code = match error {
+                    O::Head(e) if e.is_host_lost() => HOST_LOST,
+                    _ => STORE_UNAVAILABLE,
+                };
+                Self::new(status, code, message).after(wait.as_secs().max(1))
             }
             (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),
             (O::NoEngine { .. }, _) => {
@@ -325,7 +331,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
 /// remedy for each.
-pub const ERROR_CODES: [&str; 71] = [
+pub const ERROR_CODES: [&str; 72] = [
     "address_not_allowed",
     "already_paused",
     "already_running",
@@ -342,6 +348,7 @@ pub const ERROR_CODES: [&str; 71] = [
     "functions_unavailable",
     "host_busy",
     "host_disk",
+    "host_lost",
     "idempotency_key_reused",
     "in_use",
     "internal",

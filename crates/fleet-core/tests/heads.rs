@@ -416,6 +416,17 @@ fn a_sandbox_on_another_member_is_not_killed_without_its_owner() {
 }
 
 #[test]
+fn only_its_owner_releases_a_claimed_sandbox() {
+    let running = |owner| Some(head_in(HeadState::Running(owner)));
+    assert!(update(Purpose::Release(ME), running(ME)).is_some());
+    assert_eq!(update(Purpose::Release(ME), running(OTHER)), None);
+    assert_eq!(
+        update(Purpose::Release(ME), Some(head_in(HeadState::Paused))),
+        None
+    );
+}
+
+#[test]
 fn a_returning_host_stops_what_others_have_claimed() {
     let held = |is_running, revision: u64, root: Option<u8>| HeldSandbox {
         is_running,

@@ -8,19 +8,30 @@
 //! in the background until the outcome is known. If the host turns out to own the sandbox, it
 //! releases it, so that a sandbox never stays without a host that may run it.
 
+mod authority;
+mod claim;
 mod error;
+mod file;
+mod update;
 
-use crate::records::{Outcome, PendingWrite, Record, RecordError, SealedRecords};
-use crate::{RecordKey, Records};
-use jiffy_fleet_core::record::{
-    Head, HeadState, KilledAt, MAX_INLINE_RECORD_BYTES, SandboxRecord, Snapshot,
+use crate::node::{BootClock, Clock};
+use crate::records::{Records, SealedRecords};
+use claim::{answer_of, spawn_finish, step, write_of};
+use file::HeadFile;
+use jiffy_fleet_core::record::{Head, HeadState, MAX_INLINE_RECORD_BYTES, SandboxRecord, Snapshot};
+use jiffy_fleet_core::{
+    Digest, HeldSandbox, MemberId, Owner, Publish, PublishEffect, PublishEvent, PublishInput,
+    Purpose, ReadOutcome, Reconciliation, Resume, ResumeAnswer, ResumeEffect, ResumeEvent,
+    Revision, SandboxId, reconcile,
 };
-use jiffy_fleet_core::{Digest, Owner, SandboxId};
 use jiffy_store::host::{LOCAL_TENANT, RemoteStore};
 use jiffy_store::{Hash, Tenant};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use update::Updated;
 
+pub use authority::Authority;
+pub use claim::Claim;
 pub use error::HeadError;
 
 /// Maximum size in bytes of the record of a sandbox that other hosts can resume.
@@ -37,7 +48,7 @@ const MAX_REPEAT_PAUSE: Duration = Duration::from_secs(30);
 pub struct Heads {
     remote: Arc<RemoteStore>,
     records: Arc<dyn Records>,
-    host: Owner,
+    host: Arc<dyn Authority>,
 }
 
 /// Sandbox as its head describes it.
@@ -64,93 +75,64 @@ pub struct Publication<'a> {
     pub record: String,
 }
 
-/// Head with the place of its record.
-struct Place {
-    host: Owner,
-    key: RecordKey,
-    id: SandboxId,
-    records: Arc<SealedRecords>,
-}
-
-/// Head that was read, with the version of its record.
-struct Current {
-    head: Head,
-    record: Record,
-}
-
-/// Claimed sandbox. Dropping the claim releases the sandbox, unless [`Self::retain`] was called.
-#[must_use]
-pub struct Claim {
-    held: Option<(Place, Current)>,
-}
-
-impl std::fmt::Debug for Claim {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let held = self.held.as_ref().map(|(place, _)| place.id);
-        f.debug_struct("Claim").field("held", &held).finish()
-    }
-}
-
-impl Claim {
-    /// Keeps the sandbox: its guest runs.
-    pub fn retain(mut self) {
-        self.held = None;
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if let Some((place, current)) = self.held.take() {
-            tokio::spawn(release(place, current));
-        }
-    }
+/// Sandbox of this host for [`Heads::reconcile`].
+#[derive(Debug, Clone)]
+pub struct LocalSandbox<'a> {
+    /// A guest runs.
+    pub is_running: bool,
+    /// Revision of the head that this process wrote last, if any.
+    pub revision: Option<Revision>,
+    /// Root of the local state in the store, in hexadecimal. `None` if it is not stored.
+    pub root: Option<&'a str>,
 }
 
 impl Heads {
-    /// Uses the records in the store of `remote` for the host `host`.
-    pub fn new(remote: Arc<RemoteStore>, host: Owner) -> Self {
+    /// Uses the records in the store of `remote` for this host.
+    pub fn new(remote: Arc<RemoteStore>, host: impl Authority + 'static) -> Self {
         let records = Arc::new(crate::StoreRecords::new(remote.shared.backend()));
         Self::with_records(remote, records, host)
     }
 
     /// Like [`Self::new`], with records elsewhere. They are encrypted with the keys of the store's
     /// tenants.
-    pub fn with_records(remote: Arc<RemoteStore>, records: Arc<dyn Records>, host: Owner) -> Self {
+    pub fn with_records(
+        remote: Arc<RemoteStore>,
+        records: Arc<dyn Records>,
+        host: impl Authority + 'static,
+    ) -> Self {
         Self {
             remote,
             records,
-            host,
+            host: Arc::new(host),
         }
     }
 
     /// Returns the number of this host.
-    pub fn host(&self) -> Owner {
-        self.host
+    pub fn member(&self) -> MemberId {
+        self.host.member()
     }
 
-    async fn place(&self, owner: Option<&str>, sandbox: &str) -> Result<Place, HeadError> {
+    async fn file(&self, owner: Option<&str>, sandbox: &str) -> Result<HeadFile, HeadError> {
         let tenant = self.remote.tenant(owner).await.map_err(HeadError::store)?;
-        self.place_of(tenant, sandbox)
+        self.file_of(tenant, sandbox)
     }
 
-    fn place_of(&self, tenant: Arc<Tenant>, sandbox: &str) -> Result<Place, HeadError> {
+    fn file_of(&self, tenant: Arc<Tenant>, sandbox: &str) -> Result<HeadFile, HeadError> {
         let damaged = HeadError::damaged(sandbox);
         let id = SandboxId::try_from(sandbox).map_err(|e| damaged(&e))?;
         let key = tenant.head_key(id.slot().number(), sandbox);
-        let key = key.map_err(|e| HeadError::damaged(sandbox)(&e))?;
-        Ok(Place {
-            host: self.host,
-            key: key.parse().map_err(HeadError::record(sandbox))?,
-            id,
-            records: Arc::new(SealedRecords::new(self.records.clone(), tenant)),
-        })
+        let key = key.map_err(|e| damaged(&e))?;
+        let key = key.parse().map_err(HeadError::record(sandbox))?;
+        let records = SealedRecords::new(self.records.clone(), tenant);
+        Ok(HeadFile::new(id, key, Arc::new(records)))
     }
 
     /// Returns the sandbox of `owner` if it is paused and stored. `None` if the store does not know
     /// the sandbox.
     ///
     /// # Errors
-    /// [`HeadError::Elsewhere`] if it runs on another host, [`HeadError::Killed`] if it was killed.
+    /// [`HeadError::Elsewhere`] if it runs on another host, [`HeadError::HostLost`] if it ran on a
+    /// host that is dead, [`HeadError::Killed`] if it was killed.
     pub async fn stored(
         &self,
         owner: Option<&str>,
@@ -161,31 +143,38 @@ impl Heads {
         let Some(tenant) = tenant.map_err(HeadError::store)? else {
             return Ok(None);
         };
-        let place = self.place_of(tenant, sandbox)?;
-        let Some(current) = place.read().await? else {
-            return Ok(None);
-        };
-        self.check_owner(sandbox, &current.head)?;
-        Ok(current.stored())
+        let mut file = self.file_of(tenant, sandbox)?;
+        match file.read().await {
+            ReadOutcome::Missing => Ok(None),
+            ReadOutcome::Failed => Err(file.take_error()),
+            ReadOutcome::Found(head, _) => {
+                self.check_owner(sandbox, &head)?;
+                Ok(stored(&head))
+            }
+        }
     }
 
     /// Fails if this host must not run the sandbox.
     fn check_owner(&self, sandbox: &str, head: &Head) -> Result<(), HeadError> {
         match head.state() {
             HeadState::Paused => Ok(()),
-            HeadState::Running(owner) if owner == self.host => Ok(()),
-            HeadState::Running(owner) => Err(HeadError::Elsewhere {
-                sandbox: sandbox.to_owned(),
-                host: owner.member.to_string(),
-            }),
-            HeadState::Killed(_) => Err(HeadError::Killed {
-                sandbox: sandbox.to_owned(),
-            }),
+            HeadState::Running(owner) if owner.member == self.host.member() => Ok(()),
+            HeadState::Running(owner) => Err(self.elsewhere(sandbox, owner)),
+            HeadState::Killed(_) => Err(HeadError::killed(sandbox)),
+        }
+    }
+
+    fn elsewhere(&self, sandbox: &str, owner: Owner) -> HeadError {
+        let (sandbox, host) = (sandbox.to_owned(), owner.member.to_string());
+        if self.host.is_dead(owner) {
+            HeadError::HostLost { sandbox, host }
+        } else {
+            HeadError::Elsewhere { sandbox, host }
         }
     }
 
     /// Publishes a stored pause: any host may resume the sandbox afterwards. The manifest of the
-    /// snapshot must be in the store.
+    /// snapshot must be in the store. Returns the revision of the head.
     ///
     /// # Errors
     /// [`HeadError::Elsewhere`], [`HeadError::Killed`] or [`HeadError::Newer`] if another host has
@@ -194,9 +183,9 @@ impl Heads {
         &self,
         owner: Option<&str>,
         pause: &Publication<'_>,
-    ) -> Result<(), HeadError> {
+    ) -> Result<Revision, HeadError> {
         let damaged = HeadError::damaged(pause.sandbox);
-        let place = self.place(owner, pause.sandbox).await?;
+        let mut file = self.file(owner, pause.sandbox).await?;
         let root: Hash = pause.root.parse().map_err(|e| damaged(&e))?;
         let snapshot = Snapshot {
             id: pause.snapshot.to_owned(),
@@ -204,38 +193,52 @@ impl Heads {
             taken_ms: pause.taken_ms,
             unknown: Default::default(),
         };
-        let record = SandboxRecord::Inline(pause.record.clone());
         for _ in 0..ATTEMPTS {
-            let write = match place.read().await? {
-                None => {
-                    let mut head = Head::new(
-                        place.id,
-                        HeadState::Paused,
-                        Some(snapshot.clone()),
-                        Some(record.clone()),
-                    );
-                    head.origin = Some(self.host.member);
-                    place.create(&head)?
-                }
-                Some(current) => {
-                    self.check_owner(pause.sandbox, &current.head)?;
-                    if current.head.state() == HeadState::Paused {
-                        if current.head.root() == Some(snapshot.root) {
+            let current = match file.read().await {
+                ReadOutcome::Missing => None,
+                ReadOutcome::Failed => return Err(file.take_error()),
+                ReadOutcome::Found(head, version) => {
+                    self.check_owner(pause.sandbox, &head)?;
+                    if head.state() == HeadState::Paused {
+                        if head.root() == Some(snapshot.root) {
                             // An earlier call of this host has published it.
-                            return Ok(());
+                            return Ok(head.revision);
                         }
-                        return Err(HeadError::Newer {
-                            sandbox: pause.sandbox.to_owned(),
-                        });
+                        return Err(HeadError::newer(pause.sandbox));
                     }
-                    let mut head = place.successor(&current.head, HeadState::Paused)?;
-                    head.snapshot = Some(snapshot.clone());
-                    head.record = Some(record.clone());
-                    place.replace(&head, &current)?
+                    Some((*head, version))
                 }
             };
-            if let Outcome::Done(_) = place.send(&write).await? {
-                return Ok(());
+            let policy = current.as_ref().map(|(head, _)| head.policy.clone());
+            let input = PublishInput {
+                member: self.host.member(),
+                id: file.id,
+                current,
+                snapshot: snapshot.clone(),
+                record: SandboxRecord::Inline(pause.record.clone()),
+                policy: policy.unwrap_or_default(),
+            };
+            // The manifest is in the store.
+            let (mut publish, _) =
+                Publish::new(input).ok_or_else(|| damaged(&"its revisions are exhausted"))?;
+            let mut effects = Vec::new();
+            publish.handle(BootClock.now(), PublishEvent::ManifestWritten, &mut effects);
+            file.restart();
+            let Some(PublishEffect::WriteHead(write)) = effects.pop() else {
+                return Err(HeadError::contended(pause.sandbox));
+            };
+            let event = PublishEvent::HeadWritten {
+                write: write.write,
+                outcome: file.write(&write).await,
+            };
+            publish.handle(BootClock.now(), event, &mut effects);
+            for effect in effects {
+                match effect {
+                    PublishEffect::Stored { revision, .. } => return Ok(revision),
+                    // A later call finds the outcome: the head then has the new root.
+                    PublishEffect::Unavailable => return Err(file.take_error()),
+                    _ => {}
+                }
             }
         }
         Err(HeadError::contended(pause.sandbox))
@@ -245,47 +248,64 @@ impl Heads {
     /// was never stored, and only this host has it.
     ///
     /// # Errors
-    /// [`HeadError::Elsewhere`], [`HeadError::Killed`] or [`HeadError::Newer`] if another host has
-    /// changed the sandbox. If the outcome is unknown, it is settled in the background.
+    /// [`HeadError::Elsewhere`], [`HeadError::HostLost`], [`HeadError::Killed`] or
+    /// [`HeadError::Newer`] if another host has changed the sandbox. [`HeadError::NoAuthority`] if
+    /// this host has no contact with the fleet. If the outcome is unknown, it is settled in the
+    /// background.
     pub async fn claim(
         &self,
         owner: Option<&str>,
         sandbox: &str,
         snapshot: &str,
     ) -> Result<Option<Claim>, HeadError> {
-        let place = self.place(owner, sandbox).await?;
+        let mut file = self.file(owner, sandbox).await?;
         for _ in 0..ATTEMPTS {
-            let Some(current) = place.read().await? else {
-                return Ok(None);
-            };
-            self.check_owner(sandbox, &current.head)?;
-            let stored = current.head.snapshot.as_ref().map(|stored| &*stored.id);
+            let (mut resume, _) = Resume::new(false);
+            let read = file.read().await;
             // While this host owns the head, its own pause is newer than the stored one.
-            let is_own = current.head.state() == HeadState::Running(self.host);
-            if !is_own && stored != Some(snapshot) {
-                return Err(HeadError::Newer {
-                    sandbox: sandbox.to_owned(),
-                });
+            let is_own = match &read {
+                ReadOutcome::Found(head, _) => {
+                    matches!(head.state(), HeadState::Running(owner)
+                        if owner.member == self.host.member())
+                }
+                _ => false,
+            };
+            let mut effects = step(&mut resume, &*self.host, ResumeEvent::HeadRead(read));
+            let is_newer = effects.iter().any(|effect| {
+                matches!(effect, ResumeEffect::StartRestore(stored) if stored.id != snapshot)
+            });
+            if is_newer && !is_own {
+                // Nothing was written yet.
+                return Err(HeadError::newer(sandbox));
             }
-            let head = place.successor(&current.head, HeadState::Running(self.host))?;
-            let write = place.replace(&head, &current)?;
-            match place.send(&write).await {
-                Ok(Outcome::Done(record)) => {
-                    let held = (place, Current { head, record });
-                    return Ok(Some(Claim { held: Some(held) }));
+            file.restart();
+            if let Some(write) = write_of(&effects) {
+                let HeadState::Running(owner) = write.head.state() else {
+                    return Err(HeadError::contended(sandbox));
+                };
+                let event = ResumeEvent::HeadWritten {
+                    write: write.write,
+                    outcome: file.write(&write).await,
+                };
+                effects = step(&mut resume, &*self.host, event);
+                if effects.is_empty() {
+                    return Ok(Some(Claim::new(resume, file, self.host.clone(), owner)));
+                }
+            }
+            match answer_of(&effects) {
+                Some(ResumeAnswer::Forward(owner) | ResumeAnswer::HostLost(owner)) => {
+                    return Err(self.elsewhere(sandbox, owner));
+                }
+                Some(ResumeAnswer::Killed) => return Err(HeadError::killed(sandbox)),
+                Some(ResumeAnswer::NotStored) => return Ok(None),
+                Some(ResumeAnswer::NoAuthority) => return Err(HeadError::no_authority(sandbox)),
+                Some(ResumeAnswer::Unavailable) => {
+                    let error = file.take_error();
+                    spawn_finish(resume, file, self.host.clone(), effects);
+                    return Err(error);
                 }
                 // Another host was first, or an earlier claim of this host arrived late.
-                Ok(Outcome::Lost(_)) => {}
-                Err(e) => {
-                    if let HeadError::Record {
-                        source: RecordError::Unknown { .. },
-                        ..
-                    } = e
-                    {
-                        tokio::spawn(settle(place, write, head));
-                    }
-                    return Err(e);
-                }
+                _ => {}
             }
         }
         Err(HeadError::contended(sandbox))
@@ -294,132 +314,86 @@ impl Heads {
     /// Marks a sandbox as killed, so that no host resumes it. Does nothing if the sandbox has no
     /// head, or runs on another host.
     pub async fn kill(&self, owner: Option<&str>, sandbox: &str) -> Result<(), HeadError> {
-        let place = self.place(owner, sandbox).await?;
-        for _ in 0..ATTEMPTS {
-            let Some(current) = place.read().await? else {
-                return Ok(());
-            };
-            match self.check_owner(sandbox, &current.head) {
-                Ok(()) => {}
-                Err(HeadError::Killed { .. }) => return Ok(()),
-                Err(e) => {
-                    tracing::warn!(sandbox, error = %e, "a killed sandbox was moved before");
-                    return Ok(());
-                }
-            }
-            let at_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let killed = KilledAt {
-                at_ms: at_ms.map_or(0, |time| time.as_millis() as u64),
-                home: None,
-            };
-            let head = place.successor(&current.head, HeadState::Killed(killed))?;
-            let write = place.replace(&head, &current)?;
-            if let Outcome::Done(_) = place.send(&write).await? {
-                return Ok(());
-            }
+        let mut file = self.file(owner, sandbox).await?;
+        let by = self.host.member();
+        let purpose = Purpose::Kill { by, home: None };
+        if let Updated::Unchanged(Some(head)) = update::run(&mut file, purpose, false).await?
+            && let HeadState::Running(owner) = head.state()
+        {
+            tracing::warn!(sandbox, host = %owner.member, "a killed sandbox was moved before");
         }
-        Err(HeadError::contended(sandbox))
+        // This host has removed its files, or does so now.
+        update::run(&mut file, Purpose::Confirm(by), false).await?;
+        Ok(())
     }
 
     /// Releases a sandbox that this host owns but does not run: its daemon exited between the claim
     /// and the start of the guest.
     pub async fn release(&self, owner: Option<&str>, sandbox: &str) -> Result<(), HeadError> {
-        let place = self.place(owner, sandbox).await?;
-        if let Some(current) = place.read().await?
-            && current.head.state() == HeadState::Running(self.host)
+        let mut file = self.file(owner, sandbox).await?;
+        if let ReadOutcome::Found(head, _) = file.read().await
+            && let HeadState::Running(owner) = head.state()
+            && owner.member == self.host.member()
         {
-            place.release(&current).await?;
+            update::run(&mut file, Purpose::Release(owner), true).await?;
         }
         Ok(())
     }
-}
 
-impl Place {
-    async fn read(&self) -> Result<Option<Current>, HeadError> {
-        let record = self.records.get(&self.key).await;
-        let Some(record) = record.map_err(HeadError::record(self.id))? else {
-            return Ok(None);
+    /// Compares a sandbox of this host with its head after a registration in the fleet, and makes
+    /// the current epoch its owner if the local state is the newest one.
+    ///
+    /// Returns the action for the sandbox, and the revision of its head.
+    ///
+    /// # Errors
+    /// [`HeadError`] if the head could not be read or written: the call must be repeated.
+    pub async fn reconcile(
+        &self,
+        owner: Option<&str>,
+        sandbox: &str,
+        local: &LocalSandbox<'_>,
+    ) -> Result<(Reconciliation, Option<Revision>), HeadError> {
+        let damaged = HeadError::damaged(sandbox);
+        let mut file = self.file(owner, sandbox).await?;
+        let head = match file.read().await {
+            ReadOutcome::Failed => return Err(file.take_error()),
+            ReadOutcome::Missing => None,
+            ReadOutcome::Found(head, _) => Some(head),
         };
-        let head = Head::decode(&record.content, self.id);
-        let head = head.map_err(|e| HeadError::damaged(&self.id.to_string())(&e))?;
-        Ok(Some(Current { head, record }))
-    }
-
-    fn encode(&self, head: &Head) -> Result<Vec<u8>, HeadError> {
-        let encoded = head.encode();
-        encoded.map_err(|e| HeadError::damaged(&self.id.to_string())(&e))
-    }
-
-    fn create(&self, head: &Head) -> Result<PendingWrite, HeadError> {
-        let prepared = self.records.create(&self.key, self.encode(head)?);
-        prepared.map_err(HeadError::record(self.id))
-    }
-
-    fn replace(&self, head: &Head, current: &Current) -> Result<PendingWrite, HeadError> {
-        let content = self.encode(head)?;
-        let prepared = self.records.replace(&self.key, content, &current.record);
-        prepared.map_err(HeadError::record(self.id))
-    }
-
-    async fn send(&self, write: &PendingWrite) -> Result<Outcome, HeadError> {
-        let sent = self.records.send(write).await;
-        sent.map_err(HeadError::record(self.id))
-    }
-
-    fn successor(&self, head: &Head, state: HeadState) -> Result<Head, HeadError> {
-        head.successor(self.host.member, state)
-            .ok_or_else(|| HeadError::damaged(&self.id.to_string())(&"its revisions are exhausted"))
-    }
-
-    /// Writes that no host runs the sandbox, unless the head has changed.
-    async fn release(&self, current: &Current) -> Result<(), HeadError> {
-        let head = self.successor(&current.head, HeadState::Paused)?;
-        let write = self.replace(&head, current)?;
-        repeat(self, &write).await.map(drop)
-    }
-}
-
-impl Current {
-    fn stored(&self) -> Option<StoredSandbox> {
-        let snapshot = self.head.snapshot.as_ref()?.id.clone();
-        match self.head.record.as_ref()? {
-            SandboxRecord::Inline(record) => Some(StoredSandbox {
-                snapshot,
-                record: record.clone(),
-            }),
-            SandboxRecord::Object { .. } => None,
-        }
-    }
-}
-
-/// Sends a write until its outcome is known.
-async fn repeat(place: &Place, write: &PendingWrite) -> Result<Outcome, HeadError> {
-    let mut pause = REPEAT_PAUSE;
-    loop {
-        match place.send(write).await {
-            Err(e) if e.is_temporary() => {
-                tracing::debug!(sandbox = %place.id, error = %e, "repeating a write of a head");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_REPEAT_PAUSE);
+        let root = local.root.map(str::parse::<Hash>).transpose();
+        let held = HeldSandbox {
+            is_running: local.is_running,
+            revision: local.revision,
+            root: root.map_err(|e| damaged(&e))?.map(|root| Digest(root.0)),
+        };
+        let me = self.host.member();
+        let action = reconcile(me, &held, head.as_deref());
+        let mut revision = head.map(|head| head.revision);
+        match action {
+            Reconciliation::Adopt => {
+                let owner = self.host.owner();
+                let owner = owner.ok_or_else(|| HeadError::no_authority(sandbox))?;
+                let purpose = Purpose::Adopt(owner);
+                if let Updated::Stored(head) = update::run(&mut file, purpose, false).await? {
+                    revision = Some(head.revision);
+                }
             }
-            other => return other,
+            Reconciliation::Kill => {
+                update::run(&mut file, Purpose::Confirm(me), false).await?;
+            }
+            Reconciliation::Retain | Reconciliation::Remove => {}
         }
+        Ok((action, revision))
     }
 }
 
-/// Settles a claim with an unknown outcome. If it succeeded, releases the sandbox, whose guest was
-/// dropped.
-async fn settle(place: Place, write: PendingWrite, head: Head) {
-    match repeat(&place, &write).await {
-        Ok(Outcome::Done(record)) => release(place, Current { head, record }).await,
-        // The claim had no effect, or a later one of this host has replaced it.
-        Ok(Outcome::Lost(_)) => {}
-        Err(e) => tracing::warn!(sandbox = %place.id, error = %e, "cannot settle a claim"),
-    }
-}
-
-async fn release(place: Place, current: Current) {
-    if let Err(e) = place.release(&current).await {
-        tracing::warn!(sandbox = %place.id, error = %e, "cannot release a sandbox in the store");
+fn stored(head: &Head) -> Option<StoredSandbox> {
+    let snapshot = head.snapshot.as_ref()?.id.clone();
+    match head.record.as_ref()? {
+        SandboxRecord::Inline(record) => Some(StoredSandbox {
+            snapshot,
+            record: record.clone(),
+        }),
+        SandboxRecord::Object { .. } => None,
     }
 }

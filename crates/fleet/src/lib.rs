@@ -19,7 +19,10 @@ pub mod node;
 pub mod records;
 pub mod tables;
 
-pub use heads::{Claim, HeadError, Heads, MAX_SHARED_RECORD_BYTES, Publication, StoredSandbox};
+pub use heads::{
+    Authority, Claim, HeadError, Heads, LocalSandbox, MAX_SHARED_RECORD_BYTES, Publication,
+    StoredSandbox,
+};
 #[cfg(feature = "client")]
 pub use records::{EtcdRecords, EtcdSettings, EtcdUrl};
 pub use records::{

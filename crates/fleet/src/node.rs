@@ -2,7 +2,7 @@
 //!
 //! One task drives [`jiffy_fleet_core::Member`]: it reports messages and answers to the state
 //! machine, waits for the next event, and executes the effects. Reads and writes of the record of
-//! the shard are tasks of their own. Each other member has its own outbox ([`outbox`]). A slow store
+//! machine, waits for the next event, and executes the effects. Reads and writes of the record of
 //! or member therefore delays nothing else. [`Node`] is a handle for the other parts of a daemon.
 //!
 //! The rows of the local sandboxes are in this process ([`rows`]): a daemon reports each change

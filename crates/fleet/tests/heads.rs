@@ -84,7 +84,7 @@ async fn a_pause_is_claimed_by_one_host_and_published_by_its_owner_only() {
     claim(&two, "s1").await.unwrap();
     for moved in [
         claim(&one, "s1").await,
-        one.publish(None, &pause("s1", ROOT)).await,
+        one.publish(None, &pause("s1", ROOT)).await.map(drop),
         one.stored(None, ID).await.map(drop),
     ] {
         assert!(
@@ -95,7 +95,7 @@ async fn a_pause_is_claimed_by_one_host_and_published_by_its_owner_only() {
     two.publish(None, &pause("s2", OTHER_ROOT)).await.unwrap();
     for moved in [
         claim(&one, "s1").await,
-        one.publish(None, &pause("s1", ROOT)).await,
+        one.publish(None, &pause("s1", ROOT)).await.map(drop),
     ] {
         assert!(matches!(moved, Err(HeadError::Newer { .. })), "{moved:?}");
     }
@@ -110,7 +110,7 @@ async fn a_pause_is_claimed_by_one_host_and_published_by_its_owner_only() {
     one.kill(None, ID).await.unwrap();
     for killed in [
         claim(&one, "s2").await,
-        two.publish(None, &pause("s2", OTHER_ROOT)).await,
+        two.publish(None, &pause("s2", OTHER_ROOT)).await.map(drop),
     ] {
         assert!(
             matches!(killed, Err(HeadError::Killed { .. })),
@@ -127,7 +127,7 @@ async fn of_many_concurrent_claims_one_succeeds() {
         let root = format!("{round:064x}");
         let home = fleet.host(1);
         match home.publish(None, &pause(&snapshot, &root)).await {
-            Ok(()) => {}
+            Ok(_) => {}
             // Another host owns the sandbox since the last round.
             Err(HeadError::Elsewhere { host, .. }) => {
                 let owner = fleet.host(host.trim_start_matches('h').parse().unwrap());

@@ -44,7 +44,8 @@ pub use sandbox_settings::SandboxSettings;
 pub use sandboxes::{
     BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HostOptions, ListOrder,
     ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE, OwnerUsage, PinnedSnapshot,
-    PoolSize, ResumeOptions, ResumeTimeout, SandboxSource, Sandboxes, WeakSandboxes,
+    PoolSize, ResumeOptions, ResumeTimeout, SandboxObserver, SandboxSource, Sandboxes,
+    WeakSandboxes,
 };
 pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};
 pub use snapshot::Snapshot;

@@ -338,7 +338,7 @@ impl OperationError {
             Self::Store { source, .. } if source.retry_after().is_some() => ErrorKind::Busy,
             Self::Head(HeadError::Killed { .. }) => ErrorKind::Unknown,
             Self::Head(e) if e.is_moved() => ErrorKind::Conflict,
-            Self::Head(e) if e.is_temporary() => ErrorKind::Busy,
+            Self::Head(e) if e.is_temporary() || e.is_host_lost() => ErrorKind::Busy,
             Self::Store { source, .. } if source.is_damage() => ErrorKind::Conflict,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } | Self::NotStored { .. } => ErrorKind::Busy,

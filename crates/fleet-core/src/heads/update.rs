@@ -23,6 +23,8 @@ pub enum Purpose {
     Confirm(MemberId),
     /// Make the current epoch of this member the owner of a sandbox that it owned before.
     Adopt(Owner),
+    /// Permit any member to claim a sandbox that this owner has claimed, but does not run.
+    Release(Owner),
 }
 
 /// Event for [`HeadUpdate::handle`].
@@ -194,6 +196,9 @@ impl HeadUpdate {
             {
                 head.successor(me.member, HeadState::Running(me))
             }
+            (Purpose::Release(me), HeadState::Running(owner)) if owner == me => {
+                head.successor(me.member, HeadState::Paused)
+            }
             _ => None,
         }
     }
@@ -201,7 +206,7 @@ impl HeadUpdate {
     fn done(&self, head: Box<Head>, version: Version, effects: &mut Vec<UpdateEffect>) {
         let root = match self.purpose {
             Purpose::Kill { .. } => head.root(),
-            Purpose::Confirm(_) | Purpose::Adopt(_) => None,
+            Purpose::Confirm(_) | Purpose::Adopt(_) | Purpose::Release(_) => None,
         };
         effects.push(UpdateEffect::Stored {
             revision: head.revision,

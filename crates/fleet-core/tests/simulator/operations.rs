@@ -431,7 +431,7 @@ impl World {
                     self.hold(host, id, held);
                 }
             }
-            Purpose::Confirm(_) => {}
+            Purpose::Confirm(_) | Purpose::Release(_) => {}
         }
     }
 }

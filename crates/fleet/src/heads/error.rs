@@ -15,6 +15,23 @@ pub enum HeadError {
         /// Host.
         host: String,
     },
+    /// The sandbox ran on a host that is dead.
+    #[error(
+        "host {host} of sandbox {sandbox} was lost; wait for its return, or create a sandbox from \
+         the last stored snapshot"
+    )]
+    HostLost {
+        /// Sandbox.
+        sandbox: String,
+        /// Host.
+        host: String,
+    },
+    /// This host must not claim sandboxes now.
+    #[error("sandbox {sandbox} cannot be resumed: this host has no contact with the fleet; retry")]
+    NoAuthority {
+        /// Sandbox.
+        sandbox: String,
+    },
     /// The sandbox was killed.
     #[error("sandbox {sandbox} was killed")]
     Killed {
@@ -63,12 +80,17 @@ impl HeadError {
         )
     }
 
+    /// Returns whether the host of the sandbox is dead.
+    pub fn is_host_lost(&self) -> bool {
+        matches!(self, Self::HostLost { .. })
+    }
+
     /// Returns whether the same call may succeed later.
     pub fn is_temporary(&self) -> bool {
         match self {
             Self::Record { source, .. } => source.is_temporary(),
             Self::Store(e) => e.retry_after().is_some(),
-            Self::Contended { .. } => true,
+            Self::Contended { .. } | Self::NoAuthority { .. } => true,
             _ => false,
         }
     }
@@ -88,6 +110,24 @@ impl HeadError {
         move |source| Self::Record {
             sandbox: sandbox.to_string(),
             source,
+        }
+    }
+
+    pub(super) fn killed(sandbox: &str) -> Self {
+        Self::Killed {
+            sandbox: sandbox.to_owned(),
+        }
+    }
+
+    pub(super) fn newer(sandbox: &str) -> Self {
+        Self::Newer {
+            sandbox: sandbox.to_owned(),
+        }
+    }
+
+    pub(super) fn no_authority(sandbox: &str) -> Self {
+        Self::NoAuthority {
+            sandbox: sandbox.to_owned(),
         }
     }
 

@@ -441,8 +441,9 @@ impl Sandboxes {
             return Err(e.into());
         }
         drop(step);
-        if let Some(claim) = claim {
+        if let Some((claim, revision)) = claim {
             claim.retain();
+            self.set_head(entry, revision, None);
         }
         // Before the record, so that a reader that sees a running sandbox also finds its guest.
         let before = entry.replace_guest(Some(guest.clone()));

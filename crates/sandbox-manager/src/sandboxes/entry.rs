@@ -12,7 +12,7 @@ use jiffy_engine_api::{ConnectionLog, Guest, SandboxSize, now_ms};
 use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
@@ -33,6 +33,8 @@ pub(crate) struct SandboxEntry {
     indexes: Arc<EntryIndexes>,
     /// True if the store may have a head of the sandbox.
     may_be_stored: AtomicBool,
+    /// Revision of the head that this process wrote or read last. Zero if unknown.
+    head_revision: AtomicU64,
     /// True if another host stored the sandbox, and its first resume here has not succeeded yet.
     adopted: AtomicBool,
     /// Created at the first use: most sandboxes of a large host are paused and do not need it.
@@ -104,6 +106,7 @@ impl SandboxEntry {
             record: Mutex::new(record),
             indexes,
             may_be_stored: AtomicBool::new(true),
+            head_revision: AtomicU64::new(0),
             adopted: AtomicBool::new(false),
             activity: OnceLock::new(),
         }
@@ -125,6 +128,15 @@ impl SandboxEntry {
 
     pub fn set_may_be_stored(&self) {
         self.may_be_stored.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns the revision of the head that this process wrote or read last.
+    pub fn head_revision(&self) -> Option<u64> {
+        Some(self.head_revision.load(Ordering::SeqCst)).filter(|&revision| revision > 0)
+    }
+
+    pub fn set_head_revision(&self, revision: u64) {
+        self.head_revision.store(revision, Ordering::SeqCst);
     }
 
     /// Returns whether another host stored the sandbox and this host has not resumed it yet.

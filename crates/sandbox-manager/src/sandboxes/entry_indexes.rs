@@ -3,6 +3,7 @@
 use super::id_groups::{IdGroups, SnapshotUsers};
 use super::list_order::SharedPosition;
 use super::names::SandboxNames;
+use super::observer::ObserverSlot;
 use super::owner_ages::OwnerAges;
 use crate::sandbox::Sandbox;
 use jiffy_api_types::SandboxState;
@@ -31,6 +32,8 @@ pub(crate) struct EntryIndexes {
     pub owners: Mutex<OwnerAges>,
     /// Number of sandboxes by the name of their state.
     pub states: Mutex<BTreeMap<&'static str, usize>>,
+    /// Receiver of changes.
+    pub observer: ObserverSlot,
 }
 
 impl EntryIndexes {
@@ -62,6 +65,7 @@ impl EntryIndexes {
             running: Mutex::new(running.map(|(id, _)| id.clone()).collect()),
             owners: Mutex::new(owned.collect()),
             states: Mutex::new(states),
+            observer: ObserverSlot::default(),
         }
     }
 
@@ -78,6 +82,7 @@ impl EntryIndexes {
             .lock()
             .add(current_owner(record), record.created_ms, id);
         self.count_state(None, Some(record.state.name()));
+        self.observer.changed(None, Some(record));
     }
 
     /// Updates the indexes for a changed record. A new name must be claimed before.
@@ -108,6 +113,7 @@ impl EntryIndexes {
             owners.add(current_owner(now), now.created_ms, id);
         }
         self.count_state(Some(before.state.name()), Some(now.state.name()));
+        self.observer.changed(Some(before), Some(now));
     }
 
     /// Removes a sandbox.
@@ -126,6 +132,7 @@ impl EntryIndexes {
             .lock()
             .take(current_owner(record), record.created_ms, id);
         self.count_state(Some(record.state.name()), None);
+        self.observer.changed(Some(record), None);
     }
 
     fn count_state(&self, before: Option<&'static str>, now: Option<&'static str>) {

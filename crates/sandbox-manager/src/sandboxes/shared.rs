@@ -17,6 +17,7 @@ use crate::store_copies::{StorePlace, StoreRetraction};
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{is_id, steps};
 use jiffy_fleet::{Claim, HeadError, MAX_SHARED_RECORD_BYTES, Publication};
+use jiffy_fleet_core::Revision;
 use jiffy_store::host::LOCAL_TENANT;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -25,13 +26,19 @@ use tokio::task::JoinHandle;
 pub(super) struct PendingClaim(JoinHandle<Result<Option<Claim>, HeadError>>);
 
 impl PendingClaim {
-    /// Waits for the claim. The guest must not receive its identity before. If this value or the
-    /// result is dropped, the sandbox is released.
-    pub(super) async fn wait(self) -> Result<Option<Claim>, OperationError> {
+    /// Waits for the claim, and returns it with the revision of the head. The guest must not
+    /// receive its identity before. If this value or the result is dropped, the sandbox is
+    /// released.
+    pub(super) async fn wait(self) -> Result<Option<(Claim, u64)>, OperationError> {
         let _step = steps::begin("claim");
         let claimed = self.0.await;
         let claimed = claimed.map_err(|e| OperationError::Lost(e.to_string()))?;
-        Ok(claimed?)
+        let Some(mut claim) = claimed? else {
+            return Ok(None);
+        };
+        // The authority may have ended during the restore.
+        let Revision(revision) = claim.confirm()?;
+        Ok(Some((claim, revision)))
     }
 
     /// Waits for the claim, and releases the sandbox. Returns the error if another host has taken
@@ -104,7 +111,11 @@ impl Sandboxes {
                 self.forget_moved(&entry);
                 Ok(())
             }
-            other => Ok(other?),
+            other => {
+                let Revision(revision) = other?;
+                self.set_head(&entry, revision, Some(id));
+                Ok(())
+            }
         }
     }
 
@@ -271,7 +282,7 @@ impl Sandboxes {
         }
     }
 
-    fn place_of(&self, record: &Sandbox) -> StorePlace {
+    pub(super) fn place_of(&self, record: &Sandbox) -> StorePlace {
         let remote = self.0.uploads.remote.as_ref();
         StorePlace {
             store: remote

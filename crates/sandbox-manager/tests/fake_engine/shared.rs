@@ -4,11 +4,15 @@ use crate::fake;
 use crate::uploads::{TestStore, stored};
 
 use fake::{Bench, base};
+use jiffy_fleet::Authority;
+use jiffy_fleet_core::{Epoch, MemberId, Owner};
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, OperationError, Sandbox, SandboxSettings, SandboxState, Sandboxes,
 };
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Host with its guests.
 struct Host {
@@ -61,8 +65,18 @@ impl Host {
         id: &str,
         matches: impl Fn(&Result<Option<Sandbox>, OperationError>) -> bool,
     ) -> Result<Option<Sandbox>, OperationError> {
+        self.stored_until_of(None, id, matches).await
+    }
+
+    /// Like [`Self::stored_until`], for a sandbox of `owner`.
+    async fn stored_until_of(
+        &self,
+        owner: Option<&str>,
+        id: &str,
+        matches: impl Fn(&Result<Option<Sandbox>, OperationError>) -> bool,
+    ) -> Result<Option<Sandbox>, OperationError> {
         for _ in 0..600 {
-            let stored = self.sandboxes.stored_sandbox(None, id).await;
+            let stored = self.sandboxes.stored_sandbox(owner, id).await;
             if matches(&stored) {
                 return stored;
             }
@@ -299,4 +313,119 @@ async fn a_former_host_without_the_snapshot_reports_the_move() {
     let error = one.sandboxes.resume(&id).await.unwrap_err();
     assert!(error.to_string().contains("runs on host h2"), "{error}");
     assert_eq!(one.state(&id), None);
+}
+
+/// Host of a fleet whose epoch and contact a test changes.
+#[derive(Debug)]
+struct Member {
+    number: u32,
+    /// Zero without contact to the fleet.
+    epoch: Arc<AtomicU64>,
+    /// Number of a dead host.
+    dead: Arc<AtomicU64>,
+}
+
+impl Authority for Member {
+    fn member(&self) -> MemberId {
+        MemberId(self.number)
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        (epoch > 0).then_some(Owner {
+            member: self.member(),
+            epoch: Epoch(epoch),
+        })
+    }
+
+    fn is_dead(&self, owner: Owner) -> bool {
+        u64::from(owner.member.0) == self.dead.load(Ordering::SeqCst)
+    }
+}
+
+struct FleetHost {
+    host: Host,
+    epoch: Arc<AtomicU64>,
+    dead: Arc<AtomicU64>,
+}
+
+impl FleetHost {
+    async fn start(store: &TestStore, number: u32) -> Self {
+        let (epoch, dead) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
+        let member = Member {
+            number,
+            epoch: epoch.clone(),
+            dead: dead.clone(),
+        };
+        let bench = Bench::new();
+        let sandboxes = bench.open_with(store.member_options(number, member)).await;
+        Self {
+            host: Host { bench, sandboxes },
+            epoch,
+            dead,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_returns_retains_only_sandboxes_that_no_other_host_changed() {
+    let store = TestStore::new();
+    let one = FleetHost::start(&store, 1).await;
+    let two = FleetHost::start(&store, 2).await;
+    let mut ids = Vec::new();
+    for text in ["taken", "killed", "stays", "runs", "local"] {
+        let created = one.host.create(Some("key1"), text).await;
+        one.host.sandboxes.rename(created.id(), None).await.unwrap();
+        if text != "local" {
+            one.host.pause_durably(created.id()).await;
+        }
+        ids.push(created.id().to_owned());
+    }
+    one.host.sandboxes.resume(&ids[3]).await.unwrap();
+    let owner = Some("key1");
+    two.host.take_over(owner, &ids[0]).await.unwrap();
+    two.host.take_over(owner, &ids[1]).await.unwrap();
+    two.host.sandboxes.remove(&ids[1]).await.unwrap();
+    two.host
+        .stored_until_of(owner, &ids[1], |stored| stored.is_err())
+        .await
+        .unwrap_err();
+    // The host returns with a new epoch.
+    one.epoch.store(2, Ordering::SeqCst);
+    one.host.sandboxes.reconcile_heads().await.unwrap();
+    let states: Vec<_> = ids.iter().map(|id| one.host.state(id)).collect();
+    let expected = [
+        None,
+        None,
+        Some(SandboxState::Paused),
+        Some(SandboxState::Running),
+        Some(SandboxState::Running),
+    ];
+    assert_eq!(states, expected);
+    // The new epoch owns the running sandbox: another host does not claim it while it is live.
+    let error = two.host.take_over(owner, &ids[3]).await.unwrap_err();
+    assert!(error.to_string().contains("runs on host h1"), "{error}");
+    // After the death of its host, its state is not resumed silently.
+    two.dead.store(1, Ordering::SeqCst);
+    let error = two.host.take_over(owner, &ids[3]).await.unwrap_err();
+    assert!(error.to_string().contains("host h1 of sandbox"), "{error}");
+    two.host.take_over(owner, &ids[2]).await.unwrap();
+}
+
+#[tokio::test]
+async fn without_contact_to_the_fleet_no_stored_sandbox_is_resumed() {
+    let store = TestStore::new();
+    let one = FleetHost::start(&store, 1).await;
+    let created = one.host.create(None, "kept").await;
+    let other = one.host.create(Some("key1"), "local").await;
+    one.host.pause_durably(created.id()).await;
+    one.epoch.store(0, Ordering::SeqCst);
+    let error = one.host.sandboxes.resume(created.id()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.to_string().contains("no contact with the fleet"));
+    assert_eq!(one.host.state(created.id()), Some(SandboxState::Paused));
+    // Running sandboxes are not affected.
+    assert_eq!(one.host.state(other.id()), Some(SandboxState::Running));
+    one.epoch.store(1, Ordering::SeqCst);
+    one.host.sandboxes.resume(created.id()).await.unwrap();
 }

@@ -3,7 +3,7 @@
 use crate::fake;
 
 use fake::{Bench, Dice, base, create_id, snapshot_id, until};
-use jiffy_fleet::Heads;
+use jiffy_fleet::{Authority, Heads};
 use jiffy_fleet_core::{Epoch, MemberId, Owner};
 use jiffy_sandbox_manager::{
     HostOptions, OperationError, SandboxSettings, Sandboxes, Snapshot, StoreState,
@@ -46,8 +46,18 @@ impl TestStore {
             member: MemberId(number),
             epoch: Epoch(1),
         };
+        self.options_of(remote, owner)
+    }
+
+    /// Like [`Self::sharing_options`], for the host `number` with this authority.
+    pub fn member_options(&self, number: u32, host: impl Authority + 'static) -> HostOptions {
+        let remote = open(&self.dir, &format!("host{number}"), None);
+        self.options_of(remote, host)
+    }
+
+    fn options_of(&self, remote: Arc<RemoteStore>, host: impl Authority + 'static) -> HostOptions {
         HostOptions {
-            heads: Some(Heads::new(remote.clone(), owner)),
+            heads: Some(Heads::new(remote.clone(), host)),
             remote: Some(remote),
             ..HostOptions::default()
         }

@@ -1,0 +1,46 @@
+//! Right of this host to claim sandboxes.
+
+use crate::node::Node;
+use jiffy_fleet_core::{MemberId, Owner};
+use std::fmt;
+
+/// Identity of this host, and its right to claim sandboxes.
+pub trait Authority: fmt::Debug + Send + Sync {
+    /// Returns the number of this host.
+    fn member(&self) -> MemberId;
+
+    /// Returns this host and its epoch if it may claim sandboxes now.
+    fn owner(&self) -> Option<Owner>;
+
+    /// Returns whether the epoch of another host is dead.
+    fn is_dead(&self, owner: Owner) -> bool;
+}
+
+/// A host without a fleet always has its authority, and knows of no death.
+impl Authority for Owner {
+    fn member(&self) -> MemberId {
+        self.member
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        Some(*self)
+    }
+
+    fn is_dead(&self, _owner: Owner) -> bool {
+        false
+    }
+}
+
+impl Authority for Node {
+    fn member(&self) -> MemberId {
+        self.id()
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        self.authority()
+    }
+
+    fn is_dead(&self, owner: Owner) -> bool {
+        Self::is_dead(self, owner)
+    }
+}

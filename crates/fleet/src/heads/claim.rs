@@ -1,0 +1,164 @@
+//! Claim of a sandbox that is about to be resumed.
+
+use super::file::HeadFile;
+use super::{Authority, HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE, update};
+use crate::node::{BootClock, Clock};
+use jiffy_fleet_core::{
+    HeadWrite, Owner, Purpose, Resume, ResumeAnswer, ResumeEffect, ResumeEvent, ResumeInput,
+    Revision,
+};
+use std::sync::Arc;
+
+/// Claimed sandbox. Dropping the claim releases the sandbox, unless [`Self::retain`] was called.
+#[must_use]
+pub struct Claim {
+    held: Option<Held>,
+}
+
+struct Held {
+    resume: Resume,
+    file: HeadFile,
+    host: Arc<dyn Authority>,
+    owner: Owner,
+    /// Revision with which the sandbox runs, after [`Claim::confirm`].
+    revision: Option<Revision>,
+}
+
+impl std::fmt::Debug for Claim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let held = self.held.as_ref().map(|held| held.file.id);
+        f.debug_struct("Claim").field("held", &held).finish()
+    }
+}
+
+impl Claim {
+    pub(super) fn new(
+        resume: Resume,
+        file: HeadFile,
+        host: Arc<dyn Authority>,
+        owner: Owner,
+    ) -> Self {
+        let revision = None;
+        Self {
+            held: Some(Held {
+                resume,
+                file,
+                host,
+                owner,
+                revision,
+            }),
+        }
+    }
+
+    /// Permits that the restored guest receives its identity. Returns the revision of the head.
+    ///
+    /// # Errors
+    /// [`HeadError::NoAuthority`] if this host has lost the authority of the claim. The sandbox is
+    /// released then.
+    pub fn confirm(&mut self) -> Result<Revision, HeadError> {
+        let Some(held) = &mut self.held else {
+            return Ok(Revision(0));
+        };
+        if let Some(revision) = held.revision {
+            return Ok(revision);
+        }
+        let effects = step(&mut held.resume, &*held.host, ResumeEvent::Restored);
+        for effect in &effects {
+            if let ResumeEffect::AssignIdentity { revision, .. } = effect {
+                held.revision = Some(*revision);
+                return Ok(*revision);
+            }
+        }
+        let sandbox = held.file.id.to_string();
+        if let Some(held) = self.held.take() {
+            spawn_finish(held.resume, held.file, held.host, effects);
+        }
+        Err(HeadError::NoAuthority { sandbox })
+    }
+
+    /// Keeps the sandbox: its guest runs.
+    pub fn retain(mut self) {
+        self.held = None;
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let Some(mut held) = self.held.take() else {
+            return;
+        };
+        if held.revision.is_some() {
+            // The resume is complete, but its guest was dropped.
+            let purpose = Purpose::Release(held.owner);
+            tokio::spawn(async move {
+                if let Err(e) = update::run(&mut held.file, purpose, true).await {
+                    tracing::warn!(sandbox = %held.file.id, error = %e, "cannot release a sandbox");
+                }
+            });
+            return;
+        }
+        let effects = step(&mut held.resume, &*held.host, ResumeEvent::RestoreFailed);
+        spawn_finish(held.resume, held.file, held.host, effects);
+    }
+}
+
+/// Reports an event to the state machine of a resume.
+pub(super) fn step(
+    resume: &mut Resume,
+    host: &dyn Authority,
+    event: ResumeEvent,
+) -> Vec<ResumeEffect> {
+    let mut effects = Vec::new();
+    let is_dead = |owner| host.is_dead(owner);
+    let input = ResumeInput {
+        now: BootClock.now(),
+        member: host.member(),
+        authority: host.owner(),
+        is_dead: &is_dead,
+    };
+    resume.handle(&input, event, &mut effects);
+    effects
+}
+
+/// Returns the write among effects.
+pub(super) fn write_of(effects: &[ResumeEffect]) -> Option<HeadWrite> {
+    effects.iter().find_map(|effect| match effect {
+        ResumeEffect::WriteHead(write) => Some(write.clone()),
+        _ => None,
+    })
+}
+
+/// Returns the answer among effects.
+pub(super) fn answer_of(effects: &[ResumeEffect]) -> Option<ResumeAnswer> {
+    effects.iter().find_map(|effect| match effect {
+        ResumeEffect::Answer(answer) => Some(*answer),
+        _ => None,
+    })
+}
+
+/// Completes a resume whose guest was dropped, in the background.
+pub(super) fn spawn_finish(
+    mut resume: Resume,
+    mut file: HeadFile,
+    host: Arc<dyn Authority>,
+    mut effects: Vec<ResumeEffect>,
+) {
+    tokio::spawn(async move {
+        let mut pause = REPEAT_PAUSE;
+        while !effects.contains(&ResumeEffect::Finished) {
+            let event = match write_of(&effects) {
+                Some(write) => ResumeEvent::HeadWritten {
+                    write: write.write,
+                    outcome: file.write(&write).await,
+                },
+                None => {
+                    // The outcome of a write is unknown, or the restore has ended before it.
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(MAX_REPEAT_PAUSE);
+                    ResumeEvent::Timer
+                }
+            };
+            effects = step(&mut resume, &*host, event);
+        }
+    });
+}

@@ -1,0 +1,136 @@
+//! Head of one sandbox, as the state machines of `jiffy_fleet_core` read and write it.
+
+use super::HeadError;
+use crate::RecordKey;
+use crate::records::{Outcome, PendingWrite, Record, RecordError, SealedRecords};
+use jiffy_fleet_core::record::Head;
+use jiffy_fleet_core::{HeadWrite, ReadOutcome, SandboxId, Version, WriteId, WriteOutcome};
+use std::sync::Arc;
+
+/// Record of a head with the versions that a state machine may name.
+pub(super) struct HeadFile {
+    pub id: SandboxId,
+    key: RecordKey,
+    records: Arc<SealedRecords>,
+    /// Latest versions: of the last read, write or lost write.
+    known: Vec<Record>,
+    /// Latest write. It is sent again with the same bytes if its outcome is unknown.
+    pending: Option<(WriteId, PendingWrite)>,
+    /// Failure of the last access.
+    error: Option<HeadError>,
+}
+
+impl HeadFile {
+    pub fn new(id: SandboxId, key: RecordKey, records: Arc<SealedRecords>) -> Self {
+        Self {
+            id,
+            key,
+            records,
+            known: Vec::new(),
+            pending: None,
+            error: None,
+        }
+    }
+
+    /// Returns the error of the last access that failed.
+    pub fn take_error(&mut self) -> HeadError {
+        let error = self.error.take();
+        error.unwrap_or_else(|| HeadError::contended(&self.id.to_string()))
+    }
+
+    /// Starts the writes of another state machine, whose numbers may be the same.
+    pub fn restart(&mut self) {
+        self.pending = None;
+    }
+
+    /// Reads the head.
+    pub async fn read(&mut self) -> ReadOutcome<Head> {
+        match self.records.get(&self.key).await {
+            Ok(None) => ReadOutcome::Missing,
+            Ok(Some(record)) => match self.decode(record) {
+                Some((head, version)) => ReadOutcome::Found(Box::new(head), version),
+                None => ReadOutcome::Failed,
+            },
+            Err(error) => {
+                self.error = Some(HeadError::record(self.id)(error));
+                ReadOutcome::Failed
+            }
+        }
+    }
+
+    /// Sends a write.
+    pub async fn write(&mut self, write: &HeadWrite) -> WriteOutcome<Head> {
+        let pending = match &self.pending {
+            Some((id, pending)) if *id == write.write => pending.clone(),
+            _ => match self.prepare(write) {
+                Ok(pending) => {
+                    self.pending = Some((write.write, pending.clone()));
+                    pending
+                }
+                Err(error) => {
+                    self.error = Some(error);
+                    return WriteOutcome::Rejected;
+                }
+            },
+        };
+        match self.records.send(&pending).await {
+            Ok(Outcome::Done(record)) => WriteOutcome::Done(self.remember(record)),
+            Ok(Outcome::Lost(current)) => {
+                let current = current.and_then(|record| self.decode(record));
+                WriteOutcome::Lost(current.map(Box::new))
+            }
+            Err(error) => {
+                let outcome = match error {
+                    RecordError::Unavailable { .. }
+                    | RecordError::TooLarge { .. }
+                    | RecordError::Full { .. }
+                    | RecordError::Denied { .. } => WriteOutcome::Rejected,
+                    // The answer does not show whether the write was executed.
+                    _ => WriteOutcome::Unknown,
+                };
+                self.error = Some(HeadError::record(self.id)(error));
+                outcome
+            }
+        }
+    }
+
+    fn prepare(&self, write: &HeadWrite) -> Result<PendingWrite, HeadError> {
+        let id = self.id.to_string();
+        let damaged = HeadError::damaged(&id);
+        let content = write.head.encode().map_err(|e| damaged(&e))?;
+        let prepared = match &write.expected {
+            None => self.records.create(&self.key, content),
+            Some(expected) => {
+                let mut known = self.known.iter();
+                let current = known.find(|record| version_of(record) == *expected);
+                let current = current.ok_or_else(|| HeadError::contended(&id))?;
+                self.records.replace(&self.key, content, current)
+            }
+        };
+        prepared.map_err(HeadError::record(self.id))
+    }
+
+    fn decode(&mut self, record: Record) -> Option<(Head, Version)> {
+        match Head::decode(&record.content, self.id) {
+            Ok(head) => Some((head, self.remember(record))),
+            Err(error) => {
+                self.error = Some(HeadError::damaged(&self.id.to_string())(&error));
+                None
+            }
+        }
+    }
+
+    fn remember(&mut self, record: Record) -> Version {
+        let version = version_of(&record);
+        // A state machine names its last write or the version after it.
+        if self.known.len() == 3 {
+            self.known.remove(0);
+        }
+        self.known.push(record);
+        version
+    }
+}
+
+fn version_of(record: &Record) -> Version {
+    Version(record.version_id().to_vec().into_boxed_slice())
+}

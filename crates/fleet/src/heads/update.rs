@@ -1,0 +1,77 @@
+//! Changes of a head that need no guest: kill, confirmation of a kill, adoption and release.
+
+use super::file::HeadFile;
+use super::{HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE};
+use crate::node::{BootClock, Clock};
+use jiffy_fleet_core::record::Head;
+use jiffy_fleet_core::{HeadUpdate, Purpose, ReadOutcome, UpdateEffect, UpdateEvent};
+use std::time::SystemTime;
+
+/// Maximum number of writes if failures are not repeated.
+const ATTEMPTS: usize = 8;
+
+/// Result of a change.
+#[derive(Debug)]
+pub(super) enum Updated {
+    /// The change was written.
+    Stored(Box<Head>),
+    /// The change was not needed, or is not possible.
+    Unchanged(Option<Box<Head>>),
+}
+
+/// Executes a change. With `repeat`, failures are repeated until the outcome is known.
+///
+/// # Errors
+/// [`HeadError`] of the first failure, or of a permanent failure.
+pub(super) async fn run(
+    file: &mut HeadFile,
+    purpose: Purpose,
+    repeat: bool,
+) -> Result<Updated, HeadError> {
+    file.restart();
+    let (mut update, first) = HeadUpdate::new(file.id, purpose);
+    let mut effects = vec![first];
+    let mut pause = REPEAT_PAUSE;
+    let mut attempts = 0;
+    let mut result = None;
+    loop {
+        let mut event = UpdateEvent::Timer;
+        let mut has_failed = effects.is_empty();
+        for effect in std::mem::take(&mut effects) {
+            match effect {
+                UpdateEffect::ReadHead => {
+                    let outcome = file.read().await;
+                    has_failed |= outcome == ReadOutcome::Failed;
+                    event = UpdateEvent::HeadRead(outcome);
+                }
+                UpdateEffect::WriteHead(write) => {
+                    attempts += 1;
+                    let outcome = file.write(&write).await;
+                    let write = write.write;
+                    event = UpdateEvent::HeadWritten { write, outcome };
+                }
+                UpdateEffect::Stored { head, .. } => result = Some(Updated::Stored(head)),
+                UpdateEffect::Unchanged(head) => result = Some(Updated::Unchanged(head)),
+                UpdateEffect::Retract(_) => {}
+                UpdateEffect::Finished => {
+                    return result.ok_or_else(|| file.take_error());
+                }
+            }
+        }
+        if has_failed {
+            let error = file.take_error();
+            if !repeat || !error.is_temporary() {
+                return Err(error);
+            }
+            tracing::debug!(sandbox = %file.id, %error, "repeating a change of a head");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_REPEAT_PAUSE);
+        }
+        if !repeat && attempts > ATTEMPTS {
+            return Err(HeadError::contended(&file.id.to_string()));
+        }
+        let wall_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let wall_ms = wall_ms.map_or(0, |time| time.as_millis() as u64);
+        update.handle(BootClock.now(), wall_ms, event, &mut effects);
+    }
+}

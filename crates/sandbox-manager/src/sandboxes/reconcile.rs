@@ -1,0 +1,109 @@
+//! Comparison of all sandboxes with their heads, after a registration in the fleet.
+
+use super::entry::SandboxEntry;
+use super::{OperationError, Sandboxes};
+use crate::journal::JournalChange;
+use jiffy_api_types::SandboxState;
+use jiffy_fleet::LocalSandbox;
+use jiffy_fleet_core::{Reconciliation, Revision};
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+/// Maximum number of heads that are read at the same time.
+const MAX_CONCURRENT: usize = 16;
+
+impl Sandboxes {
+    /// Compares all sandboxes that may have a head with it. Stops and removes the sandboxes that
+    /// another host has taken over, kills the ones that were killed, and makes this host's current
+    /// epoch the owner of the others. May be called again.
+    ///
+    /// # Errors
+    /// The id of a sandbox that could not be compared, with the reason. The others were compared.
+    pub async fn reconcile_heads(&self) -> Result<(), (String, OperationError)> {
+        let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
+        let mut waiting = entries.into_iter();
+        let mut running = JoinSet::new();
+        let mut result = Ok(());
+        loop {
+            while running.len() < MAX_CONCURRENT
+                && let Some(entry) = waiting.next()
+            {
+                let this = self.clone();
+                running.spawn(async move {
+                    let reconciled = this.reconcile_entry(&entry).await;
+                    reconciled.map_err(|e| (entry.id(), e))
+                });
+            }
+            match running.join_next().await {
+                None => return result,
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => result = Err(error),
+                Some(Err(e)) => {
+                    result = Err((String::new(), OperationError::Lost(e.to_string())));
+                }
+            }
+        }
+    }
+
+    async fn reconcile_entry(&self, entry: &Arc<SandboxEntry>) -> Result<(), OperationError> {
+        let Some(heads) = self.0.heads.clone() else {
+            return Ok(());
+        };
+        let _op_guard = entry.op_lock().lock().await;
+        let record = entry.record();
+        let is_skipped = matches!(record.state, SandboxState::Creating | SandboxState::Killed);
+        if is_skipped || !entry.may_be_stored() || entry.is_adopted() {
+            return Ok(());
+        }
+        let snapshot = record.snapshot.as_deref();
+        let snapshot = snapshot.and_then(|id| self.0.catalog.get(id));
+        let place = self.place_of(&record);
+        let is_paused = record.state == SandboxState::Paused;
+        let root = snapshot.as_ref().filter(|_| is_paused);
+        let root = root.and_then(|snapshot| snapshot.store.root(&place));
+        let local = LocalSandbox {
+            // A broken sandbox is as new as its last guest.
+            is_running: !is_paused,
+            revision: entry.head_revision().map(Revision),
+            root,
+        };
+        let owner = record.settings.owner.as_deref();
+        let (action, revision) = heads.reconcile(owner, &record.id, &local).await?;
+        match action {
+            Reconciliation::Retain | Reconciliation::Adopt => {
+                if let Some(Revision(revision)) = revision {
+                    let stored = record.snapshot.as_deref();
+                    let is_stored = action == Reconciliation::Retain && root.is_some();
+                    self.set_head(entry, revision, stored.filter(|_| is_stored));
+                }
+            }
+            Reconciliation::Remove | Reconciliation::Kill => {
+                if let Some(guest) = entry.replace_guest(None) {
+                    tracing::warn!(
+                        id = record.id,
+                        "stopping a sandbox that another host took over"
+                    );
+                    self.stop_guest(guest).await;
+                }
+                if action == Reconciliation::Remove {
+                    self.forget_moved(entry);
+                } else {
+                    let change = JournalChange::NoSandbox(record.id.clone());
+                    self.0.journal.commit_write_behind(&[change]);
+                    self.0.entries.lock().remove(entry.shared_id());
+                    self.0.gc.collect(record.snapshot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the revision of the head of a sandbox.
+    pub(super) fn set_head(&self, entry: &SandboxEntry, revision: u64, stored: Option<&str>) {
+        entry.set_head_revision(revision);
+        entry.with_record(|record| {
+            let observer = &self.0.indexes.observer;
+            observer.head_changed(record, revision, stored);
+        });
+    }
+}
