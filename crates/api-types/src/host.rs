@@ -122,6 +122,11 @@ pub struct RevokedKey {
     /// Number of cancelled builds. Absent unless `end` was true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub builds: Option<usize>,
+    /// Hosts of the fleet that have not confirmed the revocation within a second. They reject the
+    /// key when they have contact with the fleet again, or after 60 s without contact. Absent if
+    /// all hosts have confirmed it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconfirmed_hosts: Vec<String>,
 }
 
 /// Limits and usage of a key.

@@ -9,6 +9,7 @@ mod error;
 mod function;
 mod guest;
 mod host;
+mod key;
 mod network;
 mod parts;
 mod sandbox;
@@ -37,6 +38,7 @@ pub use host::{
     Budget, BudgetLimits, BudgetUsage, DaemonStatus, DiskUsage, Health, HealthStatus, Host, Pool,
     PruneHost, PruneItem, PruneKind, PrunedHost, RevokeKey, RevokedKey, SetPool, StopHost, Team,
 };
+pub use key::{ApiKey, CreateKey, KeyLimits, KeyScope, NewApiKey, RotateKey};
 pub use network::{
     MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
     SandboxNetwork,

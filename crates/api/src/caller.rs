@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::error::{ApiError, convert_error, reveal};
 use crate::function_key::FunctionCaller;
 use crate::hooks::TemplateInfo;
-use crate::keys::{Key, Scope, Verdict, hash};
+use crate::keys::{Key, KeyError, Scope, Verdict, hash};
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
@@ -219,6 +219,14 @@ fn request_id(headers: &HeaderMap) -> Option<Arc<str>> {
     Some(headers.get("x-request-id")?.to_str().ok()?.into())
 }
 
+/// Returns the error of a key that cannot be verified.
+fn unverifiable(error: KeyError) -> ApiError {
+    match error {
+        KeyError::Fleet(e) if e.is_temporary() => ApiError::fleet_unavailable(e.to_string()),
+        e => ApiError::internal(e.to_string()),
+    }
+}
+
 /// Authenticates a request by its key. After too many failures from one address, requests from that
 /// address are rejected without reading the database of keys. Keys in force are still accepted, so
 /// that a client cannot lock out others behind the same address.
@@ -247,7 +255,7 @@ pub(crate) fn identify(app: &App, request: &Request) -> Result<Caller, ApiError>
         return count_failure(unauthenticated());
     };
     let verdict = app.keys.check(key, from);
-    match verdict.map_err(|e| ApiError::internal(e.to_string()))? {
+    match verdict.map_err(unverifiable)? {
         Verdict::Valid(key) => Ok(Caller::Key(Arc::from(key))),
         Verdict::Unknown | Verdict::Revoked => count_failure(ApiError::new(
             StatusCode::UNAUTHORIZED,

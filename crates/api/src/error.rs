@@ -100,6 +100,17 @@ impl ApiError {
         Self::new(StatusCode::INSUFFICIENT_STORAGE, "max_disk", message).permanent()
     }
 
+    /// This host has no contact with the other hosts of its fleet.
+    pub(crate) fn fleet_unavailable(message: impl Into<String>) -> Self {
+        // A new coordinator is elected within 20 s.
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "fleet_unavailable",
+            message,
+        )
+        .after(10)
+    }
+
     /// The host lacks free resources at present.
     pub(crate) fn host_busy(message: impl Into<String>) -> Self {
         // Resources usually become free when a sandbox terminates, which takes a while.
@@ -331,7 +342,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
 /// remedy for each.
-pub const ERROR_CODES: [&str; 72] = [
+pub const ERROR_CODES: [&str; 73] = [
     "address_not_allowed",
     "already_paused",
     "already_running",
@@ -342,6 +353,7 @@ pub const ERROR_CODES: [&str; 72] = [
     "content_differs",
     "creates_per_minute",
     "engine_unavailable",
+    "fleet_unavailable",
     "forbidden",
     "function_disabled",
     "function_not_found",

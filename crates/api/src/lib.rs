@@ -37,7 +37,7 @@ pub use hooks::{
     TemplateInfo, TemplateRefusal, TemplateSource,
 };
 pub use keys::{
-    Key, KeyError, KeyStatus, Keys, Limits, NewKey, Scope, Validity, Verdict, local_key,
+    Key, KeyError, KeyStatus, Keys, Limits, NewKey, Revocation, Scope, Validity, Verdict, local_key,
 };
 pub use quota::ExchangePermit;
 pub use routes::{FunctionHost, calls, function_router, router};

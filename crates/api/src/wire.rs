@@ -4,6 +4,7 @@ use jiffy_api_types::Moment;
 
 pub(crate) mod build;
 pub(crate) mod function;
+pub(crate) mod key;
 pub(crate) mod sandbox;
 pub(crate) mod snapshot;
 pub(crate) mod template;

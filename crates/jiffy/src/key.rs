@@ -1,6 +1,7 @@
 //! `jiffy key`: manages the API keys of this host.
 
 mod budget;
+mod in_fleet;
 
 use crate::cli::{KeyCommand, KeyCreateArgs};
 use crate::runtime;
@@ -15,9 +16,12 @@ use serde_json::Value;
 use std::process::ExitCode;
 
 /// Runs a subcommand. The key database is changed directly; a running daemon reads it for each
-/// request.
+/// request. The keys of a fleet are changed through the daemon.
 pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
+    if home.path().join("fleet.toml").exists() {
+        return in_fleet::run(&home, command);
+    }
     let keys = Keys::open(home.path())?;
     match command {
         KeyCommand::Create(args) => create(&keys, args)?,
@@ -33,11 +37,12 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
             }
         }
         KeyCommand::Revoke { key, end, json } => {
-            let revoked = if *end {
+            let revocation = if *end {
                 keys.revoke_and_end(key)?
             } else {
                 keys.revoke(key)?
             };
+            let revoked = revocation.key;
             if *json {
                 outln!("{}", jiffy_client::terminal::json(&revoked)?);
             } else {
@@ -62,7 +67,18 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
 
 /// Creates a key and prints it.
 fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
-    let limits = Limits {
+    let limits = limits(args);
+    let validity = Validity {
+        expires_ms: args.expires,
+        addresses: args.allow_from.clone(),
+    };
+    let key = keys.create_within(&args.name, args.scope.into(), limits, &validity)?;
+    show(&key, args.json)
+}
+
+/// Returns the limits of a new key.
+fn limits(args: &KeyCreateArgs) -> Limits {
+    Limits {
         max_sandboxes: args.max_sandboxes,
         max_vcpus: args.max_cpus,
         max_memory_mib: args.max_memory,
@@ -73,13 +89,7 @@ fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
         max_builds: args.max_builds,
         max_disk_mib: args.max_disk,
         max_exchanges: args.max_exchanges,
-    };
-    let validity = Validity {
-        expires_ms: args.expires,
-        addresses: args.allow_from.clone(),
-    };
-    let key = keys.create_within(&args.name, args.scope.into(), limits, &validity)?;
-    show(&key, args.json)
+    }
 }
 
 /// Requests a running daemon to kill the sandboxes of a revoked key and to cancel its builds.

@@ -1,9 +1,8 @@
 //! Verification of the secret that a client presents.
 
-use super::{COLUMNS, Key, KeyError, Keys, MAX_NETWORKS, hash, key, stored};
+use super::{Key, KeyError, MAX_NETWORKS};
 use ipnet::IpNet;
 use jiffy_engine_api::now_ms;
-use rusqlite::{OptionalExtension, params};
 use std::net::IpAddr;
 
 /// Result of a key verification.
@@ -38,48 +37,17 @@ impl Key {
     }
 }
 
-impl Keys {
-    /// Verifies the secret of a client at `from`. `None` if the client's address is unknown.
-    pub fn check(&self, secret: &str, from: Option<IpAddr>) -> Result<Verdict, KeyError> {
-        let now = now_ms();
-        let found = {
-            let connection = self.connection();
-            let read = || -> rusqlite::Result<Option<Key>> {
-                // After a rotation, the previous secret remains valid for a while.
-                let query = format!(
-                    "SELECT {COLUMNS} FROM keys WHERE hash = ?1
-                        OR (previous_hash = ?1 AND previous_until_ms > ?2)"
-                );
-                let mut statement = connection.prepare_cached(&query)?;
-                let found = statement.query_row(params![hash(secret), stored(now)], key);
-                found.optional()
-            };
-            read().map_err(|e| self.failed(e))?
-        };
-        let Some(found) = found else {
-            return Ok(Verdict::Unknown);
-        };
-        // In this order: a revocation is more informative than an expiry.
-        if found.revoked_ms.is_some() {
-            return Ok(Verdict::Revoked);
-        }
-        if found.is_expired() {
-            return Ok(Verdict::Expired);
-        }
-        if !allows(&found.addresses, from) {
-            return Ok(Verdict::Elsewhere);
-        }
-        if self.should_record_use(&found.id) {
-            // Only log the error: the key is valid nevertheless.
-            let recorded = self.connection().execute(
-                "UPDATE keys SET used_ms = ?2 WHERE id = ?1",
-                params![found.id, stored(now)],
-            );
-            if let Err(e) = recorded {
-                tracing::warn!(key = %found.id, error = %e, "cannot record the use of a key");
-            }
-        }
-        Ok(Verdict::Valid(Box::new(found)))
+/// Returns the verdict on a key that has the presented secret.
+pub(super) fn verdict(key: Key, from: Option<IpAddr>) -> Verdict {
+    // In this order: a revocation is more informative than an expiry.
+    if key.revoked_ms.is_some() {
+        Verdict::Revoked
+    } else if key.is_expired() {
+        Verdict::Expired
+    } else if !allows(&key.addresses, from) {
+        Verdict::Elsewhere
+    } else {
+        Verdict::Valid(Box::new(key))
     }
 }
 

@@ -1,5 +1,21 @@
+use super::database::{BUSY_TIMEOUT, SCHEMA};
 use super::*;
+use fleet::Fleet;
+use rusqlite::Connection;
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+mod fleet;
+
+/// Runs a test with the keys of one host, and with the keys of a fleet.
+fn for_both(test: impl Fn(&Path, &Keys)) {
+    let dir = tempfile::tempdir().unwrap();
+    test(dir.path(), &Keys::open(dir.path()).unwrap());
+    let fleet = Fleet::start();
+    test(fleet.home(), &fleet.keys());
+}
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
@@ -84,102 +100,102 @@ fn keys_of_the_first_version_stay_valid_and_have_no_new_limits() {
 
 #[test]
 fn an_ambiguous_key_name_revokes_no_key() {
-    let dir = tempfile::tempdir().unwrap();
-    let keys = Keys::open(dir.path()).unwrap();
-    let first = keys.create("a", Scope::Read, Limits::default()).unwrap();
-    keys.create("a", Scope::Read, Limits::default()).unwrap();
-    assert!(matches!(keys.revoke("a"), Err(KeyError::Unknown(_))));
-    keys.revoke(&first.key.id).unwrap();
-    keys.revoke("a").unwrap();
-    let bad =
-        ["", "a\nb", &"x".repeat(101)].map(|n| keys.create(n, Scope::Read, Limits::default()));
-    assert!(bad.iter().all(|b| matches!(b, Err(KeyError::Name(_)))));
+    for_both(|_, keys| {
+        let first = keys.create("a", Scope::Read, Limits::default()).unwrap();
+        keys.create("a", Scope::Read, Limits::default()).unwrap();
+        assert!(matches!(keys.revoke("a"), Err(KeyError::Unknown(_))));
+        keys.revoke(&first.key.id).unwrap();
+        keys.revoke("a").unwrap();
+        let bad =
+            ["", "a\nb", &"x".repeat(101)].map(|n| keys.create(n, Scope::Read, Limits::default()));
+        assert!(bad.iter().all(|b| matches!(b, Err(KeyError::Name(_)))));
+    });
 }
 
 #[test]
 fn the_local_key_is_created_once_and_belongs_to_the_owner() {
-    let dir = tempfile::tempdir().unwrap();
-    let keys = Keys::open(dir.path()).unwrap();
-    let path = local_key(dir.path(), &keys).unwrap();
-    assert_eq!(path, dir.path().join("api-key"));
-    assert_eq!(mode(&path), 0o600);
-    let secret = fs::read_to_string(&path).unwrap();
-    let key = keys.check(secret.trim(), None).unwrap().valid().unwrap();
-    assert_eq!(key.scope, Scope::Admin);
-    assert_eq!(local_key(dir.path(), &keys).unwrap(), path);
-    assert_eq!(fs::read_to_string(&path).unwrap(), secret, "the same key");
+    for_both(|home, keys| {
+        let path = local_key(home, keys).unwrap();
+        assert_eq!(path, home.join("api-key"));
+        assert_eq!(mode(&path), 0o600);
+        let secret = fs::read_to_string(&path).unwrap();
+        let key = keys.check(secret.trim(), None).unwrap().valid().unwrap();
+        assert_eq!(key.scope, Scope::Admin);
+        assert_eq!(local_key(home, keys).unwrap(), path);
+        assert_eq!(fs::read_to_string(&path).unwrap(), secret, "the same key");
+    });
 }
 
 #[test]
 fn a_key_is_valid_until_it_expires_and_from_its_networks_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let keys = Keys::open(dir.path()).unwrap();
-    let create = |expires_ms, addresses: &[&str]| {
-        let addresses = addresses.iter().map(|a| (*a).to_owned()).collect();
-        let validity = Validity {
-            expires_ms,
-            addresses,
+    for_both(|_, keys| {
+        let create = |expires_ms, addresses: &[&str]| {
+            let addresses = addresses.iter().map(|a| (*a).to_owned()).collect();
+            let validity = Validity {
+                expires_ms,
+                addresses,
+            };
+            keys.create_within("x", Scope::Create, Limits::default(), &validity)
         };
-        keys.create_within("x", Scope::Create, Limits::default(), &validity)
-    };
-    assert!(matches!(
-        create(Some(now_ms()), &[]),
-        Err(KeyError::Expired)
-    ));
-    let short = create(Some(now_ms() + 50), &[]).unwrap();
-    let check = |created: &NewKey, from| keys.check(&created.secret, from).unwrap();
-    assert_eq!(
-        check(&short, None),
-        Verdict::Valid(Box::new(short.key.clone()))
-    );
-    assert_eq!(keys.status(Some(&short.key.id)), KeyStatus::InForce);
-    while now_ms() < short.key.expires_ms.unwrap() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(check(&short, None), Verdict::Expired);
-    assert_eq!(keys.status(Some(&short.key.id)), KeyStatus::Over);
-    let bound = create(None, &["192.0.2.0/24"]).unwrap();
-    let at = |ip: [u8; 4]| check(&bound, Some(ip.into()));
-    assert!(at([192, 0, 2, 9]).valid().is_some());
-    assert_eq!(at([192, 0, 3, 9]), Verdict::Elsewhere);
-    assert_eq!(check(&bound, None), Verdict::Elsewhere);
+        assert!(matches!(
+            create(Some(now_ms()), &[]),
+            Err(KeyError::Expired)
+        ));
+        let short = create(Some(now_ms() + 50), &[]).unwrap();
+        let check = |created: &NewKey, from| keys.check(&created.secret, from).unwrap();
+        assert_eq!(
+            check(&short, None),
+            Verdict::Valid(Box::new(short.key.clone()))
+        );
+        assert_eq!(keys.status(Some(&short.key.id)), KeyStatus::InForce);
+        while now_ms() < short.key.expires_ms.unwrap() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(check(&short, None), Verdict::Expired);
+        assert_eq!(keys.status(Some(&short.key.id)), KeyStatus::Over);
+        let bound = create(None, &["192.0.2.0/24"]).unwrap();
+        let at = |ip: [u8; 4]| check(&bound, Some(ip.into()));
+        assert!(at([192, 0, 2, 9]).valid().is_some());
+        assert_eq!(at([192, 0, 3, 9]), Verdict::Elsewhere);
+        assert_eq!(check(&bound, None), Verdict::Elsewhere);
+    });
 }
 
 #[test]
 fn a_rotated_key_is_the_same_key_with_another_secret() {
-    let dir = tempfile::tempdir().unwrap();
-    let keys = Keys::open(dir.path()).unwrap();
-    let first = keys.create("a", Scope::Create, Limits::default()).unwrap();
-    let valid = |created: &NewKey| keys.check(&created.secret, None).unwrap().valid().is_some();
-    let registered = |created: &NewKey| keys.is_in_force(&hash(&created.secret));
-    let hour = Duration::from_secs(3600);
-    let second = keys.rotate("a", hour, None).unwrap();
-    assert_eq!(second.key.id, first.key.id);
-    assert!(valid(&first) && valid(&second) && registered(&first) && registered(&second));
-    let third = keys.rotate(&first.key.id, Duration::ZERO, None).unwrap();
-    assert!(!valid(&first) && !valid(&second) && valid(&third));
-    assert!(
-        !registered(&second) && registered(&third),
-        "no overlap was asked for"
-    );
-    let at = now_ms() + 1_000_000;
-    let fourth = keys.rotate("a", hour, Some(at)).unwrap();
-    assert_eq!(keys.list().unwrap()[0].expires_ms, Some(at));
-    keys.revoke("a").unwrap();
-    assert!(
-        !valid(&third) && !valid(&fourth),
-        "both secrets are the key's"
-    );
-    assert!(matches!(
-        keys.rotate("a", hour, None),
-        Err(KeyError::Unknown(_))
-    ));
-    let path = local_key(dir.path(), &keys).unwrap();
-    let secret = fs::read_to_string(&path).unwrap();
-    let rotated = keys.rotate("local", Duration::ZERO, None).unwrap();
-    assert_ne!(secret.trim(), rotated.secret);
-    assert_eq!(local_key(dir.path(), &keys).unwrap(), path);
-    assert_eq!(fs::read_to_string(&path).unwrap().trim(), rotated.secret);
+    for_both(|home, keys| {
+        let first = keys.create("a", Scope::Create, Limits::default()).unwrap();
+        let valid = |created: &NewKey| keys.check(&created.secret, None).unwrap().valid().is_some();
+        let registered = |created: &NewKey| keys.is_in_force(&hash(&created.secret));
+        let hour = Duration::from_secs(3600);
+        let second = keys.rotate("a", hour, None).unwrap();
+        assert_eq!(second.key.id, first.key.id);
+        assert!(valid(&first) && valid(&second) && registered(&first) && registered(&second));
+        let third = keys.rotate(&first.key.id, Duration::ZERO, None).unwrap();
+        assert!(!valid(&first) && !valid(&second) && valid(&third));
+        assert!(
+            !registered(&second) && registered(&third),
+            "no overlap was asked for"
+        );
+        let at = now_ms() + 1_000_000;
+        let fourth = keys.rotate("a", hour, Some(at)).unwrap();
+        assert_eq!(keys.list().unwrap()[0].expires_ms, Some(at));
+        keys.revoke("a").unwrap();
+        assert!(
+            !valid(&third) && !valid(&fourth),
+            "both secrets are the key's"
+        );
+        assert!(matches!(
+            keys.rotate("a", hour, None),
+            Err(KeyError::Unknown(_))
+        ));
+        let path = local_key(home, keys).unwrap();
+        let secret = fs::read_to_string(&path).unwrap();
+        let rotated = keys.rotate("local", Duration::ZERO, None).unwrap();
+        assert_ne!(secret.trim(), rotated.secret);
+        assert_eq!(local_key(home, keys).unwrap(), path);
+        assert_eq!(fs::read_to_string(&path).unwrap().trim(), rotated.secret);
+    });
 }
 
 #[test]
@@ -232,4 +248,88 @@ fn a_key_created_by_another_process_is_in_force_immediately() {
         .create("second", Scope::Create, Limits::default())
         .unwrap();
     assert_eq!(daemon.status(Some(&second.key.id)), KeyStatus::InForce);
+}
+
+#[test]
+fn a_key_of_a_fleet_is_known_to_all_hosts_until_one_of_them_revokes_it() {
+    let fleet = Fleet::start();
+    let (one, two) = (fleet.keys(), fleet.other_keys());
+    let limits = Limits {
+        max_disk_mib: Some(7),
+        ..Limits::default()
+    };
+    let created = one.create("ci", Scope::Create, limits).unwrap();
+    let verdict = two.check(&created.secret, None).unwrap();
+    assert_eq!(verdict.valid().unwrap(), created.key);
+    assert!(one.list().unwrap()[0].used_ms.is_none(), "used elsewhere");
+    assert!(two.list().unwrap()[0].used_ms.is_some());
+    let revocation = two.revoke("ci").unwrap();
+    assert_eq!(revocation.unconfirmed, Vec::<String>::new());
+    for keys in [&one, &two] {
+        assert_eq!(keys.check(&created.secret, None).unwrap(), Verdict::Revoked);
+        assert_eq!(keys.status(Some(&created.key.id)), KeyStatus::Over);
+    }
+    one.revoke_and_end("ci").unwrap();
+    assert_eq!(two.ended(), [created.key.id]);
+}
+
+#[test]
+fn a_host_without_contact_rejects_keys_but_not_the_traffic_of_sandboxes() {
+    let fleet = Fleet::start();
+    let keys = fleet.keys();
+    let created = keys.create("ci", Scope::Create, Limits::default()).unwrap();
+    fleet.cut();
+    fleet.lose_records();
+    fleet.advance(Duration::from_secs(61));
+    let error = keys.check(&created.secret, None).unwrap_err();
+    assert!(matches!(
+        error,
+        KeyError::Fleet(TableError::Disconnected(_))
+    ));
+    assert_eq!(keys.status(Some(&created.key.id)), KeyStatus::InForce);
+    assert!(keys.is_in_force(&hash(&created.secret)));
+}
+
+#[test]
+fn a_revocation_names_the_hosts_that_have_not_confirmed_it() {
+    let fleet = Fleet::start();
+    let (one, two) = (fleet.keys(), fleet.other_keys());
+    let created = one.create("ci", Scope::Create, Limits::default()).unwrap();
+    assert!(two.check(&created.secret, None).unwrap().valid().is_some());
+    fleet.cut();
+    let began = Instant::now();
+    let revocation = one.revoke("ci").unwrap();
+    assert_eq!(revocation.unconfirmed, ["h2"]);
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert_eq!(one.check(&created.secret, None).unwrap(), Verdict::Revoked);
+}
+
+#[test]
+fn the_keys_of_a_host_become_rows_of_its_fleet() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Keys::open(dir.path()).unwrap();
+    let validity = Validity {
+        expires_ms: Some(now_ms() + 3_600_000),
+        addresses: vec!["10.0.0.0/8".to_owned()],
+    };
+    let limits = Limits {
+        max_sandboxes: Some(3),
+        ..Limits::default()
+    };
+    let first = host
+        .create_within("a", Scope::Create, limits, &validity)
+        .unwrap();
+    let rotated = host.rotate("a", Duration::from_secs(3600), None).unwrap();
+    let revoked = host.create("b", Scope::Read, Limits::default()).unwrap();
+    host.revoke("b").unwrap();
+    let fleet = Fleet::start();
+    fleet.import(host.fleet_rows().unwrap());
+    let keys = fleet.keys();
+    let from = Some([10, 0, 0, 1].into());
+    for secret in [&first.secret, &rotated.secret] {
+        let key = keys.check(secret, from).unwrap().valid().unwrap();
+        assert_eq!((key.id, key.limits), (first.key.id.clone(), limits));
+        assert_eq!(keys.check(secret, None).unwrap(), Verdict::Elsewhere);
+    }
+    assert_eq!(keys.check(&revoked.secret, None).unwrap(), Verdict::Revoked);
 }

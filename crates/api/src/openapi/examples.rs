@@ -35,6 +35,8 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
         "prune" => json!({ "dryRun": true, "unusedSeconds": 604_800 }),
         "deployFunction" => json!({ "settings": { "public": true } }),
         "rollbackFunction" => json!({ "version": 3 }),
+        "createKey" => json!({ "name": "ci", "scope": "create", "limits": { "sandboxes": 20 } }),
+        "rotateKey" => json!({ "overlapMs": 3_600_000 }),
         "revokeKey" => json!({ "end": true }),
         "setPool" => json!({ "size": 4 }),
         "stopHost" => json!({ "killSandboxes": false }),

@@ -1,14 +1,59 @@
 //! Calls on API keys.
 
 use crate::app::App;
-use crate::body::Optional;
+use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::keys::KeyError;
+use crate::keys::{KeyError, Revocation, Validity};
+use crate::wire::key::{api_key, expiry, key_limits, key_scope, new_api_key};
 use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_api_types::{RevokeKey, RevokedKey};
+use axum::http::StatusCode;
+use jiffy_api_types::{ApiKey, CreateKey, NewApiKey, RevokeKey, RevokedKey, RotateKey};
+use std::time::Duration;
+
+/// `GET /keys`: lists all keys, including revoked keys.
+pub(super) async fn list(
+    State(app): State<App>,
+    caller: Caller,
+) -> Result<Json<Vec<ApiKey>>, ApiError> {
+    caller.require_admin("listing keys")?;
+    let keys = app.keys.list().map_err(refused)?;
+    Ok(Json(keys.into_iter().map(api_key).collect()))
+}
+
+/// `POST /keys`: creates a key.
+pub(super) async fn create(
+    State(app): State<App>,
+    caller: Caller,
+    Required(body): Required<CreateKey>,
+) -> Result<(StatusCode, Json<NewApiKey>), ApiError> {
+    caller.require_admin("creating a key")?;
+    let name = body.name.as_deref().unwrap_or("unnamed");
+    let validity = Validity {
+        expires_ms: expiry(body.expires_at)?,
+        addresses: body.addresses,
+    };
+    let (scope, limits) = (key_scope(body.scope), key_limits(&body.limits));
+    let created = app.keys.create_within(name, scope, limits, &validity);
+    let created = created.map_err(refused)?;
+    Ok((StatusCode::CREATED, Json(new_api_key(created))))
+}
+
+/// `POST /keys/{id}/rotate`: replaces the secret of a key.
+pub(super) async fn rotate(
+    State(app): State<App>,
+    caller: Caller,
+    Path(which): Path<String>,
+    Optional(body): Optional<RotateKey>,
+) -> Result<Json<NewApiKey>, ApiError> {
+    caller.require_admin("replacing the secret of a key")?;
+    let overlap = Duration::from_millis(body.overlap_ms);
+    let expires = expiry(body.expires_at)?;
+    let rotated = app.keys.rotate(&which, overlap, expires);
+    Ok(Json(new_api_key(rotated.map_err(refused)?)))
+}
 
 /// `POST /keys/{id}/revoke`: revokes a key. With `end`, also removes all its resources, and
 /// responds when this is done. The removal continues in the background if the client disconnects.
@@ -24,7 +69,7 @@ pub(super) async fn revoke(
     } else {
         app.keys.revoke(&which)
     };
-    let key = revoked.map_err(refused)?;
+    let Revocation { key, unconfirmed } = revoked.map_err(refused)?;
     let ended = if body.end {
         // The mark in the database makes the background task complete the removal if this call
         // fails.
@@ -35,6 +80,7 @@ pub(super) async fn revoke(
     Ok(Json(RevokedKey {
         sandboxes: ended.as_ref().map(|ended| ended.sandboxes),
         builds: ended.as_ref().map(|ended| ended.builds),
+        unconfirmed_hosts: unconfirmed,
         revoked_at: moment(key.revoked_ms.unwrap_or_default()),
         key_id: key.id,
         name: key.name,
@@ -44,6 +90,10 @@ pub(super) async fn revoke(
 fn refused(error: KeyError) -> ApiError {
     let message = error.to_string();
     match error {
+        KeyError::Fleet(e) if e.is_temporary() => ApiError::fleet_unavailable(message),
+        KeyError::Name(_) | KeyError::Network(_) | KeyError::Networks | KeyError::Expired => {
+            ApiError::invalid(message)
+        }
         KeyError::Unknown(_) => ApiError::not_found("key_not_found", message),
         _ => ApiError::internal(message),
     }

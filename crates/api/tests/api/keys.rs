@@ -305,3 +305,70 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
     );
     assert!(auto_resume.ensure_running("nope").await.is_err());
 }
+
+#[tokio::test]
+async fn keys_are_created_listed_and_rotated_by_administrators_only() {
+    let api = Api::new();
+    let (create, _) = api.key(Scope::Create, Limits::default());
+    let (read, _) = api.key(Scope::Read, Limits::default());
+    let body = json!({
+        "name": "ci",
+        "limits": { "sandboxes": 1, "diskMB": 512 },
+        "expiresAt": "2099-01-01T00:00:00Z",
+        "addresses": ["10.1.2.3/16"],
+    });
+    for caller in [&create, &read] {
+        for (method, path) in [
+            ("GET", "/keys"),
+            ("POST", "/keys"),
+            ("POST", "/keys/ci/rotate"),
+        ] {
+            let answer = api.call_as(caller, method, path, body.clone()).await;
+            answer.expect(403);
+        }
+    }
+    let created = api.post("/keys", body).await.expect(201).body;
+    let key = &created["key"];
+    assert_eq!(key["limits"], json!({ "sandboxes": 1, "diskMB": 512 }));
+    assert_eq!(key["addresses"], json!(["10.1.0.0/16"]));
+    assert_eq!(
+        (&key["name"], &key["scope"]),
+        (&json!("ci"), &json!("create"))
+    );
+    let secret = created["secret"].as_str().unwrap();
+    let from = Some([10, 1, 0, 1].into());
+    assert!(api.keys.check(secret, from).unwrap().valid().is_some());
+
+    let rotated = api
+        .post("/keys/ci/rotate", Value::Null)
+        .await
+        .expect(200)
+        .body;
+    assert_eq!(rotated["key"]["keyID"], key["keyID"]);
+    assert!(api.keys.check(secret, from).unwrap().valid().is_none());
+    let secret = rotated["secret"].as_str().unwrap();
+    assert!(api.keys.check(secret, from).unwrap().valid().is_some());
+
+    let revoke = format!("/keys/{}/revoke", key["keyID"].as_str().unwrap());
+    let revoked = api.post(&revoke, json!({})).await.expect(200).body;
+    assert!(revoked.get("unconfirmedHosts").is_none());
+    let listed = api.get("/keys").await.expect(200).body;
+    let listed = listed.as_array().unwrap();
+    let found = listed.iter().find(|listed| listed["keyID"] == key["keyID"]);
+    assert!(found.unwrap()["revokedAt"].is_string());
+    assert!(listed.iter().all(|key| key.get("secret").is_none()));
+
+    for bad in [
+        json!({ "name": "" }),
+        json!({ "name": "x".repeat(101) }),
+        json!({ "scope": "owner" }),
+        json!({ "expiresAt": "tomorrow" }),
+        json!({ "expiresAt": "2001-01-01T00:00:00Z" }),
+        json!({ "addresses": ["everywhere"] }),
+        json!({ "limits": { "sandboxes": -1 } }),
+    ] {
+        api.post("/keys", bad).await.expect(400);
+    }
+    let nothing = api.post("/keys/nothing/rotate", json!({})).await;
+    assert_eq!(nothing.expect_error(404), "key_not_found");
+}

@@ -4,8 +4,8 @@ use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
 use axum::http::Method;
 use jiffy_api_types::{
-    Budget, EngineDescription, Host, Pool, PruneHost, PrunedHost, RevokeKey, RevokedKey, SetPool,
-    StopHost, Team, VerifiedSnapshot,
+    ApiKey, Budget, CreateKey, EngineDescription, Host, NewApiKey, Pool, PruneHost, PrunedHost,
+    RevokeKey, RevokedKey, RotateKey, SetPool, StopHost, Team, VerifiedSnapshot,
 };
 use serde_json::json;
 
@@ -65,13 +65,37 @@ pub(super) fn host() -> Vec<Operation> {
         .may_take::<StopHost>()
         .accepts("Daemon is stopping")
         .fails_with(&[501]),
+        Operation::get(
+            "/keys",
+            "listKeys",
+            "List all API keys, also revoked ones. Requires the scope `admin`",
+        )
+        .answers::<Vec<ApiKey>>(200, "Keys, oldest first")
+        .fails_with(&[403]),
+        Operation::post(
+            "/keys",
+            "createKey",
+            "Create an API key. Requires the scope `admin`",
+        )
+        .takes::<CreateKey>()
+        .answers::<NewApiKey>(201, "Key and its secret, which is not shown again")
+        .fails_with(&[503]),
+        Operation::post(
+            "/keys/{keyID}/rotate",
+            "rotateKey",
+            "Replace the secret of an API key by id or name. Requires the scope `admin`",
+        )
+        .may_take::<RotateKey>()
+        .answers::<NewApiKey>(200, "Key and its new secret, which is not shown again")
+        .fails_with(&[503]),
         Operation::post(
             "/keys/{keyID}/revoke",
             "revokeKey",
             "Revoke an API key by id or name. Its sandboxes and builds continue unless `end` is true",
         )
         .may_take::<RevokeKey>()
-        .answers::<RevokedKey>(200, "Revoked key"),
+        .answers::<RevokedKey>(200, "Revoked key")
+        .fails_with(&[503]),
         Operation::get(
             "/pools",
             "listPools",

@@ -1,15 +1,14 @@
 //! Revocation of keys, and replacement of their secrets (rotation).
 
-use super::{Key, KeyError, Keys, NewKey, SECRET_PREFIX, hash, stored};
-use jiffy_engine_api::{new_token, now_ms};
+use super::super::local_key::{hash_in, write_secret};
+use super::super::{Key, KeyError, NewKey, hash, new_secret, select};
+use super::{Database, stored};
+use jiffy_engine_api::now_ms;
 use rusqlite::params;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-impl Keys {
+impl Database {
     /// Revokes a key by its id, or by its name if exactly one key in force has that name. The key's
     /// sandboxes remain.
     pub fn revoke(&self, which: &str) -> Result<Key, KeyError> {
@@ -62,7 +61,7 @@ impl Keys {
             return Err(KeyError::Expired);
         }
         let key = self.only(which, |key| key.revoked_ms.is_none())?;
-        let secret = format!("{SECRET_PREFIX}{}", new_token()?);
+        let secret = new_secret()?;
         let overlap = u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(overlap);
         let local = self.path.with_file_name("api-key");
@@ -90,48 +89,19 @@ impl Keys {
         Ok(NewKey { key, secret })
     }
 
-    /// Returns the only key that satisfies `is_candidate` and has the id `which`, or otherwise the
-    /// name `which`.
     fn only(&self, which: &str, is_candidate: impl Fn(&Key) -> bool) -> Result<Key, KeyError> {
         // The list is short enough to be searched in memory.
-        let mut matches: Vec<Key> = self.list()?;
-        matches.retain(|k| is_candidate(k) && (k.id == which || k.name == which));
-        match matches.iter().position(|k| k.id == which) {
-            Some(exact) => Ok(matches.swap_remove(exact)),
-            None if matches.len() == 1 => Ok(matches.swap_remove(0)),
-            None => Err(KeyError::Unknown(which.escape_debug().to_string())),
-        }
+        select(self.list()?, which, is_candidate)
     }
 
     /// Returns whether the file at `path` contains the secret of the key with this id.
     fn is_secret_of(&self, id: &str, path: &Path) -> Result<bool, KeyError> {
-        let secret = match fs::read_to_string(path) {
-            Ok(secret) => secret,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(source) => {
-                let path = path.to_owned();
-                return Err(KeyError::File { path, source });
-            }
+        let Some(hash) = hash_in(path)? else {
+            return Ok(false);
         };
         let query = "SELECT EXISTS (SELECT 1 FROM keys WHERE id = ?1 AND hash = ?2)";
         let connection = self.connection();
-        let found = connection.query_row(query, params![id, hash(secret.trim())], |r| r.get(0));
+        let found = connection.query_row(query, params![id, hash], |r| r.get(0));
         found.map_err(|e| self.failed(e))
     }
-}
-
-/// Writes the secret of the host's owner atomically.
-pub(super) fn write_secret(path: &Path, secret: &str) -> Result<(), KeyError> {
-    let failed = |source| KeyError::File {
-        path: path.to_owned(),
-        source,
-    };
-    // The file is complete on storage before it replaces the old file.
-    let new = path.with_file_name(".new-api-key");
-    let mut options = OpenOptions::new();
-    options.create(true).truncate(true).write(true).mode(0o600);
-    let mut file = options.open(&new).map_err(failed)?;
-    writeln!(file, "{secret}").map_err(failed)?;
-    file.sync_all().map_err(failed)?;
-    fs::rename(&new, path).map_err(failed)
 }
