@@ -14,7 +14,7 @@ mod stored;
 pub use check::Verdict;
 pub use key_status::KeyStatus;
 pub use local_key::local_key;
-pub use stored::{Keys, Revocation};
+pub use stored::{Keys, Revocation, import_keys};
 
 use check::networks;
 use jiffy_engine_api::{IdentityError, new_id, new_token, now_ms};

@@ -37,7 +37,8 @@ pub use hooks::{
     TemplateInfo, TemplateRefusal, TemplateSource,
 };
 pub use keys::{
-    Key, KeyError, KeyStatus, Keys, Limits, NewKey, Revocation, Scope, Validity, Verdict, local_key,
+    Key, KeyError, KeyStatus, Keys, Limits, NewKey, Revocation, Scope, Validity, Verdict,
+    import_keys, local_key,
 };
 pub use quota::ExchangePermit;
 pub use routes::{FunctionHost, calls, function_router, router};

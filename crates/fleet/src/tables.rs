@@ -7,6 +7,8 @@
 //! off.
 
 mod change;
+#[cfg(feature = "client")]
+mod channel;
 mod contact;
 mod error;
 mod import;
@@ -19,6 +21,8 @@ mod state;
 mod writer;
 
 pub use change::{Action, Change};
+#[cfg(feature = "client")]
+pub use channel::ChannelPeers;
 pub use error::TableError;
 pub use import::{Imported, import_actions};
 pub use message::{

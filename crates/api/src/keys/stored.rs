@@ -4,7 +4,7 @@ use super::database::Database;
 use super::fleet_keys::{FleetKeys, row_of};
 use super::{Key, KeyError, KeyStatus, Limits, NewKey, Scope, Validity, Verdict, new_key, select};
 use jiffy_fleet::tables::Tables;
-use jiffy_fleet_core::record::RowContent;
+use jiffy_fleet_core::record::{RowContent, RowKey};
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
@@ -220,6 +220,28 @@ impl Keys {
             Stored::Fleet(_) => panic!("keys of a fleet have no database"),
         }
     }
+}
+
+/// Imports the keys in `<home>/keys.db` into the tables of a fleet. Keys that are in the tables
+/// already are not changed, so that an import can be repeated. Returns the number of new keys.
+///
+/// # Errors
+/// [`KeyError::Fleet`] if no coordinator is reachable, or another key has the same id or secret.
+pub async fn import_keys(home: &Path, tables: &Tables) -> Result<usize, KeyError> {
+    let mut rows = Keys::open(home)?.fleet_rows()?;
+    rows.retain(|row| {
+        let RowContent::Key(key) = row else {
+            return true;
+        };
+        let existing = tables.row(&RowKey::Key(key.id.clone()));
+        let existing = existing.as_ref().and_then(|row| row.as_key());
+        existing.is_none_or(|existing| existing.created_ms != key.created_ms)
+    });
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    let imported = tables.import(rows).await;
+    Ok(imported?.rows)
 }
 
 impl From<Key> for Revocation {

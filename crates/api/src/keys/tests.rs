@@ -323,7 +323,8 @@ fn the_keys_of_a_host_become_rows_of_its_fleet() {
     let revoked = host.create("b", Scope::Read, Limits::default()).unwrap();
     host.revoke("b").unwrap();
     let fleet = Fleet::start();
-    fleet.import(host.fleet_rows().unwrap());
+    assert_eq!(fleet.import(dir.path()), 2);
+    assert_eq!(fleet.import(dir.path()), 0, "once");
     let keys = fleet.keys();
     let from = Some([10, 0, 0, 1].into());
     for secret in [&first.secret, &rotated.secret] {

@@ -1,11 +1,10 @@
 //! Two members of a fleet in this process, with records in memory.
 
-use super::Keys;
+use super::{Keys, import_keys};
 use async_trait::async_trait;
 use jiffy_fleet::records::Fault;
 use jiffy_fleet::tables::{CHANGE_TIMEOUT, Clock, PeerError, Peers, Tables, TablesConfig};
 use jiffy_fleet::{MemoryRecords, SealedRecords};
-use jiffy_fleet_core::record::RowContent;
 use jiffy_fleet_core::{FleetId, MemberId, Term};
 use jiffy_store::{BackendSettings, Keyring, SharedStore, StoreUrl};
 use parking_lot::Mutex;
@@ -144,9 +143,10 @@ impl Fleet {
         Keys::of_fleet(self.tables[1].clone(), self.home())
     }
 
-    pub fn import(&self, rows: Vec<RowContent>) {
-        let imported = self.runtime.block_on(self.tables[0].import(rows));
-        imported.unwrap();
+    /// Imports the keys of a host.
+    pub fn import(&self, home: &Path) -> usize {
+        let imported = import_keys(home, &self.tables[0]);
+        self.runtime.block_on(imported).unwrap()
     }
 
     /// Cuts the members off from each other.
