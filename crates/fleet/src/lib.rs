@@ -10,14 +10,31 @@
 //! which every host holds in memory. Members call each other through the `channel`.
 
 #[cfg(feature = "client")]
+mod access;
+#[cfg(feature = "client")]
 pub mod certificates;
 #[cfg(feature = "client")]
 pub mod channel;
 pub mod check;
+mod facts;
+#[cfg(feature = "client")]
+mod files;
 mod heads;
+#[cfg(feature = "client")]
+pub mod init;
+pub mod join;
 pub mod node;
 pub mod records;
+#[cfg(feature = "client")]
+pub mod settings;
+mod setup_error;
 pub mod tables;
+pub mod tokens;
+
+#[cfg(feature = "client")]
+pub use access::{CONTROL_TENANT, FleetAccess};
+pub use facts::HostFacts;
+pub use setup_error::SetupError;
 
 pub use heads::{
     Authority, Claim, HeadError, Heads, LocalSandbox, MAX_SHARED_RECORD_BYTES, Publication,

@@ -1,7 +1,7 @@
 //! Root record of a fleet.
 
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
-use crate::ids::{FleetId, SLOTS, ShardId, Slot};
+use crate::ids::{FleetId, MemberId, SLOTS, ShardId, Slot};
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of an encoded root record.
@@ -55,9 +55,20 @@ pub struct Root {
     pub object_records: ObjectRecords,
     /// Secret of the fleet, encrypted with the keys of the store.
     pub wrapped_secret: String,
+    /// Private key of the authority, encrypted with the keys of the store.
+    #[serde(default)]
+    pub wrapped_authority_key: String,
+    /// Number of the next member that joins. Numbers are not reused.
+    #[serde(default = "second_member")]
+    pub next_member: MemberId,
     /// Fields of newer formats.
     #[serde(flatten)]
     pub unknown: UnknownFields,
+}
+
+/// Returns the number of the member that joins first.
+fn second_member() -> MemberId {
+    MemberId(2)
 }
 
 impl Root {
@@ -84,6 +95,8 @@ impl Root {
             cpu_level,
             object_records,
             wrapped_secret,
+            wrapped_authority_key: String::new(),
+            next_member: second_member(),
             unknown: UnknownFields::new(),
         }
     }
@@ -145,6 +158,14 @@ impl Checked for Root {
         self.domains
             .iter()
             .try_for_each(|domain| check_text("domains", domain, MAX_DOMAIN_BYTES))?;
+        rule(
+            (2..u32::MAX).contains(&self.next_member.0),
+            "`next_member` is out of range",
+        )?;
+        rule(
+            self.wrapped_authority_key.len() <= MAX_CERTIFICATE_BYTES,
+            "`wrapped_authority_key` is too long",
+        )?;
         rule(
             (1..=MAX_CERTIFICATE_BYTES).contains(&self.ca_certificate.len())
                 && (1..=MAX_CERTIFICATE_BYTES).contains(&self.wrapped_secret.len()),

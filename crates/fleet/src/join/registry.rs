@@ -1,0 +1,93 @@
+//! Names of the hosts: `fleet/hosts/<name>`.
+
+use crate::access::FleetAccess;
+use crate::records::Outcome;
+use crate::{RecordError, RecordKey, SetupError};
+use jiffy_fleet_core::record::{MemberState, ShardRecord};
+use jiffy_fleet_core::{MemberId, ShardId};
+use serde::{Deserialize, Serialize};
+
+/// Record of a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HostRecord {
+    pub version: u32,
+    pub member: MemberId,
+    pub installation: String,
+    pub address: String,
+}
+
+/// Returns the number of the member with a name, and registers the name. A data directory whose
+/// former join was interrupted receives the same number again.
+///
+/// # Errors
+/// [`SetupError::Rejected`] if a living member has the name, or the data directory is a member.
+pub(crate) async fn register(
+    access: &FleetAccess,
+    name: &str,
+    installation: &str,
+    address: &str,
+) -> Result<MemberId, SetupError> {
+    let key: RecordKey = format!("fleet/hosts/{name}").parse()?;
+    let current = access.records.get(&key).await?;
+    let mut existing = None;
+    if let Some(current) = &current {
+        let host: HostRecord = decode(&key, &current.content)?;
+        let is_own = host.installation == installation;
+        match state(access, host.member).await? {
+            Some(MemberState::Up | MemberState::Draining) => {
+                let (member, reason) = (
+                    host.member,
+                    if is_own {
+                        "this data directory is a member already"
+                    } else {
+                        "choose another --name, or remove the member first"
+                    },
+                );
+                let text = format!("the name {name} belongs to {member}, which is alive: {reason}");
+                return Err(SetupError::Rejected(text));
+            }
+            // The host was removed or lost, and starts again with a new number.
+            Some(_) => {}
+            None => existing = is_own.then_some(host.member),
+        }
+    }
+    let member = match existing {
+        Some(member) => member,
+        None => access.reserve_member().await?.0,
+    };
+    let host = HostRecord {
+        version: 1,
+        member,
+        installation: installation.to_owned(),
+        address: address.to_owned(),
+    };
+    let content = serde_json::to_vec(&host).unwrap_or_default();
+    let write = match &current {
+        Some(current) => access.records.replace(&key, content, current)?,
+        None => access.records.create(&key, content)?,
+    };
+    match access.records.send(&write).await? {
+        Outcome::Done(_) => Ok(member),
+        Outcome::Lost(_) => Err(SetupError::Rejected(format!(
+            "another host joins with the name {name} at the same time: choose another --name"
+        ))),
+    }
+}
+
+fn decode(key: &RecordKey, content: &[u8]) -> Result<HostRecord, RecordError> {
+    serde_json::from_slice(content).map_err(|error| RecordError::Damaged {
+        record: key.clone(),
+        reason: error.to_string(),
+    })
+}
+
+/// Returns the state of a member. `None` if it was never started.
+async fn state(access: &FleetAccess, member: MemberId) -> Result<Option<MemberState>, SetupError> {
+    let shard = ShardId(0);
+    let key: RecordKey = format!("fleet/shards/{}", shard.0).parse()?;
+    let Some(record) = access.records.get(&key).await? else {
+        return Ok(None);
+    };
+    let shard = ShardRecord::decode(&record.content, &access.root.fleet, shard)?;
+    Ok(shard.row(member).map(|row| row.state))
+}
