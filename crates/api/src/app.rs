@@ -2,6 +2,7 @@
 
 use crate::authentication_limit::AuthenticationLimit;
 use crate::console_times::ConsoleTimes;
+use crate::fleet::Fleet;
 
 use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
@@ -82,6 +83,8 @@ pub struct App {
     pub(crate) replays: Arc<ReplayCaches>,
     pub(crate) authentication_limit: Arc<AuthenticationLimit>,
     pub(crate) console_times: Arc<ConsoleTimes>,
+    /// Other hosts. `None` if this host is in no fleet.
+    pub(crate) fleet: Option<Fleet>,
 }
 
 impl Clone for App {
@@ -101,6 +104,7 @@ impl Clone for App {
             replays: self.replays.clone(),
             authentication_limit: self.authentication_limit.clone(),
             console_times: self.console_times.clone(),
+            fleet: self.fleet.clone(),
         }
     }
 }
@@ -130,6 +134,7 @@ impl App {
             replays: Arc::default(),
             authentication_limit: Arc::default(),
             console_times: Arc::default(),
+            fleet: None,
         }
     }
 

@@ -342,7 +342,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
 /// remedy for each.
-pub const ERROR_CODES: [&str; 73] = [
+pub const ERROR_CODES: [&str; 74] = [
     "address_not_allowed",
     "already_paused",
     "already_running",
@@ -394,6 +394,7 @@ pub const ERROR_CODES: [&str; 73] = [
     "refused",
     "request_too_large",
     "sandbox_broken",
+    "sandbox_moved",
     "sandbox_not_found",
     "sandbox_snapshot_guest_agent_unresponsive",
     "snapshot_damaged",

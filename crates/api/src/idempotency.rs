@@ -75,6 +75,16 @@ pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     ))
 }
 
+/// Returns the error of a key that was used with another request.
+pub(crate) fn key_reused() -> ApiError {
+    ApiError::new(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "idempotency_key_reused",
+        "this `Idempotency-Key` was used before with a different request: use a new key",
+    )
+    .permanent()
+}
+
 /// Returns a digest that identifies the call and its body.
 pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
@@ -112,12 +122,7 @@ impl ReplayCaches {
             cache.evict_expired();
             match cache.slots.get(&key) {
                 Some(slot) if slot.request != request => {
-                    return Err(ApiError::new(
-                        StatusCode::UNPROCESSABLE_ENTITY,
-                        "idempotency_key_reused",
-                        "this `Idempotency-Key` was used before with a different request: use a new key",
-                    )
-                    .permanent());
+                    return Err(key_reused());
                 }
                 Some(slot) => (None, slot.answer.clone()),
                 None => {

@@ -13,6 +13,7 @@ mod caller;
 mod console_times;
 mod ending;
 mod error;
+mod fleet;
 mod function_key;
 mod hooks;
 mod idempotency;
@@ -31,6 +32,7 @@ pub use auto_resume::{AutoResume, ResumeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
+pub use fleet::{Fleet, ForwardError, Forwarder, receive_forwarded};
 pub use function_key::FunctionCaller;
 pub use hooks::{
     FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,

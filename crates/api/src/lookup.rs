@@ -68,6 +68,11 @@ impl App {
         required: Liveness,
     ) -> Result<Sandbox, ApiError> {
         let unknown = || {
+            if self.fleet.is_some() {
+                // The same answer on all hosts, whether or not another key has the sandbox.
+                let message = format!("sandbox `{}` does not exist", short(id));
+                return ApiError::not_found("sandbox_not_found", message);
+            }
             let hint = if !is_id(id) || self.sandboxes.snapshots().expect_store().is_err() {
                 ""
             } else if self.sandboxes.shares_sandboxes() {
@@ -114,6 +119,9 @@ impl App {
         }
         let stored = self.sandboxes.stored_sandbox(caller.owner_scope(), id);
         stored.await?.map(Resumable::Stored).ok_or_else(|| {
+            if self.fleet.is_some() {
+                return missing;
+            }
             let id = short(id);
             let message = format!("sandbox `{id}` exists neither on this host nor in the store");
             ApiError::not_found("sandbox_not_found", message)

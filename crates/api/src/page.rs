@@ -103,6 +103,17 @@ impl Page {
         items: Vec<T>,
         position_of: impl Fn(&T) -> PagePosition,
     ) -> (Vec<T>, Option<HeaderValue>) {
+        self.cut_merged(items, false, position_of)
+    }
+
+    /// Like [`Self::cut`], for pages of several lists. With `has_more`, one of the lists continues
+    /// after its page.
+    pub fn cut_merged<T>(
+        &self,
+        items: Vec<T>,
+        has_more: bool,
+        position_of: impl Fn(&T) -> PagePosition,
+    ) -> (Vec<T>, Option<HeaderValue>) {
         let mut sorted: Vec<(PagePosition, T)> =
             items.into_iter().map(|i| (position_of(&i), i)).collect();
         sorted.sort_by(|a, b| a.0.cmp(&b.0));
@@ -112,7 +123,7 @@ impl Page {
         // The caller may have passed items of earlier pages.
         sorted.retain(|(position, _)| self.reaches(position));
         // See `fetch_limit`.
-        let has_next = sorted.len() > self.limit;
+        let has_next = has_more || sorted.len() > self.limit;
         sorted.truncate(self.limit);
         let last = sorted.last().filter(|_| has_next);
         let next = last.and_then(|(position, _)| token(position));

@@ -25,6 +25,7 @@ pub use functions::invoke::{FunctionHost, function_router};
 use crate::app::App;
 use crate::caller::authenticate;
 use crate::error::convert_error;
+use crate::fleet::route;
 use crate::openapi;
 use axum::handler::Handler;
 use axum::http::{Method, StatusCode};
@@ -194,6 +195,7 @@ pub fn calls() -> Vec<(Method, &'static str)> {
 pub fn router(app: App) -> Router {
     let guarded = guarded_calls().router.merge(functions::invoke::by_path());
     guarded
+        .route_layer(from_fn_with_state(app.clone(), route))
         // A route layer: unknown paths are answered with 404 without authentication.
         .route_layer(from_fn_with_state(app.clone(), authenticate))
         .merge(public_calls().router)

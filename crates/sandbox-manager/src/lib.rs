@@ -40,7 +40,7 @@ pub use quota::{
     Reserving,
 };
 pub use sandbox::{Sandbox, SandboxOperation};
-pub use sandbox_settings::SandboxSettings;
+pub use sandbox_settings::{Creation, SandboxSettings};
 pub use sandboxes::{
     BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HostOptions, ListOrder,
     ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE, OwnerUsage, PinnedSnapshot,

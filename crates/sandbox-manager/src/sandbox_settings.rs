@@ -1,10 +1,13 @@
 //! Settings chosen by a sandbox's creator.
 
 use jiffy_api_types::{NetworkSettings, OnTimeout, SandboxTerms};
-use jiffy_engine_api::NetworkRules;
+use jiffy_engine_api::{NetworkRules, now_ms};
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// Time for which a repeated create with an idempotency key returns the same sandbox.
+const IDEMPOTENCY_LIFETIME_MS: u64 = 24 * 3600 * 1000;
 
 /// Settings chosen by a sandbox's creator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +30,44 @@ pub struct SandboxSettings {
     /// Certificate authorities and proxy, in addition to the host's.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
+    /// Request that created the sandbox, if it had an idempotency key. In a fleet only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation: Option<Creation>,
+}
+
+/// Idempotency key of a create, and the request with which it was used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Creation {
+    /// Key.
+    pub key: String,
+    /// Digest of the request, in hexadecimal.
+    pub request: String,
+    /// Time of the request, in milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+impl Creation {
+    /// Records a request that was received now.
+    #[must_use]
+    pub fn new(key: &str, request: &[u8; 32]) -> Self {
+        Self {
+            key: key.to_owned(),
+            request: Self::digest_text(request),
+            at_ms: now_ms(),
+        }
+    }
+
+    /// Returns the text of a digest.
+    #[must_use]
+    pub fn digest_text(request: &[u8; 32]) -> String {
+        request.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Returns whether the key may be used for another request.
+    #[must_use]
+    pub fn is_expired(&self) -> bool {
+        now_ms().saturating_sub(self.at_ms) > IDEMPOTENCY_LIFETIME_MS
+    }
 }
 
 impl SandboxSettings {

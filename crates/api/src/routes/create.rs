@@ -18,7 +18,9 @@ use jiffy_api_types::{
 };
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::SiteSettings;
-use jiffy_sandbox_manager::{CreateSpec, SandboxSettings, SandboxSource, SiteError, authorities};
+use jiffy_sandbox_manager::{
+    CreateSpec, Creation, SandboxSettings, SandboxSource, SiteError, authorities,
+};
 use std::collections::BTreeMap;
 
 /// Metadata key with which CubeSandbox's clients request directories of the host.
@@ -50,25 +52,31 @@ async fn create(
     secure: Option<bool>,
 ) -> Result<Response, ApiError> {
     let Some(key) = key_of(&headers)? else {
-        return create_once(&app, &caller, &body, secure).await;
+        return create_once(&app, &caller, &body, secure, None).await;
     };
     // The digest includes the version of the call, because the same body may mean another sandbox.
     let request = digest(&format!("create {secure:?}"), &body);
+    if let Some(answer) = app.earlier_create(&caller, &key, &request) {
+        return answer;
+    }
     let (replays, owner) = (app.replays.clone(), caller.owner_id());
+    let creation = app.creation(&key, &request);
     let work = async move {
-        create_once(&app, &caller, &body, secure)
+        create_once(&app, &caller, &body, secure, creation)
             .await
             .into_response()
     };
     replays.execute_once(owner, key, request, work).await
 }
 
-/// Creates a sandbox. `secure`, if present, overrides the field in the body.
+/// Creates a sandbox. `secure`, if present, overrides the field in the body. `creation` is stored
+/// in the record of the sandbox.
 async fn create_once(
     app: &App,
     caller: &Caller,
     body: &Bytes,
     secure: Option<bool>,
+    creation: Option<Creation>,
 ) -> Result<Response, ApiError> {
     let request: NewSandbox = parse(body)?;
     reject_unsupported(&request)?;
@@ -116,6 +124,7 @@ async fn create_once(
             secure: secure.unwrap_or(request.secure != Some(false)),
             network: check_rules(request.network, request.allow_internet_access)?,
             site: site(request.ca_certificates, request.proxy)?,
+            creation,
         },
     };
     // Reserve before creating. The permit is held until the sandbox is counted as used.

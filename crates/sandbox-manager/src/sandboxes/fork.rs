@@ -4,6 +4,7 @@ use super::create::NewSandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::operation_times::OperationTimes;
 use crate::sandbox::Sandbox;
+use crate::sandbox_settings::SandboxSettings;
 use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::BootMode;
@@ -106,7 +107,10 @@ impl Sandboxes {
 
     async fn child_of(&self, parent: &Sandbox, snapshot: &str) -> ForkChild {
         let requested_at = Instant::now();
-        let settings = parent.settings.clone();
+        let settings = SandboxSettings {
+            creation: None,
+            ..parent.settings.clone()
+        };
         let reservation = self.admit(parent.size)?;
         let new = NewSandboxEntry {
             template: parent.template.clone(),

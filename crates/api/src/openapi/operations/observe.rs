@@ -68,8 +68,10 @@ pub(super) fn observe() -> Vec<Operation> {
                 "Sample the metrics now. By default they are at most 10 s old",
                 json!({ "type": "boolean", "default": false }),
             ),
+            super::sandboxes::complete(),
         ])
-        .answers::<AllMetrics>(200, "Metrics by sandbox"),
+        .answers::<AllMetrics>(200, "Metrics by sandbox")
+        .fails_with(&[503]),
         Operation::get(
             "/sandboxes/{sandboxID}/metrics",
             "metrics",

@@ -11,8 +11,8 @@ use jiffy_api_types::{
 };
 use serde_json::{Value, json};
 
-/// Filters for lists of sandboxes.
-fn filters() -> Vec<Value> {
+/// Parameters of lists of sandboxes.
+fn list_parameters() -> Vec<Value> {
     let text = json!({ "type": "string", "maxLength": 8192 });
     let states = json!({
         "name": "state", "in": "query", "required": false, "style": "form", "explode": false,
@@ -45,7 +45,18 @@ fn filters() -> Vec<Value> {
             "Only the sandbox with this name",
             json!({ "type": "string", "maxLength": MAX_SANDBOX_NAME }),
         ),
+        complete(),
     ]
+}
+
+/// Parameter of lists that are merged from all hosts of a fleet.
+pub(super) fn complete() -> Value {
+    query(
+        "complete",
+        "In a fleet: fail with 503 if a host does not answer within 1 s. By default, the header \
+         `jiffy-incomplete` names these hosts, and their sandboxes are omitted",
+        json!({ "type": "boolean", "default": false }),
+    )
 }
 
 /// Header that makes a repeated request idempotent.
@@ -96,16 +107,18 @@ pub(super) fn sandboxes() -> Vec<Operation> {
             "listSandboxesV2",
             "List running and paused sandboxes, newest first",
         )
-        .with(filters())
+        .with(list_parameters())
         .paged()
-        .answers::<Vec<ListedSandbox>>(200, "Page of sandboxes"),
+        .answers::<Vec<ListedSandbox>>(200, "Page of sandboxes")
+        .fails_with(&[503]),
         Operation::get(
             "/sandboxes",
             "listSandboxes",
             "List running sandboxes without pages",
         )
-        .with(filters())
-        .answers::<Vec<ListedSandbox>>(200, "Sandboxes"),
+        .with(list_parameters())
+        .answers::<Vec<ListedSandbox>>(200, "Sandboxes")
+        .fails_with(&[503]),
         Operation::get("/sandboxes/{sandboxID}", "getSandbox", "Get a sandbox")
             .answers::<SandboxDetail>(200, "Sandbox"),
         Operation::delete("/sandboxes/{sandboxID}", "killSandbox", "Kill a sandbox")

@@ -134,7 +134,7 @@ impl Answer {
 }
 
 /// Templates of every control plane.
-fn base_templates() -> FakeTemplates {
+pub fn base_templates() -> FakeTemplates {
     let template = |name: &str, disk_mib| TemplateInfo {
         name: name.into(),
         owner: None,

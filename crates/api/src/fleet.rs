@@ -1,0 +1,129 @@
+//! Fleet of several hosts: each member answers all calls.
+//!
+//! A call on a sandbox of another member is forwarded as a whole, with the key of its caller. The
+//! member that has the sandbox performs all checks. A forwarded call is never forwarded again.
+//! Lists are merged from the answers of all members ([`lists`]). Creates with a name or with an
+//! `Idempotency-Key` reserve it at the coordinator ([`creates`]).
+
+mod creates;
+mod forward;
+mod lists;
+mod route;
+mod rows;
+
+use crate::app::App;
+use crate::error::{ApiError, HOST_LOST};
+use async_trait::async_trait;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiffy_fleet::node::{LocateError, Node, row_hash};
+use jiffy_fleet_core::{MemberId, SandboxHash};
+use rows::FleetRows;
+use std::sync::Arc;
+
+pub use forward::receive_forwarded;
+pub(crate) use route::route;
+
+/// Error code of calls that need a member which does not answer.
+const FLEET_UNAVAILABLE: &str = "fleet_unavailable";
+/// Error code of a forwarded call on a sandbox that the receiver does not have.
+const SANDBOX_MOVED: &str = "sandbox_moved";
+
+/// Transport of calls to other members.
+#[async_trait]
+pub trait Forwarder: Send + Sync {
+    /// Sends a call to a member and returns its response, whose body may arrive later. The receiver
+    /// passes the call to [`receive_forwarded`].
+    ///
+    /// # Errors
+    /// [`ForwardError`] if no response arrived.
+    async fn forward(
+        &self,
+        to: MemberId,
+        address: &str,
+        request: Request<Body>,
+    ) -> Result<Response, ForwardError>;
+}
+
+/// Failure to forward a call.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct ForwardError {
+    /// The member has not received the call: another attempt is safe.
+    pub is_unsent: bool,
+    /// Reason.
+    pub reason: String,
+}
+
+/// Fleet, as the API uses it. Clones share the state.
+#[derive(Clone)]
+pub struct Fleet {
+    node: Node,
+    secret: Arc<[u8; 32]>,
+    forwarder: Arc<dyn Forwarder>,
+    rows: Arc<FleetRows>,
+}
+
+impl Fleet {
+    /// Creates the fleet of a member. `secret` is the same on all members, and known to no other
+    /// process.
+    #[must_use]
+    pub fn new(node: Node, secret: [u8; 32], forwarder: Arc<dyn Forwarder>) -> Self {
+        let secret = Arc::new(secret);
+        Self {
+            rows: Arc::new(FleetRows::new(node.clone(), secret.clone())),
+            node,
+            secret,
+            forwarder,
+        }
+    }
+
+    /// Returns the node of this member.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Returns the hash by which a sandbox is located.
+    #[must_use]
+    pub fn sandbox_hash(&self, id: &str) -> SandboxHash {
+        row_hash(&self.secret, rows::ID, &[id])
+    }
+
+    fn name_hash(&self, owner: Option<&str>, name: &str) -> SandboxHash {
+        row_hash(&self.secret, rows::NAME, &[owner.unwrap_or(""), name])
+    }
+
+    fn idempotency_hash(&self, owner: Option<&str>, key: &str) -> SandboxHash {
+        row_hash(&self.secret, rows::IDEMPOTENCY, &[owner.unwrap_or(""), key])
+    }
+}
+
+impl App {
+    /// Makes this host a member of a fleet. Without it, all calls are answered by this host.
+    #[must_use]
+    pub fn with_fleet(mut self, fleet: Fleet) -> Self {
+        self.sandboxes.set_observer(fleet.rows.clone());
+        self.fleet = Some(fleet);
+        self
+    }
+}
+
+/// Returns the error of a call for a member that is dead or does not answer.
+fn host_lost(member: MemberId, reason: &str) -> ApiError {
+    let message = format!("host {member} does not answer: {reason}");
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, HOST_LOST, message).after(2)
+}
+
+fn unavailable(message: impl Into<String>) -> ApiError {
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    ApiError::new(status, FLEET_UNAVAILABLE, message).after(2)
+}
+
+impl From<LocateError> for ApiError {
+    fn from(error: LocateError) -> Self {
+        unavailable(error.to_string())
+    }
+}

@@ -1,0 +1,143 @@
+//! Creates: names that are unique per owner in the fleet, and idempotency keys that hold on all
+//! members.
+
+use super::forward::BufferedCall;
+use super::route::buffer;
+use super::{Fleet, host_lost, unavailable};
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::idempotency::key_of;
+use axum::Json;
+use axum::extract::Request;
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use jiffy_fleet::node::ReserveError;
+use jiffy_fleet_core::{MemberId, SandboxHash};
+use jiffy_sandbox_manager::Creation;
+use serde::Deserialize;
+
+/// Field of a body that names a sandbox.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    name: Option<String>,
+}
+
+/// Returns the name in the body of a call. The handler rejects malformed bodies.
+fn name_in(call: &BufferedCall) -> Option<String> {
+    let named: Named = serde_json::from_slice(&call.body).ok()?;
+    named.name.filter(|name| !name.is_empty())
+}
+
+impl Fleet {
+    /// Creates a sandbox on this member, or forwards the call to the member that has received the
+    /// same `Idempotency-Key` before.
+    pub(super) async fn create(
+        &self,
+        caller: &Caller,
+        request: Request,
+        next: Next,
+        is_forwarded: bool,
+    ) -> Result<Response, ApiError> {
+        let (call, request) = buffer(caller, request).await?;
+        let owner = caller.owner_id();
+        if let Some(key) = key_of(&call.headers)?
+            && !is_forwarded
+        {
+            let hash = self.idempotency_hash(owner.as_deref(), &key);
+            if let Some(member) = self.reserve(hash).await? {
+                return self.forward_to(member, &call).await;
+            }
+        }
+        self.reserve_name(caller, &call).await?;
+        Ok(next.run(request).await)
+    }
+
+    /// Executes a call on a sandbox of this member, after the reservation of a new name.
+    pub(super) async fn rename(
+        &self,
+        caller: &Caller,
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        if *request.method() != Method::PATCH {
+            return Ok(next.run(request).await);
+        }
+        let (call, request) = buffer(caller, request).await?;
+        self.reserve_name(caller, &call).await?;
+        Ok(next.run(request).await)
+    }
+
+    /// Reserves the name in a body for a sandbox of this member.
+    async fn reserve_name(&self, caller: &Caller, call: &BufferedCall) -> Result<(), ApiError> {
+        let Some(name) = name_in(call) else {
+            return Ok(());
+        };
+        let hash = self.name_hash(caller.owner_id().as_deref(), &name);
+        match self.reserve(hash).await? {
+            None => Ok(()),
+            Some(_) => {
+                let name = crate::lookup::short(&name);
+                let message = format!("the name `{name}` belongs to another of your sandboxes");
+                Err(ApiError::conflict("name_taken", message))
+            }
+        }
+    }
+
+    /// Reserves a row. Returns the other member that has it.
+    async fn reserve(&self, hash: SandboxHash) -> Result<Option<MemberId>, ApiError> {
+        match self.node.reserve(hash).await {
+            Ok(()) => Ok(None),
+            // This member checks its own sandboxes.
+            Err(ReserveError::Taken(member)) if member == self.node.id() => Ok(None),
+            Err(ReserveError::Taken(member)) => Ok(Some(member)),
+            Err(e @ ReserveError::NoCoordinator) => Err(unavailable(format!(
+                "names and idempotency keys cannot be checked: {e}"
+            ))),
+        }
+    }
+
+    async fn forward_to(
+        &self,
+        member: MemberId,
+        call: &BufferedCall,
+    ) -> Result<Response, ApiError> {
+        let members = self.node.members();
+        let row = members.row(member).filter(|row| row.state.is_live());
+        let row = row.ok_or_else(|| host_lost(member, "it was declared dead"))?;
+        let sent = self.send(member, &row.address, call).await;
+        sent.map_err(|e| host_lost(member, &e.reason))
+    }
+}
+
+impl App {
+    /// Returns the answer to an earlier create with an idempotency key, from the record of its
+    /// sandbox. `None` if no sandbox was created with the key, or this host is in no fleet.
+    pub(crate) fn earlier_create(
+        &self,
+        caller: &Caller,
+        key: &str,
+        request: &[u8; 32],
+    ) -> Option<Result<Response, ApiError>> {
+        let fleet = self.fleet.as_ref()?;
+        let hash = fleet.idempotency_hash(caller.owner_id().as_deref(), key);
+        let sandbox = self.sandboxes.find(&fleet.rows.created_with(hash)?)?;
+        let creation = sandbox.settings().creation.as_ref()?;
+        if creation.is_expired() {
+            return None;
+        }
+        if creation.request != Creation::digest_text(request) {
+            return Some(Err(crate::idempotency::key_reused()));
+        }
+        let answer = self.answer(caller, &sandbox);
+        Some(Ok((StatusCode::CREATED, Json(answer)).into_response()))
+    }
+
+    /// Returns the record of an idempotency key for a new sandbox, in a fleet only.
+    pub(crate) fn creation(&self, key: &str, request: &[u8; 32]) -> Option<Creation> {
+        self.fleet.as_ref()?;
+        Some(Creation::new(key, request))
+    }
+}

@@ -1,0 +1,293 @@
+//! Selection of the member that answers a call.
+
+use super::forward::{BufferedCall, Forwarded};
+use super::{Fleet, SANDBOX_MOVED, host_lost};
+use crate::app::App;
+use crate::body::MAX_BODY;
+use crate::caller::{Caller, ClientAddress, SHORT_ID};
+use crate::error::ApiError;
+use crate::lookup::Liveness;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use jiffy_engine_api::is_id;
+use jiffy_fleet_core::RowState;
+use percent_encoding::percent_decode_str;
+use tokio::task::JoinSet;
+
+/// Maximum number of members that are queried at the same time for a name or prefix.
+const MAX_CONCURRENT: usize = 32;
+
+/// Kind of a call.
+enum Call {
+    /// On the sandbox with this id, name or prefix.
+    Sandbox(String),
+    /// List of sandboxes.
+    List,
+    /// Usage of several sandboxes.
+    Metrics,
+    /// Create of a sandbox.
+    Create,
+    /// On this host.
+    Local,
+}
+
+impl Call {
+    fn of(method: &Method, path: &str) -> Self {
+        let path = path.strip_prefix("/v2").unwrap_or(path);
+        let mut parts = path.trim_start_matches('/').split('/');
+        if parts.next() != Some("sandboxes") {
+            return Self::Local;
+        }
+        match (method.as_str(), parts.next()) {
+            ("GET", None) => Self::List,
+            ("POST", None) => Self::Create,
+            ("GET", Some("metrics")) => Self::Metrics,
+            (_, Some(id)) if !id.is_empty() => {
+                let decoded = percent_decode_str(id).decode_utf8();
+                decoded.map_or(Self::Local, |id| Self::Sandbox(id.into_owned()))
+            }
+            _ => Self::Local,
+        }
+    }
+}
+
+/// Forwards a call to the member that has its sandbox, or merges the answers of all members.
+pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) -> Response {
+    let Some(fleet) = app.fleet.clone() else {
+        return next.run(request).await;
+    };
+    let caller = request.extensions().get::<Caller>().cloned();
+    // Functions use the sandboxes of their own host.
+    let Some(caller) = caller.filter(|caller| !matches!(caller, Caller::Function(_))) else {
+        return next.run(request).await;
+    };
+    let is_forwarded = request.extensions().get::<Forwarded>().is_some();
+    let call = Call::of(request.method(), request.uri().path());
+    let routed = match call {
+        Call::Local => Ok(next.run(request).await),
+        Call::List | Call::Metrics if is_forwarded => Ok(next.run(request).await),
+        Call::List => fleet.list(&caller, request, next).await,
+        Call::Metrics => fleet.merge_metrics(&caller, request, next).await,
+        Call::Create => fleet.create(&caller, request, next, is_forwarded).await,
+        Call::Sandbox(id) => {
+            let target = (&*id, is_forwarded);
+            fleet.on_sandbox(&app, &caller, target, request, next).await
+        }
+    };
+    routed.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Returns whether a member answered that it does not have the sandbox.
+pub(super) fn is_moved(response: &Response) -> bool {
+    response.status() == StatusCode::MISDIRECTED_REQUEST
+}
+
+impl App {
+    /// Returns whether this host has a sandbox that the caller may mean.
+    fn has_sandbox(&self, caller: &Caller, id: &str) -> bool {
+        match self.sandbox(caller, id, Liveness::IncludingBroken) {
+            Ok(_) => true,
+            // This host also answers for sandboxes of other owners and for sandboxes that are being
+            // killed: they do not exist for the caller.
+            Err(error) => {
+                error.error_code != "sandbox_not_found" || self.sandboxes.find(id).is_some()
+            }
+        }
+    }
+}
+
+impl Fleet {
+    async fn on_sandbox(
+        &self,
+        app: &App,
+        caller: &Caller,
+        (id, is_forwarded): (&str, bool),
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        if app.has_sandbox(caller, id) {
+            return self.rename(caller, request, next).await;
+        }
+        if is_forwarded {
+            return Err(ApiError::new(
+                StatusCode::MISDIRECTED_REQUEST,
+                SANDBOX_MOVED,
+                "the sandbox is on another host",
+            ));
+        }
+        let hash = if is_id(id) {
+            self.sandbox_hash(id)
+        } else {
+            self.name_hash(caller.owner_id().as_deref(), id)
+        };
+        let is_resume = is_resume(&request);
+        let place = match self.node.locate(hash).await? {
+            Some(place) if place.member != self.node.id() => place,
+            // Only callers that see the sandboxes of all owners may use names of other owners. The
+            // owner and read-only callers may use prefixes of ids.
+            None if !is_id(id) && caller.owner_scope().is_none() => {
+                return self.search(caller, request, next).await;
+            }
+            None if caller.is_read_only() && id.len() >= SHORT_ID => {
+                return self.search(caller, request, next).await;
+            }
+            _ => return Ok(next.run(request).await),
+        };
+        // Its head permits that any host resumes it.
+        if !place.is_live && place.state == RowState::Stored && is_resume {
+            return Ok(next.run(request).await);
+        }
+        if is_upgrade(request.headers()) {
+            return Err(host_lost(
+                place.member,
+                "streams to ports are not forwarded: connect to this host",
+            ));
+        }
+        let (call, request) = buffer(caller, request).await?;
+        match self.send_to_place(hash, place, &call).await? {
+            Some(response) => Ok(response),
+            None => Ok(next.run(request).await),
+        }
+    }
+
+    /// Sends a call to the only member that has a sandbox with this name or prefix.
+    async fn search(
+        &self,
+        caller: &Caller,
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        let (call, request) = buffer(caller, request).await?;
+        let probe = BufferedCall {
+            method: Method::GET,
+            uri: sandbox_uri(&call.uri)?,
+            body: Default::default(),
+            ..call.clone()
+        };
+        let mut waiting = self.node.members().peers(self.node.id()).into_iter();
+        let mut running = JoinSet::new();
+        let mut found = Vec::new();
+        loop {
+            while running.len() < MAX_CONCURRENT
+                && let Some((member, address)) = waiting.next()
+            {
+                let (fleet, probe) = (self.clone(), probe.clone());
+                running.spawn(async move {
+                    let sent = fleet.send(member, &address, &probe);
+                    let sent = tokio::time::timeout(super::lists::MEMBER_TIMEOUT, sent).await;
+                    let has = matches!(sent, Ok(Ok(response)) if response.status().is_success());
+                    has.then_some((member, address))
+                });
+            }
+            match running.join_next().await {
+                Some(joined) => found.extend(joined.ok().flatten()),
+                None => break,
+            }
+        }
+        match &found[..] {
+            [] => Ok(next.run(request).await),
+            [(member, address)] => {
+                let sent = self.send(*member, address, &call).await;
+                sent.map_err(|e| host_lost(*member, &e.reason))
+            }
+            several => {
+                let hosts: Vec<_> = several
+                    .iter()
+                    .map(|(member, _)| member.to_string())
+                    .collect();
+                Err(ApiError::invalid(format!(
+                    "several sandboxes on the hosts {} have this name or prefix: use a complete id",
+                    hosts.join(", ")
+                )))
+            }
+        }
+    }
+}
+
+/// Returns the path of a sandbox, without the operation on it.
+fn sandbox_uri(uri: &axum::http::Uri) -> Result<axum::http::Uri, ApiError> {
+    let path = uri.path().strip_prefix("/v2").unwrap_or(uri.path());
+    let mut parts = path.trim_start_matches('/').split('/');
+    let path: Vec<_> = parts.by_ref().take(2).collect();
+    let uri = format!("/{}", path.join("/")).parse();
+    uri.map_err(|_| ApiError::invalid("the path is invalid"))
+}
+
+fn is_resume(request: &Request) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::POST && (path.ends_with("/resume") || path.ends_with("/connect"))
+}
+
+fn is_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::UPGRADE)
+}
+
+/// Reads the body of a call. Returns the call for other members, and the request for this one.
+pub(super) async fn buffer(
+    caller: &Caller,
+    request: Request,
+) -> Result<(BufferedCall, Request), ApiError> {
+    let (parts, body) = request.into_parts();
+    let read = Limited::new(body, MAX_BODY).collect().await;
+    let body = read.map(http_body_util::Collected::to_bytes).map_err(|e| {
+        if e.is::<LengthLimitError>() {
+            ApiError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "body_too_large",
+                format!("the body exceeds the maximum of {MAX_BODY} bytes"),
+            )
+        } else {
+            ApiError::invalid("the body of the request ended early")
+        }
+    })?;
+    let call = BufferedCall {
+        method: parts.method.clone(),
+        uri: parts.uri.clone(),
+        headers: parts.headers.clone(),
+        body: body.clone(),
+        caller: caller.clone(),
+        client: parts.extensions.get::<ClientAddress>().map(|a| a.0),
+    };
+    let mut request = Request::from_parts(parts, Body::from(body));
+    let length = HeaderValue::from(call.body.len());
+    if !call.body.is_empty() {
+        request.headers_mut().insert(header::CONTENT_LENGTH, length);
+    }
+    Ok((call, request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_on_sandboxes_are_recognised_in_all_versions() {
+        let kind = |method: Method, path: &str| match Call::of(&method, path) {
+            Call::Sandbox(id) => id,
+            Call::List => "list".to_owned(),
+            Call::Metrics => "metrics".to_owned(),
+            Call::Create => "create".to_owned(),
+            Call::Local => "local".to_owned(),
+        };
+        for (method, path, expected) in [
+            (Method::GET, "/sandboxes", "list"),
+            (Method::GET, "/v2/sandboxes", "list"),
+            (Method::POST, "/v2/sandboxes", "create"),
+            (Method::GET, "/sandboxes/metrics", "metrics"),
+            (Method::GET, "/sandboxes/abc", "abc"),
+            (Method::GET, "/v2/sandboxes/abc/logs", "abc"),
+            (Method::DELETE, "/sandboxes/a%2Db", "a-b"),
+            (Method::GET, "/templates", "local"),
+            (Method::GET, "/sandboxes/", "local"),
+            (Method::GET, "/sandboxes/%ff", "local"),
+        ] {
+            assert_eq!(kind(method, path), expected, "{path}");
+        }
+        let uri = "/v2/sandboxes/abc/connect?x=1".parse().unwrap();
+        assert_eq!(sandbox_uri(&uri).unwrap().to_string(), "/sandboxes/abc");
+    }
+}

@@ -1,0 +1,120 @@
+//! Rows of this host's sandboxes in the directory of the fleet: ids, names and idempotency keys.
+
+use jiffy_fleet::node::{Node, row_hash};
+use jiffy_fleet_core::{Revision, Row, RowChange, RowState, SandboxHash};
+use jiffy_sandbox_manager::{Sandbox, SandboxObserver, SandboxState};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Kinds of rows.
+pub(super) const ID: &str = "id";
+pub(super) const NAME: &str = "name";
+pub(super) const IDEMPOTENCY: &str = "idempotency";
+
+/// Head of a sandbox.
+#[derive(Debug, Clone, Default)]
+struct Head {
+    revision: u64,
+    /// Snapshot of the stored pause, if any.
+    stored: Option<String>,
+}
+
+/// Reports the rows of all sandboxes to the node.
+pub(super) struct FleetRows {
+    node: Node,
+    secret: Arc<[u8; 32]>,
+    /// Heads of stored sandboxes.
+    heads: Mutex<HashMap<String, Head>>,
+    /// Sandboxes by the hash of their idempotency key.
+    created: Mutex<HashMap<SandboxHash, String>>,
+}
+
+impl FleetRows {
+    pub fn new(node: Node, secret: Arc<[u8; 32]>) -> Self {
+        Self {
+            node,
+            secret,
+            heads: Mutex::default(),
+            created: Mutex::default(),
+        }
+    }
+
+    /// Returns the sandbox that was created with an idempotency key.
+    pub fn created_with(&self, hash: SandboxHash) -> Option<String> {
+        self.created.lock().get(&hash).cloned()
+    }
+
+    fn hash(&self, kind: &str, parts: &[&str]) -> SandboxHash {
+        row_hash(&self.secret, kind, parts)
+    }
+
+    fn idempotency_hash(&self, sandbox: &Sandbox) -> Option<SandboxHash> {
+        let creation = sandbox.settings().creation.as_ref()?;
+        Some(self.hash(IDEMPOTENCY, &[sandbox.owner().unwrap_or(""), &creation.key]))
+    }
+
+    fn rows(&self, sandbox: &Sandbox) -> Vec<Row> {
+        let head = self.heads.lock().get(sandbox.id()).cloned();
+        let head = head.unwrap_or_default();
+        let is_stored = head.stored.is_some() && head.stored.as_deref() == sandbox.snapshot();
+        let state = match sandbox.state() {
+            SandboxState::Paused if is_stored => RowState::Stored,
+            SandboxState::Paused => RowState::Paused,
+            _ => RowState::Running,
+        };
+        let is_alive = *sandbox.state() != SandboxState::Killed;
+        let id = is_alive.then(|| self.hash(ID, &[sandbox.id()]));
+        let name = sandbox.name().filter(|_| is_alive);
+        let name = name.map(|name| self.hash(NAME, &[sandbox.owner().unwrap_or(""), name]));
+        // A repeated create finds a killed sandbox as long as its record exists.
+        let hashes = [id, name, self.idempotency_hash(sandbox)];
+        let row = |hash| Row {
+            hash,
+            revision: Revision(head.revision),
+            state,
+        };
+        hashes.into_iter().flatten().map(row).collect()
+    }
+
+    fn replace(&self, before: &[Row], now: &[Row]) {
+        for row in before {
+            if !now.iter().any(|other| other.hash == row.hash) {
+                self.node.change_row(RowChange::Removed(row.hash));
+            }
+        }
+        for row in now {
+            self.node.change_row(RowChange::Put(*row));
+        }
+    }
+}
+
+impl SandboxObserver for FleetRows {
+    fn changed(&self, before: Option<&Sandbox>, now: Option<&Sandbox>) {
+        let rows = |sandbox: Option<&Sandbox>| sandbox.map_or_else(Vec::new, |s| self.rows(s));
+        self.replace(&rows(before), &rows(now));
+        match (before, now) {
+            (_, Some(now)) => {
+                if let Some(hash) = self.idempotency_hash(now) {
+                    self.created.lock().insert(hash, now.id().to_owned());
+                }
+            }
+            (Some(before), None) => {
+                self.heads.lock().remove(before.id());
+                if let Some(hash) = self.idempotency_hash(before) {
+                    self.created.lock().remove(&hash);
+                }
+            }
+            (None, None) => {}
+        }
+    }
+
+    fn head_changed(&self, sandbox: &Sandbox, revision: u64, stored: Option<&str>) {
+        let head = Head {
+            revision,
+            stored: stored.map(str::to_owned),
+        };
+        self.heads.lock().insert(sandbox.id().to_owned(), head);
+        self.replace(&[], &self.rows(sandbox));
+    }
+}

@@ -1,0 +1,413 @@
+//! Several control planes in one process, whose nodes and calls are connected in memory.
+
+mod network;
+
+use crate::support::fake::Bench;
+use crate::support::{Answer, TestCaller, base_templates};
+use async_trait::async_trait;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use jiffy_api::{App, Config, Fleet, Keys, Limits, NewKey, Scope, receive_forwarded, router};
+use jiffy_fleet::node::{BootClock, Clock, Host, HostSummary, Node, NodeConfig, ReconcileError};
+use jiffy_fleet::{Heads, MemoryRecords, RecordKey, SealedRecords};
+use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState, ShardRecord};
+use jiffy_fleet_core::{
+    Epoch, FleetId, HostStatus, Instance, MemberConfig, MemberId, Owner, ShardId, Timing,
+};
+use jiffy_sandbox_manager::{HostOptions, Sandboxes};
+use jiffy_store::Tenant;
+use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use network::{Link, Network};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tower::ServiceExt;
+
+const SECRET: [u8; 32] = [9; 32];
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Times of the protocol, shortened to a fifth.
+fn timing() -> Timing {
+    let Timing {
+        heartbeat,
+        deadline,
+        renew,
+        repeat,
+        acknowledge,
+        silence,
+        grace,
+        observe,
+        unacknowledged,
+        poll,
+        unchanged,
+        rank,
+        ..
+    } = Timing::PRODUCTION;
+    Timing {
+        heartbeat: heartbeat / 5,
+        deadline: deadline / 5,
+        renew: renew / 5,
+        repeat: repeat / 5,
+        acknowledge: acknowledge / 5,
+        silence: silence / 5,
+        grace: grace / 5,
+        observe: observe / 5,
+        unacknowledged: unacknowledged / 5,
+        poll: poll / 5,
+        unchanged: unchanged / 5,
+        rank: rank / 5,
+        ..Timing::PRODUCTION
+    }
+}
+
+/// Daemon of a node.
+#[derive(Default)]
+struct TestHost(Mutex<Option<Sandboxes>>);
+
+#[async_trait]
+impl Host for TestHost {
+    fn status(&self) -> HostStatus {
+        HostStatus::default()
+    }
+
+    fn summary(&self) -> HostSummary {
+        HostSummary::default()
+    }
+
+    async fn reconcile(&self, _owner: Owner) -> Result<(), ReconcileError> {
+        let failed = |sandbox, reason| ReconcileError { sandbox, reason };
+        let sandboxes = self.0.lock().unwrap().clone();
+        let sandboxes = sandboxes.ok_or_else(|| failed(String::new(), "starting".to_owned()))?;
+        let reconciled = sandboxes.reconcile_heads().await;
+        reconciled.map_err(|(id, e)| failed(id, e.to_string()))
+    }
+
+    fn epoch_ended(&self, _epoch: Epoch) {}
+
+    fn verdict(&self, _owner: Owner) {}
+}
+
+struct Member {
+    bench: Bench,
+    host: Arc<TestHost>,
+    sandboxes: Sandboxes,
+    node: Node,
+    link: Arc<Link>,
+}
+
+/// Members of a fleet, with the same keys.
+pub struct Lab {
+    members: BTreeMap<u32, Member>,
+    network: Arc<Network>,
+    keys: Arc<Keys>,
+    admin: TestCaller,
+    _dir: tempfile::TempDir,
+}
+
+fn fleet_id() -> FleetId {
+    "7kq2".to_owned().try_into().unwrap()
+}
+
+fn remote(dir: &Path, name: &str) -> Arc<RemoteStore> {
+    let keys = dir.join("h1/store/keys.toml");
+    let settings = RemoteSettings {
+        url: format!("file://{}/bucket", dir.display()).parse().unwrap(),
+        keyring: keys.exists().then_some(keys),
+        home: dir.join(name),
+        cache_bytes: 1 << 20,
+        upload_bytes_per_second: None,
+        timeout: STORE_TIMEOUT,
+    };
+    RemoteStore::open(&settings).unwrap()
+}
+
+fn member_config(id: u32) -> MemberConfig {
+    MemberConfig {
+        fleet: fleet_id(),
+        id: MemberId(id),
+        instance: Instance {
+            boot: [id as u8; 16],
+            started_ms: BootClock.now().0,
+        },
+        address: format!("h{id}:7946"),
+        version: "0.1.0".to_owned(),
+        capacity: Capacity::default(),
+        timing: timing(),
+    }
+}
+
+impl Lab {
+    pub async fn start(members: u32) -> Self {
+        Self::open(members, false).await
+    }
+
+    /// Starts members that share sandboxes in a store.
+    pub async fn with_store(members: u32) -> Self {
+        Self::open(members, true).await
+    }
+
+    async fn open(members: u32, has_store: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = remote(dir.path(), "h1");
+        let tenant: Arc<Tenant> = store.tenant(Some("fleet")).await.unwrap();
+        let records = MemoryRecords::default();
+        let sealed = || SealedRecords::new(Arc::new(records.clone()), tenant.clone());
+        create_shard(&sealed()).await;
+        let keys = Arc::new(Keys::open(dir.path()).unwrap());
+        let admin = keys
+            .create("admin", Scope::Admin, Limits::default())
+            .unwrap();
+        let mut lab = Self {
+            members: BTreeMap::new(),
+            network: Arc::default(),
+            keys,
+            admin: TestCaller::Key(admin.secret),
+            _dir: dir,
+        };
+        for id in 1..=members {
+            let remote = has_store.then(|| remote(lab._dir.path(), &format!("h{id}")));
+            lab.add(id, Arc::new(sealed()), remote).await;
+        }
+        lab.until_ready(members).await;
+        lab
+    }
+
+    async fn add(&mut self, id: u32, records: Arc<SealedRecords>, store: Option<Arc<RemoteStore>>) {
+        let host = Arc::new(TestHost::default());
+        let link = Arc::new(Link {
+            from: MemberId(id),
+            network: self.network.clone(),
+        });
+        let node = Node::start(NodeConfig {
+            member: member_config(id),
+            shard: ShardId(0),
+            records,
+            messenger: link.clone(),
+            host: host.clone(),
+            clock: Arc::new(BootClock),
+        });
+        let node = node.unwrap();
+        let bench = Bench::new();
+        let options = HostOptions {
+            heads: store.clone().map(|store| Heads::new(store, node.clone())),
+            remote: store,
+            ..HostOptions::default()
+        };
+        let sandboxes = bench.open_with(options).await;
+        *host.0.lock().unwrap() = Some(sandboxes.clone());
+        self.network
+            .nodes
+            .lock()
+            .unwrap()
+            .insert(MemberId(id), node.clone());
+        let member = Member {
+            bench,
+            host,
+            sandboxes,
+            node,
+            link,
+        };
+        self.serve(&member);
+        self.members.insert(id, member);
+    }
+
+    /// Connects a new control plane of a member.
+    fn serve(&self, member: &Member) {
+        let fleet = Fleet::new(member.node.clone(), SECRET, member.link.clone());
+        let templates = Arc::new(base_templates());
+        let app = App::new(
+            member.sandboxes.clone(),
+            self.keys.clone(),
+            templates,
+            Config::default(),
+        );
+        let router = router(app.with_fleet(fleet));
+        let mut routers = self.network.routers.lock().unwrap();
+        routers.insert(member.node.id(), router);
+    }
+
+    async fn until_ready(&self, members: u32) {
+        let ready = async {
+            for member in self.members.values() {
+                member.node.wait_for(|view| view.is_ready()).await.unwrap();
+                let mut known = member.node.members();
+                while known.rows.len() < members as usize {
+                    known = member.node.members_changed(&known).await;
+                }
+            }
+            let complete = self.members.values().map(|member| {
+                let node = member.node.clone();
+                Box::pin(async move { node.wait_for(|view| view.is_directory_complete).await })
+            });
+            futures_util::future::select_all(complete).await.0.unwrap();
+        };
+        tokio::time::timeout(LIMIT, ready).await.unwrap();
+    }
+
+    pub fn admin(&self) -> TestCaller {
+        self.admin.clone()
+    }
+
+    pub fn key(&self, scope: Scope) -> (TestCaller, NewKey) {
+        let key = self.keys.create("test", scope, Limits::default()).unwrap();
+        (TestCaller::Key(key.secret.clone()), key)
+    }
+
+    /// Waits until the coordinator knows the place of a sandbox.
+    pub async fn located(&self, id: &str) {
+        let node = &self.members[&1].node;
+        let fleet = Fleet::new(node.clone(), SECRET, self.members[&1].link.clone());
+        let located = async {
+            loop {
+                for member in self.members.values() {
+                    let hash = fleet.sandbox_hash(id);
+                    let place = member.node.locate(hash).await;
+                    let is_known = matches!(&place, Ok(Some(place)) if place.is_live);
+                    if is_known && member.node.id() != place.unwrap().unwrap().member {
+                        return;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, located).await.unwrap();
+    }
+
+    pub async fn call(
+        &self,
+        host: u32,
+        caller: &TestCaller,
+        method: &str,
+        path: &str,
+        body: Value,
+    ) -> Answer {
+        self.send(host, request(caller, method, path, body)).await
+    }
+
+    /// Creates a sandbox with an idempotency key.
+    pub async fn create_with(
+        &self,
+        key: &str,
+        host: u32,
+        caller: &TestCaller,
+        body: Value,
+    ) -> Answer {
+        let mut request = request(caller, "POST", "/sandboxes", body);
+        let value = key.parse().unwrap();
+        request.headers_mut().insert("idempotency-key", value);
+        self.send(host, request).await
+    }
+
+    /// Sends a call to a member as another member forwards it.
+    pub async fn forwarded(&self, host: u32, caller: &TestCaller, path: &str) -> Answer {
+        let mut request = request(caller, "GET", path, Value::Null);
+        receive_forwarded(&mut request);
+        self.send(host, request).await
+    }
+
+    /// Sends a call with a further header.
+    pub async fn call_with(
+        &self,
+        host: u32,
+        caller: &TestCaller,
+        path: &str,
+        header: &'static str,
+    ) -> Answer {
+        let mut request = request(caller, "GET", path, Value::Null);
+        let value = "true".parse().unwrap();
+        request.headers_mut().insert(header, value);
+        self.send(host, request).await
+    }
+
+    async fn send(&self, host: u32, request: Request<Body>) -> Answer {
+        let router = self.network.routers.lock().unwrap()[&MemberId(host)].clone();
+        let response = tokio::time::timeout(LIMIT, router.oneshot(request)).await;
+        let (parts, body) = response.unwrap().unwrap().into_parts();
+        let bytes = to_bytes(body, 16 << 20).await.unwrap();
+        Answer {
+            status: parts.status.as_u16(),
+            headers: parts.headers,
+            body: serde_json::from_slice(&bytes).unwrap_or_default(),
+        }
+    }
+
+    /// Stops all traffic of a member, which continues to run.
+    pub fn freeze(&self, host: u32) {
+        self.network.frozen.lock().unwrap().insert(MemberId(host));
+    }
+
+    pub fn is_coordinator(&self, host: u32) -> bool {
+        self.members[&host].node.view().is_coordinator
+    }
+
+    /// Stops a member and waits for the verdict on it.
+    pub async fn stop(&self, host: u32) {
+        let id = MemberId(host);
+        self.network.nodes.lock().unwrap().remove(&id);
+        self.network.routers.lock().unwrap().remove(&id);
+        self.members[&host].node.stop().await;
+        for (other, member) in &self.members {
+            if *other != host {
+                let lost = member.node.until_lost(id);
+                tokio::time::timeout(LIMIT, lost).await.unwrap();
+            }
+        }
+    }
+
+    /// Restarts the daemon of a member without a store.
+    pub async fn restart(&mut self, host: u32) {
+        let mut member = self.members.remove(&host).unwrap();
+        let id = member.node.id();
+        self.network.routers.lock().unwrap().remove(&id);
+        member.host.0.lock().unwrap().take();
+        member.sandboxes.close().await;
+        member.sandboxes = member.bench.open().await;
+        *member.host.0.lock().unwrap() = Some(member.sandboxes.clone());
+        self.serve(&member);
+        self.members.insert(host, member);
+    }
+
+    /// Pauses a sandbox, and waits until its head is in the store.
+    pub async fn pause_durably(&self, host: u32, id: &str) {
+        let sandboxes = &self.members[&host].sandboxes;
+        let paused = sandboxes.pause(id).await.unwrap();
+        let snapshot = paused.snapshot().unwrap().to_owned();
+        let stored = async { sandboxes.snapshots().wait_stored(&snapshot).await.unwrap() };
+        tokio::time::timeout(LIMIT, stored).await.unwrap();
+    }
+}
+
+fn request(caller: &TestCaller, method: &str, path: &str, body: Value) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path);
+    if let TestCaller::Key(key) = caller {
+        request = request.header("x-api-key", key);
+    }
+    let body = match body {
+        Value::Null => Body::empty(),
+        body => {
+            request = request.header("content-type", "application/json");
+            Body::from(body.to_string())
+        }
+    };
+    request.body(body).unwrap()
+}
+
+async fn create_shard(records: &SealedRecords) {
+    let config = member_config(1);
+    let row = MemberRow {
+        id: config.id,
+        epoch: Epoch(1),
+        instance: config.instance,
+        address: config.address,
+        state: MemberState::Up,
+        version: config.version,
+        capacity: config.capacity,
+        unknown: Default::default(),
+    };
+    let record = ShardRecord::new(fleet_id(), ShardId(0), row);
+    let key: RecordKey = "fleet/shards/0".parse().unwrap();
+    let write = records.create(&key, record.encode().unwrap()).unwrap();
+    records.send(&write).await.unwrap();
+}

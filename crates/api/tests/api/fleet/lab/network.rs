@@ -1,0 +1,108 @@
+//! Connections between the members of a laboratory.
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::Response;
+use jiffy_api::{ForwardError, Forwarder, receive_forwarded};
+use jiffy_fleet::node::{Answer as NodeAnswer, Messenger, MessengerError, Node, Query};
+use jiffy_fleet_core::{MemberId, Message};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use tower::ServiceExt;
+
+/// Connections between the members.
+#[derive(Default)]
+pub struct Network {
+    pub nodes: Mutex<BTreeMap<MemberId, Node>>,
+    pub routers: Mutex<BTreeMap<MemberId, Router>>,
+    pub frozen: Mutex<BTreeSet<MemberId>>,
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Network")
+    }
+}
+
+impl Network {
+    /// Waits forever if one of the members is frozen.
+    async fn pass(&self, from: MemberId, to: MemberId) {
+        let is_frozen = {
+            let frozen = self.frozen.lock().unwrap();
+            frozen.contains(&from) || frozen.contains(&to)
+        };
+        if is_frozen {
+            std::future::pending().await
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Link {
+    pub from: MemberId,
+    pub network: Arc<Network>,
+}
+
+impl Link {
+    async fn node(&self, to: MemberId) -> Result<Node, MessengerError> {
+        self.network.pass(self.from, to).await;
+        let node = self.network.nodes.lock().unwrap().get(&to).cloned();
+        node.ok_or_else(|| unreachable_error(to, "stopped"))
+    }
+}
+
+fn unreachable_error(member: MemberId, reason: impl ToString) -> MessengerError {
+    MessengerError::Unreachable {
+        member,
+        address: String::new(),
+        reason: reason.to_string(),
+    }
+}
+
+#[async_trait]
+impl Messenger for Link {
+    async fn send(
+        &self,
+        to: MemberId,
+        _address: &str,
+        message: &Message,
+    ) -> Result<Vec<Message>, MessengerError> {
+        let replies = self
+            .node(to)
+            .await?
+            .deliver(self.from, message.clone())
+            .await;
+        replies.map_err(|e| unreachable_error(to, e))
+    }
+
+    async fn query(
+        &self,
+        to: MemberId,
+        _address: &str,
+        query: &Query,
+    ) -> Result<NodeAnswer, MessengerError> {
+        let answer = self.node(to).await?.answer(self.from, query.clone()).await;
+        answer.map_err(|e| unreachable_error(to, e))
+    }
+}
+
+#[async_trait]
+impl Forwarder for Link {
+    async fn forward(
+        &self,
+        to: MemberId,
+        _address: &str,
+        mut request: Request<Body>,
+    ) -> Result<Response, ForwardError> {
+        self.network.pass(self.from, to).await;
+        let router = self.network.routers.lock().unwrap().get(&to).cloned();
+        let router = router.ok_or_else(|| ForwardError {
+            is_unsent: true,
+            reason: "stopped".to_owned(),
+        })?;
+        receive_forwarded(&mut request);
+        Ok(router.oneshot(request).await.unwrap())
+    }
+}
