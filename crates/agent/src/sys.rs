@@ -90,9 +90,13 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Changes the owner of a path, following symbolic links.
-pub fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
-    std::os::unix::fs::chown(path, Some(uid), Some(gid))
+/// Changes the owner of an open file. Without privileges, the file remains owned by the agent's
+/// user. A path would be unsafe here: a user may have replaced the file by a symbolic link.
+pub fn set_owner(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
+    match std::os::unix::fs::fchown(file, Some(uid), Some(gid)) {
+        Err(e) if e.raw_os_error() != Some(libc::EPERM) => Err(e),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the memory of the guest in KiB.

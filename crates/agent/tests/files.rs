@@ -195,6 +195,31 @@ fn parts_are_composed_in_order() {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert_eq!(std::fs::read(agent.path("d/all")).unwrap(), b"one two");
     assert!(!std::fs::exists(agent.path("1")).unwrap());
+    assert_eq!(
+        std::fs::metadata(agent.path("d/all")).unwrap().mode() & 0o777,
+        0o644
+    );
+}
+
+#[test]
+fn a_composed_file_remains_if_it_is_a_source_under_another_path() {
+    let agent = TestAgent::new();
+    std::fs::create_dir(agent.path("d")).unwrap();
+    std::os::unix::fs::symlink(agent.path("d"), agent.path("link")).unwrap();
+    for source in ["d/all", "d/../d/all", "link/all"] {
+        std::fs::write(agent.path("d/all"), "one ").unwrap();
+        std::fs::write(agent.path("2"), "two").unwrap();
+        let sources = [agent.path(source), agent.path("2")];
+        let request =
+            serde_json::json!({"source_paths": sources, "destination": agent.path("d/all")});
+        let (head, _) = agent.rpc("/files/compose", &request.to_string());
+        assert!(head.starts_with("HTTP/1.1 200"), "{source}: {head}");
+        let composed = std::fs::read(agent.path("d/all")).ok();
+        assert_eq!(composed.as_deref(), Some(&b"one two"[..]), "{source}");
+        assert!(!std::fs::exists(agent.path("2")).unwrap());
+        // No partial file remains.
+        assert_eq!(std::fs::read_dir(agent.path("d")).unwrap().count(), 1);
+    }
 }
 
 #[tokio::test]

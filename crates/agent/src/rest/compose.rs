@@ -12,8 +12,9 @@ use crate::workers::{CallClass, Progress};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
 use serde::Deserialize;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Number of bytes that are copied in one step.
@@ -56,31 +57,35 @@ fn work(
     if let Some(parent) = destination.parent() {
         operation::make_dirs(parent, user).map_err(|e| failed(parent, &e))?;
     }
-    // The partial file is in the directory of the destination, so that the rename is atomic.
-    let mut partial = destination.clone().into_os_string();
-    partial.push(".jiffy-partial");
-    let partial = PathBuf::from(partial);
+    // The partial file is in the directory of the destination, so that the rename is atomic. Its
+    // name is random, so that requests with the same destination do not share the file.
+    let id = sys::random_id().map_err(|e| failed(&destination, &e))?;
+    let partial = destination.with_file_name(format!(".jiffy-partial-{id}"));
     let sources: Vec<_> = compose
         .source_paths
         .iter()
         .map(|s| user.resolve(s, None))
         .collect();
-    let joined = join(&sources, &partial, progress).and_then(|()| {
-        match sys::chown(&partial, user.uid, user.gid) {
-            Err(e) if e.raw_os_error() != Some(libc::EPERM) => return Err((partial.clone(), e)),
-            _ => {}
-        }
-        std::fs::rename(&partial, &destination).map_err(|e| (destination.clone(), e))
+    let joined = join(&sources, &partial, user, progress).and_then(|composed| {
+        let renamed = std::fs::rename(&partial, &destination);
+        renamed.map_err(|e| (destination.clone(), e))?;
+        Ok(composed)
     });
-    if let Err((what, e)) = joined {
-        // The sources are unchanged, so that the client can repeat the request.
-        let _ = std::fs::remove_file(&partial);
-        return Err(failed(&what, &e));
-    }
-    // The destination may be one of the sources, and has been replaced.
-    for source in sources.iter().filter(|s| **s != destination) {
-        // Ignore the error: the composed file is complete.
-        let _ = std::fs::remove_file(source);
+    let composed = match joined {
+        Ok(composed) => composed,
+        Err((what, e)) => {
+            // The sources are unchanged, so that the client can repeat the request.
+            let _ = std::fs::remove_file(&partial);
+            return Err(failed(&what, &e));
+        }
+    };
+    for source in &sources {
+        // A source may be the destination under any path, and has then been replaced.
+        let is_composed = |found: Metadata| (found.dev(), found.ino()) == composed;
+        if std::fs::symlink_metadata(source).is_ok_and(|found| !is_composed(found)) {
+            // Ignore the error: the composed file is complete.
+            let _ = std::fs::remove_file(source);
+        }
     }
     Ok(serde_json::json!({
         "path": destination.to_string_lossy(),
@@ -89,8 +94,15 @@ fn work(
     }))
 }
 
-fn join(sources: &[PathBuf], to: &Path, progress: &Progress) -> Result<(), (PathBuf, io::Error)> {
-    let mut out = File::create(to).map_err(|e| (to.to_path_buf(), e))?;
+/// Writes the sources to the new file `to`, which belongs to the user. Returns its device and inode.
+fn join(
+    sources: &[PathBuf],
+    to: &Path,
+    user: &User,
+    progress: &Progress,
+) -> Result<(u64, u64), (PathBuf, io::Error)> {
+    let at = |e| (to.to_path_buf(), e);
+    let mut out = File::create_new(to).map_err(at)?;
     for source in sources {
         let at = |e| (source.clone(), e);
         let mut input = sys::open_regular(source, File::options().read(true)).map_err(at)?;
@@ -99,5 +111,7 @@ fn join(sources: &[PathBuf], to: &Path, progress: &Progress) -> Result<(), (Path
             progress.advance();
         }
     }
-    Ok(())
+    sys::set_owner(&out, user.uid, user.gid).map_err(at)?;
+    let found = out.metadata().map_err(at)?;
+    Ok((found.dev(), found.ino()))
 }

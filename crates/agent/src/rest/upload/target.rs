@@ -199,12 +199,8 @@ impl UploadFile {
         // An existing file keeps its mode, but belongs to the user of the upload afterwards.
         let found = file.metadata().map_err(|e| failed(&e))?;
         let owned = (found.uid(), found.gid()) == (user.uid, user.gid);
-        // Without privileges, the file belongs to the agent's user.
-        if !owned
-            && let Err(e) = sys::chown(&path, user.uid, user.gid)
-            && e.raw_os_error() != Some(libc::EPERM)
-        {
-            return Err(failed(&e));
+        if !owned {
+            sys::set_owner(&file, user.uid, user.gid).map_err(|e| failed(&e))?;
         }
         let sink = match encoding {
             Encoding::Identity => FileSink::Plain(file),
