@@ -8,9 +8,10 @@ use super::site;
 use crate::rest::error::RestError;
 use crate::state::Agent;
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
-use std::io;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, fchown};
+use std::path::Path;
 
 const FILE: &str = "/run/jiffy/environment";
 const NEXT: &str = "/run/jiffy/.environment";
@@ -47,9 +48,31 @@ impl EnvironmentFile {
         let (uid, gid) = self.owner;
         // The remains of a failed attempt may have another owner.
         let _ = fs::remove_file(NEXT);
-        fs::write(NEXT, text)?;
-        fs::set_permissions(NEXT, Permissions::from_mode(0o600))?;
-        chown(NEXT, Some(uid), Some(gid))?;
+        let mut file = create_private(Path::new(NEXT))?;
+        file.write_all(&text)?;
+        fchown(&file, Some(uid), Some(gid))?;
         fs::rename(NEXT, FILE)
+    }
+}
+
+/// Creates a file that only its owner can read from the beginning: another user could otherwise
+/// open the file before its mode is changed.
+fn create_private(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn only_the_owner_can_read_the_environment_from_its_creation() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = create_private(&directory.path().join("file")).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+        // A file of another user is not written to.
+        assert!(create_private(&directory.path().join("file")).is_err());
     }
 }

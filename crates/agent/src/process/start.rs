@@ -34,7 +34,7 @@ pub fn start_event(pid: u32) -> Bytes {
 
 /// Pid of a process that a worker starts; 0 until the process exists.
 #[derive(Debug, Clone, Default)]
-pub struct SpawnSlot(Arc<AtomicU32>);
+pub struct SpawnSlot(pub(super) Arc<AtomicU32>);
 
 impl SpawnSlot {
     /// Returns the pid, or 0.

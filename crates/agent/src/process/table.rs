@@ -85,8 +85,9 @@ impl GuestProcess {
 /// A process that a worker is about to start.
 struct StartingProcess {
     slot: SpawnSlot,
-    /// Exit status and whether the OOM killer ended the process. `None` until it is reaped.
-    exit: Option<(ProcessExit, bool)>,
+    /// Pid, exit status and whether the OOM killer ended the process. `None` until it is reaped.
+    /// The pid may belong to a failed child: a busy program is executed again in another child.
+    exit: Option<(u32, ProcessExit, bool)>,
 }
 
 /// All processes, and the resources for starting processes.
@@ -156,12 +157,13 @@ impl ProcessTable {
         let mut starting = self.starting.borrow_mut();
         let mut own = starting.extract_if(.., |s| s.slot == *slot);
         let exit = own.next().and_then(|s| s.exit);
+        let exit = exit.filter(|(pid, ..)| *pid == process.pid);
         // Both borrows must end before `end`, which borrows other parts of the table and wakes a
         // task.
         drop(own);
         drop(starting);
         match exit {
-            Some((exit, oom)) => self.end(process, exit, oom),
+            Some((_, exit, oom)) => self.end(process, exit, oom),
             None => {
                 self.running
                     .borrow_mut()
@@ -188,7 +190,7 @@ impl ProcessTable {
             // A process that a worker has just started may exit before the event loop registers it.
             let mut starting = self.starting.borrow_mut();
             if let Some(starting) = starting.iter_mut().find(|s| s.slot.pid() == pid) {
-                starting.exit = Some((exit, oom));
+                starting.exit = Some((pid, exit, oom));
             }
             return;
         };
@@ -302,4 +304,47 @@ fn find<'a>(
     found
         .cloned()
         .ok_or_else(|| RpcError::new(RpcCode::NotFound, format!("process {name} not found")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::input::InputSink;
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    fn process(pid: u32) -> Rc<GuestProcess> {
+        let config = serde_json::json!({ "cmd": "program" });
+        Rc::new(GuestProcess {
+            pid,
+            config: serde_json::from_value(config).unwrap(),
+            tag: None,
+            hub: FrameHub::default(),
+            input: ProcessInput::new(InputSink::Closed),
+            exit: Cell::new(None),
+            end: OnceCell::new(),
+            pump: RefCell::new(None),
+            killed: Cell::new(false),
+            start_index: Cell::new(0),
+        })
+    }
+
+    #[test]
+    fn an_exit_belongs_to_the_child_with_its_pid_although_an_earlier_child_failed() {
+        let table = ProcessTable::new().unwrap();
+        for early_exit in [None, Some(ProcessExit::Code(3))] {
+            let slot = SpawnSlot::default();
+            table.begin(&slot);
+            // The program was busy: the first child exits with 127, and a second one runs it.
+            slot.0.store(70_001, Ordering::Release);
+            table.reaped(70_001, ProcessExit::Code(127));
+            slot.0.store(70_002, Ordering::Release);
+            if let Some(exit) = early_exit {
+                table.reaped(70_002, exit);
+            }
+            let process = process(70_002);
+            table.insert(&process, &slot);
+            assert_eq!(process.exit.get(), early_exit.map(|exit| (exit, false)));
+            table.reaped(70_002, ProcessExit::Code(0));
+        }
+    }
 }
