@@ -244,7 +244,8 @@ pub(crate) fn remove_draft(dir: &Path) {
     }
 }
 
-fn sync_dir(dir: &Path) -> io::Result<()> {
+/// Syncs the files of a draft and its directory.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         // A draft contains no subdirectories.
         File::open(entry?.path())?.sync_all()?;

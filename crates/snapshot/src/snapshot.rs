@@ -268,6 +268,11 @@ pub fn read_index(file: &File) -> io::Result<LayerIndex> {
 
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     let file = File::open(path).map_err(SnapshotError::io(path))?;
+    read_file(file, path, limit)
+}
+
+/// Reads a file of at most `limit` bytes. `path` is for messages.
+pub(crate) fn read_file(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     // One byte more than the limit, to detect a longer file.
     let mut bytes = Vec::new();
     file.take(limit + 1)

@@ -2,11 +2,12 @@
 //! missing chunks. A guest can be restored from such a snapshot if the caller provides a source of
 //! the chunks. All other readers of the layer fail with [`SnapshotError::Incomplete`].
 
-use crate::snapshot::read;
+use crate::snapshot::read_file;
 use crate::snapshot_dir::SnapshotDir;
 use crate::{Snapshot, SnapshotError};
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Name of the file that marks a snapshot with missing chunks.
@@ -45,11 +46,13 @@ impl Snapshot {
     /// Returns the origin of the missing chunks. `None` if no chunks are missing.
     pub fn missing(&self) -> Result<Option<MissingMemory>, SnapshotError> {
         let path = self.path().join(MISSING_FILE);
-        if !path.exists() {
-            return Ok(None);
-        }
-        // The file is removed when the last chunk was fetched. If this happens now, reading fails.
-        let text = read(&path, MAX_MISSING_BYTES)?;
+        // Another thread removes the file when the last chunk was fetched, so a separate check
+        // whether it exists would be a race.
+        let file = match File::open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(SnapshotError::io(&path))?,
+        };
+        let text = read_file(file, &path, MAX_MISSING_BYTES)?;
         let missing = serde_json::from_slice(&text);
         missing
             .map(Some)
@@ -67,7 +70,7 @@ impl Snapshot {
         for name in [MISSING_FILE, PREFETCH_FILE, PIN_FILE] {
             let path = self.path().join(name);
             match fs::remove_file(&path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
                     return Err(SnapshotError::io(&path)(e));
                 }
                 _ => {}

@@ -23,8 +23,6 @@ pub(crate) const SET_FILES: [(&str, u32); 3] = [
     (WRITTEN_PAGES_FILE, MEMORY_PAGE),
     (FIRST_USE_PAGES_FILE, MEMORY_PAGE),
 ];
-/// Maximum size of an index in bytes, sufficient for the pages of 32 GiB.
-const MAX_INDEX_BYTES: u64 = 4 << 20;
 
 /// Maximum number of chunks of a working set recorded at a pause: 64 MiB. If a guest has touched
 /// more memory since its restore, most of the touched chunks belong to later work. They would not
@@ -103,20 +101,22 @@ impl Snapshot {
             return Ok(None);
         };
         let path = self.path().join(name);
-        let length = file.metadata().map_err(SnapshotError::io(&path))?.len();
-        if length > MAX_INDEX_BYTES {
-            return Err(SnapshotError::damaged(&path, "it is too long"));
-        }
-        let index = read_index(&file).map_err(|e| SnapshotError::damaged(&path, e))?;
+        // An index of this memory is not longer. The files of an imported snapshot are untrusted.
+        let limit = LayerIndex::encoded_len(self.units(unit)) as u64;
+        let index = LayerIndex::read(&file, limit).map_err(|e| SnapshotError::damaged(&path, e))?;
         self.fits(&path, &index, unit)?;
         Ok(Some((index.stored, file)))
     }
 
     fn fits(&self, path: &Path, index: &LayerIndex, unit: u32) -> Result<(), SnapshotError> {
-        let units = self.manifest().memory.bytes.div_ceil(u64::from(unit));
-        if index.unit == unit && index.units() == units {
+        if index.unit == unit && index.units() == self.units(unit) {
             return Ok(());
         }
         Err(SnapshotError::damaged(path, "its memory has another size"))
+    }
+
+    /// Returns the number of units of `unit` bytes of the memory.
+    fn units(&self, unit: u32) -> u64 {
+        self.manifest().memory.bytes.div_ceil(u64::from(unit))
     }
 }

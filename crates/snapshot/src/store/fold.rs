@@ -9,15 +9,16 @@
 //!
 //! - A reader with the old indexes reads the same content as before, because no claimed offset is
 //!   written. Guests, restores and uploads therefore continue during a fold.
-//! - If the process is killed at any time, either the old or the new snapshot remains. Bytes copied
-//!   before the commit are at unclaimed offsets, and the next fold writes them again.
+//! - If the process is killed or the host loses power at any time, either the old or the new
+//!   snapshot remains. Bytes copied before the commit are at unclaimed offsets, and the next fold
+//!   writes them again.
 //! - The copy is at most as large as the content of the upper snapshot, or as the caller's limit.
 //!   With a small limit, content that is never superseded is copied a logarithmic number of times.
 //!   A chain of folded snapshots then takes at most twice the space of its content.
 
 use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;
-use crate::draft::remove_draft;
+use crate::draft::{remove_draft, sync_dir};
 use crate::manifest::Manifest;
 use crate::snapshot::working_set::SET_FILES;
 use crate::snapshot::{
@@ -325,6 +326,8 @@ impl Fold {
                 return Ok(cancelled);
             }
         }
+        // Sync before the exchange: it replaces a snapshot that may be on storage for a long time.
+        sync_dir(&draft).map_err(SnapshotError::io(&draft))?;
         Ok(ControlFlow::Continue(()))
     }
 

@@ -5,7 +5,7 @@
 //! these layers, if any. A sandbox that uses the old files keeps them open: their content is the
 //! same.
 
-use crate::draft::SnapshotDraft;
+use crate::draft::{SnapshotDraft, sync_dir};
 use crate::manifest::Manifest;
 use crate::snapshot::{MANIFEST, disk_layer, read_index};
 use crate::{Snapshot, SnapshotError, SnapshotLayer, Store};
@@ -22,8 +22,8 @@ const COPY_BYTES: u64 = 4 << 20;
 
 impl Store {
     /// Merges snapshot `id` with its ancestors, down to index `oldest` in its lineage (0 is the
-    /// oldest ancestor). Does nothing if there are no such ancestors. If the process is killed,
-    /// either the old or the new snapshot remains.
+    /// oldest ancestor). Does nothing if there are no such ancestors. If the process is killed
+    /// or the host loses power, either the old or the new snapshot remains.
     pub fn merge(&self, id: &str, oldest: usize) -> Result<Snapshot, SnapshotError> {
         let lineage = self.lineage(id)?;
         let newest = self.get(id)?;
@@ -79,6 +79,8 @@ fn replace(draft: SnapshotDraft, manifest: &Manifest, place: &Path) -> Result<()
     let path = draft.path().join(MANIFEST);
     let text = serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
     fs::write(&path, text).map_err(SnapshotError::io(&path))?;
+    // Sync before the exchange: it replaces a snapshot that may be on storage for a long time.
+    sync_dir(draft.path()).map_err(SnapshotError::io(draft.path()))?;
     renameat2(
         AT_FDCWD,
         draft.path(),

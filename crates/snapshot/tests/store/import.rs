@@ -154,6 +154,27 @@ fn an_incomplete_snapshot_can_only_be_restored() {
     assert!(incomplete(local.parts("a").unwrap_err()));
     assert!(incomplete(a.write_checksums().unwrap_err()));
     assert!(!local.lineage("b").unwrap().is_complete());
+    // A reader that races with the removal of the file finds either state.
+    let (file, copy) = (a.path().join("missing.json"), local.root().join("copy"));
+    fs::rename(&file, &copy).unwrap();
+    let reader = a.clone();
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(move || {
+            let (mut before, mut changes) = (true, 0);
+            while changes < 3000 {
+                let found = reader.missing()?.is_some();
+                changes += usize::from(found != before);
+                before = found;
+            }
+            Ok::<_, SnapshotError>(())
+        });
+        while !reads.is_finished() {
+            fs::hard_link(&copy, &file).unwrap();
+            fs::remove_file(&file).unwrap();
+        }
+        reads.join().unwrap().unwrap();
+    });
+    fs::rename(&copy, &file).unwrap();
     assert!(!a.is_all_requested());
     a.request_all().unwrap();
     assert!(a.is_all_requested());

@@ -2,6 +2,7 @@
 
 use super::*;
 use jiffy_proto::layer::MEMORY_PAGE;
+use jiffy_snapshot::read_index;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,34 @@ fn a_working_set_is_used_by_its_snapshot_and_descendants() {
     assert!(lineage().working_set().is_err());
     // A damaged working set does not damage the snapshot.
     assert_eq!(root.verify().unwrap(), VerifyResult::Intact);
+}
+
+#[test]
+fn the_written_pages_of_the_largest_guest_are_recorded() {
+    const LARGEST: u64 = 64 << 30;
+    let (_dir, store) = store();
+    let mut draft = store.draft(0).unwrap();
+    draft.state.write_all_at(b"state", 0).unwrap();
+    draft.memory.set_len(LARGEST).unwrap();
+    let index = LayerIndex::empty(MEMORY_CHUNK, LARGEST);
+    index.write(&draft.memory_index).unwrap();
+    let mut manifest = manifest("root", None);
+    manifest.memory = MemorySizes {
+        bytes: LARGEST,
+        stored: 0,
+        zero: 0,
+    };
+    manifest.disks.clear();
+    let root = draft
+        .publish(&manifest, &[], Durability::PageCache)
+        .unwrap();
+    let last = LARGEST / u64::from(MEMORY_PAGE) - 1;
+    root.put_written_pages(&recorded_set(MEMORY_PAGE, &[last], LARGEST))
+        .unwrap();
+    let lineage = store.lineage("root").unwrap();
+    let pages = lineage.written_pages().unwrap().unwrap();
+    let index = read_index(&pages.first_command).unwrap();
+    assert_eq!(index.stored.iter().collect::<Vec<_>>(), [last]);
 }
 
 /// Returns the number of pages of `file` in the page cache.
