@@ -39,10 +39,21 @@ use crate::snapshot::machine_state::MachineShape;
 use crate::snapshot::memory_layers::MemoryLayers;
 use crate::snapshot::populate::DeferredCopies;
 use crate::snapshot::revert_memory::{CapturedPages, MappedFiles};
+use crate::virtio::blk::SharedOverlay;
 use bus::{Bus, SharedDevice, lock};
 use kvm_ioctls::{VcpuFd, VmFd};
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
+
+/// Disk that the guest can write. Can be used without the lock of the device.
+pub struct WritableDisk {
+    /// Device number.
+    pub device: usize,
+    /// Size of the disk in bytes.
+    pub bytes: u64,
+    /// File that receives the guest's writes.
+    pub overlay: SharedOverlay,
+}
 
 /// Machine before its first instruction.
 pub struct Machine {
@@ -50,8 +61,12 @@ pub struct Machine {
     pub bus: Arc<Bus>,
     /// virtio devices in guest order. Disks come first.
     pub devices: Vec<SharedDevice>,
+    /// Names of `devices`.
+    names: Vec<String>,
     /// Number of disks in `devices`.
     disks: usize,
+    /// Disks that the guest can write.
+    pub writable_disks: Vec<WritableDisk>,
     /// vCPUs in order of their ids.
     pub vcpus: Vec<VcpuFd>,
     /// Descriptors of the event loop, including the descriptors of all devices except disks.

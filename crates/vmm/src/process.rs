@@ -27,6 +27,7 @@ use crate::seccomp;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::{Block, DiskLayers};
+use crate::virtio::mmio::MmioDevice;
 use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
 use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
@@ -43,7 +44,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Maximum size of state and indexes of a small VM in addition to its memory and disk, in bytes.
@@ -113,9 +114,8 @@ pub fn run() -> ExitCode {
     match start(&origin, fds, spare, spare_threads, &link, times) {
         Ok(mut vm) => {
             let cause = vm.serve();
-            if cause == StopCause::Requested {
-                vm.halt();
-            }
+            // Also after a reset or a failure: other vCPUs and streams may still be running.
+            vm.halt();
             link.send(&Event::Stopped(cause), &[]);
             // Do not drop the VM: the kernel releases the memory of an exiting process at once, but
             // only one mapping after the other while KVM uses it.
@@ -332,7 +332,13 @@ impl Vm {
             EventSlot::Other(SLOT_DEVICE_FAILURE) => {
                 // Reset the counter before reading the devices. A later failure sets it again.
                 let _ = self.machine.device_failed.read();
-                self.machine.devices.iter().for_each(|d| self.report(d));
+                for device in &self.machine.devices {
+                    // The event loop must not wait for a disk. A thread that holds the lock now
+                    // reports or signals the device's failure afterwards.
+                    if let Ok(device) = device.try_lock() {
+                        self.report(device);
+                    }
+                }
             }
             EventSlot::Other(_) => {}
         }
@@ -341,11 +347,11 @@ impl Vm {
     fn on_device(&mut self, index: usize, work: impl FnOnce(&SharedDevice)) {
         if let Some(device) = self.machine.devices.get(index).cloned() {
             work(&device);
-            self.report(&device);
+            self.report(lock(&device));
         }
     }
 
-    fn report(&self, device: &SharedDevice) {
+    fn report(&self, device: MutexGuard<'_, MmioDevice>) {
         report_device(device, &self.machine.bus, |event| {
             self.link.send(event, &[]);
         });
@@ -491,7 +497,7 @@ impl Vm {
                 if let Some(work) = work.take() {
                     lock(&device).update(work);
                 }
-                self.report(&device);
+                self.report(lock(&device));
             }
         }
     }

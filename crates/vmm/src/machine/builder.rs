@@ -1,13 +1,13 @@
 //! Construction of a runnable machine from its configuration.
 
-use super::Machine;
-use super::bus::{Bus, SharedDevice};
+use super::bus::{Bus, SharedDevice, lock};
 use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};
 use super::ioapic::{IoApic, IoApicState, KvmRoutes};
 use super::kvm_vm::KvmVm;
 use super::legacy_ports::{COM1_IRQ, LegacyPorts};
 use super::received_fds::ReceivedFds;
 use super::vcpu;
+use super::{Machine, WritableDisk};
 use super::{cpu_features, cpu_level};
 use crate::GuestMemory;
 use crate::boot;
@@ -17,6 +17,7 @@ use crate::snapshot::machine_state::MachineShape;
 use crate::snapshot::memory_layers::MemoryLayers;
 use crate::snapshot::populate::DeferredCopies;
 use crate::snapshot::revert_memory::MappedFiles;
+use crate::virtio::blk::Block;
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{FdIndex, VmConfig, limits};
@@ -32,7 +33,9 @@ pub(super) struct MachineBuilder {
     pub memory: GuestMemory,
     pub poller: Poller,
     disk_poller: Poller,
+    names: Vec<String>,
     disks: usize,
+    writable_disks: Vec<WritableDisk>,
     pub devices: Vec<SharedDevice>,
     kicks: Vec<EventFd>,
 }
@@ -62,12 +65,15 @@ impl MachineBuilder {
             };
             attached.push(attach(&kvm.vm, index, device, &memory, poller, &mut kicks)?);
         }
+        let names = attached.iter().map(|device| lock(device).name().to_owned());
         Ok(Self {
             kvm,
             memory,
             poller,
             disk_poller,
+            names: names.collect(),
             disks: devices.disks.len(),
+            writable_disks: find_writable_disks(&attached),
             devices: attached,
             kicks,
         })
@@ -119,7 +125,9 @@ impl MachineBuilder {
             vcpus,
             poller: self.poller,
             disk_poller: self.disk_poller,
+            names: self.names,
             disks: self.disks,
+            writable_disks: self.writable_disks,
             device_failed,
             memory: self.memory,
             layers,
@@ -134,6 +142,20 @@ impl MachineBuilder {
             kicks: self.kicks,
         })
     }
+}
+
+fn find_writable_disks(devices: &[SharedDevice]) -> Vec<WritableDisk> {
+    let disks = devices.iter().enumerate().filter_map(|(device, shared)| {
+        let find = |block: &Block| {
+            block.writable().then(|| WritableDisk {
+                device,
+                bytes: block.bytes(),
+                overlay: block.overlay(),
+            })
+        };
+        lock(shared).device_ref(find).flatten()
+    });
+    disks.collect()
 }
 
 /// Builds the machine from its configuration. Opens no file: all descriptors come from `fds`.

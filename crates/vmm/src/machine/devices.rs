@@ -1,6 +1,6 @@
 //! Virtio devices of a machine: creation, interrupts, kicks and event loop slots.
 
-use super::bus::{Bus, SharedDevice, lock};
+use super::bus::{Bus, SharedDevice};
 use super::received_fds::ReceivedFds;
 use crate::GuestMemory;
 use crate::error::VmmError;
@@ -23,7 +23,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// First interrupt pin of a virtio device. Lower pins belong to the PC.
@@ -239,8 +239,11 @@ pub(super) fn attach(
 }
 
 /// Reports a failure of a device, and a warning about the host's files that the device uses.
-pub(crate) fn report_device(device: &SharedDevice, bus: &Bus, report: impl Fn(&Event)) {
-    let mut device = lock(device);
+pub(crate) fn report_device(
+    mut device: MutexGuard<'_, MmioDevice>,
+    bus: &Bus,
+    report: impl Fn(&Event),
+) {
     if let Some(reason) = device.take_failure() {
         let device = device.name().to_owned();
         report(&Event::DeviceFailed { device, reason });

@@ -44,8 +44,8 @@ impl Machine {
         self.layers.fold(lower.memory, upper.memory);
         let mut done = true;
         let identities = lower.disks.iter().zip(&upper.disks);
-        for (at, (lower, upper)) in self.writable_disks().into_iter().zip(identities) {
-            let Some(device) = self.devices.get(at) else {
+        for (disk, (lower, upper)) in self.writable_disks.iter().zip(identities) {
+            let Some(device) = self.devices.get(disk.device) else {
                 continue;
             };
             // The disk thread holds the lock while storage responds. The event loop must not wait

@@ -1,12 +1,12 @@
 //! Rollback of a machine in use to a snapshot. The snapshot is read and checked while the guest
 //! runs. Then the machine's state is replaced.
 
-use super::Machine;
 use super::bus::lock;
 use super::devices::take_disk_layers;
 use super::received_fds::ReceivedFds;
 use super::restore::{PopulatePages, read_state, take_eager_chunks, take_memory_layers};
 use super::vcpu::{VcpuState, Vcpus};
+use super::{Machine, WritableDisk};
 use crate::error::VmmError;
 use crate::snapshot::huge_mappings::advise_huge_pages;
 use crate::snapshot::linear_memory::LinearMemory;
@@ -81,8 +81,8 @@ fn check_shape(machine: &Machine, state: &MachineState) -> Result<(), VmmError> 
     if state.shape != machine.shape {
         return Err(rejected("the snapshot is of another size or processor"));
     }
-    let names = machine.devices.iter().map(|d| lock(d).name().to_owned());
-    if !names.eq(state.devices.iter().map(|d| d.name().to_owned())) {
+    let names = machine.names.iter();
+    if !names.eq(state.devices.iter().map(|device| device.name())) {
         return Err(rejected("the snapshot has other devices"));
     }
     Ok(())
@@ -93,39 +93,25 @@ fn open_disks(
     config: &RollbackConfig,
     fds: &mut ReceivedFds,
 ) -> Result<Vec<(usize, DiskLayers)>, VmmError> {
-    let writable = machine.writable_disks();
+    let writable = &machine.writable_disks;
     if writable.len() != config.disks.len() {
         return Err(rejected(
             "the snapshot has another number of writable disks",
         ));
     }
     let mut disks = Vec::new();
-    for (at, disk) in writable.into_iter().zip(&config.disks) {
+    for (disk_of_machine, disk) in writable.iter().zip(&config.disks) {
         let layers = take_disk_layers(&disk.layers, fds)?;
         let overlay = File::from(fds.take(disk.overlay, "overlay disk")?);
-        let device = machine.devices.get(at);
-        let opened = device.and_then(|device| {
-            lock(device).device_ref(|block: &Block| block.open_layers(layers, overlay))
-        });
-        match opened {
-            Some(Ok(layers)) => disks.push((at, layers)),
-            Some(Err(e)) => return Err(VmmError::Config(format!("disk {at}: {e}"))),
-            None => return Err(rejected("a device of the snapshot is not a disk")),
-        }
+        let WritableDisk { device, bytes, .. } = disk_of_machine;
+        let layers = DiskLayers::open(layers, overlay, *bytes)
+            .map_err(|e| VmmError::Config(format!("disk {device}: {e}")))?;
+        disks.push((*device, layers));
     }
     Ok(disks)
 }
 
 impl Machine {
-    /// Returns the device numbers of the disks that the guest can write.
-    pub fn writable_disks(&self) -> Vec<usize> {
-        let devices = self.devices.iter().enumerate();
-        devices
-            .filter(|(_, device)| lock(device).device_ref(Block::writable) == Some(true))
-            .map(|(at, _)| at)
-            .collect()
-    }
-
     /// Reverts memory. `private` are the guest's private pages. No vCPU or device may be running.
     /// After an error, the guest must not run again.
     pub fn revert_memory(

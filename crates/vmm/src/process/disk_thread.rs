@@ -95,7 +95,7 @@ impl DiskThread {
             }
             gate_of_thread.leave();
             // Reports do not access the disks, so a pause need not wait for them.
-            report_device(shared, &bus, |event| {
+            report_device(lock(shared), &bus, |event| {
                 link.send(event, &[]);
             });
         };

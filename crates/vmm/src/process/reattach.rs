@@ -5,13 +5,13 @@ use super::{SLOT_CONTROL, SLOT_LISTENER, Vm, watch};
 use crate::error::VmmError;
 use crate::machine::ReceivedFds;
 use crate::machine::bus::lock;
-use crate::virtio::blk::Block;
 use jiffy_proto::channel::Channel;
 use jiffy_proto::vm::{CONTROL_PROTOCOL_VERSION, Event, FdIndex, StopCause};
 use nix::errno::Errno;
 use nix::sys::socket::{SockFlag, accept4};
-use std::io;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 
 impl Vm {
     /// Detaches the VM from its controller: the VM survives the controller, and later controllers
@@ -103,35 +103,25 @@ impl Vm {
             return;
         }
         self.reattach_pending = false;
-        match self.overlays() {
-            Ok(overlays) => {
-                let mut fds: Vec<BorrowedFd<'_>> = vec![self.console.as_fd()];
-                fds.extend(overlays.iter().map(AsFd::as_fd));
-                // One overlay per disk follows the console.
-                let index = |at: usize| FdIndex(u8::try_from(at).unwrap_or(u8::MAX));
-                let state = Event::Reattached {
-                    protocol: CONTROL_PROTOCOL_VERSION,
-                    running: self.running,
-                    prepared_snapshot: self.prepared.as_ref().map(|snapshot| snapshot.id.clone()),
-                    captured: self.captured_snapshot(),
-                    // Requests that this version supports, in addition to the requests of the first
-                    // version.
-                    rollback: true,
-                    fold: true,
-                    console: index(0),
-                    overlays: (1..fds.len()).map(index).collect(),
-                };
-                self.link.send(&state, &fds);
-            }
-            Err(e) => self.cause = Some(VmmError::host("handing out overlays", e).into()),
-        }
-    }
-
-    /// Returns a duplicate of the overlay of each writable disk.
-    fn overlays(&self) -> io::Result<Vec<OwnedFd>> {
-        let devices = self.machine.devices.iter();
-        devices
-            .filter_map(|device| lock(device).device_ref(Block::overlay)?.transpose())
-            .collect()
+        // The disks' locks must not be taken here: a disk may not respond.
+        let disks = self.machine.writable_disks.iter();
+        let overlays: Vec<Arc<File>> = disks.filter_map(|disk| disk.overlay.file()).collect();
+        let mut fds: Vec<BorrowedFd<'_>> = vec![self.console.as_fd()];
+        fds.extend(overlays.iter().map(|overlay| overlay.as_fd()));
+        // One overlay per disk follows the console.
+        let index = |at: usize| FdIndex(u8::try_from(at).unwrap_or(u8::MAX));
+        let state = Event::Reattached {
+            protocol: CONTROL_PROTOCOL_VERSION,
+            running: self.running,
+            prepared_snapshot: self.prepared.as_ref().map(|snapshot| snapshot.id.clone()),
+            captured: self.captured_snapshot(),
+            // Requests that this version supports, in addition to the requests of the first
+            // version.
+            rollback: true,
+            fold: true,
+            console: index(0),
+            overlays: (1..fds.len()).map(index).collect(),
+        };
+        self.link.send(&state, &fds);
     }
 }

@@ -218,15 +218,20 @@ impl Vm {
             let child = WriterProcess::start(&mut writer, &inherited_fds)
                 .or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
             self.machine.protected = true;
+            // Without an event of its exit, the snapshot would never complete.
+            let slot = self.machine.poller.slot(SLOT_BACKGROUND_COPY);
+            if let Err(e) = watch(&slot, child.pidfd.as_fd()) {
+                child.cancel();
+                self.thaw(frozen.devices())?;
+                return Err(e);
+            }
             report.phases.copy_us = micros(copying);
             drop(paused_disks);
             self.resume();
             report.stopped_us = micros(stopped);
             // The guest runs already. An error from here on fails the snapshot when the writer
             // process has exited.
-            let slot = self.machine.poller.slot(SLOT_BACKGROUND_COPY);
-            let watched = watch(&slot, child.pidfd.as_fd());
-            let failure = frozen.write(&files.state).and(watched).err();
+            let failure = frozen.write(&files.state).err();
             if config.captured && failure.is_none() {
                 let stopped_us = report.stopped_us;
                 self.link.send(&Event::Captured { stopped_us }, &[]);
@@ -278,7 +283,7 @@ impl Vm {
                 "this sandbox was snapshotted {MAX_LIVE_LAYERS} times without being paused or rolled back: pause and resume it"
             )));
         }
-        let disks = self.machine.writable_disks().len();
+        let disks = self.machine.writable_disks.len();
         let overlays = config.disks.len();
         if overlays != disks {
             let reason = format!("{overlays} overlays for {disks} writable disks");
@@ -346,7 +351,9 @@ impl Vm {
             candidates,
             disks: Vec::new(),
         };
-        for (at, (overlay, index_file)) in self.machine.writable_disks().into_iter().zip(disks) {
+        let writable = self.machine.writable_disks.iter().map(|disk| disk.device);
+        let writable: Vec<usize> = writable.collect();
+        for (at, (overlay, index_file)) in writable.into_iter().zip(disks) {
             let Some(device) = self.machine.devices.get(at) else {
                 continue;
             };

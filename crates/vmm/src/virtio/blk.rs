@@ -7,7 +7,7 @@ mod overlay;
 mod request;
 mod throttle;
 
-pub use disk::{DiskBackend, DiskLayers};
+pub use disk::{DiskBackend, DiskLayers, SharedOverlay};
 pub use throttle::SharedDiskLimiter;
 
 use super::device::RingState;
@@ -22,7 +22,6 @@ use nix::sys::epoll::EpollFlags;
 use request::RequestServer;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use throttle::DiskThrottle;
 use virtio_bindings::virtio_blk::{
@@ -133,13 +132,9 @@ impl Block {
         !self.disk.read_only()
     }
 
-    /// Duplicates the descriptor of the file that receives the guest's writes.
-    pub fn overlay(&self) -> io::Result<Option<OwnedFd>> {
-        self.disk
-            .overlay()
-            .map(AsFd::as_fd)
-            .map(|fd| fd.try_clone_to_owned())
-            .transpose()
+    /// Returns a handle of the file that receives the guest's writes.
+    pub fn overlay(&self) -> SharedOverlay {
+        self.disk.overlay()
     }
 
     /// Turns the guest's writes into a layer, and directs further writes to `overlay`, an empty
@@ -151,16 +146,6 @@ impl Block {
     /// Undoes the last [`Self::freeze`].
     pub fn thaw(&mut self) -> io::Result<()> {
         self.disk.thaw()
-    }
-
-    /// Opens layers (oldest first) and an empty file for the guest's writes. [`Self::revert`] puts
-    /// them above the image of this disk.
-    pub fn open_layers(
-        &self,
-        layers: Vec<(File, LayerIndex)>,
-        overlay: File,
-    ) -> io::Result<DiskLayers> {
-        self.disk.open_layers(layers, overlay)
     }
 
     /// Replaces all layers above the image by `layers`, and returns the former layers. The device

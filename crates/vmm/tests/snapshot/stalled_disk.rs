@@ -3,7 +3,10 @@
 use super::files::SnapshotTarget;
 use super::guest_image::{guest, skip};
 use super::test_vm::TestVm;
-use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use jiffy_proto::snapshot::{
+    AfterSnapshot, FileIdentity, FoldedLayers, MemorySource, SnapshotLayerFiles,
+};
+use jiffy_proto::vm::Request;
 use std::fs::{File, OpenOptions};
 use std::process::Command;
 use std::thread;
@@ -73,6 +76,14 @@ fn wait_for_writes(vm: &mut TestVm, thaw: bool) {
     }
 }
 
+fn files_of_no_layer(inode: u64) -> SnapshotLayerFiles {
+    let memory = FileIdentity { device: 0, inode };
+    SnapshotLayerFiles {
+        memory,
+        disks: vec![memory],
+    }
+}
+
 #[test]
 fn a_stalled_disk_blocks_no_other_device_and_loses_no_data() {
     let test = "a_stalled_disk_blocks_no_other_device_and_loses_no_data";
@@ -82,6 +93,8 @@ fn a_stalled_disk_blocks_no_other_device_and_loses_no_data() {
     };
     let mut vm = TestVm::boot_on(disk.overlay(), guest, 2, 256, "");
     wait_for_writes(&mut vm, true);
+    let place = tempfile::tempdir().unwrap();
+    vm.detach(&place.path().join("s"));
     disk.freeze();
     wait_for_writes(&mut vm, false);
     // Streams into the guest, its processors and the control socket must still work.
@@ -89,6 +102,15 @@ fn a_stalled_disk_blocks_no_other_device_and_loses_no_data() {
     vm.pause();
     vm.resume();
     wait_for_writes(&mut vm, false);
+    assert!(vm.status()[2] > before[2]);
+    // A fold is deferred.
+    vm.send(&Request::FoldLayers(Box::new(FoldedLayers {
+        lower: files_of_no_layer(1),
+        upper: files_of_no_layer(2),
+    })));
+    // The next controller does not wait for the disk either.
+    vm.disconnect();
+    assert_eq!(vm.adopt(&place.path().join("s")), (true, None));
     assert!(vm.status()[2] > before[2]);
     // A snapshot waits for the request in flight.
     let target = SnapshotTarget::new();

@@ -3,6 +3,7 @@
 
 use super::overlay::BlockOverlay;
 use crate::machine::adjacent;
+use crate::machine::bus::lock;
 use crate::virtio::device::chain::GuestBuffers;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
 use jiffy_proto::snapshot::FileIdentity;
@@ -11,6 +12,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
 
 /// Size of a logical block of the device, in bytes. Addresses and lengths of the guest are
 /// multiples.
@@ -52,6 +54,32 @@ pub struct DiskLayers {
     overlay: BlockOverlay,
 }
 
+impl DiskLayers {
+    /// Opens layers (oldest first) and an empty file for the guest's writes. [`Disk::revert`] puts
+    /// them above the image of a disk of `bytes` bytes.
+    pub fn open(layers: Vec<(File, LayerIndex)>, overlay: File, bytes: u64) -> io::Result<Self> {
+        let layers = layers
+            .into_iter()
+            .map(|(file, index)| BlockOverlay::frozen(file, index, bytes));
+        Ok(Self {
+            layers: layers.collect::<io::Result<_>>()?,
+            overlay: BlockOverlay::create(overlay, bytes)?,
+        })
+    }
+}
+
+/// File that currently receives a disk's writes. Can be read without the disk's lock, which is held
+/// while the host's storage responds.
+#[derive(Debug, Clone, Default)]
+pub struct SharedOverlay(Arc<Mutex<Option<Arc<File>>>>);
+
+impl SharedOverlay {
+    /// Returns the file. `None` if the disk is read-only.
+    pub fn file(&self) -> Option<Arc<File>> {
+        lock(&self.0).clone()
+    }
+}
+
 /// Disk of a fixed size.
 #[derive(Debug)]
 pub struct Disk {
@@ -59,6 +87,8 @@ pub struct Disk {
     /// Oldest first.
     layers: Vec<BlockOverlay>,
     overlay: Option<BlockOverlay>,
+    /// File of `overlay`.
+    shared_overlay: SharedOverlay,
     bytes: u64,
 }
 
@@ -88,12 +118,15 @@ impl Disk {
         let overlay = overlay
             .map(|file| BlockOverlay::create(file, bytes))
             .transpose()?;
-        Ok(Self {
+        let disk = Self {
             base,
             layers,
             overlay,
+            shared_overlay: SharedOverlay::default(),
             bytes,
-        })
+        };
+        disk.share_overlay();
+        Ok(disk)
     }
 
     /// Returns the size in bytes.
@@ -106,9 +139,15 @@ impl Disk {
         self.overlay.is_none()
     }
 
-    /// Returns the file that receives writes.
-    pub fn overlay(&self) -> Option<&File> {
-        self.overlay.as_ref().map(|o| &o.file)
+    /// Returns a handle of the file that receives writes.
+    pub fn overlay(&self) -> SharedOverlay {
+        self.shared_overlay.clone()
+    }
+
+    /// Must be called after each change of the overlay.
+    fn share_overlay(&self) {
+        let file = self.overlay.as_ref().map(|overlay| overlay.file.clone());
+        *lock(&self.shared_overlay.0) = file;
     }
 
     /// Returns the bit set of the 4 KiB blocks in the overlay: block `n` is bit `n % 64` of word `n
@@ -130,6 +169,7 @@ impl Disk {
             ..LayerIndex::empty(DISK_BLOCK, self.bytes)
         };
         self.layers.push(old);
+        self.share_overlay();
         Ok(index)
     }
 
@@ -142,25 +182,8 @@ impl Disk {
         // If copying fails, both files are unchanged for reads: `thaw` can be repeated.
         frozen.copy_blocks_of(top, self.bytes)?;
         self.overlay = self.layers.pop();
+        self.share_overlay();
         Ok(())
-    }
-
-    /// Opens layers (oldest first) and an empty file for writes, to be put above the image.
-    pub fn open_layers(
-        &self,
-        layers: Vec<(File, LayerIndex)>,
-        overlay: File,
-    ) -> io::Result<DiskLayers> {
-        if self.read_only() {
-            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
-        }
-        let layers = layers
-            .into_iter()
-            .map(|(file, index)| BlockOverlay::frozen(file, index, self.bytes));
-        Ok(DiskLayers {
-            layers: layers.collect::<io::Result<_>>()?,
-            overlay: BlockOverlay::create(overlay, self.bytes)?,
-        })
     }
 
     /// Replaces all layers above the image by `layers`, and returns the former layers.
@@ -168,6 +191,7 @@ impl Disk {
         // The image is not replaced: all snapshots of a sandbox are based on it.
         let before = std::mem::replace(&mut self.layers, layers.layers);
         let overlay = self.overlay.replace(layers.overlay)?;
+        self.share_overlay();
         Some(DiskLayers {
             layers: before,
             overlay,
@@ -178,7 +202,7 @@ impl Disk {
     /// must contain every block that only `lower` contained. Does nothing if the layers are not
     /// adjacent.
     pub fn fold_layers(&mut self, lower: FileIdentity, upper: FileIdentity) {
-        let files = self.layers.iter().map(|layer| &layer.file);
+        let files = self.layers.iter().map(|layer| &*layer.file);
         let Some(at) = adjacent(files, lower, upper) else {
             return;
         };
@@ -235,7 +259,7 @@ impl Disk {
                 .ok_or(io::ErrorKind::InvalidInput)?;
             let file = match from.checked_sub(1) {
                 None => &self.base,
-                Some(at) => self.layers.get(at).map_or(&overlay.file, |l| &l.file),
+                Some(at) => self.layers.get(at).map_or(&*overlay.file, |l| &*l.file),
             };
             transfer(libc::preadv, file, offset, run.iovecs().collect())?;
             offset = stop;
@@ -294,7 +318,7 @@ impl Disk {
     /// Reads the bytes `start..end` of one block from below the overlay.
     fn read_below(&self, start: u64, end: u64) -> io::Result<Vec<u8>> {
         let file = match self.layer_below(start / BLOCK_BYTES).checked_sub(1) {
-            Some(at) => self.layers.get(at).map_or(&self.base, |l| &l.file),
+            Some(at) => self.layers.get(at).map_or(&self.base, |l| &*l.file),
             None => &self.base,
         };
         let bytes = usize::try_from(end - start).map_err(invalid)?;

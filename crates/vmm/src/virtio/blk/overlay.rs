@@ -7,12 +7,13 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// Invariant: a block is read from this file exactly if it is in `owned`. It is added to `owned`
 /// only after all of its bytes are in the file.
 #[derive(Debug)]
 pub(super) struct BlockOverlay {
-    pub file: File,
+    pub file: Arc<File>,
     pub owned: UnitSet,
 }
 
@@ -27,7 +28,7 @@ impl BlockOverlay {
         // A sparse file: blocks that are not written take no space.
         file.set_len(bytes)?;
         Ok(Self {
-            file,
+            file: Arc::new(file),
             owned: UnitSet::empty(units),
         })
     }
@@ -42,7 +43,7 @@ impl BlockOverlay {
             )));
         }
         Ok(Self {
-            file,
+            file: Arc::new(file),
             // Zero blocks are stored as holes, so `index.zero` is empty for disks.
             owned: index.stored,
         })
