@@ -70,7 +70,7 @@ impl<'a> LayerOutput<'a> {
         Ok(())
     }
 
-    /// Writes at most [`MAX_RUN_BYTES`] bytes, which must be whole pages of guest memory.
+    /// Writes whole pages of guest memory.
     pub fn write(&mut self, data: &[u8], offset: i64) -> Result<(), Errno> {
         let Some(direct) = self.direct.filter(|_| data.len() >= MIN_DIRECT_RUN_BYTES) else {
             return write(self.file, data, offset);
@@ -78,12 +78,11 @@ impl<'a> LayerOutput<'a> {
         let written = match self.buffer {
             None => write(direct, data, offset),
             Some(buffer) => {
-                let length = data.len().min(MAX_RUN_BYTES);
                 // SAFETY: the buffer has MAX_RUN_BYTES bytes, is mapped until the process exits,
                 // and is only used here.
-                let copy = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), length) };
-                copy.copy_from_slice(data.get(..length).ok_or(Errno::EOVERFLOW)?);
-                write(direct, copy, offset)
+                let buffer =
+                    unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), MAX_RUN_BYTES) };
+                write_copies(direct, buffer, data, offset)
             }
         };
         match written {
@@ -96,6 +95,17 @@ impl<'a> LayerOutput<'a> {
             other => other,
         }
     }
+}
+
+/// Writes copies of `data` from `buffer`, which has [`MAX_RUN_BYTES`] bytes.
+fn write_copies(file: &File, buffer: &mut [u8], data: &[u8], mut offset: i64) -> Result<(), Errno> {
+    for piece in data.chunks(MAX_RUN_BYTES) {
+        let copy = buffer.get_mut(..piece.len()).ok_or(Errno::EOVERFLOW)?;
+        copy.copy_from_slice(piece);
+        write(file, copy, offset)?;
+        offset += i64::try_from(piece.len()).map_err(|_| Errno::EOVERFLOW)?;
+    }
+    Ok(())
 }
 
 fn huge_buffer() -> Option<NonNull<u8>> {
@@ -131,4 +141,26 @@ pub fn write(file: &File, mut from: &[u8], mut offset: i64) -> Result<(), Errno>
         offset += i64::try_from(count).map_err(|_| Errno::EOVERFLOW)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_run_longer_than_the_bounce_buffer_is_written_completely() {
+        let file = tempfile::tempfile().unwrap();
+        // The page cache accepts the same calls as `O_DIRECT`, which `tmpfs` may not support.
+        let mut output = LayerOutput::new(&file, Some(&file));
+        output.enable_bounce_buffer();
+        assert!(output.is_direct());
+        let data: Vec<u8> = (0..2 * MAX_RUN_BYTES + 4096)
+            .map(|i| u8::try_from(i % 251).unwrap())
+            .collect();
+        output.write(&data, 4096).unwrap();
+        let mut back = vec![0; data.len()];
+        file.read_exact_at(&mut back, 4096).unwrap();
+        assert!(back == data);
+    }
 }

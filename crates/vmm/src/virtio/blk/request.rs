@@ -30,9 +30,11 @@ enum BlockRequestError {
 
 impl From<io::Error> for BlockRequestError {
     fn from(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(_) => Self::Host(error),
-            None => Self::Io,
+        // Errors without a number are the device's own: the request is invalid. An unexpected end is
+        // the exception, since the file is shorter than the disk.
+        match (error.raw_os_error(), error.kind()) {
+            (Some(_), _) | (None, io::ErrorKind::UnexpectedEof) => Self::Host(error),
+            (None, _) => Self::Io,
         }
     }
 }

@@ -107,17 +107,17 @@ impl FrameReceiver {
                     return Ok(false);
                 }
                 match tap.read(&mut self.frame) {
-                    Ok(len) => self.len = len,
+                    Ok(len) => {
+                        // 0: the end of the tap.
+                        self.readable = len != 0;
+                        // An empty frame is skipped.
+                        self.len = if len > HEADER_BYTES { len } else { 0 };
+                    }
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                     Err(e) => {
                         self.errors += u64::from(e.kind() != io::ErrorKind::WouldBlock);
                         self.readable = false;
                     }
-                }
-                if self.len <= HEADER_BYTES {
-                    // No frame, an empty frame, or the end of the tap.
-                    self.readable &= self.len != 0;
-                    self.len = 0;
                 }
             }
             if self.len != 0 {

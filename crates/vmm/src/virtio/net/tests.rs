@@ -234,6 +234,29 @@ fn a_flood_of_frames_is_handled_in_bounded_steps() {
 }
 
 #[test]
+fn frames_that_do_not_fit_are_dropped_in_bounded_steps() {
+    let mut driver = NetDriver::new(MRG_RXBUF);
+    for index in 0..256 {
+        driver
+            .rx
+            .add(&[writable(RX_BUFFERS_ADDRESS + index * 16, 1)]);
+    }
+    for _ in 0..8 {
+        driver.receive_from_wire(300);
+    }
+    // Each frame is compared with 256 buffers, and 512 frames and buffers are handled at once.
+    let mut dropped = vec![0];
+    while dropped.last() != Some(&8) {
+        for ready in driver.harness.ready(0) {
+            driver.net.host_event(ready.token, ready.flags).unwrap();
+            dropped.push(driver.net.counters().rx_dropped);
+        }
+    }
+    assert_eq!(dropped, [0, 2, 4, 6, 8]);
+    assert!(driver.rx.used().is_empty());
+}
+
+#[test]
 fn a_sent_frame_reaches_the_tap_unchanged() {
     let mut driver = NetDriver::new(0);
     let payload: Vec<u8> = (0..200).collect();

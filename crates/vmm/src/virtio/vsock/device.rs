@@ -206,6 +206,9 @@ impl VirtioDevice for Vsock {
 
     fn reset(&mut self) {
         self.active = None;
+        // A batch that is in progress ends here: its end may find an inactive or failed device, and
+        // later events would be deferred forever.
+        self.batch = None;
     }
 
     fn begin_batch(&mut self) {

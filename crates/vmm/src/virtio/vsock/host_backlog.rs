@@ -46,15 +46,15 @@ impl HostBacklog {
         self.0.extend(&bytes[..copied]);
     }
 
-    /// Sends as many bytes as the stream accepts. Returns their number.
-    pub fn flush(&mut self, stream: &OwnedFd) -> Result<u32, Errno> {
+    /// Sends as many bytes as the stream accepts. Returns their number, also if a later call fails.
+    pub fn flush(&mut self, stream: &OwnedFd) -> (u32, Result<(), Errno>) {
         let mut total = 0;
         while !self.0.is_empty() {
             let (first, second) = self.0.as_slices();
             let sent = match send_bytes(stream, first, second) {
                 Ok(sent) => sent,
                 Err(Errno::EAGAIN) => break,
-                Err(e) => return Err(e),
+                Err(e) => return (total, Err(e)),
             };
             self.0.drain(..sent);
             total += u32::try_from(sent).unwrap_or(u32::MAX);
@@ -63,6 +63,6 @@ impl HostBacklog {
         if self.0.is_empty() {
             self.0 = VecDeque::new();
         }
-        Ok(total)
+        (total, Ok(()))
     }
 }

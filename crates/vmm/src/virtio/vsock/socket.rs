@@ -8,6 +8,9 @@ use nix::sys::socket::{MsgFlags, Shutdown, sendmsg, shutdown};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// Maximum number of vectors per system call (`UIO_MAXIOV`).
+const MAX_IOVECS: usize = 1024;
+
 /// Sends guest memory. Returns the number of bytes that the stream accepted.
 pub fn send_guest(stream: &OwnedFd, data: &GuestBuffers<'_>) -> Result<usize, Errno> {
     let mut pieces: Vec<libc::iovec> = data.iovecs().collect();
@@ -31,7 +34,7 @@ pub fn receive_guest(
     let mut pieces: Vec<libc::iovec> = Vec::with_capacity(buffers.len());
     for mut piece in buffers.iter().flat_map(GuestBuffers::iovecs) {
         piece.iov_len = piece.iov_len.min(left);
-        if piece.iov_len == 0 {
+        if piece.iov_len == 0 || pieces.len() == MAX_IOVECS {
             break;
         }
         left -= piece.iov_len;
@@ -79,5 +82,37 @@ fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
             Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virtio::device::chain::next_chain;
+    use crate::virtio::testing::{Ring, memory, writable};
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn more_buffers_than_one_call_can_fill_are_filled_partly() {
+        let memory = memory(1 << 20);
+        let mut ring = Ring::new(&memory, 0x1000, 128);
+        let mut queue = ring.queue(true);
+        let bytes: Vec<_> = (0..100).map(|at| writable(0x8_0000 + at, 1)).collect();
+        for chain in 0..12 {
+            ring.add_indirect(0x1_0000 + chain * 0x1000, &bytes);
+        }
+        let chains: Vec<_> = (0..12)
+            .map(|_| next_chain(&mut queue, &memory).unwrap().unwrap())
+            .collect();
+        let buffers: Vec<_> = chains.into_iter().map(|chain| chain.writable).collect();
+        let (mut host, device) = UnixStream::pair().unwrap();
+        host.write_all(&[7; 1200]).unwrap();
+        let device = OwnedFd::from(device);
+        assert_eq!(receive_guest(&device, &buffers, 1200), Ok(MAX_IOVECS));
+        assert_eq!(
+            receive_guest(&device, &buffers, 1200),
+            Ok(1200 - MAX_IOVECS)
+        );
     }
 }

@@ -190,6 +190,23 @@ fn random_requests_have_the_same_result_as_an_array() {
 }
 
 #[test]
+fn a_file_that_became_too_short_is_reported_as_an_error_of_the_host() {
+    let base = file(&pattern(1 << 16));
+    let host = base.try_clone().unwrap();
+    let mut driver = BlockDriver::new(DiskBackend::ReadOnly(base));
+    host.set_len(1 << 15).unwrap();
+    assert_eq!(driver.read(0, 4096), pattern(1 << 16)[..4096]);
+    assert_eq!(driver.block.take_warning(), None);
+    let data = [writable(DATA_ADDRESS, 4096)];
+    assert_eq!(
+        driver.request(REQUEST_IN, 1 << 15 >> 9, &data).0,
+        STATUS_IOERR
+    );
+    let warning = driver.block.take_warning().unwrap();
+    assert!(warning.contains("cannot serve this disk"), "{warning}");
+}
+
+#[test]
 fn a_write_that_fails_on_the_host_fails_in_the_guest_and_is_reported_once() {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -44,9 +44,10 @@ impl VsockConnection {
         let (Some(stream), false) = (&self.stream, self.backlog.is_empty()) else {
             return;
         };
-        match self.backlog.flush(stream) {
-            Ok(bytes) => self.credit.forward(bytes),
-            Err(_) => return self.close_host_receive(),
+        let (bytes, flushed) = self.backlog.flush(stream);
+        self.credit.forward(bytes);
+        if flushed.is_err() {
+            return self.close_host_receive();
         }
         if self.backlog.is_empty() && self.guest_shut & SHUT_SEND != 0 {
             shutdown_stream(stream, Shutdown::Write);

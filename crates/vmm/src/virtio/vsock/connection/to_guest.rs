@@ -89,6 +89,10 @@ impl VsockConnection {
                 len,
             });
         }
+        // The stream failed.
+        if self.state == VsockConnectionState::Closing {
+            return None;
+        }
         // Data was sent first, so the guest receives all bytes before the end.
         let shut = self.shutdown_to_send();
         if shut != self.sent_shutdown {
@@ -132,8 +136,15 @@ impl VsockConnection {
                 self.readable = false;
                 return None;
             }
-            // ECONNRESET: the host closed without reading all data. No more data follows.
-            Err(_) => 0,
+            // The host closed without reading all data. No more data follows.
+            Err(Errno::ECONNRESET) => 0,
+            // Data may be lost, so the guest must not receive a regular end. The expired deadline
+            // resets the connection.
+            Err(_) => {
+                self.state = VsockConnectionState::Closing;
+                self.deadline = Some(Instant::now());
+                return None;
+            }
         };
         // After a full buffer, the stream may contain more data. A shorter read has emptied it.
         self.readable = bytes == limit || self.hung_up;

@@ -61,6 +61,17 @@ fn an_empty_batch_and_one_after_a_reset_do_nothing() {
 }
 
 #[test]
+fn a_device_that_was_reset_within_a_batch_handles_later_events() {
+    let mut guest = VsockGuest::ready();
+    guest.device.begin_batch();
+    guest.device.reset();
+    // The end of the batch does not reach the inactive device.
+    guest.activate();
+    guest.fill();
+    guest.connected_by_guest(50, 4096);
+}
+
+#[test]
 fn much_data_fills_many_buffers_and_little_data_returns_unused_buffers() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_host(22, 1 << 20);

@@ -226,7 +226,7 @@ fn the_backlog_holds_no_more_memory_than_the_credit_and_none_when_empty() {
     let reader = thread::spawn(move || std::io::copy(&mut &far, &mut std::io::sink()).unwrap());
     let near = near.into();
     while !backlog.is_empty() {
-        backlog.flush(&near).unwrap();
+        backlog.flush(&near).1.unwrap();
     }
     assert_eq!(backlog.capacity(), 0);
     drop(near);
