@@ -3,6 +3,7 @@
 
 use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
+use crate::fleet_gateway::FleetParts;
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
@@ -20,8 +21,8 @@ use jiffy_client::{VERSION, VERSION_HEADER};
 use jiffy_function_manager::Functions;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
-    ClientRequestBody, ControlPlane, FunctionLabel, Gateway, GatewayConfig, InternalConnection,
-    KnownCaller, LinkSigner, Peer, RequestId, Tls,
+    ClientRequestBody, ControlPlane, ForwardedConnection, FunctionLabel, Gateway, GatewayConfig,
+    InternalConnection, KnownCaller, LinkSigner, Peer, RequestId, Tls,
 };
 use jiffy_image::{Home, Templates};
 use jiffy_network::Network;
@@ -53,6 +54,8 @@ pub struct ApiServer {
     address: Option<ApiListener>,
     direct: Option<DirectListener>,
     metrics: Option<MetricsServer>,
+    /// Streams of other members of the fleet.
+    forwarded: Option<mpsc::Receiver<ForwardedConnection>>,
 }
 
 /// Listening socket of the API address.
@@ -116,19 +119,42 @@ fn mark_known_if_invoked(mut response: hyper::Response<Body>) -> hyper::Response
     response
 }
 
+/// Parts of the host that the server makes available.
+pub struct HostParts {
+    pub sandboxes: Sandboxes,
+    pub functions: Functions,
+    /// `None` without a network.
+    pub network: Option<Network>,
+    /// `None` for a host without a fleet.
+    pub fleet: Option<FleetParts>,
+}
+
 impl ApiServer {
     /// Binds to the addresses in `options` and prints them. `start` is the start time of the
     /// daemon. `stop` is called when a client requests to stop the daemon.
     pub async fn open(
         options: &ServeOptions,
         home: &Home,
-        sandboxes: Sandboxes,
-        functions: Functions,
-        network: Option<Network>,
+        parts: HostParts,
         start: Instant,
         stop: impl Fn(StopHost) + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
-        let keys = Arc::new(Keys::open(home.path())?);
+        let HostParts {
+            sandboxes,
+            functions,
+            network,
+            fleet,
+        } = parts;
+        let (keys, hosts, forwarded, signing_key) = match fleet {
+            None => {
+                let keys = Arc::new(Keys::open(home.path())?);
+                (keys, None, None, signing_key(home)?)
+            }
+            Some(fleet) => {
+                let (hosts, forwarded) = (Some(fleet.hosts), Some(fleet.forwarded));
+                (fleet.keys, hosts, forwarded, fleet.signing_key)
+            }
+        };
         let address = match options.listen {
             Some(address) => Some(ApiListener::open(address, options, home, &keys).await?),
             None => None,
@@ -147,7 +173,7 @@ impl ApiServer {
         };
         let public = address.as_ref().map(|address| address.public.clone());
         let url = public.as_ref().map(|public| public.url.clone());
-        let signer = LinkSigner::new(&signing_key(home)?);
+        let signer = LinkSigner::new(&signing_key);
         let config = jiffy_api::Config {
             domain: public.as_ref().and_then(|public| public.domain.clone()),
             scheme: public.as_ref().map_or("http", |public| public.scheme),
@@ -205,7 +231,8 @@ impl ApiServer {
             control: jiffy_api::router(app.clone()).merge(metrics_routes),
             functions: jiffy_api::function_router(app.clone()),
         };
-        let gateway = Gateway::new(gateway_config.clone(), guests, control, Some(signer));
+        let config = gateway_config.clone();
+        let gateway = Gateway::in_fleet(config, guests, control, Some(signer), hosts);
         let direct = direct.map(|listener| DirectListener {
             listener,
             functions: direct_functions,
@@ -223,6 +250,7 @@ impl ApiServer {
             address,
             direct,
             metrics,
+            forwarded,
         })
     }
 
@@ -240,6 +268,7 @@ impl ApiServer {
             address,
             direct,
             metrics,
+            forwarded,
         } = self;
         let revocations = end_revoked(app);
         let own_uid = geteuid();
@@ -249,6 +278,14 @@ impl ApiServer {
         let local = jiffy_gateway::serve_local(local, gateway.clone(), is_permitted, end);
         let end = stopping.clone().cancelled_owned();
         let internal = jiffy_gateway::serve_internal(internal, gateway.clone(), end);
+        let forwarded = {
+            let (gateway, end) = (gateway.clone(), stopping.clone().cancelled_owned());
+            async move {
+                if let Some(streams) = forwarded {
+                    jiffy_gateway::serve_forwarded(streams, gateway, end).await;
+                }
+            }
+        };
         let address = async {
             let end = stopping.clone().cancelled_owned();
             if let Some(ApiListener { listener, tls, .. }) = address {
@@ -266,7 +303,7 @@ impl ApiServer {
             }
         };
         tokio::select! {
-            _ = async { tokio::join!(local, internal, address, direct, metrics) } => {}
+            _ = async { tokio::join!(local, internal, address, direct, metrics, forwarded) } => {}
             // The task never completes; it only runs as long as the listeners.
             () = revocations => {}
         }
@@ -315,6 +352,11 @@ impl ApiListener {
 /// output may be stored in a journal that other users can read. On other addresses, the owner must
 /// have created a key.
 fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<PathBuf>> {
+    if keys.is_fleet() {
+        // The keys may not be loaded yet. A fleet has no key of its own for each host.
+        let path = home.path().join("api-key");
+        return Ok(path.exists().then_some(path));
+    }
     if address.ip().is_loopback() {
         return Ok(Some(local_key(home.path(), keys)?));
     }

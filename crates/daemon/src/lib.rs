@@ -8,6 +8,7 @@ mod confinement;
 mod direct_connections;
 mod direct_listener;
 mod engine;
+pub mod fleet_gateway;
 mod functions;
 mod gateway_sandboxes;
 mod internal;

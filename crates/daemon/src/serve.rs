@@ -1,6 +1,6 @@
 //! Main function of the daemon: opens all components, serves requests, and shuts down in order.
 
-use crate::api_server::ApiServer;
+use crate::api_server::{ApiServer, HostParts};
 use crate::confinement::confine;
 use crate::local_daemon;
 use crate::traces::TraceExport;
@@ -145,9 +145,12 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let server = ApiServer::open(
         &options,
         &home,
-        sandboxes.clone(),
-        functions.clone(),
-        network.clone(),
+        HostParts {
+            sandboxes: sandboxes.clone(),
+            functions: functions.clone(),
+            network: network.clone(),
+            fleet: None,
+        },
         start,
         stop,
     )

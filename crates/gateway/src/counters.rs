@@ -45,6 +45,10 @@ counters! {
     exchanges_open,
     /// Requests answered by a guest.
     answered,
+    /// Requests forwarded to the host that has their sandbox.
+    forwarded,
+    /// Forwarded requests that were sent again, because their sandbox had moved.
+    repeated,
     /// Upgraded streams, such as WebSocket connections.
     upgraded,
     /// Requests passed to the control plane.

@@ -1,8 +1,11 @@
 //! Sends one request to a guest and receives the head of the response, on an idle or a new
 //! connection.
 
+use crate::config::GatewayLimits;
 use crate::counters::add;
-use crate::pool::{GuestConnection, PoolKey};
+use crate::other_hosts::OtherHosts;
+use crate::peer::Peer;
+use crate::pool::{GuestConnection, GuestConnectionPool, PoolKey};
 use crate::request_body::{ClientRequestBody, GuestRequestBody};
 use crate::request_error::RequestError;
 use crate::sandboxes::{OpenError, Sandboxes};
@@ -14,8 +17,10 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use jiffy_http::{PooledConnection, UpstreamConnection};
 use jiffy_proto::agent::ENVD_PORT;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 /// Maximum idle time of a connection that is reused for a request that must not be repeated. A
@@ -23,11 +28,64 @@ use tokio::time::timeout;
 /// to the agent are exempt, because the agent keeps them open far longer than the pool.
 const MAX_UNREPEATABLE_IDLE: Duration = Duration::from_secs(1);
 
+/// Receiver of a request.
+pub(crate) enum Upstream {
+    /// Port of a sandbox on this host.
+    Guest(PoolKey),
+    /// Gateway of another host, which serves one client per connection.
+    Host {
+        key: PoolKey,
+        hosts: Arc<dyn OtherHosts>,
+        host: Arc<str>,
+        peer: Peer,
+    },
+}
+
+impl Upstream {
+    /// Returns the gateway of a host, for the client `peer`.
+    pub fn host(hosts: &Arc<dyn OtherHosts>, host: Arc<str>, peer: Peer) -> Self {
+        Self::Host {
+            key: (format!("{host} {}", peer.ip), u16::from(peer.tls)),
+            hosts: hosts.clone(),
+            host,
+            peer,
+        }
+    }
+
+    fn key(&self) -> &PoolKey {
+        match self {
+            Self::Guest(key) | Self::Host { key, .. } => key,
+        }
+    }
+
+    /// Returns whether the receiver keeps idle connections open for longer than the pool.
+    fn keeps_idle(&self) -> bool {
+        matches!(self, Self::Guest((_, port)) if u32::from(*port) == ENVD_PORT)
+    }
+
+    /// Converts an error of the connection into the reason for the client.
+    fn failure(&self, error: &hyper::Error) -> RequestError {
+        match (self, interrupted(error)) {
+            (Self::Host { host, .. }, RequestError::Unavailable(reason)) => {
+                RequestError::HostUnavailable(format!("its host {host}: {reason}"))
+            }
+            (_, failure) => failure,
+        }
+    }
+
+    fn pool<'a, S>(&self, shared: &'a GatewayState<S>) -> &'a GuestConnectionPool {
+        match self {
+            Self::Guest(_) => &shared.pool,
+            Self::Host { .. } => &shared.host_pool,
+        }
+    }
+}
+
 /// Sends a request and waits, without timeout, for the head of the response. Uses a new connection
 /// if `fresh`.
 pub(crate) async fn send<S: Sandboxes>(
     shared: &GatewayState<S>,
-    key: &PoolKey,
+    upstream: &Upstream,
     parts: Parts,
     body: ClientRequestBody,
     fresh: bool,
@@ -37,12 +95,13 @@ pub(crate) async fn send<S: Sandboxes>(
     // Only an idempotent request without a body can be repeated if the reused connection fails.
     let repeatable = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
     let mut request = Request::from_parts(parts, GuestRequestBody::new(body, Arc::clone(counters)));
-    let max_idle = if repeatable.is_some() || u32::from(key.1) == ENVD_PORT {
+    let max_idle = if repeatable.is_some() || upstream.keeps_idle() {
         Duration::MAX
     } else {
         MAX_UNREPEATABLE_IDLE
     };
-    if !fresh && let Some(mut guest) = shared.pool.idle.take(key, max_idle) {
+    let pool = upstream.pool(shared);
+    if !fresh && let Some(mut guest) = pool.idle.take(upstream.key(), max_idle) {
         add(&counters.reused, 1);
         match guest.connection.send(request, is_body_complete).await {
             Ok(answer) => return Ok((answer, guest)),
@@ -55,15 +114,15 @@ pub(crate) async fn send<S: Sandboxes>(
                         Request::from_parts(parts, GuestRequestBody::empty(Arc::clone(counters)));
                 }
                 // The guest may have processed the request: do not repeat it.
-                (None, None) => return Err(interrupted(error.error())),
+                (None, None) => return Err(upstream.failure(error.error())),
             },
         }
         add(&counters.retried, 1);
     }
-    let mut guest = connect(shared, key).await?;
+    let mut guest = connect(shared, upstream).await?;
     match guest.connection.send(request, is_body_complete).await {
         Ok(answer) => Ok((answer, guest)),
-        Err(error) => Err(interrupted(error.error())),
+        Err(error) => Err(upstream.failure(error.error())),
     }
 }
 
@@ -87,33 +146,69 @@ fn interrupted(error: &hyper::Error) -> RequestError {
 /// Opens a connection into the sandbox.
 async fn connect<S: Sandboxes>(
     shared: &GatewayState<S>,
-    key: &PoolKey,
+    upstream: &Upstream,
 ) -> Result<GuestConnection, RequestError> {
     let limits = &shared.config.limits;
+    let (key, pool) = (upstream.key(), upstream.pool(shared));
     // Acquire the permit first: waiting clients must not pile up at a busy sandbox.
-    let permit = shared
-        .pool
+    let permit = pool
         .permit(&key.0, limits.exchanges_per_sandbox)
         .ok_or(RequestError::Busy)?;
     // Read the epoch before connecting: if the sandbox is rolled back meanwhile, the connection
     // must not return to the pool.
-    let epoch = shared.pool.idle.epoch();
+    let epoch = pool.idle.epoch();
     // Opening may resume the sandbox, which takes longer than connecting.
-    let opening = shared.sandboxes.open(&key.0, key.1);
-    let stream = match timeout(limits.open, opening).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(OpenError::NotFound)) => return Err(RequestError::NotFound),
-        Ok(Err(OpenError::NotRunning)) => return Err(RequestError::NotRunning),
-        Ok(Err(OpenError::PortClosed)) => return Err(RequestError::PortClosed),
-        Ok(Err(OpenError::Limit(reason))) => return Err(RequestError::Limit(reason)),
-        Ok(Err(OpenError::Unavailable(reason))) => return Err(RequestError::Unavailable(reason)),
-        Err(_) => {
-            return Err(RequestError::Unavailable(
-                "timed out opening the connection".to_owned(),
-            ));
+    let connection = match upstream {
+        Upstream::Guest((id, port)) => {
+            let stream = opened(limits, shared.sandboxes.open(id, *port)).await?;
+            add(&shared.counters.guest_connections, 1);
+            handshake(limits, stream).await?
+        }
+        Upstream::Host {
+            hosts, host, peer, ..
+        } => {
+            let stream = opened(limits, hosts.open(host, *peer)).await;
+            let stream = stream.map_err(|e| match e {
+                RequestError::Unavailable(reason) => RequestError::HostUnavailable(reason),
+                e => e,
+            })?;
+            handshake(limits, stream).await?
         }
     };
-    add(&shared.counters.guest_connections, 1);
+    Ok(PooledConnection::new(
+        connection,
+        key.clone(),
+        epoch,
+        permit,
+    ))
+}
+
+/// Waits for a stream, at most for the limit of opening.
+async fn opened<T>(
+    limits: &GatewayLimits,
+    opening: impl Future<Output = Result<T, OpenError>>,
+) -> Result<T, RequestError> {
+    match timeout(limits.open, opening).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(OpenError::NotFound)) => Err(RequestError::NotFound),
+        Ok(Err(OpenError::NotRunning)) => Err(RequestError::NotRunning),
+        Ok(Err(OpenError::PortClosed)) => Err(RequestError::PortClosed),
+        Ok(Err(OpenError::Limit(reason))) => Err(RequestError::Limit(reason)),
+        Ok(Err(OpenError::Unavailable(reason))) => Err(RequestError::Unavailable(reason)),
+        Err(_) => Err(RequestError::Unavailable(
+            "timed out opening the connection".to_owned(),
+        )),
+    }
+}
+
+/// Starts HTTP/1.1 on a stream.
+async fn handshake<T>(
+    limits: &GatewayLimits,
+    stream: T,
+) -> Result<UpstreamConnection<GuestRequestBody>, RequestError>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let handshake = http1::Builder::new()
         // Old servers in guests compare header names in a single spelling.
         .preserve_header_case(true)
@@ -125,11 +220,5 @@ async fn connect<S: Sandboxes>(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|e| interrupted(&e))?;
-    let connection = UpstreamConnection::new(handshake);
-    Ok(PooledConnection::new(
-        connection,
-        key.clone(),
-        epoch,
-        permit,
-    ))
+    Ok(UpstreamConnection::new(handshake))
 }

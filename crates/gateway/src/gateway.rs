@@ -7,6 +7,7 @@ use crate::config::GatewayConfig;
 use crate::control_plane::ControlPlane;
 use crate::counters::{GatewayCounters, add};
 use crate::internal;
+use crate::other_hosts::OtherHosts;
 use crate::peer::{KnownCaller, Peer};
 use crate::pool::GuestConnectionPool;
 use crate::preview_link::LinkSigner;
@@ -18,7 +19,7 @@ use crate::sandboxes::Sandboxes;
 use crate::state::{GatewayState, RequestContext};
 use crate::tasks::ConnectionTasks;
 use hyper::header::{CONNECTION, HeaderValue};
-use hyper::{Request, Response, Version};
+use hyper::{Request, Response, StatusCode, Version};
 use jiffy_proto::internal::InternalOrigin;
 use std::sync::Arc;
 use tracing::{Instrument, Span, field, info_span};
@@ -32,6 +33,8 @@ pub struct Gateway<S, C> {
     /// Origin of an internal connection, which a function or sandbox opened. `None` for connections
     /// of clients.
     origin: Option<Arc<InternalOrigin>>,
+    /// True for connections of other hosts, whose requests are not forwarded again.
+    is_forwarded: bool,
 }
 
 impl<S, C: Clone> Clone for Gateway<S, C> {
@@ -40,6 +43,7 @@ impl<S, C: Clone> Clone for Gateway<S, C> {
             shared: Arc::clone(&self.shared),
             control: self.control.clone(),
             origin: self.origin.clone(),
+            is_forwarded: self.is_forwarded,
         }
     }
 }
@@ -53,6 +57,17 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
         control: C,
         signer: Option<LinkSigner>,
     ) -> Self {
+        Self::in_fleet(config, sandboxes, control, signer, None)
+    }
+
+    /// Like [`Self::new`]. Forwards requests to sandboxes of the hosts `hosts`.
+    pub fn in_fleet(
+        config: GatewayConfig,
+        sandboxes: S,
+        control: C,
+        signer: Option<LinkSigner>,
+        hosts: Option<Arc<dyn OtherHosts>>,
+    ) -> Self {
         let counters = Arc::new(GatewayCounters::default());
         let admission = ConnectionAdmission::new(&config.limits, Arc::clone(&counters));
         Self {
@@ -62,10 +77,21 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                 signer,
                 counters,
                 pool: Arc::new(GuestConnectionPool::default()),
+                hosts,
+                host_pool: Arc::new(GuestConnectionPool::default()),
                 admission: Arc::new(admission),
             }),
             control,
             origin: None,
+            is_forwarded: false,
+        }
+    }
+
+    /// Returns a gateway for connections of other hosts.
+    pub(crate) fn for_forwarded(&self) -> Self {
+        Self {
+            is_forwarded: true,
+            ..self.clone()
         }
     }
 
@@ -119,6 +145,14 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             let (parts, body) = request.into_parts();
             // Clients and internal connections are routed by different rules.
             let route = match &self.origin {
+                None if self.is_forwarded => match self.shared.decide(&parts) {
+                    route @ (Route::Sandbox(_) | Route::Refused(..)) => route,
+                    // The other host answers these requests itself.
+                    Route::ControlPlane | Route::Function(_) => Route::Refused(
+                        StatusCode::MISDIRECTED_REQUEST,
+                        "Hosts forward requests to sandboxes only",
+                    ),
+                },
                 None => self.shared.decide(&parts),
                 Some(origin) => internal::decide(origin, &parts),
             };
@@ -175,6 +209,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                         request_id: id,
                         upgrade,
                         tasks,
+                        is_forwarded: self.is_forwarded,
                     };
                     match self.shared.pass(target, parts, body, context).await {
                         Ok(answer) => {

@@ -24,6 +24,7 @@ mod in_flight_exchange;
 pub mod internal;
 pub mod listener;
 mod local_peer;
+pub mod other_hosts;
 pub mod peer;
 pub mod pool;
 pub mod preview_link;
@@ -48,6 +49,9 @@ pub use file_link::FileLink;
 pub use gateway::Gateway;
 pub use internal::{InternalConnection, serve_internal};
 pub use listener::{serve, serve_local};
+pub use other_hosts::{
+    ForwardedConnection, HostStream, Location, OtherHosts, Pending, serve_forwarded,
+};
 pub use peer::{KnownCaller, Peer};
 pub use pool::GuestConnectionPool;
 pub use preview_link::{LinkError, LinkSigner};

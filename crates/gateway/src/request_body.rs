@@ -72,7 +72,7 @@ impl ClientRequestBody {
     }
 
     /// Returns an empty body.
-    fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             inner: None,
             unread: UnreadBody::default(),

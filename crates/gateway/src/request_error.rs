@@ -2,6 +2,7 @@
 //! "was not found" and "port is not open", so their wording is part of the API.
 
 use crate::body::{Body, full};
+use crate::other_hosts::MOVED;
 use hyper::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderMap, HeaderValue,
     RETRY_AFTER,
@@ -47,6 +48,12 @@ pub enum RequestError {
     /// The sandbox is unreachable.
     #[error("The sandbox cannot be reached: {0}")]
     Unavailable(String),
+    /// The host of the fleet that has the sandbox is unreachable.
+    #[error("The sandbox cannot be reached: {0}: try again")]
+    HostUnavailable(String),
+    /// The request was forwarded to this host, which does not have the sandbox.
+    #[error("The sandbox is not on this host")]
+    Moved,
     /// The limit of connections into this sandbox is reached.
     #[error("Too many requests to this sandbox are in flight: try again later")]
     Busy,
@@ -86,7 +93,10 @@ impl RequestError {
                 StatusCode::BAD_GATEWAY
             }
             Self::Limit(_) | Self::ExchangeLimit(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Busy | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Busy | Self::Overloaded | Self::HostUnavailable(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Moved => StatusCode::MISDIRECTED_REQUEST,
         }
     }
 
@@ -117,6 +127,9 @@ impl RequestError {
         let headers = answer.headers_mut();
         // The error may be over at the next request.
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if *self == Self::Moved {
+            headers.insert(MOVED, HeaderValue::from_static("1"));
+        }
         if matches!(self, Self::Limit(_)) {
             // An immediate retry would fail as well.
             headers.insert("should-retry", HeaderValue::from_static("false"));

@@ -73,8 +73,8 @@ impl HttpBody for ClientResponseBody {
     }
 }
 
-/// Body that fails when a future completes: the response to a signed link is interrupted when the
-/// link is revoked.
+/// Body that fails when a future completes. The response to a signed link is interrupted when the
+/// link is revoked, and a response of another host when the host is lost.
 pub struct BodyUntil<F> {
     inner: Body,
     end: Pin<Box<F>>,
@@ -96,7 +96,8 @@ impl<F: Future<Output = ()>> HttpBody for BodyUntil<F> {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         // Polled first, also to be woken at the revocation while the body is pending.
         if self.end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the link is no longer valid".into())));
+            let reason = "the link is no longer valid, or the host was lost";
+            return Poll::Ready(Some(Err(reason.into())));
         }
         Pin::new(&mut self.inner).poll_frame(cx)
     }

@@ -1,5 +1,6 @@
 //! State shared by all connections of a gateway, routing of requests, and counting of failures.
 
+mod forward;
 mod pass;
 
 pub(crate) use pass::RequestContext;
@@ -8,6 +9,7 @@ use crate::admission::ConnectionAdmission;
 use crate::config::GatewayConfig;
 use crate::counters::{GatewayCounters, add};
 use crate::file_link::FileLink;
+use crate::other_hosts::OtherHosts;
 use crate::pool::GuestConnectionPool;
 use crate::preview_link::LinkSigner;
 use crate::request_error::RequestError;
@@ -35,6 +37,10 @@ pub(crate) struct GatewayState<S> {
     pub(crate) signer: Option<LinkSigner>,
     pub(crate) counters: Arc<GatewayCounters>,
     pub(crate) pool: Arc<GuestConnectionPool>,
+    /// Other hosts of the fleet. `None` for a host without a fleet.
+    pub(crate) hosts: Option<Arc<dyn OtherHosts>>,
+    /// Connections to gateways of other hosts.
+    pub(crate) host_pool: Arc<GuestConnectionPool>,
     pub(crate) admission: Arc<ConnectionAdmission>,
 }
 
@@ -118,6 +124,7 @@ impl<S: Sandboxes> GatewayState<S> {
             | RequestError::ExchangeLimit(_)
             | RequestError::Busy
             | RequestError::Overloaded => &counters.limited,
+            RequestError::HostUnavailable(_) | RequestError::Moved => &counters.unavailable,
         };
         add(counter, 1);
     }

@@ -3,11 +3,12 @@
 use super::GatewayState;
 use crate::body::{Body, full};
 use crate::counters::add;
-use crate::exchange;
+use crate::exchange::{self, Upstream};
 use crate::headers::{HeaderRewrite, TRAFFIC_TOKEN, requested_host, upgrade};
 use crate::host_only_path::is_host_only;
 use crate::in_flight_exchange::InFlightExchange;
 use crate::internal;
+use crate::other_hosts::MOVED;
 use crate::peer::Peer;
 use crate::preview_link::take_link;
 use crate::request_body::ClientRequestBody;
@@ -40,6 +41,8 @@ pub(crate) struct RequestContext {
     pub(crate) request_id: RequestId,
     pub(crate) upgrade: hyper::upgrade::OnUpgrade,
     pub(crate) tasks: ConnectionTasks,
+    /// True if another host of the fleet forwarded the request.
+    pub(crate) is_forwarded: bool,
 }
 
 impl<S: Sandboxes> GatewayState<S> {
@@ -55,10 +58,16 @@ impl<S: Sandboxes> GatewayState<S> {
         if u32::from(target.port) == ENVD_PORT && is_host_only(target.path.path()) {
             return Err(RequestError::HostOnly);
         }
-        let access = self
-            .sandboxes
-            .find(&target.id)
-            .ok_or(RequestError::NotFound)?;
+        let Some(access) = self.sandboxes.find(&target.id) else {
+            return match &self.hosts {
+                Some(_) if context.is_forwarded => Err(RequestError::Moved),
+                // Functions reach sandboxes of their own host only.
+                Some(hosts) if context.origin.is_none() => {
+                    self.forward(hosts, &target.id, parts, body, context).await
+                }
+                _ => Err(RequestError::NotFound),
+            };
+        };
         let origin = context.origin.as_deref();
         if origin.is_some_and(|origin| !internal::reaches(origin, &access)) {
             // Respond as if the sandbox did not exist, so that its existence is not revealed.
@@ -94,9 +103,9 @@ impl<S: Sandboxes> GatewayState<S> {
             config: &self.config,
         };
         rewrite.to_guest(&mut parts);
-        let key = (target.id.clone(), target.port);
+        let upstream = Upstream::Guest((target.id.clone(), target.port));
         // An upgraded connection cannot be shared, so an upgrade uses a new connection.
-        let sending = exchange::send(self, &key, parts, body, protocol.is_some());
+        let sending = exchange::send(self, &upstream, parts, body, protocol.is_some());
         let (mut answer, connection) = match &mut end {
             None => sending.await?,
             Some(end) => tokio::select! {
@@ -122,6 +131,10 @@ impl<S: Sandboxes> GatewayState<S> {
         // hyper adapts the version to the client's connection.
         head.version = Version::HTTP_11;
         rewrite.to_client(&mut head.headers, upgraded);
+        if context.is_forwarded {
+            // Only the gateway may report that a sandbox has moved.
+            head.headers.remove(MOVED);
+        }
         if let Some(cookie) = cookie {
             head.headers.append(SET_COOKIE, cookie);
         }

@@ -5,6 +5,8 @@
 mod encrypted;
 mod errors;
 mod file_links;
+mod forwarded;
+mod forwarded_channel;
 mod keys;
 mod limits;
 mod local;

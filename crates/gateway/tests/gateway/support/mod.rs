@@ -10,13 +10,14 @@ use guest::Guests;
 use hyper::body::Incoming;
 use jiffy_gateway::ControlPlane;
 use jiffy_gateway::{
-    Gateway, GatewayConfig, GatewayCounters, GuestConnectionPool, LinkSigner, Tls, serve,
+    ForwardedConnection, Gateway, GatewayConfig, GatewayCounters, GuestConnectionPool, LinkSigner,
+    OtherHosts, Tls, serve, serve_forwarded,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -77,6 +78,25 @@ impl Setup {
     /// Starts a gateway with another control plane.
     pub async fn before(config: GatewayConfig, guests: &Guests, control: Router) -> Self {
         Self::of(Gateway::new(config, guests.clone(), control, None), None).await
+    }
+
+    /// Starts a gateway with other hosts. Returns the sender for their streams.
+    pub async fn in_fleet(
+        guests: &Guests,
+        hosts: Arc<dyn OtherHosts>,
+    ) -> (Self, mpsc::Sender<ForwardedConnection>) {
+        let signer = Some(LinkSigner::new(&KEY));
+        let gateway = Gateway::in_fleet(
+            config(),
+            guests.clone(),
+            control_plane(),
+            signer,
+            Some(hosts),
+        );
+        let (sender, streams) = mpsc::channel(8);
+        let end = std::future::pending();
+        tokio::spawn(serve_forwarded(streams, gateway.clone(), end));
+        (Self::of(gateway, None).await, sender)
     }
 
     async fn of<C>(gateway: Gateway<Guests, C>, tls: Option<Tls>) -> Self
