@@ -56,7 +56,7 @@ def test_the_validator_accepts_the_document(directory):
 
 
 def test_redocly_accepts_the_document_and_its_examples(directory):
-    # Warnings of the program itself, for example about the version of Node.js, are on standard error.
+    # Warnings of the program itself, for example about Node.js, are on standard error.
     done = run(directory, NODE_PROGRAMS / "redocly", "lint", "openapi.json", "--format", "json")
     assert json.loads(done.stdout)["totals"] == {"errors": 0, "warnings": 0, "ignored": ACCEPTED_FINDINGS}
 

@@ -1,0 +1,197 @@
+"""Asynchronous classes of snapshots, functions, templates and the host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import e2b
+from e2b.connection_config import ApiParams
+
+from jiffy import calls
+from jiffy.connection import Bound, Connected
+from jiffy.error_codes import InUseError
+from jiffy.models import (
+    Engine,
+    FunctionInfo,
+    FunctionLog,
+    FunctionResponse,
+    HostStatus,
+    Limits,
+    Pool,
+    SnapshotInfo,
+)
+from jiffy.transport import send_async
+
+# Interval between attempts to delete a snapshot that is being stored, in seconds.
+DISCARD_POLL_SECONDS = 0.02
+
+
+class AsyncTemplate(Connected, e2b.AsyncTemplate):
+    """Templates. Has all methods of `e2b.AsyncTemplate`."""
+
+
+@dataclass
+class AsyncSnapshot(Bound, SnapshotInfo):
+    """A snapshot of a sandbox."""
+
+    _params: Any = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    async def get(cls, snapshot: str, **opts: Unpack[ApiParams]) -> Self:
+        """Returns a snapshot by id or name."""
+        return cls(**await send_async(cls._config(**opts), calls.get_snapshot(snapshot)), _params=opts)
+
+    @classmethod
+    async def list(
+        cls, sandbox_id: str | None = None, name: str | None = None, **opts: Unpack[ApiParams]
+    ) -> AsyncIterator[Self]:
+        """Iterates over snapshots, newest first."""
+        token: str | None = None
+        while True:
+            items, token = await send_async(cls._config(**opts), calls.list_snapshots(sandbox_id, name, token))
+            for item in items:
+                yield cls(**item, _params=opts)
+            if token is None:
+                return
+
+    async def refresh(self) -> Self:
+        """Returns the present state of the snapshot."""
+        return await type(self).get(self.snapshot_id, **self._bound_params())
+
+    async def delete(self) -> bool:
+        """Deletes the snapshot. Returns false if it does not exist."""
+        return await send_async(self._bound_config(), calls.delete_snapshot(self.snapshot_id))
+
+    async def _discard(self) -> None:
+        """Deletes the snapshot after its files are complete."""
+        was_ready = False
+        while True:
+            try:
+                await self.delete()
+                return
+            except InUseError:
+                if was_ready:
+                    raise
+                was_ready = (await self.refresh()).status == "ready"
+            await asyncio.sleep(DISCARD_POLL_SECONDS)
+
+    async def verify(self) -> list[dict[str, Any]]:  # type: ignore[valid-type]
+        """Compares the snapshot and its ancestors with their checksums."""
+        return await send_async(self._bound_config(), calls.verify_snapshot(self.snapshot_id))
+
+
+@dataclass(frozen=True)
+class AsyncFunction(Bound, FunctionInfo):
+    """A WebAssembly function."""
+
+    _params: Any = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    async def deploy(
+        cls,
+        module: str | Path | bytes,
+        name: str | None = None,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        **opts: Unpack[ApiParams],
+    ) -> Self:
+        """Deploys a module as a new version.
+
+        :param module: Path of a WebAssembly module, or its bytes.
+        :param name: Name of the function. Defaults to the name of the file.
+        :param settings: Fields of `DeploySettings` in the API, for example `{"public": True}`.
+        """
+        content = module if isinstance(module, bytes) else Path(module).read_bytes()
+        if name is None:
+            if isinstance(module, bytes):
+                raise e2b.InvalidArgumentException("a module without a path requires name=")
+            name = Path(module).stem
+        return cls(**await send_async(cls._config(**opts), calls.deploy(name, content, settings or {})), _params=opts)
+
+    @classmethod
+    async def get(cls, name: str, **opts: Unpack[ApiParams]) -> Self:
+        """Returns a function."""
+        return cls(**await send_async(cls._config(**opts), calls.get_function(name)), _params=opts)
+
+    @classmethod
+    async def list(cls, **opts: Unpack[ApiParams]) -> list[Self]:
+        """Returns the functions of the key."""
+        return [cls(**item, _params=opts) for item in await send_async(cls._config(**opts), calls.list_functions())]
+
+    async def call(
+        self,
+        path: str = "/",
+        *,
+        method: str | None = None,
+        body: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> FunctionResponse:
+        """Sends a request to the function. Its response is returned also if its status is an error.
+
+        :param method: Defaults to `POST` with a body, and to `GET` without.
+        """
+        content = body.encode() if isinstance(body, str) else body
+        verb = method or ("GET" if content is None else "POST")
+        call = calls.invoke(self.name, path, verb, content, headers or {})
+        return await send_async(self._bound_config(), call)
+
+    async def logs(self, after: str | None = None, wait: int | None = None) -> FunctionLog:
+        """Returns a page of the log.
+
+        :param after: `next` of the previous page.
+        :param wait: Maximum time in seconds to wait for the first entry.
+        """
+        return await send_async(self._bound_config(), calls.function_log(self.name, after, wait))
+
+    async def rollback(self, version: int | None = None) -> Self:
+        """Activates an earlier version. Defaults to the previous one."""
+        return await self._switch("rollback", version)
+
+    async def enable(self) -> Self:
+        """Enables the function."""
+        return await self._switch("enable")
+
+    async def disable(self) -> Self:
+        """Rejects requests until the function is enabled."""
+        return await self._switch("disable")
+
+    async def _switch(self, action: str, version: int | None = None) -> Self:
+        fields = await send_async(self._bound_config(), calls.switch_function(self.name, action, version))
+        return type(self)(**fields, _params=self._params)
+
+    async def remove(self) -> bool:
+        """Removes the function with all versions. Returns false if it does not exist."""
+        return await send_async(self._bound_config(), calls.remove_function(self.name))
+
+
+class AsyncHost(Connected):
+    """The daemon and its host."""
+
+    @classmethod
+    async def status(cls, **opts: Unpack[ApiParams]) -> HostStatus:
+        """Returns status and free resources."""
+        return await send_async(cls._config(**opts), calls.host())
+
+    @classmethod
+    async def engines(cls, **opts: Unpack[ApiParams]) -> list[Engine]:
+        """Returns the engines and their capabilities."""
+        return await send_async(cls._config(**opts), calls.engines())
+
+    @classmethod
+    async def pools(cls, **opts: Unpack[ApiParams]) -> list[Pool]:
+        """Returns the warm pools."""
+        return await send_async(cls._config(**opts), calls.pools())
+
+    @classmethod
+    async def set_pool(cls, template: str, size: int, **opts: Unpack[ApiParams]) -> Pool:
+        """Sets the size of a template's warm pool."""
+        return await send_async(cls._config(**opts), calls.set_pool(template, size))
+
+    @classmethod
+    async def limits(cls, key: str | None = None, **opts: Unpack[ApiParams]) -> Limits:
+        """Returns limits and usage of a key. Defaults to the key of the request."""
+        return await send_async(cls._config(**opts), calls.limits(key))

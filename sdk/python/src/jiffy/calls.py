@@ -1,0 +1,303 @@
+"""Calls of the control plane: requests, and parsers of their results."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from e2b.api.client.models.sandbox_detail import SandboxDetail
+from e2b.sandbox.sandbox_api import SandboxInfo, SandboxMetrics
+
+from jiffy.errors import api_error
+from jiffy.models import (
+    Ack,
+    AwaitedState,
+    Connection,
+    Connections,
+    Created,
+    Engine,
+    FunctionInfo,
+    FunctionLog,
+    FunctionResponse,
+    HostStatus,
+    Limits,
+    LogEntry,
+    Pool,
+    Preview,
+    SnapshotInfo,
+    Stats,
+    time_of,
+)
+from jiffy.transport import Call, Reply
+
+# Maximum time in seconds of one call of `wait`.
+WAIT_SECONDS = 10
+# States from which a sandbox can still reach an awaited state.
+CHANGING: Mapping[AwaitedState, tuple[str, ...]] = {
+    "ended": ("creating", "running", "paused"),
+    "running": ("creating", "paused"),
+    "paused": ("creating", "running"),
+}
+
+
+def _path(*parts: str) -> str:
+    return "".join("/" + quote(part, safe="") for part in parts)
+
+
+def _sandbox(sandbox_id: str, *parts: str) -> str:
+    return _path("sandboxes", sandbox_id, *parts)
+
+
+def _set(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _nothing(reply: Reply) -> None:
+    del reply
+
+
+def _created(reply: Reply) -> Created:
+    return Created.of(reply.json())
+
+
+def create(body: Mapping[str, Any], idempotency_key: str | None) -> Call[Created]:
+    """A repeated request has the same key, and creates nothing again."""
+    headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+    return Call("POST", "/v2/sandboxes", _created, body=body, headers=headers)
+
+
+def connect(sandbox_id: str, timeout: int | None, memory: Any) -> Call[Created]:
+    body = _set(timeout=timeout, memory=memory if memory is False else None)
+    return Call("POST", "/v2" + _sandbox(sandbox_id, "connect"), _created, body=body)
+
+
+def _forked(reply: Reply) -> list[Created | Exception]:
+    def one(entry: Mapping[str, Any]) -> Created | Exception:
+        if entry.get("sandbox"):
+            return Created.of(entry["sandbox"])
+        error = entry.get("error") or {"code": 500, "message": "the child was not created"}
+        return api_error(int(error["code"]), json.dumps(error).encode(), reply.headers)
+
+    return [one(entry) for entry in reply.json()]
+
+
+def fork(sandbox_id: str, timeout: int | None, count: int | None) -> Call[list[Created | Exception]]:
+    body = _set(timeout=timeout, count=count)
+    return Call("POST", _sandbox(sandbox_id, "fork"), _forked, body=body, repeatable=False)
+
+
+def kill(sandbox_id: str) -> Call[bool]:
+    return Call("DELETE", _sandbox(sandbox_id), lambda reply: reply.status != 404, accepts=(404,))
+
+
+def info(sandbox_id: str) -> Call[SandboxInfo]:
+    def parse(reply: Reply) -> SandboxInfo:
+        info: SandboxInfo = SandboxInfo._from_sandbox_detail(SandboxDetail.from_dict(reply.json()))
+        return info
+
+    return Call("GET", _sandbox(sandbox_id), parse)
+
+
+def details(sandbox_id: str) -> Call[dict[str, Any]]:
+    return Call("GET", _sandbox(sandbox_id), lambda reply: dict(reply.json()))
+
+
+def set_timeout(sandbox_id: str, timeout: int) -> Call[None]:
+    return Call("POST", _sandbox(sandbox_id, "timeout"), _nothing, body={"timeout": timeout})
+
+
+def set_network(sandbox_id: str, body: Mapping[str, Any]) -> Call[None]:
+    return Call("PUT", _sandbox(sandbox_id, "network"), _nothing, body=body)
+
+
+def metrics(sandbox_id: str, start: int | None, end: int | None) -> Call[list[SandboxMetrics]]:
+    def parse(reply: Reply) -> list[SandboxMetrics]:
+        return [Stats.of(item) for item in reply.json()]
+
+    return Call("GET", _sandbox(sandbox_id, "metrics"), parse, query=_set(start=start, end=end))
+
+
+def stats(sandbox_id: str) -> Call[Stats | None]:
+    def parse(reply: Reply) -> Stats | None:
+        found = reply.json()["sandboxes"].get(sandbox_id)
+        return Stats.of(found) if found else None
+
+    return Call("GET", "/sandboxes/metrics", parse, query={"sandbox_ids": sandbox_id, "now": "true"})
+
+
+def pause(sandbox_id: str, memory: Any, strict: bool) -> Call[bool]:
+    body = _set(memory=memory if isinstance(memory, bool) else None, requireHealthyGuest=strict or None)
+
+    def parse(reply: Reply) -> bool:
+        if reply.status == 409:
+            error = api_error(reply.status, reply.content, reply.headers)
+            if error.error_code != "already_paused":
+                raise error
+        return reply.status != 409
+
+    return Call("POST", _sandbox(sandbox_id, "pause"), parse, body=body, repeatable=False, accepts=(409,))
+
+
+def _snapshot(reply: Reply) -> dict[str, Any]:
+    return SnapshotInfo.fields_of(reply.json())
+
+
+def snapshot(
+    sandbox_id: str, name: str | None, ack: Ack | None, durable: bool | None, memory: Any = None
+) -> Call[dict[str, Any]]:
+    body = _set(name=name, ack=ack, durable=durable, memory=memory if isinstance(memory, bool) else None)
+    return Call("POST", _sandbox(sandbox_id, "snapshots"), _snapshot, body=body, repeatable=False)
+
+
+def get_snapshot(snapshot_id: str) -> Call[dict[str, Any]]:
+    return Call("GET", _path("snapshots", snapshot_id), _snapshot)
+
+
+def list_snapshots(
+    sandbox_id: str | None, name: str | None, token: str | None
+) -> Call[tuple[list[dict[str, Any]], str | None]]:
+    def parse(reply: Reply) -> tuple[list[dict[str, Any]], str | None]:
+        return [SnapshotInfo.fields_of(item) for item in reply.json()], reply.headers.get("x-next-token") or None
+
+    return Call("GET", "/snapshots", parse, query=_set(sandboxID=sandbox_id, name=name, nextToken=token))
+
+
+def delete_snapshot(snapshot_id: str) -> Call[bool]:
+    return Call("DELETE", _path("templates", snapshot_id), lambda reply: reply.status != 404, accepts=(404,))
+
+
+def verify_snapshot(snapshot_id: str) -> Call[list[dict[str, Any]]]:
+    return Call("POST", _path("snapshots", snapshot_id, "verify"), lambda reply: list(reply.json()))
+
+
+def rollback(sandbox_id: str, snapshot_id: str) -> Call[None]:
+    body = {"snapshotID": snapshot_id}
+    return Call("POST", _sandbox(sandbox_id, "rollback"), _nothing, body=body, repeatable=False)
+
+
+def promote(sandbox_id: str) -> Call[list[str]]:
+    return Call("POST", _sandbox(sandbox_id, "promote"), lambda reply: list(reply.json()["removed"]))
+
+
+def restart(sandbox_id: str, grace: float | None) -> Call[None]:
+    body = _set(graceMs=None if grace is None else round(grace * 1000))
+    return Call("POST", _sandbox(sandbox_id, "restart"), _nothing, body=body, repeatable=False, waits=grace or 10)
+
+
+def rename(sandbox_id: str, name: str | None) -> Call[None]:
+    return Call("PATCH", _sandbox(sandbox_id), _nothing, body={"name": name})
+
+
+def wait(sandbox_id: str, state: AwaitedState, seconds: int) -> Call[str]:
+    query = {"for": state, "seconds": seconds}
+    return Call(
+        "GET", _sandbox(sandbox_id, "wait"), lambda reply: str(reply.json()["state"]), query=query, waits=seconds
+    )
+
+
+def preview(sandbox_id: str, port: int, ttl: int | None) -> Call[Preview]:
+    def parse(reply: Reply) -> Preview:
+        data = reply.json()
+        return Preview(data["url"], time_of(data["expiresAt"]))
+
+    return Call("GET", _sandbox(sandbox_id, "preview"), parse, query=_set(port=port, ttl=ttl))
+
+
+def connections(sandbox_id: str, limit: int | None) -> Call[Connections]:
+    def parse(reply: Reply) -> Connections:
+        data = reply.json()
+        items = [Connection.of(item) for item in data["connections"]]
+        since = time_of(data["since"]) if data["since"] else None
+        return Connections(items, since, data["missing"], list(data["untold"]))
+
+    return Call("GET", _sandbox(sandbox_id, "connections"), parse, query=_set(limit=limit))
+
+
+def host() -> Call[HostStatus]:
+    return Call("GET", "/host", lambda reply: HostStatus.of(reply.json()))
+
+
+def engines() -> Call[list[Engine]]:
+    return Call("GET", "/engines", lambda reply: [Engine.of(item) for item in reply.json()])
+
+
+def pools() -> Call[list[Pool]]:
+    return Call("GET", "/pools", lambda reply: [Pool.of(item) for item in reply.json()])
+
+
+def set_pool(template: str, size: int) -> Call[Pool]:
+    return Call("PUT", _path("pools", template), lambda reply: Pool.of(reply.json()), body={"size": size})
+
+
+def limits(key: str | None) -> Call[Limits]:
+    return Call("GET", "/limits", lambda reply: Limits.of(reply.json()), query=_set(key=key))
+
+
+def _function(reply: Reply) -> dict[str, Any]:
+    return FunctionInfo.fields_of(reply.json())
+
+
+def deploy(name: str, module: bytes, settings: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """A repeated deployment of the same module could create a second version."""
+    boundary = uuid.uuid4().hex
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="settings"\r\n'.encode(),
+        b"Content-Type: application/json\r\n\r\n",
+        json.dumps(dict(settings)).encode(),
+        f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="module"; filename="module.wasm"\r\n'.encode(),
+        b"Content-Type: application/wasm\r\n\r\n",
+        module,
+        f"\r\n--{boundary}--\r\n".encode(),
+    ]
+    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    return Call("POST", _path("functions", name), _function, content=b"".join(parts), headers=headers, repeatable=False)
+
+
+def get_function(name: str) -> Call[dict[str, Any]]:
+    return Call("GET", _path("functions", name), _function)
+
+
+def list_functions() -> Call[list[dict[str, Any]]]:
+    return Call("GET", "/functions", lambda reply: [FunctionInfo.fields_of(item) for item in reply.json()])
+
+
+def remove_function(name: str) -> Call[bool]:
+    return Call("DELETE", _path("functions", name), lambda reply: reply.status != 404, accepts=(404,))
+
+
+def switch_function(name: str, action: str, version: int | None = None) -> Call[dict[str, Any]]:
+    body = {"version": version} if version is not None else None
+    repeatable = action != "rollback" or version is not None
+    return Call("POST", _path("functions", name, action), _function, body=body, repeatable=repeatable)
+
+
+def function_log(name: str, after: str | None, wait: int | None) -> Call[FunctionLog]:
+    def parse(reply: Reply) -> FunctionLog:
+        data = reply.json()
+        return FunctionLog([LogEntry.of(item) for item in data["entries"]], data["next"])
+
+    query = _set(after=after, wait=wait)
+    return Call("GET", _path("functions", name, "logs"), parse, query=query, waits=wait or 0)
+
+
+def invoke(
+    name: str, path: str, method: str, content: bytes | None, headers: Mapping[str, str]
+) -> Call[FunctionResponse]:
+    """The response of the function is the result, also if its status is an error."""
+
+    def parse(reply: Reply) -> FunctionResponse:
+        if reply.status >= 400:
+            error = api_error(reply.status, reply.content, reply.headers)
+            if error.code:
+                raise error
+        return FunctionResponse(reply.status, reply.headers, reply.content)
+
+    target = _path("functions", name, "invoke") + "/" + path.lstrip("/")
+    is_repeatable = method.upper() in ("GET", "HEAD", "OPTIONS")
+    accepts = tuple(range(400, 600))
+    return Call(
+        method.upper(), target, parse, content=content, headers=headers, repeatable=is_repeatable, accepts=accepts
+    )

@@ -1,0 +1,195 @@
+"""Sends calls to the control plane, and repeats them where that is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import httpx
+from e2b.api import client_async, client_sync
+from e2b.connection_config import ConnectionConfig
+from e2b.exceptions import AuthenticationException, format_request_timeout_error
+
+from jiffy.errors import UnreachableError, api_error, retry_after
+
+T = TypeVar("T")
+
+# Statuses of a rejected request, which the daemon has not executed.
+_REJECTED = {429, 503}
+# Statuses after which the request may have been executed.
+_UNCERTAIN = {502, 504}
+_FIRST_DELAY = 0.1
+_MAX_DELAY = 10.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Successful response."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        """Returns the parsed body."""
+        return json.loads(self.content)
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """Call of the control plane."""
+
+    method: str
+    path: str
+    parse: Callable[[Reply], T]
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
+    content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    # True if the call may be repeated although the daemon may have executed it.
+    repeatable: bool = True
+    # Time in seconds for which the daemon may delay the response, in addition to the timeout.
+    waits: float = 0
+    # Statuses that are results instead of errors.
+    accepts: tuple[int, ...] = ()
+
+    def request(self, config: ConnectionConfig) -> dict[str, Any]:
+        """Returns the arguments of the HTTP client."""
+        if not config.api_key:
+            raise AuthenticationException("API key is required: set JIFFY_API_KEY, or pass api_key=")
+        headers = {**(config.headers or {}), "X-API-KEY": config.api_key, **self.headers}
+        query = {name: value for name, value in self.query.items() if value is not None}
+        timeout = None if config.request_timeout is None else config.request_timeout + self.waits
+        content = self.content
+        if self.body is not None:
+            content = json.dumps(self.body).encode()
+            headers["Content-Type"] = "application/json"
+        return {
+            "method": self.method,
+            "url": config.api_url.rstrip("/") + self.path,
+            "params": query or None,
+            "headers": headers,
+            "content": content,
+            "timeout": timeout,
+        }
+
+    def result(self, response: httpx.Response, content: bytes) -> T:
+        """Parses a response, or raises its error."""
+        if response.status_code >= 400 and response.status_code not in self.accepts:
+            raise api_error(response.status_code, content, response.headers)
+        return self.parse(Reply(response.status_code, response.headers, content))
+
+    def delay_after(self, response: httpx.Response, attempt: int) -> float | None:
+        """Returns the time to wait before a retry. `None` if the call must not be repeated."""
+        status = response.status_code
+        if status < 400 or status in self.accepts:
+            return None
+        marked = response.headers.get("should-retry", "").strip().lower()
+        if marked == "false":
+            return None
+        wait = retry_after(response.headers)
+        if status in _UNCERTAIN:
+            allowed = self.repeatable
+        elif marked == "true":
+            allowed = self.repeatable or status in _REJECTED
+        else:
+            allowed = status in _REJECTED
+        if not allowed:
+            return None
+        return wait if wait is not None else backoff(attempt)
+
+
+def backoff(attempt: int) -> float:
+    """Returns the time before a retry without `Retry-After`."""
+    return min(_FIRST_DELAY * float(2**attempt), _MAX_DELAY) * random.uniform(0.5, 1)
+
+
+def _deadline(config: ConnectionConfig) -> float:
+    return time.monotonic() + (config.request_timeout or 60)
+
+
+def _delay_after_loss(call: Call[Any], error: BaseException, attempt: int) -> float | None:
+    """Returns the time before a retry after a lost connection. `None` without a retry."""
+    # `e2b` has already repeated attempts to connect.
+    if isinstance(error, httpx.ConnectError) or not call.repeatable:
+        return None
+    return backoff(attempt)
+
+
+def _unreachable(config: ConnectionConfig, error: BaseException) -> UnreachableError:
+    return UnreachableError(f"no response of the daemon at {config.api_url}: {error or type(error).__name__}")
+
+
+def send(config: ConnectionConfig, call: Call[T]) -> T:
+    """Sends a call and returns its result."""
+    deadline = _deadline(config)
+    request = call.request(config)
+    transport = client_sync.get_transport(config)
+    with httpx.Client(transport=_Shared(transport), trust_env=False) as client:
+        for attempt in range(config.retries + 1):
+            is_last = attempt == config.retries
+            delay: float | None
+            try:
+                response = client.request(**request)
+            except httpx.TimeoutException:
+                raise format_request_timeout_error() from None
+            except (httpx.TransportError, OSError) as error:
+                delay = _delay_after_loss(call, error, attempt)
+                if is_last or delay is None or time.monotonic() + delay >= deadline:
+                    raise _unreachable(config, error) from error
+            else:
+                delay = call.delay_after(response, attempt)
+                if is_last or delay is None or time.monotonic() + delay >= deadline:
+                    return call.result(response, response.content)
+            time.sleep(delay)
+    raise AssertionError("unreachable")
+
+
+async def send_async(config: ConnectionConfig, call: Call[T]) -> T:
+    """Sends a call and returns its result."""
+    deadline = _deadline(config)
+    request = call.request(config)
+    transport = client_async.get_transport(config)
+    async with httpx.AsyncClient(transport=_AsyncShared(transport), trust_env=False) as client:
+        for attempt in range(config.retries + 1):
+            is_last = attempt == config.retries
+            delay: float | None
+            try:
+                response = await client.request(**request)
+            except httpx.TimeoutException:
+                raise format_request_timeout_error() from None
+            except (httpx.TransportError, OSError) as error:
+                delay = _delay_after_loss(call, error, attempt)
+                if is_last or delay is None or time.monotonic() + delay >= deadline:
+                    raise _unreachable(config, error) from error
+            else:
+                delay = call.delay_after(response, attempt)
+                if is_last or delay is None or time.monotonic() + delay >= deadline:
+                    return call.result(response, response.content)
+            await asyncio.sleep(delay)
+    raise AssertionError("unreachable")
+
+
+class _Shared(httpx.BaseTransport):
+    """Transport of `e2b`, which other clients share. Closing has no effect."""
+
+    def __init__(self, transport: httpx.BaseTransport) -> None:
+        self._transport = transport
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return self._transport.handle_request(request)
+
+
+class _AsyncShared(httpx.AsyncBaseTransport):
+    """Transport of `e2b`, which other clients share. Closing has no effect."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self._transport.handle_async_request(request)

@@ -1,0 +1,17 @@
+// SDK of Jiffy: sandboxes with snapshots, forks and rollback. The classes derive from the classes
+// of the package `e2b`: code for `e2b` works after its import is changed.
+export * from 'e2b'
+export * as errors from './errorCodes.js'
+export {
+  AllFailedError,
+  type ApiError,
+  type ApiErrorDetails,
+  NoDaemonError,
+  UnreachableError,
+  isApiError,
+} from './errors.js'
+export type { InvokeOptions, SnapshotOptions } from './calls.js'
+export type * from './models.js'
+export { Function, Host, Snapshot } from './resources.js'
+export { type Progress, Sandbox, type SandboxOptions, type TryOptions, Sandbox as default } from './sandbox.js'
+export { Template } from './template.js'

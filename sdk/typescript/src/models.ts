@@ -1,0 +1,222 @@
+// Results of calls.
+import type { SandboxMetrics, SnapshotInfo as E2bSnapshotInfo } from 'e2b'
+
+export type BootMode = 'cold' | 'snapshot' | 'warm-pool' | 'fork'
+export type AwaitedState = 'ended' | 'running' | 'paused'
+export type EngineName = 'microvm' | 'gvisor'
+export type Ack = 'captured' | 'stored'
+export type Json = Record<string, any>
+
+/** Origin of a sandbox's guest. */
+export interface Origin {
+  templateId: string
+  bootMode?: BootMode
+  /** Time from the request to the agent's answer, in milliseconds. */
+  bootMs?: number
+  engine?: EngineName
+  name?: string
+  forkedFrom?: string
+  /** Latest snapshot that the sandbox descends from. */
+  snapshotId?: string
+}
+
+/** Answer to a request that creates a sandbox or connects to it. */
+export interface Created {
+  sandboxId: string
+  sandboxDomain: string | undefined
+  envdVersion: string
+  envdAccessToken: string | undefined
+  trafficAccessToken: string | undefined
+  origin: Origin
+}
+
+export function created(data: Json): Created {
+  return {
+    sandboxId: data.sandboxID,
+    sandboxDomain: data.domain ?? undefined,
+    envdVersion: data.envdVersion,
+    envdAccessToken: data.envdAccessToken,
+    trafficAccessToken: data.trafficAccessToken ?? undefined,
+    origin: {
+      templateId: data.templateID,
+      bootMode: data.bootMode,
+      bootMs: data.bootMs,
+      engine: data.engine,
+      name: data.name,
+      forkedFrom: data.forkedFrom,
+      snapshotId: data.snapshotID,
+    },
+  }
+}
+
+/** A snapshot. */
+export interface SnapshotDetails extends E2bSnapshotInfo {
+  /** `storing`: captured in memory and not yet complete on disk. */
+  status: 'storing' | 'ready'
+  /** Sandbox of which the snapshot was taken. */
+  sandboxId?: string
+  parentId?: string
+  templateId: string
+  createdAt: Date
+  /** Time for which the guest was stopped, in milliseconds. */
+  stoppedMs: number
+  /** Time from the request to completion in milliseconds. 0 until the snapshot is complete. */
+  totalMs: number
+  /** Disk space of the snapshot in bytes, without its ancestors. */
+  bytes: number
+  /** State in the store. Absent without a store. */
+  storeState?: 'local' | 'uploading' | 'stored'
+}
+
+export function snapshotInfo(data: Json): SnapshotDetails {
+  return {
+    snapshotId: data.snapshotID,
+    names: data.names,
+    status: data.status,
+    sandboxId: data.originSandboxID,
+    parentId: data.parentSnapshotID,
+    templateId: data.templateID,
+    createdAt: new Date(data.createdAt),
+    stoppedMs: data.stoppedMs,
+    totalMs: data.totalMs,
+    bytes: data.jiffy.bytes,
+    storeState: data.storeState,
+  }
+}
+
+/** File that differs from the template. */
+export interface Change {
+  /** `A`: added, `C`: changed, `D`: deleted. */
+  kind: 'A' | 'C' | 'D'
+  path: string
+}
+
+/** Connection of a sandbox, or a DNS query. */
+export interface NetworkConnection {
+  timestamp: Date
+  protocol: string
+  address: string | null
+  port: number | null
+  /** Queried name, or the name that the connection sent. */
+  host: string | null
+  question: string | null
+  bytesOut: number | null
+  bytesIn: number | null
+  verdict: 'allowed' | 'refused'
+  reason: string | null
+  times: number
+}
+
+/** Newest connections of a sandbox, oldest first. */
+export interface NetworkConnections {
+  connections: NetworkConnection[]
+  /** Start of the record. Absent if the sandbox has no network. */
+  since?: Date
+  /** Number of further connections, as far as known. */
+  missing: number
+  /** Information that the host's kernel does not provide. */
+  untold: string[]
+}
+
+/** Link to a port of a sandbox that needs no key. */
+export interface Preview {
+  url: string
+  expiresAt: Date
+}
+
+/** Present usage of a sandbox. */
+export interface Stats extends SandboxMetrics {
+  /** Bytes received since the guest started. Absent without a network. */
+  netBytesIn?: number
+  netBytesOut?: number
+}
+
+export function stats(data: Json): Stats {
+  return {
+    timestamp: new Date(data.timestamp),
+    cpuUsedPct: data.cpuUsedPct,
+    cpuCount: data.cpuCount,
+    memUsed: data.memUsed,
+    memTotal: data.memTotal,
+    memCache: data.memCache,
+    diskUsed: data.diskUsed,
+    diskTotal: data.diskTotal,
+    netBytesIn: data.netBytesIn,
+    netBytesOut: data.netBytesOut,
+  }
+}
+
+/** Result of one function of `tryEach`. */
+export interface Outcome<S, T> {
+  /** Position of the function. */
+  index: number
+  /** Fork in which the function ran. */
+  sandbox: S
+  result?: T
+  /** Present if the function failed. */
+  error?: Error
+}
+
+/** An engine that isolates sandboxes. */
+export interface Engine {
+  name: EngineName
+  usable: boolean
+  default: boolean
+  version: string | null
+  /** Reason why the engine does not work. Only the host's owner receives it. */
+  why: string | null
+  capabilities: Record<string, boolean>
+}
+
+/** A warm pool: guests of a template that are ready to become sandboxes. */
+export interface Pool {
+  templateID: string
+  size: number
+  ready: number
+}
+
+/** Limits and usage of an API key. */
+export interface Limits {
+  keyID: string
+  name: string
+  limits: Record<string, number | null>
+  used: Record<string, any>
+}
+
+/** Status and free resources of a daemon. */
+export interface HostStatus {
+  version: string
+  /** Number of running sandboxes. */
+  running: number
+  /** Number of guests in warm pools. */
+  warm: number
+  network: string
+  memoryTotalMB: number | null
+  memoryAvailableMB: number | null
+  diskTotalMB: number | null
+  diskFreeMB: number | null
+}
+
+/** Entry of a function's log. */
+export interface FunctionLogEntry {
+  timestamp: Date
+  requestId: string
+  sequence: number
+  stream: string
+  text: string
+}
+
+/** Page of a function's log. */
+export interface FunctionLog {
+  entries: FunctionLogEntry[]
+  /** Position after the last entry: the next value of `after`. */
+  next: string
+}
+
+/** Response of a function. */
+export interface FunctionResponse {
+  status: number
+  headers: Headers
+  body: Uint8Array
+  text(): string
+}

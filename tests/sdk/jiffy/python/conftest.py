@@ -1,0 +1,112 @@
+"""Fixtures. `tests/sdk/run` starts the daemon and sets the variables of E2B."""
+
+import asyncio
+import os
+import re
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from flavour import Flavour
+from servers import Daemon
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios.txt"
+
+
+def pytest_collection_finish(session):
+    """Fails if the tests differ from the list of scenarios, unless a part was selected."""
+    listed = {re.sub(r"\W+", "_", line) for line in SCENARIOS.read_text().splitlines()}
+    found = {item.originalname.removeprefix("test_") for item in session.items}
+    is_complete = not session.config.option.keyword and all("::" not in arg for arg in session.config.args)
+    if is_complete and found != listed:
+        raise pytest.UsageError(f"missing: {sorted(listed - found)}; not listed: {sorted(found - listed)}")
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def sdk(request):
+    return Flavour(request.param)
+
+
+@pytest.fixture
+async def create(sdk):
+    """Creates sandboxes and kills them after the test."""
+    made = []
+
+    async def make(template=None, **options):
+        options.setdefault("timeout", 120)
+        sandbox = await sdk(sdk.Sandbox.create, template, **options)
+        made.append(sandbox)
+        return sandbox
+
+    yield make
+    for sandbox in made:
+        await sdk(sandbox.kill)
+
+
+@pytest.fixture(scope="session")
+async def shared(sdk):
+    """A sandbox for tests that do not disturb each other."""
+    sandbox = await sdk(sdk.Sandbox.create, timeout=600)
+    yield sandbox
+    await sdk(sandbox.kill)
+
+
+@pytest.fixture
+def unique():
+    return uuid.uuid4().hex[:12]
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """Starts daemons of a single test, and stops them after the test."""
+    started = []
+
+    def start(*options, **settings):
+        started.append(Daemon(tmp_path / "home", *options, **settings))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.stop()
+
+
+@pytest.fixture
+def without_variables(monkeypatch):
+    """Removes the variables that select a daemon."""
+    for name in list(os.environ):
+        if name.startswith(("E2B_", "JIFFY_URL", "JIFFY_API_KEY", "JIFFY_CA", "JIFFY_HOME")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.fixture
+def eventually():
+    """Polls until a condition holds or a time limit is reached."""
+
+    async def wait(question, limit=20):
+        end = time.monotonic() + limit
+        while not (answer := await question()):
+            assert time.monotonic() < end, f"not within {limit} s; the last answer was {answer!r}"
+            await asyncio.sleep(0.05)
+        return answer
+
+    return wait
+
+
+@pytest.fixture
+async def children(sdk):
+    """Returns the ids of the running forks of a sandbox."""
+
+    async def forks_of(sandbox):
+        found = []
+        paginator = sdk.Sandbox.list()
+        while paginator.has_next:
+            for listed in await sdk(paginator.next_items):
+                other = await sdk(sdk.Sandbox.connect, listed.sandbox_id)
+                if other.forked_from == sandbox.sandbox_id:
+                    found.append(other.sandbox_id)
+        return found
+
+    return forks_of
