@@ -4,8 +4,12 @@
 use hyper::header::HeaderValue;
 use hyper::http::uri::Authority;
 
-/// Prefix of the names of the gateway's own cookies.
+/// Prefix of the names of Jiffy's own cookies: links of the gateway and sessions of the console.
 pub const RESERVED_PREFIX: &str = "jiffy_";
+
+/// Prefixes by which a browser protects a cookie. A cookie whose name continues with
+/// [`RESERVED_PREFIX`] is Jiffy's own, too.
+const BROWSER_PREFIXES: [&str; 4] = ["__Host-Http-", "__Http-", "__Host-", "__Secure-"];
 
 /// Confines a guest's `Set-Cookie` to this guest: removes `Domain` and prepends `prefix` to `Path`.
 /// `None` if the cookie uses a name of the gateway and must be dropped.
@@ -16,7 +20,7 @@ pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue
         let attribute = attribute.trim_ascii();
         if index == 0 {
             // A guest must not forge a cookie of the gateway.
-            if starts_with(attribute, RESERVED_PREFIX) {
+            if is_reserved(attribute) {
                 return None;
             }
             out.extend_from_slice(attribute);
@@ -54,6 +58,15 @@ pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue
     HeaderValue::from_bytes(&out).ok()
 }
 
+/// Returns true if the cookie `pair` has a name of Jiffy. Browsers compare the prefixes of names
+/// without regard to case.
+fn is_reserved(pair: &[u8]) -> bool {
+    let mut prefixes = BROWSER_PREFIXES.iter();
+    let protected = prefixes.find(|prefix| starts_with(pair, prefix));
+    let name = protected.and_then(|prefix| pair.get(prefix.len()..));
+    starts_with(name.unwrap_or(pair), RESERVED_PREFIX)
+}
+
 /// Returns true if `bytes` start with `prefix` in any case.
 fn starts_with(bytes: &[u8], prefix: &str) -> bool {
     bytes
@@ -68,7 +81,7 @@ pub fn without_reserved<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Op
     for value in values {
         for pair in value.as_bytes().split(|b| *b == b';') {
             let pair = pair.trim_ascii();
-            if pair.is_empty() || starts_with(pair, RESERVED_PREFIX) {
+            if pair.is_empty() || is_reserved(pair) {
                 continue;
             }
             if !out.is_empty() {
@@ -170,6 +183,10 @@ mod tests {
             ),
             ("jiffy_link_80=forged", Some(PREFIX), None),
             ("JIFFY_x=forged", None, None),
+            ("__Host-jiffy_console=forged; Path=/; Secure", None, None),
+            ("__SECURE-Jiffy_console=forged", None, None),
+            ("__Host-Http-jiffy_console=forged", None, None),
+            ("__Host-own=1; Secure", None, Some("__Host-own=1; Secure")),
         ] {
             assert_eq!(confined(&value(set), prefix), expected.map(value), "{set}");
         }
@@ -180,6 +197,11 @@ mod tests {
         let cookies = [value("a=1; jiffy_link_80=s"), value("b=2")];
         assert_eq!(without_reserved(cookies.iter()), Some(value("a=1; b=2")));
         assert_eq!(without_reserved([value("jiffy_link_80=s")].iter()), None);
+        let sessions = "__Host-jiffy_console=s; a=1; __Secure-jiffy_console=s; jiffy_console=s";
+        assert_eq!(
+            without_reserved([value(sessions)].iter()),
+            Some(value("a=1"))
+        );
         assert_eq!(
             values_of(cookies.iter(), "jiffy_link_80").collect::<Vec<_>>(),
             ["s"]
