@@ -1,0 +1,135 @@
+import { keepPreviousData, type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
+import { useEffect, useState } from 'react'
+import { api, data, type Sandbox, type Schemas } from './client'
+
+/** Interval of lists while the page is visible. */
+const LIST_INTERVAL = 2000
+/** Number of items in a page of the API. */
+const PAGE = 100
+/** States that the table shows. */
+const STATES = 'running,paused,broken,creating'
+
+/** Returns all sandboxes that the caller sees. */
+async function listSandboxes(signal: AbortSignal): Promise<Sandbox[]> {
+  const all: Sandbox[] = []
+  let nextToken: string | undefined
+  do {
+    const query = { state: STATES, limit: PAGE, nextToken }
+    const result = await api.GET('/v2/sandboxes', { params: { query: query as never }, signal })
+    all.push(...data(result)!)
+    nextToken = result.response.headers.get('x-next-token') ?? undefined
+  } while (nextToken)
+  return all
+}
+
+async function listSnapshots(signal: AbortSignal, all: boolean): Promise<Schemas['Snapshot'][]> {
+  const list: Schemas['Snapshot'][] = []
+  let nextToken: string | undefined
+  do {
+    const query = { all, limit: PAGE, nextToken }
+    const result = await api.GET('/snapshots', { params: { query: query as never }, signal })
+    list.push(...data(result)!)
+    nextToken = result.response.headers.get('x-next-token') ?? undefined
+  } while (nextToken)
+  return list
+}
+
+/** Time that the latest request for a list took: large lists are requested less often. */
+let listTime = 0
+
+const polled = () => Math.max(LIST_INTERVAL, listTime * 20)
+
+async function timed<T>(request: () => Promise<T>): Promise<T> {
+  const start = performance.now()
+  const result = await request()
+  listTime = performance.now() - start
+  return result
+}
+
+// The lists are polled. An event feed would call [refresh] instead.
+export const useSandboxes = () =>
+  useQuery({
+    queryKey: ['sandboxes'],
+    queryFn: ({ signal }) => timed(() => listSandboxes(signal)),
+    refetchInterval: polled,
+  })
+
+export const useSnapshots = (all = true) =>
+  useQuery({
+    queryKey: ['snapshots', all],
+    queryFn: ({ signal }) => listSnapshots(signal, all),
+    refetchInterval: () => polled() * 2,
+  })
+
+export const useSandbox = (id: string) =>
+  useQuery({
+    queryKey: ['sandbox', id],
+    queryFn: async ({ signal }) =>
+      data(await api.GET('/sandboxes/{sandboxID}', { params: { path: { sandboxID: id } }, signal }))!,
+    refetchInterval: LIST_INTERVAL,
+    placeholderData: keepPreviousData,
+  })
+
+export const useTemplates = () =>
+  useQuery({
+    queryKey: ['templates'],
+    queryFn: async ({ signal }) => data(await api.GET('/templates', { signal }))!,
+    staleTime: 10_000,
+  })
+
+export const useHost = (enabled = true) =>
+  useQuery({
+    queryKey: ['host'],
+    queryFn: async ({ signal }) => data(await api.GET('/host', { signal }))!,
+    refetchInterval: 5000,
+    enabled,
+  })
+
+export const useLimits = () =>
+  useQuery({
+    queryKey: ['limits'],
+    queryFn: async ({ signal }) => data(await api.GET('/limits', { signal }))!,
+    refetchInterval: 5000,
+  })
+
+export const useEngines = () =>
+  useQuery({
+    queryKey: ['engines'],
+    queryFn: async ({ signal }) => data(await api.GET('/engines', { signal }))!,
+    staleTime: 60_000,
+  })
+
+/** Latest figures of the displayed sandboxes. */
+export const useFigures = (ids: string[]) =>
+  useQuery({
+    queryKey: ['figures', ids.join(',')],
+    queryFn: async ({ signal }) => {
+      const query = { sandbox_ids: ids.slice(0, PAGE).join(',') }
+      return data(await api.GET('/sandboxes/metrics', { params: { query: query as never }, signal }))!.sandboxes
+    },
+    refetchInterval: 5000,
+    enabled: ids.length > 0,
+    placeholderData: keepPreviousData,
+  })
+
+/** Requests new lists, after an action or an event. */
+export function refresh(queries: QueryClient) {
+  for (const key of ['sandboxes', 'snapshots', 'sandbox', 'limits', 'host']) {
+    void queries.invalidateQueries({ queryKey: [key] })
+  }
+}
+
+export function useRefresh() {
+  const queries = useQueryClient()
+  return () => refresh(queries)
+}
+
+/** The current time, which changes every second. */
+export function useNow(): number {
+  const [now, setNow] = useState(Date.now)
+  useEffect(() => {
+    const timer = setInterval(() => setNow(Date.now()), 1000)
+    return () => clearInterval(timer)
+  }, [])
+  return now
+}

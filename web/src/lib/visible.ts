@@ -1,0 +1,11 @@
+// Characters that could hide or reorder text: controls, and characters that change the direction.
+// Names and output of guests are data of strangers, so these characters are shown as code points.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu
+
+/** Makes control characters and bidirectional characters visible. */
+export function visible(text: string): string {
+  return text.replace(HIDDEN, (character) => {
+    const code = character.codePointAt(0) ?? 0
+    return `⟨${code.toString(16).toUpperCase().padStart(4, '0')}⟩`
+  })
+}

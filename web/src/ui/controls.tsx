@@ -1,0 +1,179 @@
+import { type ButtonHTMLAttributes, type ReactNode, useEffect, useState } from 'react'
+import { Dialog as RadixDialog, DropdownMenu } from 'radix-ui'
+import { CallError } from '../api/client'
+import { visible } from '../lib/visible'
+import { localTime, utcTime } from '../lib/format'
+import { Icon, type IconName } from './icons'
+
+type ButtonProps = ButtonHTMLAttributes<HTMLButtonElement> & {
+  icon?: IconName
+  look?: 'primary' | 'danger' | 'ghost' | 'primary danger'
+  small?: boolean
+  busy?: boolean
+  /** Name of a button that shows only its icon. */
+  label?: string
+}
+
+export function Button({ icon, look, small, busy, label, children, className, ...rest }: ButtonProps) {
+  const classes = ['button', look, small && 'small', !children && 'icon', className]
+  return (
+    <button type="button" {...rest} className={classes.filter(Boolean).join(' ')} aria-label={label}
+      title={rest.title ?? label} disabled={rest.disabled || busy} aria-busy={busy || undefined}>
+      {busy ? <span className="spinner" aria-hidden="true" /> : icon && <Icon name={icon} />}
+      {children}
+    </button>
+  )
+}
+
+/** Text of a guest or a user, with control characters made visible. */
+export function Text({ children, className, title }: { children: string; className?: string; title?: string }) {
+  return <span className={className} title={title && visible(title)}>{visible(children)}</span>
+}
+
+export function Time({ at }: { at: number | string | null | undefined }) {
+  if (at == null) return <>–</>
+  const ms = typeof at === 'string' ? Date.parse(at) : at
+  if (!Number.isFinite(ms)) return <>–</>
+  return <time dateTime={new Date(ms).toISOString()} title={utcTime(ms)}>{localTime(ms)}</time>
+}
+
+export function Copy({ text, label = 'Copy', small = true }: { text: string; label?: string; small?: boolean }) {
+  const [done, setDone] = useState(false)
+  useEffect(() => {
+    if (!done) return
+    const timer = setTimeout(() => setDone(false), 1500)
+    return () => clearTimeout(timer)
+  }, [done])
+  const copy = () => void navigator.clipboard.writeText(text).then(() => setDone(true), () => {})
+  return <Button look="ghost" small={small} icon={done ? 'check' : 'copy'} label={done ? 'Copied' : label} onClick={copy} />
+}
+
+export function CopyId({ id, short }: { id: string; short?: boolean }) {
+  return (
+    <span className="copy-id">
+      <code className="truncate" title={id}>{short ? id.slice(0, 10) : id}</code>
+      <Copy text={id} label="Copy the id" />
+    </span>
+  )
+}
+
+export function CodeBlock({ text }: { text: string }) {
+  return <div className="code-block"><pre tabIndex={0}>{visible(text)}</pre><Copy text={text} /></div>
+}
+
+export function Dialog({ title, onClose, wide, children, description }: {
+  title: string
+  onClose: () => void
+  wide?: boolean
+  description?: ReactNode
+  children: ReactNode
+}) {
+  return (
+    <RadixDialog.Root open onOpenChange={(open) => { if (!open) onClose() }}>
+      <RadixDialog.Portal>
+        <RadixDialog.Overlay className="overlay" />
+        <RadixDialog.Content className={`dialog${wide ? ' wide' : ''}`} aria-describedby={undefined}>
+          <div className="row spread">
+            <RadixDialog.Title asChild><h2>{title}</h2></RadixDialog.Title>
+            <RadixDialog.Close asChild><Button look="ghost" small icon="kill" label="Close" /></RadixDialog.Close>
+          </div>
+          {description && <div className="muted">{description}</div>}
+          {children}
+        </RadixDialog.Content>
+      </RadixDialog.Portal>
+    </RadixDialog.Root>
+  )
+}
+
+export interface MenuEntry {
+  label: string
+  icon?: IconName
+  danger?: boolean
+  disabled?: boolean
+  onSelect: () => void
+}
+
+export function Menu({ label, entries, trigger }: {
+  label: string
+  entries: (MenuEntry | 'line')[]
+  trigger?: ReactNode
+}) {
+  return (
+    <DropdownMenu.Root modal={false}>
+      <DropdownMenu.Trigger asChild>
+        {trigger ?? <Button look="ghost" small icon="more" label={label} />}
+      </DropdownMenu.Trigger>
+      <DropdownMenu.Portal>
+        <DropdownMenu.Content className="menu" align="end" sideOffset={4} aria-label={label}>
+          {entries.map((entry, index) => entry === 'line'
+            ? <DropdownMenu.Separator key={index} className="menu-line" />
+            : (
+              <DropdownMenu.Item key={entry.label} className={`menu-item${entry.danger ? ' danger' : ''}`}
+                disabled={entry.disabled} onSelect={entry.onSelect}>
+                {entry.icon && <Icon name={entry.icon} />}{entry.label}
+              </DropdownMenu.Item>
+            ))}
+        </DropdownMenu.Content>
+      </DropdownMenu.Portal>
+    </DropdownMenu.Root>
+  )
+}
+
+/** The complete error of a call, selectable, with a retry. */
+export function Problem({ error, onRetry, title }: { error: unknown; onRetry?: () => void; title?: string }) {
+  const code = error instanceof CallError ? error.code : undefined
+  const message = error instanceof Error ? error.message : String(error)
+  return (
+    <div className="problem-box" role="alert">
+      <strong>{title ?? 'The request failed'}</strong>
+      <pre>{visible(message)}{code ? `\nerror_code: ${code}` : ''}</pre>
+      {onRetry && <Button small icon="refresh" onClick={onRetry}>Retry</Button>}
+    </div>
+  )
+}
+
+export function Empty({ title, command, children }: { title: string; command?: string; children?: ReactNode }) {
+  return (
+    <div className="empty">
+      <h2>{title}</h2>
+      {children}
+      {command && <pre className="mono">{command}</pre>}
+    </div>
+  )
+}
+
+/** Placeholder rows. They appear after 200 ms, and have the height of the content. */
+export function Skeleton({ rows = 6, height = 22 }: { rows?: number; height?: number }) {
+  return (
+    <div className="stack" aria-busy="true" aria-label="Loading">
+      {Array.from({ length: rows }, (_, i) => <div key={i} className="skeleton" style={{ height }} />)}
+    </div>
+  )
+}
+
+export function Field({ label, hint, problem, whole, children, id }: {
+  label: string
+  id: string
+  hint?: ReactNode
+  problem?: string
+  whole?: boolean
+  children: ReactNode
+}) {
+  return (
+    <div className={`field${whole ? ' whole' : ''}`}>
+      <label htmlFor={id}>{label}</label>
+      {children}
+      {problem ? <span className="problem" role="alert">{visible(problem)}</span> : hint && <span className="hint">{hint}</span>}
+    </div>
+  )
+}
+
+export function Meter({ used, total, label }: { used: number; total: number; label: string }) {
+  const share = total > 0 ? Math.min(1, used / total) : 0
+  return (
+    <div className="meter" role="meter" aria-label={label} aria-valuemin={0} aria-valuemax={100}
+      aria-valuenow={Math.round(share * 100)} data-high={share > 0.85}>
+      <span style={{ width: `${share * 100}%` }} />
+    </div>
+  )
+}
