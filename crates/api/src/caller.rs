@@ -48,7 +48,7 @@ impl Caller {
     }
 
     /// Returns whether the caller manages the host: templates, pools, sandboxes of all keys.
-    pub(crate) fn is_admin(&self) -> bool {
+    pub fn is_admin(&self) -> bool {
         match self {
             Self::Owner => true,
             Self::Key(key) => key.scope == Scope::Admin,
@@ -57,7 +57,7 @@ impl Caller {
     }
 
     /// Returns whether the caller is read-only.
-    pub(crate) fn is_read_only(&self) -> bool {
+    pub fn is_read_only(&self) -> bool {
         self.key().is_some_and(|key| key.scope == Scope::Read)
     }
 
@@ -115,7 +115,8 @@ impl Caller {
         own.unwrap_or(name).to_owned()
     }
 
-    pub(crate) fn key(&self) -> Option<&Arc<Key>> {
+    /// Returns the key of the caller. `None` for the host's owner.
+    pub fn key(&self) -> Option<&Arc<Key>> {
         match self {
             Self::Owner => None,
             Self::Key(key) => Some(key),
@@ -164,7 +165,12 @@ fn presented_key(headers: &HeaderMap) -> Option<&str> {
 
 /// Returns the key in the headers of a request, if its length is valid.
 pub(crate) fn key_of_request(headers: &HeaderMap) -> Option<&str> {
-    presented_key(headers).filter(|key| !key.is_empty() && key.len() <= MAX_KEY)
+    presented_key(headers).filter(|key| is_key_length(key))
+}
+
+/// Returns whether a key may have the length of `key`.
+pub(crate) fn is_key_length(key: &str) -> bool {
+    !key.is_empty() && key.len() <= MAX_KEY
 }
 
 /// Restricts `router` to the host's owner and to callers with a key in force. Inserts the
@@ -220,7 +226,7 @@ fn request_id(headers: &HeaderMap) -> Option<Arc<str>> {
 }
 
 /// Returns the error of a key that cannot be verified.
-fn unverifiable(error: KeyError) -> ApiError {
+pub(crate) fn unverifiable(error: KeyError) -> ApiError {
     match error {
         KeyError::Fleet(e) if e.is_temporary() => ApiError::fleet_unavailable(e.to_string()),
         e => ApiError::internal(e.to_string()),
@@ -232,17 +238,25 @@ fn unverifiable(error: KeyError) -> ApiError {
 /// that a client cannot lock out others behind the same address.
 pub(crate) fn identify(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
+    // No other key is valid on an internal connection.
+    if let Some(origin) = request.extensions().get::<InternalOrigin>() {
+        return app.internal_caller(origin, request);
+    }
+    check_key(app, key_of_request(request.headers()), from).map(Caller::Key)
+}
+
+/// Verifies the key of a client at `from`. Counts failures of the address, and applies its limit.
+pub(crate) fn check_key(
+    app: &App,
+    key: Option<&str>,
+    from: Option<IpAddr>,
+) -> Result<Arc<Key>, ApiError> {
     let count_failure = |error: ApiError| {
         if let Some(ip) = from {
             app.authentication_limit.count(ip);
         }
         Err(error)
     };
-    // No other key is valid on an internal connection.
-    if let Some(origin) = request.extensions().get::<InternalOrigin>() {
-        return app.internal_caller(origin, request);
-    }
-    let key = key_of_request(request.headers());
     let wait = from.and_then(|ip| app.authentication_limit.wait(ip));
     // A key in force is accepted nevertheless.
     if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.is_in_force(&hash(key)))) {
@@ -256,7 +270,7 @@ pub(crate) fn identify(app: &App, request: &Request) -> Result<Caller, ApiError>
     };
     let verdict = app.keys.check(key, from);
     match verdict.map_err(unverifiable)? {
-        Verdict::Valid(key) => Ok(Caller::Key(Arc::from(key))),
+        Verdict::Valid(key) => Ok(Arc::from(key)),
         Verdict::Unknown | Verdict::Revoked => count_failure(ApiError::new(
             StatusCode::UNAUTHORIZED,
             "unauthenticated",

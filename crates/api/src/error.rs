@@ -56,6 +56,11 @@ impl ApiError {
         }
     }
 
+    /// Returns the message for users.
+    pub fn into_message(self) -> String {
+        self.message
+    }
+
     /// The request is invalid.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)

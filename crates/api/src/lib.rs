@@ -25,6 +25,7 @@ mod page;
 mod query;
 mod quota;
 mod routes;
+mod session_access;
 mod wire;
 
 pub use app::{App, Config};
@@ -44,3 +45,4 @@ pub use keys::{
 };
 pub use quota::ExchangePermit;
 pub use routes::{FunctionHost, calls, function_router, router};
+pub use session_access::GuestAccess;

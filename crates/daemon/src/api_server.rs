@@ -1,12 +1,14 @@
 //! [`ApiServer`]: the listeners of the daemon, which serve the API and the gateway to the owner's
 //! socket and to addresses.
 
+use crate::console_server::ConsoleServer;
 use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
 use crate::fleet_gateway::FleetParts;
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
+use crate::public_address::PublicAddress;
 use crate::status::daemon_status;
 use crate::traces::api_span;
 use crate::{ServeOptions, TlsOptions};
@@ -14,7 +16,8 @@ use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{
-    App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, end_revoked, local_key,
+    App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, PreviewLinks, end_revoked,
+    local_key,
 };
 use jiffy_api_types::StopHost;
 use jiffy_client::{VERSION, VERSION_HEADER};
@@ -56,6 +59,7 @@ pub struct ApiServer {
     metrics: Option<MetricsServer>,
     /// Streams of other members of the fleet.
     forwarded: Option<mpsc::Receiver<ForwardedConnection>>,
+    console: Option<ConsoleServer>,
 }
 
 /// Listening socket of the API address.
@@ -171,6 +175,11 @@ impl ApiServer {
             }
             None => None,
         };
+        let tls = address.as_ref().and_then(|address| address.tls.clone());
+        let console = match options.console {
+            Some(console) => ConsoleServer::bind(console, options, home, tls).await?,
+            None => None,
+        };
         let public = address.as_ref().map(|address| address.public.clone());
         let url = public.as_ref().map(|public| public.url.clone());
         let signer = LinkSigner::new(&signing_key);
@@ -210,6 +219,11 @@ impl ApiServer {
                 Arc::new(FunctionGateway(functions.clone())),
             )
             .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
+        let previews = public.clone().map(|public| {
+            let signer = signer.clone();
+            let link = move |id: &str, port, expires| public.page_link(&signer, id, port, expires);
+            Arc::new(link) as Arc<dyn PreviewLinks>
+        });
         if let Some(public) = public {
             let signer = signer.clone();
             let link = move |id: &str, port, expires| public.link(&signer, id, port, expires);
@@ -227,8 +241,18 @@ impl ApiServer {
         let guests = GatewaySandboxes::new(sandboxes.clone(), exchanges.clone(), keys.clone());
         let app = app.with_ports(Arc::new(guests.clone()));
         let metrics_routes = metrics::routes(&app, sandboxes.clone());
+        let mut routes = jiffy_api::router(app.clone()).merge(metrics_routes);
+        let console = match console {
+            Some(console) => {
+                let (server, owner_routes) =
+                    console.open(&app, routes.clone(), home, options, previews)?;
+                routes = routes.merge(owner_routes);
+                Some(server)
+            }
+            None => None,
+        };
         let control = ControlPlaneRouter {
-            control: jiffy_api::router(app.clone()).merge(metrics_routes),
+            control: routes,
             functions: jiffy_api::function_router(app.clone()),
         };
         let config = gateway_config.clone();
@@ -251,6 +275,7 @@ impl ApiServer {
             direct,
             metrics,
             forwarded,
+            console,
         })
     }
 
@@ -269,6 +294,7 @@ impl ApiServer {
             direct,
             metrics,
             forwarded,
+            console,
         } = self;
         let revocations = end_revoked(app);
         let own_uid = geteuid();
@@ -302,8 +328,15 @@ impl ApiServer {
                 metrics.serve(stopping.clone().cancelled_owned()).await;
             }
         };
+        let console = async {
+            if let Some(console) = console {
+                console.serve(stopping.clone().cancelled_owned()).await;
+            }
+        };
         tokio::select! {
-            _ = async { tokio::join!(local, internal, address, direct, metrics, forwarded) } => {}
+            _ = async {
+                tokio::join!(local, internal, address, direct, metrics, forwarded, console)
+            } => {}
             // The task never completes; it only runs as long as the listeners.
             () = revocations => {}
         }
@@ -370,7 +403,7 @@ fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<O
 }
 
 /// Returns the TLS settings of the API address. `None` without TLS.
-fn tls(options: &ServeOptions, home: &Home) -> anyhow::Result<Option<Tls>> {
+pub(crate) fn tls(options: &ServeOptions, home: &Home) -> anyhow::Result<Option<Tls>> {
     Ok(match &options.tls {
         TlsOptions::Files { certificate, key } => Some(Tls::from_files(certificate, key)?),
         TlsOptions::Generated => {
@@ -407,46 +440,6 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
     file.sync_all().with_context(context)?;
     std::fs::rename(&new, &path).with_context(context)?;
     Ok(key)
-}
-
-/// Addresses and names under which clients connect to the daemon.
-#[derive(Debug, Clone)]
-struct PublicAddress {
-    scheme: &'static str,
-    url: String,
-    /// First domain, with the port if it is not the default port of the scheme.
-    domain: Option<String>,
-}
-
-impl PublicAddress {
-    fn new(domains: &[String], address: SocketAddr, tls: bool) -> Self {
-        let (scheme, default_port) = if tls { ("https", 443) } else { ("http", 80) };
-        let port = address.port();
-        let domain = domains.first().map(|domain| {
-            if port == default_port {
-                domain.clone()
-            } else {
-                format!("{domain}:{port}")
-            }
-        });
-        Self {
-            scheme,
-            url: format!("{scheme}://{address}"),
-            domain,
-        }
-    }
-
-    /// Returns a link that opens `port` of a sandbox until `expires`.
-    fn link(&self, signer: &LinkSigner, id: &str, port: u16, expires: u64) -> String {
-        if let Some(domain) = &self.domain
-            && let Ok(label) = signer.label(id, port, expires)
-        {
-            return format!("{}://{label}.{domain}/", self.scheme);
-        }
-        let path = signer.path(id, port, "/", expires);
-        // All valid ports and ids can be signed.
-        format!("{}{}", self.url, path.unwrap_or_default())
-    }
 }
 
 #[cfg(test)]

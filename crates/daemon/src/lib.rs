@@ -5,6 +5,7 @@
 
 mod api_server;
 mod confinement;
+mod console_server;
 mod direct_connections;
 mod direct_listener;
 mod engine;
@@ -17,6 +18,7 @@ mod log;
 mod metrics;
 mod network;
 mod options;
+mod public_address;
 pub mod rootless_notice;
 mod serve;
 mod site;
@@ -29,8 +31,8 @@ mod traces;
 pub use engine::{choose as choose_engine, nic_kind};
 pub use local_daemon::open_client;
 pub use options::{
-    ConfinementOptions, DiskShare, FeatureMode, LogFormat, LogOptions, NetworkOptions,
-    ServeOptions, StoreOptions, TlsOptions,
+    ConfinementOptions, ConsoleOptions, DiskShare, FeatureMode, LogFormat, LogOptions,
+    NetworkOptions, ServeOptions, StoreOptions, TlsOptions,
 };
 pub use serve::run;
 pub use stop::stop;

@@ -93,9 +93,9 @@ impl MetricsServer {
     }
 }
 
-/// Empty set of sandboxes, for a gateway that serves metrics only.
+/// Empty set of sandboxes, for a gateway without a data plane.
 #[derive(Debug, Clone, Copy)]
-struct NoSandboxes;
+pub(crate) struct NoSandboxes;
 
 impl jiffy_gateway::Sandboxes for NoSandboxes {
     type Stream = UnixStream;

@@ -34,6 +34,8 @@ pub struct ServeOptions {
     pub functions_reset: SlotReset,
     /// Address of `/metrics` without a key.
     pub metrics_listen: Option<SocketAddr>,
+    /// Web console. `None` disables the console.
+    pub console: Option<ConsoleOptions>,
     /// URL of the OpenTelemetry collector that receives traces. `None` disables traces.
     pub otlp: Option<String>,
     /// Registries that are accessed without TLS.
@@ -80,6 +82,18 @@ pub enum FeatureMode {
     On,
     /// Disabled.
     Off,
+}
+
+/// Options of the web console.
+#[derive(Debug, Clone, Copy)]
+pub struct ConsoleOptions {
+    /// Address of the listener.
+    pub address: SocketAddr,
+    /// True if the address may be another one than loopback without TLS: the port is published on
+    /// loopback addresses only, for example by a container engine.
+    pub published: bool,
+    /// True if the daemon starts without the console if the address is in use.
+    pub optional: bool,
 }
 
 /// TLS of a listener.

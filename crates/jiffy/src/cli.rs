@@ -150,6 +150,13 @@ pub enum Command {
     /// Run the daemon in the foreground. Other commands start a daemon in the background if none
     /// runs
     Serve(Box<ServeArgs>),
+    /// Open the web console: print its address with a code for signing in, and open it in a browser
+    /// if a display exists. Starts the daemon if none runs
+    Console {
+        /// Do not open a browser
+        #[arg(long)]
+        no_open: bool,
+    },
     /// Start, stop and inspect the background daemon
     #[command(subcommand)]
     Daemon(DaemonCommand),

@@ -1,11 +1,12 @@
 //! `jiffy daemon`: starts, stops and inspects the daemon in the background.
 
 use crate::cli::{DaemonCommand, ServeArgs};
+use crate::console;
 use anyhow::Context;
 use clap::Parser;
 use hyper::Method;
 use jiffy_api_types::{DaemonStatus, Host, StopHost};
-use jiffy_daemon::local_daemon::{connect, process_of, spawn_and_wait};
+use jiffy_daemon::local_daemon::{client_over, connect, process_of, spawn_and_wait};
 use jiffy_image::Home;
 use std::fmt::Write;
 use std::net::TcpListener;
@@ -16,6 +17,8 @@ use tokio::net::UnixStream;
 const NOT_RUNNING_EXIT_CODE: u8 = 3;
 /// Option that the parent process passes to a background daemon.
 const LOG_FILE_OPTION: &str = "--log-file";
+/// Option that enables the web console.
+const CONSOLE_OPTION: &str = "--console";
 /// Option that commands pass to a daemon that they start automatically.
 const NO_LISTEN_OPTION: &str = "--no-listen";
 
@@ -36,7 +39,7 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
 }
 
 /// Starts the daemon. A running daemon without an address is replaced if an address is requested.
-async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
+pub(crate) async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     let new_options = parse_options(options);
     let home = Home::locate()?;
     if let Some(stream) = connect(&home).await {
@@ -84,15 +87,40 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     start_new(&home, options).await
 }
 
-/// Starts a daemon in the background, and prints its process id and address.
+/// Starts a daemon in the background, and prints its process id and addresses.
 async fn start_new(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
-    let status = query_status(home, spawn_and_wait(home, options).await?).await?;
+    let options = with_console(options);
+    let status = query_status(home, spawn_and_wait(home, &options).await?).await?;
     outln!("process {}", status.pid);
     if let Some(url) = &status.listen {
         outln!("listening on {url}");
         outln!("API key in {}", home.path().join("api-key").display());
     }
+    if options
+        .iter()
+        .any(|option| option.starts_with(CONSOLE_OPTION))
+    {
+        let client = client_over(home, connect(home).await.context("the daemon has exited")?);
+        match console::address(&client.await?).await? {
+            Some(url) => outln!("console on {url}, see `jiffy console`"),
+            None => outln!("no console: the address is in use; choose another one with --console"),
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the options with the console at its default address, unless the options select the
+/// console or the daemon serves its socket only.
+fn with_console(options: &[String]) -> Vec<String> {
+    let mut options = options.to_vec();
+    let selects = |option: &String| {
+        [CONSOLE_OPTION, NO_LISTEN_OPTION].contains(&option.as_str())
+            || option.starts_with("--console=")
+    };
+    if !options.iter().any(selects) {
+        options.extend([CONSOLE_OPTION, "auto"].map(str::to_owned));
+    }
+    options
 }
 
 /// Parses options of `jiffy serve`. Exits with an error message if an option is invalid, so that
@@ -147,7 +175,7 @@ fn user_options(arguments: Vec<String>) -> Vec<String> {
 }
 
 async fn query_status(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonStatus> {
-    let client = jiffy_daemon::local_daemon::client_over(home, stream).await?;
+    let client = client_over(home, stream).await?;
     let answer: Host = client.call(Method::GET, "/host", &()).await?;
     answer
         .jiffy

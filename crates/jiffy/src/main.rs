@@ -11,6 +11,7 @@ mod bench;
 mod cli;
 mod columns;
 mod completion;
+mod console;
 mod daemon_command;
 mod doctor;
 mod error_text;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Command::Key(command) => (key::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
+        Command::Console { no_open } => (console::run(*no_open), 1),
         Command::Serve(args) => (serve_command::run(args), 1),
         Command::Completions { shell } => (completion::print_script(*shell), 1),
         Command::AgentImage { directory } => (agent_image(directory), 1),

@@ -182,6 +182,17 @@ impl Database {
         Ok(())
     }
 
+    /// Returns the key `id` if its current secret has the hash `secret`.
+    pub fn current(&self, id: &str, secret: &[u8]) -> Result<Option<Key>, KeyError> {
+        let reader = self.reader.lock();
+        let read = || -> rusqlite::Result<Option<Key>> {
+            let query = format!("SELECT {COLUMNS} FROM keys WHERE id = ?1 AND hash = ?2");
+            let mut statement = reader.prepare_cached(&query)?;
+            statement.query_row(params![id, secret], key).optional()
+        };
+        read().map_err(|e| self.failed(e))
+    }
+
     /// Verifies the secret of a client at `from`. Records the use of a valid key.
     pub fn check(&self, secret: &str, from: Option<IpAddr>) -> Result<Verdict, KeyError> {
         let now = now_ms();

@@ -77,6 +77,14 @@ impl FleetKeys {
         keys
     }
 
+    /// Returns the key `id` if its current secret has the hash `secret`.
+    pub fn current(&self, id: &str, secret: &[u8]) -> Result<Option<Key>, KeyError> {
+        // Another host may have revoked the key.
+        self.tables.check_contact()?;
+        let key = self.with(id, |row| (row.hash.0 == secret).then(|| self.key_of(row)));
+        Ok(key.flatten())
+    }
+
     pub fn check(&self, secret: &str, from: Option<IpAddr>) -> Result<Verdict, KeyError> {
         // Another host may have revoked the key.
         self.tables.check_contact()?;

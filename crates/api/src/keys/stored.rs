@@ -1,5 +1,6 @@
 //! Keys of a host or of a fleet.
 
+use super::check::verdict;
 use super::database::Database;
 use super::fleet_keys::{FleetKeys, row_of};
 use super::{Key, KeyError, KeyStatus, Limits, NewKey, Scope, Validity, Verdict, new_key, select};
@@ -106,6 +107,21 @@ impl Keys {
             Stored::Database(keys) => keys.scope_of(id),
             Stored::Fleet(keys) => Ok(keys.key(id).map(|key| key.scope)),
         }
+    }
+
+    /// Returns the key `id` if it is in force for a client at `from` and its current secret has the
+    /// hash `secret`. Unlike [`Keys::check`], this accepts no secret that a rotation replaced.
+    pub(crate) fn current(
+        &self,
+        id: &str,
+        secret: &[u8],
+        from: Option<IpAddr>,
+    ) -> Result<Option<Key>, KeyError> {
+        let key = match &self.0 {
+            Stored::Database(keys) => keys.current(id, secret),
+            Stored::Fleet(keys) => keys.current(id, secret),
+        };
+        Ok(key?.and_then(|key| verdict(key, from).valid()))
     }
 
     /// Verifies the secret of a client at `from`. `None` if the client's address is unknown.

@@ -198,3 +198,19 @@ fn the_reference_of_the_api_is_current() {
         "docs/api-reference.md is outdated: regenerate it with `make docs`"
     );
 }
+
+/// The web console generates its types from a copy of the document, because its page is built at
+/// the same time as the programs.
+#[test]
+fn the_document_of_the_console_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../web/openapi.json");
+    let document = serde_json::to_string_pretty(&openapi::document()).unwrap() + "\n";
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::write(&path, &document).unwrap();
+    }
+    let stored = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        stored == document,
+        "web/openapi.json is outdated: run `make docs`"
+    );
+}

@@ -4,13 +4,55 @@ use super::site::GuestSiteArgs;
 use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_daemon::{DiskShare, LogOptions, ServeOptions, TlsOptions};
+use jiffy_daemon::{ConsoleOptions, DiskShare, LogOptions, ServeOptions, TlsOptions};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
 use jiffy_registry_pull::RegistryAddress;
 use jiffy_sandbox_manager::HostLimits;
-use std::net::SocketAddr;
+use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Default address of the console.
+const DEFAULT_CONSOLE: &str = "127.0.0.1:3001";
+
+/// Value of `--console`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConsoleAddress {
+    /// No console.
+    Off,
+    /// The default address, or no console if the address is in use.
+    Auto,
+    /// This address.
+    Address(SocketAddr),
+}
+
+impl ConsoleAddress {
+    fn options(self, published: bool) -> Option<ConsoleOptions> {
+        let (address, optional) = match self {
+            Self::Off => return None,
+            Self::Auto => (DEFAULT_CONSOLE.parse().ok()?, true),
+            Self::Address(address) => (address, false),
+        };
+        Some(ConsoleOptions {
+            address,
+            published,
+            optional,
+        })
+    }
+}
+
+impl FromStr for ConsoleAddress {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, AddrParseError> {
+        match text {
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Auto),
+            address => Ok(Self::Address(address.parse()?)),
+        }
+    }
+}
 
 /// `jiffy serve`.
 #[derive(Debug, Args)]
@@ -45,6 +87,23 @@ pub struct ServeArgs {
     /// Address that serves `/metrics` only, without a key
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
+    /// Serve the web console, at 127.0.0.1:3001 unless an address is given. off: no console, the
+    /// default of `jiffy serve`. auto: at 127.0.0.1:3001 if no other program uses this port, the
+    /// default of `jiffy daemon start`. Uses TLS if the API does; without TLS only loopback
+    /// addresses are allowed
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        num_args = 0..=1,
+        default_value = "off",
+        default_missing_value = DEFAULT_CONSOLE,
+        hide_default_value = true
+    )]
+    pub console: ConsoleAddress,
+    /// Permit any address of the console without TLS. For a container whose port is published on a
+    /// loopback address of the host
+    #[arg(long)]
+    pub console_published: bool,
     /// OpenTelemetry collector (http://HOST:PORT) that receives traces of operations
     #[arg(long, env = "JIFFY_OTLP", value_name = "URL")]
     pub otlp: Option<String>,
@@ -155,6 +214,7 @@ impl ServeArgs {
             functions_listen: self.functions_listen,
             functions_reset: self.functions_reset,
             metrics_listen: self.metrics_listen,
+            console: self.console.options(self.console_published),
             otlp: self.otlp.clone(),
             plain_http: self.plain_http.clone(),
             registry_allow: self.registry_allow.clone(),

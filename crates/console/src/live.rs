@@ -1,0 +1,378 @@
+//! `/live`: one WebSocket per browser tab. It carries terminals, and ends with its session.
+//!
+//! Control messages are JSON ([`Command`], [`Notice`]). Binary messages are input and output of
+//! terminals: the number of the stream as four bytes, then the data.
+
+use crate::Console;
+use crate::files::open;
+use crate::refusal::Refusal;
+use crate::session_store::Session;
+use crate::terminal::{NewTerminal, Status, Terminal, View};
+use axum::Extension;
+use axum::Json;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
+use axum::extract::{Path, State};
+use axum::response::Response;
+use bytes::{BufMut, Bytes, BytesMut};
+use data_encoding::HEXLOWER;
+use futures_util::stream::SplitSink;
+use futures_util::{SinkExt, StreamExt};
+use jiffy_agent_client::PtySize;
+use jiffy_api::{Caller, ClientAddress};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+/// Maximum size of a message of a browser. Pasted text is sent in several messages.
+const MAX_MESSAGE: usize = 64 * 1024;
+/// Maximum number of terminals in one tab.
+const MAX_STREAMS: usize = 64;
+/// Number of messages that wait for a slow browser.
+const MAX_QUEUED: usize = 16;
+/// Interval of checks of the session, and of messages that detect a vanished browser.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of rows and columns of a terminal.
+const MAX_CELLS: u16 = 1000;
+/// Close code for a session that has ended (private range of RFC 6455).
+const SESSION_ENDED: u16 = 4401;
+
+static NEXT_VIEWER: AtomicU64 = AtomicU64::new(1);
+
+/// Message of a browser.
+#[derive(Debug, Deserialize)]
+#[serde(
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase",
+    tag = "type"
+)]
+enum Command {
+    /// Starts a shell.
+    Open {
+        stream: u32,
+        sandbox: String,
+        cols: u16,
+        rows: u16,
+        user: Option<String>,
+        shell: Option<String>,
+    },
+    /// Shows an existing terminal.
+    Attach {
+        stream: u32,
+        sandbox: String,
+        terminal: String,
+        cols: u16,
+        rows: u16,
+    },
+    /// Changes the size of a terminal.
+    Resize { stream: u32, cols: u16, rows: u16 },
+    /// Acknowledges output that was drawn.
+    Ack { stream: u32, bytes: u64 },
+    /// Stops showing a terminal, which continues to run.
+    Detach { stream: u32 },
+    /// Ends a terminal.
+    End { stream: u32 },
+}
+
+/// Message to a browser.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase", tag = "type")]
+enum Notice {
+    /// The terminal is shown.
+    Opened { stream: u32, terminal: String },
+    /// The terminal has no further output.
+    Ended {
+        stream: u32,
+        #[serde(flatten)]
+        status: Status,
+    },
+    /// A command failed.
+    Failed { stream: u32, message: String },
+}
+
+/// `GET /guest/{id}/terminals`: lists the terminals that can be attached.
+pub(crate) async fn list(
+    State(console): State<Console>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Refusal> {
+    let access = console.app.guest_access(&caller, &id)?;
+    let terminals = console
+        .terminals
+        .of(&access.id)
+        .into_iter()
+        .map(|terminal| {
+            json!({
+                "id": terminal.id, "pid": terminal.pid, "user": terminal.user,
+                "startedMs": terminal.started_ms, "status": terminal.status(),
+            })
+        });
+    Ok(Json(json!({ "terminals": terminals.collect::<Vec<_>>() })))
+}
+
+/// `GET /live`: upgrades to a WebSocket.
+pub(crate) async fn upgrade(
+    State(console): State<Console>,
+    Extension(session): Extension<Session>,
+    Extension(from): Extension<ClientAddress>,
+    socket: WebSocketUpgrade,
+) -> Response {
+    socket
+        .max_message_size(MAX_MESSAGE)
+        .max_frame_size(MAX_MESSAGE)
+        .on_upgrade(move |socket| serve(console, session, from, socket))
+}
+
+/// Serves a tab until it is closed or its session ends.
+async fn serve(console: Console, session: Session, from: ClientAddress, socket: WebSocket) {
+    let (sink, mut messages) = socket.split();
+    let (queue, queued) = mpsc::channel(MAX_QUEUED);
+    let mut sender = tokio::spawn(send(sink, queued));
+    let mut changes = console.sessions_changed.subscribe();
+    let mut checks = tokio::time::interval(CHECK_INTERVAL);
+    let mut tab = Tab {
+        console: console.clone(),
+        session: session.clone(),
+        from,
+        queue: queue.clone(),
+        streams: HashMap::new(),
+    };
+    loop {
+        tokio::select! {
+            message = messages.next() => match message {
+                Some(Ok(Message::Text(text))) => tab.command(&text).await,
+                Some(Ok(Message::Binary(bytes))) => tab.input(bytes).await,
+                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+                Some(Ok(_)) => {}
+            },
+            _ = &mut sender => break,
+            _ = changes.changed() => if !is_valid(&console, &session, from) { break },
+            _ = checks.tick() => if !is_valid(&console, &session, from) { break },
+        }
+    }
+    // Detaches the viewers; the terminals continue to run.
+    drop(tab);
+    if !is_valid(&console, &session, from) {
+        let reason = "the session has ended".into();
+        let close = Message::Close(Some(CloseFrame {
+            code: SESSION_ENDED,
+            reason,
+        }));
+        let _ = tokio::time::timeout(CHECK_INTERVAL, queue.send(close)).await;
+    }
+    drop(queue);
+    if tokio::time::timeout(CHECK_INTERVAL, &mut sender)
+        .await
+        .is_err()
+    {
+        sender.abort();
+    }
+}
+
+/// Returns whether the session exists and its key is in force. An error of the database does not
+/// end the session.
+fn is_valid(console: &Console, session: &Session, from: ClientAddress) -> bool {
+    let exists = console.sessions.exists(&session.id).unwrap_or(true);
+    exists
+        && console
+            .caller_of(session, from)
+            .is_ok_and(|caller| caller.is_some())
+}
+
+async fn send(mut sink: SplitSink<WebSocket, Message>, mut queued: mpsc::Receiver<Message>) {
+    while let Some(message) = queued.recv().await {
+        let is_last = matches!(message, Message::Close(_));
+        if sink.send(message).await.is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// State of a tab.
+struct Tab {
+    console: Console,
+    session: Session,
+    from: ClientAddress,
+    queue: mpsc::Sender<Message>,
+    streams: HashMap<u32, Stream>,
+}
+
+/// A terminal that a tab shows.
+struct Stream {
+    viewer: u64,
+    terminal: Arc<Terminal>,
+    forwarding: AbortHandle,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.forwarding.abort();
+    }
+}
+
+impl Tab {
+    async fn command(&mut self, text: &str) {
+        let command: Command = match serde_json::from_str(text) {
+            Ok(command) => command,
+            Err(e) => {
+                tracing::debug!(error = %e, "invalid message of a browser");
+                return;
+            }
+        };
+        let stream = match &command {
+            Command::Open { stream, .. } | Command::Attach { stream, .. } => *stream,
+            _ => 0,
+        };
+        if let Err(refusal) = self.run(command).await {
+            let message = refusal.message();
+            self.notify(&Notice::Failed { stream, message }).await;
+        }
+    }
+
+    async fn run(&mut self, command: Command) -> Result<(), Refusal> {
+        match command {
+            Command::Open {
+                stream,
+                sandbox,
+                cols,
+                rows,
+                user,
+                shell,
+            } => {
+                self.check_stream(stream)?;
+                let guest = open(&self.console.app, &self.caller()?, &sandbox)?;
+                let mut id = [0; 8];
+                getrandom::fill(&mut id).map_err(|e| Refusal::internal(e.to_string()))?;
+                let new = NewTerminal {
+                    id: HEXLOWER.encode(&id),
+                    size: size(cols, rows),
+                    user: user.filter(|user| !user.is_empty()),
+                    shell: shell.filter(|shell| !shell.is_empty()),
+                };
+                let terminal = self.console.terminals.start(guest, new).await?;
+                self.show(stream, terminal).await;
+            }
+            Command::Attach {
+                stream,
+                sandbox,
+                terminal,
+                cols,
+                rows,
+            } => {
+                self.check_stream(stream)?;
+                let access = self.console.app.guest_access(&self.caller()?, &sandbox)?;
+                let found = self.console.terminals.find(&access.id, &terminal);
+                let Some(terminal) = found else {
+                    return Err(Refusal::invalid("the terminal has ended"));
+                };
+                if terminal.status() == Status::Running {
+                    terminal.resize(size(cols, rows)).await;
+                }
+                self.show(stream, terminal).await;
+            }
+            Command::Resize { stream, cols, rows } => {
+                if let Some(shown) = self.streams.get(&stream) {
+                    shown.terminal.resize(size(cols, rows)).await;
+                }
+            }
+            Command::Ack { stream, bytes } => {
+                if let Some(shown) = self.streams.get(&stream) {
+                    shown.terminal.acknowledge(shown.viewer, bytes);
+                }
+            }
+            Command::Detach { stream } => drop(self.streams.remove(&stream)),
+            Command::End { stream } => {
+                if let Some(shown) = self.streams.remove(&stream) {
+                    shown.terminal.hang_up().await;
+                    self.console.terminals.forget(&shown.terminal);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn caller(&self) -> Result<Caller, Refusal> {
+        let caller = self.console.caller_of(&self.session, self.from)?;
+        caller.ok_or_else(Refusal::signed_out)
+    }
+
+    fn check_stream(&self, stream: u32) -> Result<(), Refusal> {
+        if self.streams.contains_key(&stream) || self.streams.len() >= MAX_STREAMS {
+            return Err(Refusal::invalid(
+                "the stream is in use, or the tab has too many",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Shows a terminal in the tab.
+    async fn show(&mut self, stream: u32, terminal: Arc<Terminal>) {
+        let opened = Notice::Opened {
+            stream,
+            terminal: terminal.id.clone(),
+        };
+        self.notify(&opened).await;
+        let viewer = NEXT_VIEWER.fetch_add(1, Ordering::Relaxed);
+        let view = terminal.view(viewer);
+        let forwarding = tokio::spawn(forward(view, stream, self.queue.clone())).abort_handle();
+        let shown = Stream {
+            viewer,
+            terminal,
+            forwarding,
+        };
+        self.streams.insert(stream, shown);
+    }
+
+    async fn input(&self, bytes: Bytes) {
+        let Some((stream, input)) = bytes.split_at_checked(4) else {
+            return;
+        };
+        let Ok(stream) = stream.try_into().map(u32::from_be_bytes) else {
+            return;
+        };
+        if let Some(shown) = self.streams.get(&stream) {
+            shown.terminal.write(Bytes::copy_from_slice(input)).await;
+        }
+    }
+
+    async fn notify(&self, notice: &Notice) {
+        // An error means that the browser has disconnected.
+        let _ = self.queue.send(text(notice)).await;
+    }
+}
+
+fn text(notice: &Notice) -> Message {
+    Message::Text(serde_json::to_string(notice).unwrap_or_default().into())
+}
+
+fn size(cols: u16, rows: u16) -> PtySize {
+    PtySize {
+        cols: cols.clamp(1, MAX_CELLS),
+        rows: rows.clamp(1, MAX_CELLS),
+    }
+}
+
+/// Sends the output of a terminal to a tab.
+async fn forward(mut view: View, stream: u32, queue: mpsc::Sender<Message>) {
+    loop {
+        let message = match view.next().await {
+            Ok(bytes) => {
+                let mut message = BytesMut::with_capacity(bytes.len() + 4);
+                message.put_u32(stream);
+                message.put_slice(&bytes);
+                Message::Binary(message.freeze())
+            }
+            Err(status) => {
+                let _ = queue.send(text(&Notice::Ended { stream, status })).await;
+                return;
+            }
+        };
+        if queue.send(message).await.is_err() {
+            return;
+        }
+    }
+}

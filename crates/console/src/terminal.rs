@@ -1,0 +1,309 @@
+//! [`Terminal`]: a terminal of a guest with its last output, independent of the browsers that show
+//! it.
+
+use crate::files::Guest;
+use bytes::Bytes;
+use jiffy_agent_client::{AgentClient, ClientError, Process, ProcessEvent, ProcessSpec, PtySize};
+use jiffy_api::ExchangePermit;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, mpsc, watch};
+
+/// Output that is retained for viewers that attach later.
+const RETAINED_BYTES: usize = 1024 * 1024;
+/// Output that viewers have not acknowledged, at which the terminal is no longer read.
+const MAX_UNACKNOWLEDGED: u64 = 512 * 1024;
+/// Time without an acknowledgement after which a viewer no longer delays others.
+const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(10);
+/// Number of inputs that wait for the guest. Further input delays the viewer.
+const MAX_QUEUED_INPUTS: usize = 64;
+/// Runs the shell of the user if it exists, otherwise bash or sh.
+const SHELL_SCRIPT: &str = "if [ -n \"$SHELL\" ] && command -v \"$SHELL\" >/dev/null 2>&1; then \
+     exec \"$SHELL\" -l; fi; command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l";
+
+/// State of a terminal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "state")]
+pub(crate) enum Status {
+    /// The shell runs.
+    Running,
+    /// The shell has exited.
+    Exited {
+        /// Description of the exit.
+        reason: String,
+    },
+    /// The connection to the guest was lost, for example by a pause or a rollback.
+    Lost {
+        /// Message for the user.
+        reason: String,
+    },
+}
+
+/// Position of a viewer.
+struct Viewer {
+    acknowledged: u64,
+    since: Instant,
+}
+
+struct Output {
+    retained: VecDeque<u8>,
+    /// Number of bytes since the start.
+    total: u64,
+    status: Status,
+    viewers: HashMap<u64, Viewer>,
+    /// Time since which no viewer is attached.
+    unwatched_since: Instant,
+}
+
+/// A terminal of a guest.
+pub(crate) struct Terminal {
+    pub id: String,
+    pub sandbox: String,
+    pub pid: u32,
+    /// Name of the user or of the default user.
+    pub user: Option<String>,
+    pub started_ms: u64,
+    client: AgentClient,
+    input: mpsc::Sender<Bytes>,
+    output: Mutex<Output>,
+    /// Changes with each output and each state.
+    changed: watch::Sender<()>,
+    acknowledged: Notify,
+}
+
+/// Viewer of a terminal. Dropping it detaches the viewer.
+pub(crate) struct View {
+    terminal: Arc<Terminal>,
+    id: u64,
+    /// Position of the next byte to send.
+    position: u64,
+    changes: watch::Receiver<()>,
+}
+
+/// Settings of a new terminal.
+pub(crate) struct NewTerminal {
+    pub id: String,
+    pub size: PtySize,
+    pub user: Option<String>,
+    /// Shell. `None` for the default of the user.
+    pub shell: Option<String>,
+}
+
+impl Terminal {
+    /// Starts a shell in a guest.
+    pub async fn start(guest: Guest, new: NewTerminal) -> Result<Arc<Self>, ClientError> {
+        let mut spec = match &new.shell {
+            Some(shell) => ProcessSpec::new(shell.as_str(), ["-l"]),
+            None => ProcessSpec::new("sh", ["-c", SHELL_SCRIPT]),
+        };
+        spec.user.clone_from(&new.user);
+        spec.pty = Some(new.size);
+        spec.tag = Some(format!("jiffy-console-{}", new.id));
+        let term = ("TERM".to_owned(), "xterm-256color".to_owned());
+        spec.envs
+            .extend([term, ("COLORTERM".to_owned(), "truecolor".to_owned())]);
+        let process = guest.client.start(&spec).await?;
+        let (input, inputs) = mpsc::channel(MAX_QUEUED_INPUTS);
+        let terminal = Arc::new(Self {
+            id: new.id,
+            sandbox: guest.id,
+            pid: process.pid(),
+            user: new.user,
+            started_ms: jiffy_engine_api::now_ms(),
+            client: guest.client,
+            input,
+            output: Mutex::new(Output {
+                retained: VecDeque::new(),
+                total: 0,
+                status: Status::Running,
+                viewers: HashMap::new(),
+                unwatched_since: Instant::now(),
+            }),
+            changed: watch::channel(()).0,
+            acknowledged: Notify::new(),
+        });
+        tokio::spawn(terminal.clone().send_inputs(inputs));
+        tokio::spawn(terminal.clone().read_output(process, guest.permit));
+        Ok(terminal)
+    }
+
+    async fn send_inputs(self: Arc<Self>, mut inputs: mpsc::Receiver<Bytes>) {
+        let mut changes = self.changed.subscribe();
+        loop {
+            let input = tokio::select! {
+                input = inputs.recv() => input,
+                // Wakes at each output; the loop ends with the shell.
+                _ = changes.changed() => match self.status() {
+                    Status::Running => continue,
+                    _ => None,
+                },
+            };
+            let Some(input) = input else { return };
+            // The reader reports a lost connection.
+            if self.client.send_pty(self.pid, &input).await.is_err() {
+                tracing::debug!(sandbox = %self.sandbox, "cannot send input to a terminal");
+            }
+        }
+    }
+
+    async fn read_output(self: Arc<Self>, mut process: Process, permit: Option<ExchangePermit>) {
+        let status = loop {
+            while self.has_slow_viewer() {
+                let acknowledged = self.acknowledged.notified();
+                let _ = tokio::time::timeout(Duration::from_millis(500), acknowledged).await;
+            }
+            match process.next_event().await {
+                Ok(Some(ProcessEvent::Pty(bytes) | ProcessEvent::Stdout(bytes))) => {
+                    self.append(&bytes);
+                }
+                Ok(Some(ProcessEvent::End(end))) => {
+                    let reason = end.error.unwrap_or(end.status);
+                    let reason = reason.chars().take(200).collect();
+                    break Status::Exited { reason };
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    let reason = "the connection to the guest ended".to_owned();
+                    break Status::Lost { reason };
+                }
+                Err(e) => {
+                    let reason = e.to_string();
+                    break Status::Lost { reason };
+                }
+            }
+        };
+        drop(permit);
+        self.output.lock().status = status;
+        self.changed.send_replace(());
+    }
+
+    fn append(&self, bytes: &[u8]) {
+        let mut output = self.output.lock();
+        output.total += bytes.len() as u64;
+        let kept = bytes.get(bytes.len().saturating_sub(RETAINED_BYTES)..);
+        output.retained.extend(kept.unwrap_or_default());
+        let surplus = output.retained.len().saturating_sub(RETAINED_BYTES);
+        output.retained.drain(..surplus);
+        drop(output);
+        self.changed.send_replace(());
+    }
+
+    /// Returns whether a viewer must acknowledge output before more is read.
+    fn has_slow_viewer(&self) -> bool {
+        let output = self.output.lock();
+        let mut viewers = output.viewers.values();
+        viewers.any(|viewer| {
+            output.total - viewer.acknowledged > MAX_UNACKNOWLEDGED
+                && viewer.since.elapsed() < ACKNOWLEDGE_LIMIT
+        })
+    }
+
+    pub fn status(&self) -> Status {
+        self.output.lock().status.clone()
+    }
+
+    /// Returns the time since which no viewer is attached. `None` with viewers.
+    pub fn unwatched_for(&self) -> Option<Duration> {
+        let output = self.output.lock();
+        output
+            .viewers
+            .is_empty()
+            .then(|| output.unwatched_since.elapsed())
+    }
+
+    /// Queues input of a viewer.
+    pub async fn write(&self, bytes: Bytes) {
+        // An error means that the shell has exited.
+        let _ = self.input.send(bytes).await;
+    }
+
+    pub async fn resize(&self, size: PtySize) {
+        if let Err(e) = self.client.resize(self.pid, size).await {
+            tracing::debug!(error = %e, "cannot resize a terminal");
+        }
+    }
+
+    /// Sends SIGHUP to the shell, as a closed terminal does.
+    pub async fn hang_up(&self) {
+        const SIGHUP: i32 = 1;
+        if let Err(e) = self.client.signal(self.pid, SIGHUP).await {
+            tracing::debug!(error = %e, "cannot end a terminal");
+        }
+    }
+
+    /// Attaches a viewer, which first receives the retained output.
+    pub fn view(self: &Arc<Self>, id: u64) -> View {
+        let mut output = self.output.lock();
+        let position = output.total - output.retained.len() as u64;
+        let viewer = Viewer {
+            acknowledged: output.total,
+            since: Instant::now(),
+        };
+        output.viewers.insert(id, viewer);
+        let mut changes = self.changed.subscribe();
+        changes.mark_changed();
+        View {
+            terminal: self.clone(),
+            id,
+            position,
+            changes,
+        }
+    }
+
+    /// Records that a viewer has drawn `bytes` more bytes.
+    pub fn acknowledge(&self, viewer: u64, bytes: u64) {
+        let mut output = self.output.lock();
+        let total = output.total;
+        if let Some(viewer) = output.viewers.get_mut(&viewer) {
+            viewer.acknowledged = viewer.acknowledged.saturating_add(bytes).min(total);
+            viewer.since = Instant::now();
+        }
+        drop(output);
+        self.acknowledged.notify_one();
+    }
+}
+
+impl View {
+    /// Waits for output and returns it, or the final state of the terminal after all output. Output
+    /// that is no longer retained is skipped. Cancel-safe.
+    pub async fn next(&mut self) -> Result<Bytes, Status> {
+        loop {
+            {
+                let output = self.terminal.output.lock();
+                let first = output.total - output.retained.len() as u64;
+                self.position = self.position.max(first);
+                let skip = usize::try_from(self.position - first).unwrap_or(usize::MAX);
+                // Large output is sent in several messages.
+                let bytes: Vec<u8> = output
+                    .retained
+                    .iter()
+                    .skip(skip)
+                    .take(64 * 1024)
+                    .copied()
+                    .collect();
+                if !bytes.is_empty() {
+                    self.position += bytes.len() as u64;
+                    return Ok(bytes.into());
+                }
+                if output.status != Status::Running {
+                    return Err(output.status.clone());
+                }
+            }
+            // The sender is a field of the terminal, so it exists.
+            let _ = self.changes.changed().await;
+        }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let mut output = self.terminal.output.lock();
+        output.viewers.remove(&self.id);
+        output.unwatched_since = Instant::now();
+        drop(output);
+        self.terminal.acknowledged.notify_one();
+    }
+}
