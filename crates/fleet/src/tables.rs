@@ -195,6 +195,15 @@ impl Tables {
         self.shared.state.read().rows(table).cloned().collect()
     }
 
+    /// Accepts tables that are older than the rows in memory, because an operator has restored the
+    /// records from a backup. Keys that were created after the backup are unknown from then on.
+    ///
+    /// # Errors
+    /// [`TableError`] if the records cannot be read or used. The rows in memory then remain.
+    pub async fn accept_restore(&self) -> Result<(), TableError> {
+        self.shared.reload().await
+    }
+
     /// Reads the tables from the records.
     ///
     /// # Errors

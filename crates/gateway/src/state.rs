@@ -70,6 +70,14 @@ impl<S: Sandboxes> GatewayState<S> {
         let Some(link) = FileLink::of(parts) else {
             return Route::ControlPlane;
         };
+        if self.hosts.is_some() {
+            // The token may belong to a sandbox of any host, and each of them would have to compare
+            // the signature with all of its sandboxes.
+            return Route::Refused(
+                StatusCode::UNAUTHORIZED,
+                "In a fleet, a link to a file must name its sandbox: set the domain of the client",
+            );
+        }
         let id = self
             .sandboxes
             .find_by_token(|token| link.is_signed_with(token));

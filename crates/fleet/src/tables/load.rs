@@ -1,6 +1,6 @@
 //! Loading of changed parts from the records.
 
-use super::state::check_folded;
+use super::state::{State, check_folded};
 use super::{Shared, TableError};
 use crate::records::Record;
 use crate::{RecordError, RecordKey, SealedRecords};
@@ -72,12 +72,49 @@ impl Shared {
         Ok(Some((index, record)))
     }
 
+    /// Replaces all rows by the rows in the records, which may be older.
+    pub(super) async fn reload(&self) -> Result<(), TableError> {
+        let _turn = self.loading.lock().await;
+        let started = (self.clock)();
+        for table in Table::ALL {
+            for part in 0..=u8::MAX {
+                self.records.forget(&part_key(table, part)?);
+            }
+        }
+        self.records.forget(&index_key()?);
+        let read = read_index(&self.records, &self.fleet).await?;
+        let mut state = State::default();
+        if let Some((index, _)) = read {
+            let parts = self.read_parts(&index, state.outdated(&index)).await?;
+            state.apply_index(&index, parts);
+        }
+        *self.state.write() = state;
+        self.contact.lock().verify(started);
+        Ok(())
+    }
+
     /// Reads the parts that `index` requires, and applies it.
     pub(super) async fn load_parts(&self, index: &TableIndex) -> Result<(), TableError> {
         let outdated = self.state.read().outdated(index);
+        let parts = self.read_parts(index, outdated).await?;
+        let number = {
+            let mut state = self.state.write();
+            state.apply_index(index, parts);
+            state.number()
+        };
+        self.announce(number);
+        Ok(())
+    }
+
+    /// Reads parts of tables, which must contain the commits that `index` requires.
+    async fn read_parts(
+        &self,
+        index: &TableIndex,
+        parts: Vec<(Table, u8)>,
+    ) -> Result<Vec<TablePart>, TableError> {
         let permits = Arc::new(Semaphore::new(CONCURRENCY));
         let mut reads = JoinSet::new();
-        for (table, part) in outdated {
+        for (table, part) in parts {
             let (records, fleet) = (self.records.clone(), self.fleet.clone());
             let permits = permits.clone();
             let folded = index.folded(table)[usize::from(part)];
@@ -91,13 +128,7 @@ impl Shared {
         while let Some(read) = reads.join_next().await {
             parts.push(read.map_err(|_| TableError::Unsettled)??);
         }
-        let number = {
-            let mut state = self.state.write();
-            state.apply_index(index, parts);
-            state.number()
-        };
-        self.announce(number);
-        Ok(())
+        Ok(parts)
     }
 
     /// Wakes tasks that wait for changes.

@@ -307,3 +307,22 @@ async fn a_forwarded_connection_reaches_sandboxes_only() {
         client = Http1::over(fleet.open("b", peer).await.unwrap()).await;
     }
 }
+
+#[tokio::test]
+async fn links_to_files_name_their_sandbox_in_a_fleet() {
+    let guests = Guests::one(ID, 49_983, echo());
+    let (_fleet, a, b) = pair(&guests).await;
+    let link = "/files?path=/etc/hosts&signature=v1_x";
+    let request = |host: String| {
+        let request = hyper::Request::get(link).header("host", host);
+        request.body(body("")).unwrap()
+    };
+    for setup in [&a, &b] {
+        let named = request(format!("49983-{ID}.{DOMAIN}"));
+        let (status, text) = send_request(setup.address, named).await;
+        assert_eq!(status, 200, "{text}");
+        let (status, text) = send_request(setup.address, request("127.0.0.1".to_owned())).await;
+        assert_eq!(status, 401);
+        assert!(text.contains("must name its sandbox"), "{text}");
+    }
+}

@@ -94,9 +94,15 @@ impl SandboxIndex<'_> {
     }
 
     /// Returns the id of the running or paused sandbox whose agent token matches. Checks every
-    /// sandbox.
+    /// sandbox, so the entries are unlocked meanwhile.
     pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
-        let entries = self.0.entries.lock();
+        let entries: Vec<_> = {
+            let entries = self.0.entries.lock();
+            let entries = entries.iter();
+            entries
+                .map(|(id, entry)| (id.clone(), entry.clone()))
+                .collect()
+        };
         let mut owners = entries.iter().filter(|(_, e)| e.has_token(&fits));
         owners.next().map(|(id, _)| id.to_string())
     }
