@@ -12,6 +12,7 @@ mod engine;
 pub mod fleet_gateway;
 mod functions;
 mod gateway_sandboxes;
+mod host_facts;
 mod internal;
 pub mod local_daemon;
 mod log;
@@ -29,6 +30,7 @@ mod template_progress;
 mod traces;
 
 pub use engine::{choose as choose_engine, nic_kind};
+pub use host_facts::host_facts;
 pub use local_daemon::open_client;
 pub use options::{
     ConfinementOptions, ConsoleOptions, DiskShare, FeatureMode, LogFormat, LogOptions,

@@ -33,7 +33,7 @@ pub mod tokens;
 
 #[cfg(feature = "client")]
 pub use access::{CONTROL_TENANT, FleetAccess};
-pub use facts::HostFacts;
+pub use facts::{HostFacts, level_name};
 pub use setup_error::SetupError;
 
 pub use heads::{

@@ -5,6 +5,7 @@ mod bench_doctor;
 mod confinement;
 mod create;
 mod engine;
+mod fleet;
 mod function;
 mod hints;
 mod inspect;
@@ -31,6 +32,9 @@ pub use bench_doctor::{BenchArgs, BenchTask, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{CreateArgs, NetworkSwitch, TimeoutAction};
 pub use engine::{EngineArgs, EngineSelection};
+pub use fleet::{
+    FleetCommand, FleetInitArgs, FleetJoinArgs, FleetMemberArgs, FleetTokenArgs, MemberAddressArgs,
+};
 pub use function::{
     FunctionArgs, FunctionBuildArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,
     FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
@@ -96,6 +100,9 @@ pub enum Command {
     /// Verify the shared snapshot store, remove its garbage, and show its size
     #[command(subcommand)]
     Store(StoreCommand),
+    /// Create a fleet of hosts, add hosts, and show and change its members
+    #[command(subcommand)]
+    Fleet(FleetCommand),
     /// Measure start times, memory usage and throughput on this host
     Bench(BenchArgs),
     /// Create a sandbox that runs until it is killed

@@ -15,6 +15,7 @@ mod console;
 mod daemon_command;
 mod doctor;
 mod error_text;
+mod fleet;
 mod function;
 mod key;
 mod manual;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => (doctor::run(args), 1),
         Command::Template(command) => (template::run(command), 1),
         Command::Store(command) => (store::run(command), 1),
+        Command::Fleet(command) => (fleet::run(command), 1),
         Command::Function(command) => (function::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),

@@ -4,6 +4,7 @@ use crate::cli::ServeArgs;
 use crate::run::ephemeral;
 use crate::runtime;
 use jiffy_api_types::StopHost;
+use jiffy_fleet::settings::Settings;
 use jiffy_image::Home;
 use std::process::ExitCode;
 
@@ -14,9 +15,11 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         runtime()?.block_on(jiffy_daemon::stop(StopHost { kill_sandboxes }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let options = args.options()?;
+    let home = Home::locate()?;
+    let fleet = Settings::load(home.path())?;
+    let options = args.options(fleet.as_ref())?;
     // The daemon removes the networks of these runs when it opens its own network.
-    ephemeral::remove_dead_directories(&Home::locate()?);
+    ephemeral::remove_dead_directories(&home);
     jiffy_daemon::run(options)?;
     Ok(ExitCode::SUCCESS)
 }

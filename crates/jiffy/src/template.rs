@@ -4,7 +4,7 @@
 pub mod build;
 mod import;
 mod prune;
-mod shared;
+pub mod shared;
 mod show;
 
 use crate::cli::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs};

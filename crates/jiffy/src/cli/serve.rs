@@ -5,6 +5,7 @@ use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_daemon::{ConsoleOptions, DiskShare, LogOptions, ServeOptions, TlsOptions};
+use jiffy_fleet::settings::Settings;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
 use jiffy_registry_pull::RegistryAddress;
@@ -197,7 +198,24 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     /// Returns the options of the daemon. Reads the files of certificate authorities.
-    pub fn options(&self) -> anyhow::Result<ServeOptions> {
+    ///
+    /// A member of a fleet uses the store, domains and processor level of the fleet.
+    pub fn options(&self, fleet: Option<&Settings>) -> anyhow::Result<ServeOptions> {
+        let store = fleet.map(Settings::store_url).transpose()?;
+        let mut domains = self.domain.clone();
+        let of_fleet = fleet.map_or(&[][..], |fleet| &fleet.domains);
+        domains.extend(
+            of_fleet
+                .iter()
+                .filter(|name| !self.domain.contains(name))
+                .cloned(),
+        );
+        let cpu_level = match fleet.and_then(|fleet| fleet.cpu_level.as_ref()) {
+            Some(level) if self.cpu_level.is_host() => level
+                .parse()
+                .map_err(|error: String| anyhow::anyhow!(error))?,
+            _ => self.cpu_level,
+        };
         let tls = match (&self.tls_cert, &self.tls_key) {
             // The parser accepts these two options only together.
             (Some(certificate), Some(key)) => TlsOptions::Files {
@@ -220,7 +238,7 @@ impl ServeArgs {
             registry_allow: self.registry_allow.clone(),
             max_builds: self.builds.into(),
             build_cache_days: self.build_cache_days,
-            domains: self.domain.clone(),
+            domains,
             allowed_hosts: self.allow_host.clone(),
             tls,
             limits: self.limits(),
@@ -230,8 +248,8 @@ impl ServeArgs {
                 None => DiskShare::Quarter,
             },
             confinement: self.confinement.options(),
-            cpu_level: self.cpu_level,
-            store: self.store.options(),
+            cpu_level,
+            store: self.store.options(store.as_ref())?,
             engine: self.engine.name(),
             network: self.network.options(),
             site: self.site.read()?,

@@ -45,10 +45,22 @@ pub struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// Returns the options of the daemon. `None` without a store.
-    pub fn options(&self) -> Option<StoreOptions> {
-        Some(StoreOptions {
-            url: self.store.clone()?,
+    /// Returns the options of the daemon. `None` without a store. `fleet` is the store of the fleet
+    /// of this host.
+    ///
+    /// # Errors
+    /// If the options name another store than the fleet's.
+    pub fn options(&self, fleet: Option<&StoreUrl>) -> anyhow::Result<Option<StoreOptions>> {
+        let url = match (&self.store, fleet) {
+            (Some(url), Some(of_fleet)) if url != of_fleet => anyhow::bail!(
+                "the fleet of this host has the store {of_fleet}, but --store or JIFFY_STORE is \
+                 {url}: remove the option"
+            ),
+            (Some(url), _) | (None, Some(url)) => url.clone(),
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(StoreOptions {
+            url,
             keys: self.store_keys.clone(),
             cache_mib: self.cache_size,
             upload_mib_per_second: self.store_upload_limit,
@@ -56,12 +68,12 @@ impl StoreArgs {
             timeout: Duration::from_secs(self.store_timeout.max(1)),
             share_sandboxes: self.share_sandboxes,
             gc_interval: Some(self.store_gc_interval).filter(|time| !time.is_zero()),
-        })
+        }))
     }
 }
 
 /// Store of a command that runs without a daemon.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct StoreTargetArgs {
     /// Store: s3://BUCKET/PREFIX or file:///PATH
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]

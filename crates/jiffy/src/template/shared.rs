@@ -6,7 +6,7 @@ use anyhow::Context;
 use jiffy_daemon::TemplateProgress;
 use jiffy_image::{Home, Reference, TemplateFiles, Templates, UnpackLimits, Visibility};
 use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT, StoredTemplate};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -33,8 +33,22 @@ fn version_name(version: &str) -> String {
     format!("@{version}")
 }
 
-/// Pushes a template.
+/// Result of a transfer.
+pub struct Transferred {
+    text: String,
+    value: Value,
+    /// Size of the template in bytes.
+    pub bytes: u64,
+}
+
+/// Pushes a template and prints the result.
 pub fn push(home: &Home, name: &str, target: &StoreTargetArgs, json: bool) -> anyhow::Result<()> {
+    let stored = store(home, name, target)?;
+    print_result(json, &stored.text, stored.value)
+}
+
+/// Pushes a template.
+pub fn store(home: &Home, name: &str, target: &StoreTargetArgs) -> anyhow::Result<Transferred> {
     let files = TemplateFiles::open(&Templates::new(home), name)?;
     let manifest = &files.template.manifest;
     let reference = Reference::parse(name)?;
@@ -64,10 +78,11 @@ pub fn push(home: &Home, name: &str, target: &StoreTargetArgs, json: bool) -> an
         "name": reference.to_string(), "version": manifest.version(), "shared": is_shared,
         "bytes": manifest.size(), "sent": report.pack_bytes, "existed": report.existed,
     });
-    print_result(json, &text, value)
+    let bytes = manifest.size();
+    Ok(Transferred { text, value, bytes })
 }
 
-/// Downloads a template by name or as NAME@VERSION.
+/// Downloads a template and prints the result.
 pub fn pull(
     home: &Home,
     name: &str,
@@ -75,6 +90,17 @@ pub fn pull(
     target: &StoreTargetArgs,
     json: bool,
 ) -> anyhow::Result<()> {
+    let fetched = fetch_named(home, name, public, target)?;
+    print_result(json, &fetched.text, fetched.value)
+}
+
+/// Downloads a template by name or as NAME@VERSION.
+pub fn fetch_named(
+    home: &Home,
+    name: &str,
+    public: bool,
+    target: &StoreTargetArgs,
+) -> anyhow::Result<Transferred> {
     let stored_name = match name.rsplit_once('@') {
         Some((_, version)) => version_name(version),
         None => Reference::parse(name)?.to_string(),
@@ -121,7 +147,8 @@ pub fn pull(
         "name": reference, "version": manifest.version(), "current": is_current,
         "bytes": manifest.size(),
     });
-    print_result(json, &text, value)
+    let bytes = manifest.size();
+    Ok(Transferred { text, value, bytes })
 }
 
 /// Downloads a file of a template.

@@ -1,0 +1,174 @@
+//! Arguments of `jiffy fleet` and its subcommands.
+
+use super::StoreTargetArgs;
+use crate::units;
+use clap::{Args, Subcommand};
+use jiffy_fleet::EtcdUrl;
+use jiffy_fleet::tokens::Token;
+use jiffy_proto::cpu_level::CpuLevel;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `jiffy fleet`.
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Create a fleet with this host as its first member
+    Init(Box<FleetInitArgs>),
+    /// Add this host to a fleet
+    Join(FleetJoinArgs),
+    /// Create a token for hosts that join
+    Token(FleetTokenArgs),
+    /// Show the state of the fleet
+    Status(FleetOutputArgs),
+    /// List the members
+    Nodes(FleetOutputArgs),
+    /// Explain the placement of a sandbox
+    #[command(hide = true)]
+    Why {
+        /// Sandbox
+        id: String,
+        /// Output
+        #[command(flatten)]
+        output: FleetOutputArgs,
+    },
+    /// Place no more sandboxes on a member
+    #[command(hide = true)]
+    Drain {
+        /// Member (for example h2)
+        member: String,
+        /// Wait until the member has no running sandbox
+        #[arg(long)]
+        wait: bool,
+        /// Pause running sandboxes, so that other members can resume them
+        #[arg(long)]
+        force: bool,
+        /// Output
+        #[command(flatten)]
+        output: FleetOutputArgs,
+    },
+    /// Place sandboxes on a drained member again
+    #[command(hide = true)]
+    Undrain(FleetMemberArgs),
+    /// Remove a member that is drained or dead
+    #[command(hide = true)]
+    Remove(FleetMemberArgs),
+    /// Declare a silent member dead if more than half of the members are silent
+    #[command(hide = true)]
+    ConfirmDead(FleetMemberArgs),
+    /// Continue after the records were restored from a backup
+    #[command(hide = true)]
+    AcceptRestore(FleetOutputArgs),
+}
+
+/// Output of a command.
+#[derive(Debug, Clone, Args)]
+pub struct FleetOutputArgs {
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Command for a member.
+#[derive(Debug, Args)]
+pub struct FleetMemberArgs {
+    /// Member (for example h2)
+    pub member: String,
+    /// Output
+    #[command(flatten)]
+    pub output: FleetOutputArgs,
+}
+
+/// Addresses and name of a member.
+#[derive(Debug, Args)]
+pub struct MemberAddressArgs {
+    /// Address at which this host accepts connections of other members
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:7946")]
+    pub fleet_listen: SocketAddr,
+    /// Address at which other members reach this host [default: the address of the interface
+    /// towards the network, with the port of --fleet-listen]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub fleet_address: Option<String>,
+    /// Name of this host [default: host name of the system]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+}
+
+/// `jiffy fleet init`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Sandboxes, API keys and templates of this host remain. Restart the daemon afterwards."
+)]
+pub struct FleetInitArgs {
+    /// Store of the fleet
+    #[command(flatten)]
+    pub store: StoreTargetArgs,
+    /// etcd for the records: etcd://HOST:PORT,HOST:PORT[/PREFIX] [default: the store]
+    #[arg(long, value_name = "URL")]
+    pub records: Option<EtcdUrl>,
+    /// Certificates of the authorities that sign the certificates of etcd's members
+    #[arg(long, value_name = "FILE", requires = "records")]
+    pub records_ca: Option<PathBuf>,
+    /// Certificate of the members as clients of etcd
+    #[arg(long, value_name = "FILE", requires = "records_key")]
+    pub records_cert: Option<PathBuf>,
+    /// Private key of that certificate
+    #[arg(long, value_name = "FILE", requires = "records_cert")]
+    pub records_key: Option<PathBuf>,
+    /// User of etcd, if its authentication is enabled
+    #[arg(long, value_name = "NAME", requires = "records_password_file")]
+    pub records_user: Option<String>,
+    /// File with the password of that user
+    #[arg(long, value_name = "FILE", requires = "records_user")]
+    pub records_password_file: Option<PathBuf>,
+    /// Domain of sandboxes: `<port>-<id>.<domain>` refers to a sandbox port on all members
+    #[arg(long, value_name = "NAME")]
+    pub domain: Vec<String>,
+    /// Processor level that all hosts have [default: level of this host]
+    #[arg(long, value_name = "LEVEL")]
+    pub cpu_level: Option<CpuLevel>,
+    /// Addresses
+    #[command(flatten)]
+    pub member: MemberAddressArgs,
+    /// Number of hosts that can join with the printed token
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub uses: u32,
+    /// Output
+    #[command(flatten)]
+    pub output: FleetOutputArgs,
+}
+
+/// `jiffy fleet join`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Needs the same AWS variables as the daemon. Restart the daemon afterwards."
+)]
+pub struct FleetJoinArgs {
+    /// Address of a member: https://HOST:7946
+    pub url: String,
+    /// Token of `jiffy fleet token`
+    pub token: Token,
+    /// Add the API keys and templates of this host to the fleet
+    #[arg(long)]
+    pub import: bool,
+    /// Addresses
+    #[command(flatten)]
+    pub member: MemberAddressArgs,
+    /// Output
+    #[command(flatten)]
+    pub output: FleetOutputArgs,
+}
+
+/// `jiffy fleet token`.
+#[derive(Debug, Args)]
+pub struct FleetTokenArgs {
+    /// Number of hosts that can join
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub uses: u32,
+    /// Validity
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = units::duration_or_zero)]
+    pub valid: Duration,
+    /// Output
+    #[command(flatten)]
+    pub output: FleetOutputArgs,
+}

@@ -1,0 +1,21 @@
+//! `jiffy fleet`: creates a fleet of hosts, adds hosts, and shows and changes its members.
+
+mod init;
+mod join;
+mod local;
+mod members;
+mod token;
+
+use crate::cli::FleetCommand;
+use std::process::ExitCode;
+
+/// Runs a subcommand of `jiffy fleet`.
+pub fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        FleetCommand::Init(args) => init::run(args)?,
+        FleetCommand::Join(args) => join::run(args)?,
+        FleetCommand::Token(args) => token::run(args)?,
+        command => members::run(command)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,105 @@
+//! Name, addresses and content of this host.
+
+use crate::cli::MemberAddressArgs;
+use anyhow::Context;
+use jiffy_api::Keys;
+use jiffy_image::{Home, Reference, Templates};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+/// Address that is routed like the rest of the network. No packet is sent to it.
+const ANY_REMOTE_ADDRESS: &str = "192.0.2.1:9";
+
+/// Name and addresses of a member.
+#[derive(Debug)]
+pub struct MemberAddress {
+    pub name: String,
+    pub listen: SocketAddr,
+    pub address: String,
+}
+
+/// Returns name and addresses. `peer` is a host that the address must reach.
+pub fn member_address(
+    args: &MemberAddressArgs,
+    peer: Option<&str>,
+) -> anyhow::Result<MemberAddress> {
+    let listen = args.fleet_listen;
+    let address = match &args.fleet_address {
+        Some(address) => address.clone(),
+        None if !listen.ip().is_unspecified() => listen.to_string(),
+        None => {
+            let ip = local_address(peer.unwrap_or(ANY_REMOTE_ADDRESS));
+            let ip = ip.context(
+                "cannot determine the address of this host: give it with --fleet-address",
+            )?;
+            SocketAddr::new(ip, listen.port()).to_string()
+        }
+    };
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => host_name(),
+    };
+    Ok(MemberAddress {
+        name,
+        listen,
+        address,
+    })
+}
+
+/// Returns the address of the interface over which `peer` is reached.
+fn local_address(peer: &str) -> anyhow::Result<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect(peer)?;
+    let ip = socket.local_addr()?.ip();
+    anyhow::ensure!(!ip.is_unspecified(), "no route");
+    Ok(ip)
+}
+
+/// Returns the first label of the system's host name, with the characters of names only.
+fn host_name() -> String {
+    let system = rustix::system::uname();
+    let name = system.nodename().to_string_lossy().to_ascii_lowercase();
+    let label: String = name
+        .split('.')
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .take(63)
+        .collect();
+    match label.trim_matches('-') {
+        "" => "host".to_owned(),
+        label => label.to_owned(),
+    }
+}
+
+/// API keys and templates of this host that a fleet would not know.
+#[derive(Debug, Default)]
+pub struct OwnContent {
+    pub keys: Vec<String>,
+    pub templates: Vec<String>,
+    pub stock: Vec<String>,
+}
+
+impl OwnContent {
+    /// Reads the keys and templates of the data directory.
+    pub fn read(home: &Home) -> anyhow::Result<Self> {
+        let mut content = Self::default();
+        if home.path().join("keys.db").exists() {
+            let keys = Keys::open(home.path())?.list()?;
+            let valid = keys.into_iter().filter(|key| key.revoked_ms.is_none());
+            content.keys = valid.map(|key| key.name).collect();
+        }
+        for manifest in Templates::new(home).list()? {
+            let name = manifest.reference();
+            let list = if Reference::parse(&name)?.is_stock() {
+                &mut content.stock
+            } else {
+                &mut content.templates
+            };
+            list.push(name);
+        }
+        content.stock.sort();
+        content.stock.dedup();
+        Ok(content)
+    }
+}
