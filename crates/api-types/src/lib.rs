@@ -6,6 +6,7 @@
 mod build;
 mod engine;
 mod error;
+mod fleet;
 mod function;
 mod guest;
 mod host;
@@ -25,6 +26,7 @@ pub use build::{
 };
 pub use engine::{BootMode, Capabilities, EngineDescription};
 pub use error::ErrorBody;
+pub use fleet::{FleetInfo, FleetNode, FleetNodes, MassSilence};
 pub use function::{
     DeployFunction, DeployLimits, DeploySettings, Function, FunctionLimits, FunctionLog,
     FunctionLogEntry, FunctionMetrics, FunctionSchedule, FunctionState, FunctionVersion,

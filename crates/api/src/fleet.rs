@@ -103,11 +103,9 @@ impl Fleet {
 
 impl App {
     /// Makes this host a member of a fleet. Without it, all calls are answered by this host.
-    #[must_use]
-    pub fn with_fleet(mut self, fleet: Fleet) -> Self {
+    pub fn set_fleet(&mut self, fleet: Fleet) {
         self.sandboxes.set_observer(fleet.rows.clone());
         self.fleet = Some(fleet);
-        self
     }
 }
 

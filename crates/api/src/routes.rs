@@ -2,6 +2,7 @@
 
 mod builds;
 mod create;
+mod fleet;
 mod fork;
 mod functions;
 mod guest;
@@ -25,7 +26,7 @@ pub use functions::invoke::{FunctionHost, function_router};
 use crate::app::App;
 use crate::caller::authenticate;
 use crate::error::convert_error;
-use crate::fleet::route;
+use crate::fleet as members;
 use crate::openapi;
 use axum::handler::Handler;
 use axum::http::{Method, StatusCode};
@@ -175,6 +176,8 @@ fn guarded_calls() -> Calls {
         .get("/engines", host::engines)
         .get("/limits", limits::limits)
         .get("/host", host::host)
+        .get("/fleet", fleet::fleet)
+        .get("/fleet/nodes", fleet::nodes)
         .post("/host/stop", host::stop)
         .get("/keys", keys::list)
         .post("/keys", keys::create)
@@ -195,7 +198,7 @@ pub fn calls() -> Vec<(Method, &'static str)> {
 pub fn router(app: App) -> Router {
     let guarded = guarded_calls().router.merge(functions::invoke::by_path());
     guarded
-        .route_layer(from_fn_with_state(app.clone(), route))
+        .route_layer(from_fn_with_state(app.clone(), members::route))
         // A route layer: unknown paths are answered with 404 without authentication.
         .route_layer(from_fn_with_state(app.clone(), authenticate))
         .merge(public_calls().router)

@@ -149,14 +149,15 @@ impl ApiServer {
             network,
             fleet,
         } = parts;
-        let (keys, hosts, forwarded, signing_key) = match fleet {
+        let (keys, hosts, forwarded, signing_key, members) = match fleet {
             None => {
                 let keys = Arc::new(Keys::open(home.path())?);
-                (keys, None, None, signing_key(home)?)
+                (keys, None, None, signing_key(home)?, None)
             }
             Some(fleet) => {
                 let (hosts, forwarded) = (Some(fleet.hosts), Some(fleet.forwarded));
-                (fleet.keys, hosts, forwarded, fleet.signing_key)
+                let members = Some((fleet.api, fleet.calls));
+                (fleet.keys, hosts, forwarded, fleet.signing_key, members)
             }
         };
         let address = match options.listen {
@@ -230,7 +231,11 @@ impl ApiServer {
             app = app.with_preview(Arc::new(link));
         }
         let status = sandboxes.clone();
-        let app = app.with_about(move || daemon_status(&status, start, url.clone()));
+        let mut app = app.with_about(move || daemon_status(&status, start, url.clone()));
+        let calls = members.map(|(fleet, calls)| {
+            app.set_fleet(fleet);
+            calls
+        });
         let (budgets, direct_functions) = (app.clone(), functions.clone());
         sandboxes.figures().add_families(move || {
             let mut families = budgets.figures();
@@ -241,7 +246,11 @@ impl ApiServer {
         let guests = GatewaySandboxes::new(sandboxes.clone(), exchanges.clone(), keys.clone());
         let app = app.with_ports(Arc::new(guests.clone()));
         let metrics_routes = metrics::routes(&app, sandboxes.clone());
-        let mut routes = jiffy_api::router(app.clone()).merge(metrics_routes);
+        let mut routes = jiffy_api::router(app.clone());
+        if let Some(calls) = calls {
+            calls.set_router(routes.clone());
+        }
+        routes = routes.merge(metrics_routes);
         let console = match console {
             Some(console) => {
                 let (server, owner_routes) =

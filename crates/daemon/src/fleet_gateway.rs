@@ -1,5 +1,6 @@
 //! Requests to sandboxes of other members of a fleet, over the members' channel.
 
+use crate::fleet::ForwardedCalls;
 use async_trait::async_trait;
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderName};
@@ -40,6 +41,10 @@ pub struct FleetParts {
     pub forwarded: mpsc::Receiver<ForwardedConnection>,
     /// Key that signs preview links on all members.
     pub signing_key: [u8; 32],
+    /// Calls on sandboxes of other members.
+    pub api: jiffy_api::Fleet,
+    /// Receiver of the calls of other members.
+    pub calls: Arc<ForwardedCalls>,
 }
 
 /// Members of the fleet, as the gateway uses them.

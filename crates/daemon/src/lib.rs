@@ -9,6 +9,7 @@ mod console_server;
 mod direct_connections;
 mod direct_listener;
 mod engine;
+mod fleet;
 pub mod fleet_gateway;
 mod functions;
 mod gateway_sandboxes;

@@ -4,7 +4,7 @@ use crate::api_server::{ApiServer, HostParts};
 use crate::confinement::confine;
 use crate::local_daemon;
 use crate::traces::TraceExport;
-use crate::{ServeOptions, engine, functions, internal, log, network, site, store};
+use crate::{ServeOptions, engine, fleet, functions, internal, log, network, site, store};
 use anyhow::{Context, bail};
 use jiffy_api_types::StopHost;
 use jiffy_engine_api::EngineName;
@@ -87,7 +87,12 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let lazy = lazy
         .map(|(shared, remote)| store::lazy(shared, remote, &home))
         .transpose()?;
+    let member = match &remote {
+        Some(remote) => fleet::Member::start(&home, remote).await?,
+        None => None,
+    };
     let heads = match (&options.store, &remote) {
+        (Some(_), Some(remote)) if let Some(member) = &member => Some(member.heads(remote)),
         (Some(shared), Some(remote)) => store::heads(shared, remote, &home)?,
         _ => None,
     };
@@ -142,6 +147,13 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         // The queue holds one request. Further requests are ignored.
         let _ = stop_sender.try_send(request);
     };
+    let (member, parts) = match member {
+        None => (None, None),
+        Some(member) => {
+            let (member, parts) = member.serve(&options, &home, &sandboxes).await?;
+            (Some(member), Some(parts))
+        }
+    };
     let server = ApiServer::open(
         &options,
         &home,
@@ -149,7 +161,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             sandboxes: sandboxes.clone(),
             functions: functions.clone(),
             network: network.clone(),
-            fleet: None,
+            fleet: parts,
         },
         start,
         stop,
@@ -204,6 +216,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     }
     // Ignore an error of the task: the daemon exits anyway.
     let _ = server_task.await;
+    if let Some(member) = member {
+        member.stop().await;
+    }
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
     // Without the request, sandboxes continue to run, and the next daemon adopts them.
     if !request.kill_sandboxes {

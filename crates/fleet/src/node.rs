@@ -17,6 +17,8 @@ mod outbox;
 mod query;
 mod rows;
 mod shard;
+#[cfg(feature = "client")]
+mod transport;
 mod view;
 
 pub use clock::{BootClock, Clock, current_instance};
@@ -28,4 +30,6 @@ pub use query::{
     RowPlace, decode_replies, encode_replies,
 };
 pub use rows::row_hash;
+#[cfg(feature = "client")]
+pub use transport::{ChannelMessenger, MESSAGE_PATH, MessageReceiver, QUERY_PATH, QueryReceiver};
 pub use view::{CoordinatorStatus, FleetStatus, NodeStatus, View};

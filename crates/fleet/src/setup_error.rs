@@ -95,6 +95,16 @@ pub enum SetupError {
 
 #[cfg(feature = "client")]
 impl SetupError {
+    /// Returns whether the same call may succeed later without any change.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Records(error) => error.is_temporary(),
+            Self::Remote(error) => error.retry_after().is_some(),
+            Self::Storage(error) => error.is_unavailable(),
+            _ => false,
+        }
+    }
+
     /// Returns a function that adds the path to an I/O error.
     pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         |source| Self::File {

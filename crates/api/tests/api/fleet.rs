@@ -331,3 +331,34 @@ async fn a_forwarded_call_is_not_forwarded_again_and_clients_cannot_mark_calls()
     let marked = lab.call_with(2, &two, &path, "jiffy-forwarded-owner").await;
     assert_eq!(marked.expect_error(404), "sandbox_not_found");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_state_of_the_fleet_is_shown_to_administrators_only() {
+    let lab = Lab::start(2).await;
+    for host in 1..=2 {
+        let shown = lab
+            .call(host, &lab.admin(), "GET", "/fleet", Value::Null)
+            .await
+            .expect(200);
+        assert_eq!(shown.text("host"), format!("h{host}"));
+        assert_eq!(shown.body["isReady"], true);
+        assert_eq!(shown.body["hasAuthority"], true);
+        assert_eq!(shown.body["nodes"].as_array().unwrap().len(), 2);
+        let nodes = lab
+            .call(host, &lab.admin(), "GET", "/fleet/nodes", Value::Null)
+            .await;
+        let nodes = nodes.expect(200);
+        assert_eq!(nodes.body["nodes"][1]["id"], "h2");
+        assert_eq!(nodes.body["nodes"][1]["state"], "up");
+        for scope in [Scope::Create, Scope::Read] {
+            for path in ["/fleet", "/fleet/nodes"] {
+                let denied = lab
+                    .call(host, &lab.key(scope).0, "GET", path, Value::Null)
+                    .await;
+                assert_eq!(denied.expect_error(403), "forbidden");
+            }
+        }
+    }
+    let alone = crate::support::Api::new();
+    assert_eq!(alone.get("/fleet").await.expect_error(404), "not_found");
+}

@@ -189,6 +189,8 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
         ("POST", "/keys/x/revoke"),
         ("POST", "/host/stop"),
         ("GET", "/host"),
+        ("GET", "/fleet"),
+        ("GET", "/fleet/nodes"),
         ("GET", "/engines"),
         ("POST", "/prune"),
     ] {

@@ -4,3 +4,4 @@
 mod directory;
 mod membership;
 mod support;
+mod transport;

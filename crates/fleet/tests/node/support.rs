@@ -166,7 +166,7 @@ async fn tenant(dir: &std::path::Path) -> Arc<Tenant> {
     store.tenant("fleet").await.unwrap()
 }
 
-fn member_config(id: u32, started_ms: u64) -> MemberConfig {
+pub fn member_config(id: u32, started_ms: u64) -> MemberConfig {
     MemberConfig {
         fleet: fleet_id(),
         id: MemberId(id),
@@ -204,26 +204,33 @@ impl Fleet {
             start: Instant::now(),
             _dir: dir,
         };
+        if members > 0 {
+            fleet.create_shard(&member_config(1, 0).address).await;
+        }
+        for id in 1..=members {
+            fleet.start_node(id);
+        }
+        fleet
+    }
+
+    /// Creates the record of a shard whose first member is 1, at `address`.
+    pub async fn create_shard(&self, address: &str) {
         let config = member_config(1, 0);
         let row = MemberRow {
             id: config.id,
             epoch: Epoch(1),
             instance: config.instance,
-            address: config.address,
+            address: address.to_owned(),
             state: MemberState::Up,
             version: config.version,
             capacity: config.capacity,
             unknown: Default::default(),
         };
         let record = ShardRecord::new(fleet_id(), ShardId(0), row);
-        let sealed = fleet.sealed();
+        let sealed = self.sealed();
         let key: RecordKey = "fleet/shards/0".parse().unwrap();
         let write = sealed.create(&key, record.encode().unwrap()).unwrap();
         assert!(matches!(sealed.send(&write).await, Ok(Outcome::Done(_))));
-        for id in 1..=members {
-            fleet.start_node(id);
-        }
-        fleet
     }
 
     /// Starts the members 1 to `members` and waits until all of them are ready.
@@ -243,7 +250,7 @@ impl Fleet {
         fleet
     }
 
-    fn sealed(&self) -> SealedRecords {
+    pub fn sealed(&self) -> SealedRecords {
         SealedRecords::new(Arc::new(self.records.clone()), self.keys.clone())
     }
 

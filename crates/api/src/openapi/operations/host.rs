@@ -4,8 +4,9 @@ use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
 use axum::http::Method;
 use jiffy_api_types::{
-    ApiKey, Budget, CreateKey, EngineDescription, Host, NewApiKey, Pool, PruneHost, PrunedHost,
-    RevokeKey, RevokedKey, RotateKey, SetPool, StopHost, Team, VerifiedSnapshot,
+    ApiKey, Budget, CreateKey, EngineDescription, FleetInfo, FleetNodes, Host, NewApiKey, Pool,
+    PruneHost, PrunedHost, RevokeKey, RevokedKey, RotateKey, SetPool, StopHost, Team,
+    VerifiedSnapshot,
 };
 use serde_json::json;
 
@@ -57,6 +58,20 @@ pub(super) fn host() -> Vec<Operation> {
         )
         .answers::<Host>(200, "Status")
         .fails_with(&[403]),
+        Operation::get(
+            "/fleet",
+            "fleet",
+            "Get the state of the fleet of this host. Requires a key with the scope `admin`",
+        )
+        .answers::<FleetInfo>(200, "Fleet")
+        .fails_with(&[403, 404]),
+        Operation::get(
+            "/fleet/nodes",
+            "fleetNodes",
+            "List the hosts of the fleet. Requires a key with the scope `admin`",
+        )
+        .answers::<FleetNodes>(200, "Hosts")
+        .fails_with(&[403, 404]),
         Operation::post(
             "/host/stop",
             "stopHost",

@@ -217,13 +217,14 @@ impl Lab {
     fn serve(&self, member: &Member) {
         let fleet = Fleet::new(member.node.clone(), SECRET, member.link.clone());
         let templates = Arc::new(base_templates());
-        let app = App::new(
+        let mut app = App::new(
             member.sandboxes.clone(),
             self.keys.clone(),
             templates,
             Config::default(),
         );
-        let router = router(app.with_fleet(fleet));
+        app.set_fleet(fleet);
+        let router = router(app);
         let mut routers = self.network.routers.lock().unwrap();
         routers.insert(member.node.id(), router);
     }

@@ -1,0 +1,257 @@
+//! Member of a fleet: node, channel, tables, and calls of other members.
+//!
+//! The parts exist only if the data directory contains `fleet.toml`.
+
+mod calls;
+mod host;
+
+use crate::ServeOptions;
+use crate::fleet_gateway::{FleetHosts, FleetParts, GATEWAY_PATH, GatewayStreams};
+use crate::host_facts::host_facts;
+use anyhow::Context;
+use calls::{CALL_PREFIX, ChannelForwarder};
+use host::DaemonHost;
+use jiffy_api::{Keys, import_keys};
+use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
+use jiffy_fleet::join::JoinService;
+use jiffy_fleet::node::{
+    BootClock, ChannelMessenger, Clock, MESSAGE_PATH, MessageReceiver, Node, NodeConfig,
+    QUERY_PATH, QueryReceiver, current_instance,
+};
+use jiffy_fleet::settings::{Settings, clear_import};
+use jiffy_fleet::tables::{
+    CHANGE_TIMEOUT, ChannelPeers, TABLES_PATH, Tables, TablesConfig, preview_key,
+};
+use jiffy_fleet::{FleetAccess, Heads};
+use jiffy_fleet_core::record::{Capacity, MemberState};
+use jiffy_fleet_core::{MemberConfig, MemberId, ShardId, Timing};
+use jiffy_image::Home;
+use jiffy_sandbox_manager::{HostReader, KernelReader, Sandboxes};
+use jiffy_store::host::RemoteStore;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
+use zeroize::Zeroizing;
+
+pub use calls::ForwardedCalls;
+
+/// Pause before the records of the fleet are read again.
+const ACCESS_PAUSE: Duration = Duration::from_secs(2);
+/// Maximum time that the start waits for the keys of the fleet.
+const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which the certificate is checked.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(3600);
+/// Pause before a failed import of keys is repeated.
+const IMPORT_PAUSE: Duration = Duration::from_secs(5);
+
+/// Member of a fleet, before its sandboxes are open.
+pub struct Member {
+    settings: Settings,
+    home: PathBuf,
+    access: FleetAccess,
+    identity: Identity,
+    client: Client,
+    node: Node,
+    host: Arc<DaemonHost>,
+    tables: Tables,
+    listener: TcpListener,
+}
+
+/// Running parts of a member. Dropping the value closes the channel.
+pub struct RunningMember {
+    _channel: ServerHandle,
+    node: Node,
+}
+
+impl RunningMember {
+    /// Stops the node: other members learn of the end of this daemon by its silence.
+    pub async fn stop(&self) {
+        self.node.stop().await;
+    }
+}
+
+impl Member {
+    /// Starts the node of this host. `None` if the data directory belongs to no fleet. Waits until
+    /// the records of the fleet can be read.
+    pub async fn start(home: &Home, remote: &Arc<RemoteStore>) -> anyhow::Result<Option<Self>> {
+        let Some(settings) = Settings::load(home.path())? else {
+            return Ok(None);
+        };
+        let identity = settings.identity(home.path())?;
+        let listener = TcpListener::bind(settings.listen).await.with_context(|| {
+            let listen = settings.listen;
+            format!("cannot listen on {listen}: choose another address in fleet.toml")
+        })?;
+        let access = loop {
+            match FleetAccess::open(&settings, home.path(), remote).await {
+                Ok(access) => break access,
+                Err(error) if error.is_temporary() => {
+                    tracing::warn!(%error, "waiting for the records of the fleet");
+                    sleep(ACCESS_PAUSE).await;
+                }
+                Err(error) => return Err(error).context("cannot open the records of the fleet"),
+            }
+        };
+        let client = Client::new(identity.clone());
+        let host = Arc::new(DaemonHost::new(remote.clone()));
+        let config = MemberConfig {
+            fleet: settings.fleet.clone(),
+            id: settings.member,
+            instance: current_instance().context("cannot identify this process")?,
+            address: settings.address.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            capacity: capacity(home, access.root.cpu_level),
+            timing: Timing::PRODUCTION,
+        };
+        let node = Node::start(NodeConfig {
+            member: config,
+            shard: ShardId(0),
+            records: access.records.clone(),
+            messenger: Arc::new(ChannelMessenger::new(client.clone())),
+            host: host.clone(),
+            clock: Arc::new(BootClock),
+        })?;
+        let tables = Tables::start(TablesConfig {
+            fleet: settings.fleet.clone(),
+            records: access.records.clone(),
+            peers: Arc::new(ChannelPeers::new(node.clone(), client.clone())),
+            clock: Arc::new(|| Duration::from_millis(BootClock.now().0)),
+            change_timeout: CHANGE_TIMEOUT,
+        });
+        tracing::info!(fleet = %settings.fleet, member = %settings.member, "member of a fleet");
+        Ok(Some(Self {
+            settings,
+            home: home.path().to_owned(),
+            access,
+            identity,
+            client,
+            node,
+            host,
+            tables,
+            listener,
+        }))
+    }
+
+    /// Returns the records by which members decide who runs a stored sandbox.
+    pub fn heads(&self, remote: &Arc<RemoteStore>) -> Heads {
+        Heads::new(remote.clone(), self.node.clone())
+    }
+
+    /// Connects the member with its sandboxes, and opens the channel. Returns the parts of the API
+    /// server.
+    pub async fn serve(
+        self,
+        options: &ServeOptions,
+        home: &Home,
+        sandboxes: &Sandboxes,
+    ) -> anyhow::Result<(RunningMember, FleetParts)> {
+        self.host.set_sandboxes(sandboxes.clone());
+        let secret = Zeroizing::new(blake3::derive_key(
+            "jiffy fleet 2026 hashes of the directory",
+            &*self.access.secret,
+        ));
+        let calls = Arc::new(ForwardedCalls::default());
+        let (streams, forwarded) = GatewayStreams::new();
+        let keys_file = options.store.as_ref().and_then(|store| store.keys.clone());
+        let join = JoinService::new(
+            self.settings.clone(),
+            self.home.clone(),
+            keys_file,
+            self.access.clone(),
+            host_facts(home),
+            Vec::new(),
+        );
+        let known = self.node.clone();
+        let check = move |member: MemberId| {
+            let members = known.members();
+            match members.row(member).map(|row| row.state) {
+                Some(MemberState::Left) => Err(format!("{member} was removed from the fleet")),
+                _ => Ok(()),
+            }
+        };
+        let channel = Server::new(self.identity.clone(), Arc::new(check))
+            .messages(MESSAGE_PATH, Arc::new(MessageReceiver(self.node.clone())))
+            .messages(QUERY_PATH, Arc::new(QueryReceiver(self.node.clone())))
+            .messages(TABLES_PATH, Arc::new(self.tables.clone()))
+            .requests(CALL_PREFIX, calls.clone())
+            .requests(GATEWAY_PATH, Arc::new(streams))
+            .join(Arc::new(join))
+            .start(self.listener)?;
+        tokio::spawn(keep_certificate(
+            self.access.clone(),
+            self.identity.clone(),
+            self.home.clone(),
+        ));
+        if self.settings.import_keys {
+            tokio::spawn(import(self.home.clone(), self.tables.clone()));
+        }
+        let mut number = self.tables.subscribe();
+        // The keys may be unavailable: the API then rejects calls that use keys.
+        let _ = timeout(KEYS_TIMEOUT, number.wait_for(|number| *number > 0)).await;
+        let forwarder = Arc::new(ChannelForwarder::new(self.client.clone()));
+        let parts = FleetParts {
+            keys: Arc::new(Keys::of_fleet(self.tables, &self.home)),
+            hosts: Arc::new(FleetHosts::new(
+                self.node.clone(),
+                self.client,
+                secret.clone(),
+            )),
+            forwarded,
+            signing_key: preview_key(&self.access.secret),
+            api: jiffy_api::Fleet::new(self.node.clone(), *secret, forwarder),
+            calls,
+        };
+        let running = RunningMember {
+            _channel: channel,
+            node: self.node,
+        };
+        Ok((running, parts))
+    }
+}
+
+/// Returns the resources of this host.
+fn capacity(home: &Home, cpu_level: u8) -> Capacity {
+    let figures = KernelReader::new(home.path()).read();
+    let mib = |mib: Option<u64>| mib.map_or(0, |mib| u32::try_from(mib).unwrap_or(u32::MAX));
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Capacity {
+        cpu_milli: u32::try_from(processors).unwrap_or(1).saturating_mul(1000),
+        memory_mib: mib(figures.memory_total_mib),
+        disk_mib: mib(figures.disk_total_mib),
+        microvm: jiffy_microvm_engine::host_kvm::open().is_ok(),
+        gvisor: true,
+        cpu_level,
+        ..Capacity::default()
+    }
+}
+
+/// Renews the certificate of this member before it expires.
+async fn keep_certificate(access: FleetAccess, identity: Identity, home: PathBuf) {
+    loop {
+        match access.renew(&home, &identity) {
+            Ok(true) => tracing::info!("renewed the certificate of this host"),
+            Ok(false) => {}
+            Err(error) => tracing::error!(%error, "cannot renew the certificate of this host"),
+        }
+        sleep(CERTIFICATE_INTERVAL).await;
+    }
+}
+
+/// Imports the keys of this host into the fleet, once.
+async fn import(home: PathBuf, tables: Tables) {
+    loop {
+        match import_keys(&home, &tables).await {
+            Ok(count) => {
+                tracing::info!(count, "imported the keys of this host into the fleet");
+                match clear_import(&home) {
+                    Ok(()) => return,
+                    Err(error) => tracing::warn!(%error, "cannot change fleet.toml"),
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot import the keys of this host"),
+        }
+        sleep(IMPORT_PAUSE).await;
+    }
+}
