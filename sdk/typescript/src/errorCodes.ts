@@ -161,6 +161,19 @@ export class InUseError extends apiError(e2b.SandboxError, 'in_use') {}
  */
 export class StoreUnavailableError extends apiError(e2b.ServiceBusyError, 'store_unavailable') {}
 /**
+ * The host of the sandbox is dead or does not answer. The message names the host.
+ */
+export class HostLostError extends apiError(e2b.ServiceBusyError, 'host_lost') {}
+/**
+ * The coordinator or a host that may have the sandbox does not answer. The host may have had no
+ * contact with the fleet for 60 s, or no host can change keys at present.
+ */
+export class FleetUnavailableError extends apiError(e2b.ServiceBusyError, 'fleet_unavailable') {}
+/**
+ * The sandbox is on another host. Only hosts of a fleet receive this answer.
+ */
+export class SandboxMovedError extends apiError(e2b.SandboxError, 'sandbox_moved') {}
+/**
  * The template does not exist, is not built, or belongs to another key.
  */
 export class TemplateNotFoundError extends apiError(e2b.NotFoundError, 'template_not_found') {}
@@ -370,6 +383,9 @@ export const classes: Record<string, ApiErrorClass> = {
   wrong_snapshot: WrongSnapshotError,
   in_use: InUseError,
   store_unavailable: StoreUnavailableError,
+  host_lost: HostLostError,
+  fleet_unavailable: FleetUnavailableError,
+  sandbox_moved: SandboxMovedError,
   template_not_found: TemplateNotFoundError,
   build_not_found: BuildNotFoundError,
   build_started: BuildStartedError,

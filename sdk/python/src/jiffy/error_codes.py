@@ -215,6 +215,22 @@ class StoreUnavailableError(ApiError, ServiceBusyException):
 
     code = "store_unavailable"
 
+class HostLostError(ApiError, ServiceBusyException):
+    """The host of the sandbox is dead or does not answer. The message names the host."""
+
+    code = "host_lost"
+
+class FleetUnavailableError(ApiError, ServiceBusyException):
+    """The coordinator or a host that may have the sandbox does not answer. The host may have
+    had no contact with the fleet for 60 s, or no host can change keys at present."""
+
+    code = "fleet_unavailable"
+
+class SandboxMovedError(ApiError, SandboxException):
+    """The sandbox is on another host. Only hosts of a fleet receive this answer."""
+
+    code = "sandbox_moved"
+
 class TemplateNotFoundError(ApiError, NotFoundException):
     """The template does not exist, is not built, or belongs to another key."""
 
