@@ -85,6 +85,12 @@ scenario('snapshots are listed found and deleted', async (t) => {
 scenario('a snapshot is verified', async (t) => {
   const sandbox = await create(t)
   const snapshot = await sandbox.snapshot()
+  if (sandbox.engine === 'gvisor') {
+    // Snapshots of gVisor have no checksums.
+    await assert.rejects(snapshot.verify(), errors.UnsupportedError)
+    await snapshot.delete()
+    return
+  }
   const results = await snapshot.verify()
   assert(results.some(({ id }) => id === snapshot.snapshotId))
   assert(results.every(({ damaged }) => damaged.length === 0))

@@ -86,6 +86,12 @@ async def test_snapshots_are_listed_found_and_deleted(sdk, create, unique):
 async def test_a_snapshot_is_verified(sdk, create):
     sandbox = await create()
     snapshot = await sdk(sandbox.snapshot)
+    if sandbox.engine == "gvisor":
+        # Snapshots of gVisor have no checksums.
+        with pytest.raises(error_codes.UnsupportedError):
+            await sdk(snapshot.verify)
+        await sdk(snapshot.delete)
+        return
     results = await sdk(snapshot.verify)
     assert snapshot.snapshot_id in [result["id"] for result in results]
     assert all(result["damaged"] == [] for result in results)
