@@ -70,6 +70,11 @@ export function lineage(sandboxes: Sandbox[], snapshots: Snapshot[]): Tree {
     const from = first?.parent ?? (started ? one.live?.snapshotID : undefined)
     // Only a snapshot of another sandbox is the beginning of a lane.
     if (from && points.get(from)?.lane !== one.sandbox && points.has(from)) one.from = from
+    // The API does not list the snapshot of each fork: the latest point before the fork is shown.
+    const parent = one.live?.forkedFrom
+    if (!one.from && parent) {
+      one.from = lanes.get(parent)?.points.findLast((p) => p.at <= (one.live?.jiffy.created_ms ?? 0))?.id
+    }
     one.points = fold(one.points, points, hasChild)
   }
   for (const one of lanes.values()) {

@@ -68,7 +68,7 @@ function Sessions() {
   if (list.error && !list.data) return <Problem error={list.error} onRetry={() => void list.refetch()} />
   if (!list.data) return <Skeleton rows={3} height={30} />
   return (
-    <section className="card" aria-label="Sessions">
+    <section className="card">
       <div className="card-head"><h2>Sessions</h2><span className="muted">{count(list.data.length, 'session')}, each ends 12 h after its last use</span></div>
       {error !== undefined && <Problem error={error} />}
       <div className="table-wrap cards-narrow" style={{ border: 0, flex: 'none' }} tabIndex={0} role="region" aria-label="Sessions">

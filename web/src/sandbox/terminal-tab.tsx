@@ -73,6 +73,7 @@ export function TerminalTab() {
     return () => { ignore = true }
   }, [id, isRunning, tabs, session.mayChange])
 
+  const shown = tabs?.find((tab) => tab.key === active)
   const close = (key: number) => {
     const rest = (tabs ?? []).filter((tab) => tab.key !== key)
     setTabs(rest)
@@ -85,22 +86,21 @@ export function TerminalTab() {
   if (sandbox && !isRunning && !tabs?.length) {
     return <Empty title={`The sandbox is ${sandbox.state}`}><p>Resume the sandbox to open a terminal.</p></Empty>
   }
-  const shown = tabs?.find((tab) => tab.key === active)
   return (
     <div className={`terminal-tab${isFull ? ' full' : ''}`}>
       <div className="terminal-bar">
-        <div className="row" role="tablist" aria-label="Terminals">
-          {tabs?.map((tab, index) => (
-            <span key={tab.key} className="terminal-name" data-active={tab.key === active}>
-              <button type="button" role="tab" aria-selected={tab.key === active} onClick={() => setActive(tab.key)}>
+        <div className="row">
+          <div className="row" role="tablist" aria-label="Terminals">
+            {tabs?.map((tab, index) => (
+              <button key={tab.key} type="button" role="tab" className="terminal-name" aria-selected={tab.key === active} onClick={() => setActive(tab.key)}>
                 {index + 1}{tab.user ? ` ${visible(tab.user)}` : ''}{tab.ending ? ` (${tab.ending.state})` : ''}
               </button>
-              <Button look="ghost" small icon="kill" label={`End terminal ${index + 1}`} onClick={() => {
-                if (tab.key === active) pane.current?.end()
-                close(tab.key)
-              }} />
-            </span>
-          ))}
+            ))}
+          </div>
+          {shown && <Button look="ghost" small icon="kill" label="End this terminal" onClick={() => {
+            pane.current?.end()
+            close(shown.key)
+          }} />}
           <Button look="ghost" small icon="plus" label="New terminal" disabled={!isRunning} onClick={() => add({ user: user || undefined, shell: shell || undefined })} />
         </div>
         <div className="row">

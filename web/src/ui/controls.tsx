@@ -17,7 +17,7 @@ type ButtonProps = ButtonHTMLAttributes<HTMLButtonElement> & {
 export function Button({ icon, look, small, busy, label, children, className, ...rest }: ButtonProps) {
   const classes = ['button', look, small && 'small', !children && 'icon', className]
   return (
-    <button type="button" {...rest} className={classes.filter(Boolean).join(' ')} aria-label={label}
+    <button type="button" {...rest} className={classes.filter(Boolean).join(' ')} aria-label={children ? rest['aria-label'] : label}
       title={rest.title ?? label} disabled={rest.disabled || busy} aria-busy={busy || undefined}>
       {busy ? <span className="spinner" aria-hidden="true" /> : icon && <Icon name={icon} />}
       {children}
