@@ -68,9 +68,11 @@ async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
 
 /// Connects to a server. The first attempt uses IPv4; some servers listen only on `::1`.
 async fn connect(port: u16) -> io::Result<TcpStream> {
-    match connect_with_retry((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()).await {
+    // The timeout applies to both attempts together.
+    let began = Instant::now();
+    match connect_with_retry((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into(), began).await {
         Ok(tcp) => Ok(tcp),
-        Err(first) => connect_with_retry((IpAddr::V6(Ipv6Addr::LOCALHOST), port).into())
+        Err(first) => connect_with_retry((IpAddr::V6(Ipv6Addr::LOCALHOST), port).into(), began)
             .await
             // The error of IPv4 is more useful, since most servers listen on IPv4.
             .map_err(|_| first),
@@ -80,9 +82,8 @@ async fn connect(port: u16) -> io::Result<TcpStream> {
 /// Connects to a server on the loopback device, where a connection succeeds immediately or not at
 /// all: a server whose backlog is full (Python's default is five) drops the SYN. The kernel would
 /// repeat the SYN after one second and after two more seconds. This function repeats the attempt
-/// earlier, with random delays between concurrent attempts.
-async fn connect_with_retry(to: SocketAddr) -> io::Result<TcpStream> {
-    let began = Instant::now();
+/// earlier, with random delays between concurrent attempts, for [`CONNECT_TIMEOUT`] since `began`.
+async fn connect_with_retry(to: SocketAddr, began: Instant) -> io::Result<TcpStream> {
     let mut delay = FIRST_RETRY_DELAY;
     loop {
         let mut random = [0; 1];

@@ -122,6 +122,8 @@ impl Users {
         };
         let mut user = self.find(name)?;
         user.gid = match group.parse() {
+            // The kernel reserves the largest number for "not set".
+            Ok(u32::MAX) => return None,
             Ok(gid) => gid,
             Err(_) => id_of(&self.group, group)?,
         };
@@ -256,7 +258,15 @@ mod tests {
         assert_eq!(ids("65532"), Some((65532, 0, vec![0])));
         assert_eq!(ids("65532:65533"), Some((65532, 65533, vec![65533])));
         assert_eq!(ids("user:sudo"), Some((1000, 27, vec![27])));
-        for bad in ["user:nobody", "-1", "4294967295", ":", "", "nobody:0"] {
+        for bad in [
+            "user:nobody",
+            "-1",
+            "4294967295",
+            "user:4294967295",
+            ":",
+            "",
+            "nobody:0",
+        ] {
             assert_eq!(ids(bad), None, "{bad}");
         }
     }

@@ -23,7 +23,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Minimum number of bytes of entropy that make the clones of one snapshot differ.
@@ -65,8 +64,7 @@ impl IdentityApplier {
             identity,
             site_variables: Mutex::default(),
             owner: Mutex::default(),
-            run: AtomicUsize::new(0),
-            step: AtomicUsize::new(0),
+            position: Mutex::default(),
         });
         run_steps(agent, &work).await?;
         let identity = &work.identity;
@@ -89,22 +87,22 @@ async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String
     // Each run completes all steps or skips one step, so one more run than there are steps
     // suffices.
     for run in 0..=STEPS.len() {
-        // Relaxed suffices: the submission of the call locks the pool's mutex, so the new worker
-        // reads this value.
-        work.run.store(run, Ordering::Relaxed);
+        lock(&work.position).run = run;
         let steps = Arc::clone(work);
         let call = move |progress: &Progress| steps.run(run, progress);
         let what = "cannot apply the identity";
         match agent.workers.run(CallClass::Identity, what, call).await {
             Ok(outcome) => return outcome,
             Err(e @ (CallError::NoAnswer { .. } | CallError::Exhausted { .. })) => {
-                let index = work.step.load(Ordering::Relaxed);
-                let step = STEPS.get(index).ok_or_else(|| e.to_string())?;
+                let mut position = lock(&work.position);
+                // The stuck worker must not change the position any more.
+                position.run = run + 1;
+                let step = STEPS.get(position.step).ok_or_else(|| e.to_string())?;
                 if !(step.may_be_skipped)(work) {
                     return Err(format!("{}: {e}", step.what));
                 }
                 eprintln!("jiffy-agent: {}: skipped: {e}", step.what);
-                work.step.store(index + 1, Ordering::Relaxed);
+                position.step += 1;
             }
             Err(e) => return Err(e.to_string()),
         }
@@ -128,10 +126,16 @@ struct IdentityWork {
     site_variables: Mutex<BTreeMap<String, String>>,
     /// User and group of the default user, if the look-up succeeded.
     owner: Mutex<Option<(u32, u32)>>,
+    position: Mutex<IdentityPosition>,
+}
+
+/// Progress of an [`IdentityWork`].
+#[derive(Default)]
+struct IdentityPosition {
     /// Number of the current run. A worker of an earlier run, which was stuck meanwhile, stops.
-    run: AtomicUsize,
+    run: usize,
     /// Index of the current step.
-    step: AtomicUsize,
+    step: usize,
 }
 
 /// A step of [`IdentityWork`].
@@ -207,10 +211,7 @@ impl IdentityWork {
     /// to which the calling worker belongs.
     fn run(&self, run: usize, progress: &Progress) -> Result<(), String> {
         loop {
-            if self.run.load(Ordering::Relaxed) != run {
-                return Err("another worker continues".to_owned());
-            }
-            let index = self.step.load(Ordering::Relaxed);
+            let index = self.index(run)?;
             let Some(step) = STEPS.get(index) else {
                 return Ok(());
             };
@@ -218,10 +219,20 @@ impl IdentityWork {
             progress.advance();
             // While this worker was stuck, the caller may have skipped the step and started another
             // run, which continues with the next step.
-            if self.run.load(Ordering::Relaxed) == run {
-                self.step.store(index + 1, Ordering::Relaxed);
+            let mut position = lock(&self.position);
+            if position.run == run {
+                position.step = index + 1;
             }
         }
+    }
+
+    /// Returns the index of the current step for a worker of run `run`.
+    fn index(&self, run: usize) -> Result<usize, String> {
+        let position = lock(&self.position);
+        if position.run != run {
+            return Err("another worker continues".to_owned());
+        }
+        Ok(position.step)
     }
 
     /// Returns true if the last identity belonged to another sandbox, that is, if this sandbox is a

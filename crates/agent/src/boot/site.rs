@@ -117,8 +117,13 @@ impl InstalledSite {
                 fs::write(path, variables::apt(proxy, &program))?;
             }
             (None, true) => {
-                fs::remove_file(path)?;
-                fs::remove_file(root.join(APT_PROGRAM))?;
+                for path in [path, root.join(APT_PROGRAM)] {
+                    match fs::remove_file(path) {
+                        // The user has removed the file already.
+                        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                        removed => removed?,
+                    }
+                }
                 self.apt_configured = false;
             }
             _ => {}

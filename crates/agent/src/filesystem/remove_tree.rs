@@ -55,8 +55,10 @@ fn empty(top: &CStr, moved: &mut u64, progress: &Progress) -> io::Result<usize> 
             let done = open.pop();
             if let (Some(done), Some(above)) = (done, open.last()) {
                 match fs::unlinkat(&above.fd, &done.name, AtFlags::REMOVEDIR) {
-                    // The next pass removes entries that were added meanwhile.
-                    Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => removed += 1,
+                    Ok(()) | Err(Errno::NOENT) => removed += 1,
+                    // The next pass removes entries that were added meanwhile. It does not count as
+                    // a removal, so that the passes end if the entries cannot be listed.
+                    Err(Errno::NOTEMPTY | Errno::EXIST) => {}
                     Err(e) => return Err(e.into()),
                 }
             }

@@ -315,6 +315,13 @@ impl BodySource for WatchStream {
             self.started = true;
             return Poll::Ready(Some(Ok(frame::message(&json!({ "start": {} })))));
         }
+        // Checked before the events, which may follow each other without a pause.
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            let e = RpcError::new(RpcCode::DeadlineExceeded, "the stream ran into its timeout");
+            return self.end(&e);
+        }
         match self.frames.poll_recv(cx) {
             Poll::Ready(Some(Ok(frames))) => {
                 self.idle.as_mut().reset(Instant::now() + self.interval);
@@ -326,12 +333,6 @@ impl BodySource for WatchStream {
                 return self.end(&e);
             }
             Poll::Pending => {}
-        }
-        if let Some(deadline) = &mut self.deadline
-            && deadline.as_mut().poll(cx).is_ready()
-        {
-            let e = RpcError::new(RpcCode::DeadlineExceeded, "the stream ran into its timeout");
-            return self.end(&e);
         }
         if self.idle.as_mut().poll(cx).is_ready() {
             self.idle.as_mut().reset(Instant::now() + self.interval);

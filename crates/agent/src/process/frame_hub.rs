@@ -38,6 +38,10 @@ struct HubReader {
 }
 
 impl HubState {
+    fn open_readers(&mut self) -> impl Iterator<Item = &mut HubReader> {
+        self.readers.iter_mut().filter(|reader| !reader.closed)
+    }
+
     fn wake_writer(&mut self) {
         if let Some(waker) = self.writer.take() {
             waker.wake();
@@ -56,15 +60,16 @@ impl HubReader {
 }
 
 impl FrameHub {
-    /// Returns whether there is a reader.
+    /// Returns whether there is a reader that has not received its last frame.
     pub fn has_readers(&self) -> bool {
-        !self.inner.borrow().readers.is_empty()
+        self.inner.borrow().readers.iter().any(|r| !r.closed)
     }
 
-    /// Ready when no queue is full.
+    /// Ready when no queue is full. Closed queues receive no more frames.
     pub fn poll_room(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.inner.borrow_mut();
-        if inner.readers.iter().all(|r| r.bytes < QUEUE_FULL_BYTES) {
+        let mut open = inner.readers.iter().filter(|r| !r.closed);
+        if open.all(|r| r.bytes < QUEUE_FULL_BYTES) {
             return Poll::Ready(());
         }
         inner.writer = Some(cx.waker().clone());
@@ -73,14 +78,14 @@ impl FrameHub {
 
     /// Adds a frame to the queue of every reader.
     pub fn publish(&self, frame: &Bytes) {
-        for reader in &mut self.inner.borrow_mut().readers {
+        for reader in self.inner.borrow_mut().open_readers() {
             reader.push(frame.clone());
         }
     }
 
     /// Adds the last frame to the queue of every reader.
     pub fn close(&self, last: &Bytes) {
-        for reader in &mut self.inner.borrow_mut().readers {
+        for reader in self.inner.borrow_mut().open_readers() {
             // Added even to a full queue, because no further frame follows.
             reader.closed = true;
             reader.push(last.clone());
@@ -90,7 +95,7 @@ impl FrameHub {
     /// Adds the last frame to the queue of one reader.
     pub fn close_one(&self, id: u64, last: Bytes) {
         let mut inner = self.inner.borrow_mut();
-        if let Some(reader) = inner.readers.iter_mut().find(|r| r.id == id) {
+        if let Some(reader) = inner.open_readers().find(|r| r.id == id) {
             reader.closed = true;
             reader.push(last);
         }
@@ -158,5 +163,44 @@ impl<T: AsRef<FrameHub>> Drop for Subscription<T> {
         // The writer may have waited for this reader only.
         inner.readers.retain(|r| r.id != self.id);
         inner.wake_writer();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Hub(FrameHub);
+
+    impl AsRef<FrameHub> for Hub {
+        fn as_ref(&self) -> &FrameHub {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_reader_receives_nothing_after_its_last_frame_and_blocks_no_writer() {
+        let cx = &mut Context::from_waker(Waker::noop());
+        let hub = Rc::new(Hub::default());
+        let frame = |text: &'static str| Bytes::from_static(text.as_bytes());
+        let mut stalled = Subscription::new(&hub, Bytes::from(vec![0; QUEUE_FULL_BYTES]));
+        let mut other = Subscription::new(&hub, frame("start"));
+        assert!(hub.0.poll_room(cx).is_pending());
+        hub.0.close_one(stalled.id(), frame("timeout"));
+        assert!(hub.0.poll_room(cx).is_ready());
+        hub.0.publish(&frame("output"));
+        hub.0.close(&frame("end"));
+        assert!(!hub.0.has_readers());
+        hub.0.publish(&frame("output of a child"));
+        let mut frames = |reader: &mut Subscription<Hub>| {
+            let frames = std::iter::from_fn(|| match reader.poll_next(cx) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => panic!("the reader is open"),
+            });
+            frames.skip(1).collect::<Vec<_>>()
+        };
+        assert_eq!(frames(&mut stalled), ["timeout"]);
+        assert_eq!(frames(&mut other), ["output", "end"]);
     }
 }

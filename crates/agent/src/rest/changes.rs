@@ -91,7 +91,7 @@ pub async fn answer(
             merged: Path::new("/"),
             out: &mut found,
         };
-        walk.directory(&upper, lowers, Path::new(""), 0)
+        walk.directory(&upper, lowers, Path::new(""), WalkLevel::default())
             .map(|()| found)
             .map_err(|e| RestError::io(what, &e))
     };
@@ -113,6 +113,15 @@ struct ChangeWalk<'a> {
     out: &'a mut FileChanges,
 }
 
+/// Position of a [`ChangeWalk`].
+#[derive(Clone, Copy, Default)]
+struct WalkLevel {
+    /// Number of directories above.
+    depth: usize,
+    /// True below an opaque directory, where all entries of the template are hidden.
+    hidden: bool,
+}
+
 impl ChangeWalk<'_> {
     /// Records the differences between the directory `upper` and the directories `lowers`, which
     /// the overlay stacks below `upper` (uppermost first). Entries that are removed meanwhile are
@@ -122,8 +131,9 @@ impl ChangeWalk<'_> {
         upper: &Path,
         lowers: Vec<PathBuf>,
         path: &Path,
-        depth: usize,
+        level: WalkLevel,
     ) -> io::Result<()> {
+        let depth = level.depth;
         // The recursion is limited, because a program determines the depth of the tree.
         if depth > MAX_DEPTH {
             self.out.more = true;
@@ -133,8 +143,13 @@ impl ChangeWalk<'_> {
             Err(e) if depth > 0 && e.kind() == io::ErrorKind::NotFound => return Ok(()),
             names => names?,
         };
-        // An opaque directory hides the template's directory of the same name completely.
-        let hidden = depth > 0 && is_opaque(upper);
+        // An opaque directory hides the template's directory of the same name completely. New
+        // directories in it have no mark of their own.
+        let hidden = level.hidden || depth > 0 && is_opaque(upper);
+        let below_level = WalkLevel {
+            depth: depth + 1,
+            hidden,
+        };
         if hidden {
             for name in names_below(&lowers)?.difference(&names) {
                 self.note(&path.join(name), ChangeKind::D);
@@ -166,7 +181,7 @@ impl ChangeWalk<'_> {
             if found.is_dir() && has_xattr(&own, REDIRECT_XATTR, None) {
                 self.renamed(&below, &path, depth + 1)?;
             } else if found.is_dir() {
-                self.directory(&own, below, &path, depth + 1)?;
+                self.directory(&own, below, &path, below_level)?;
             }
         }
         Ok(())
@@ -322,7 +337,8 @@ mod tests {
             merged: Path::new("/no-overlay"),
             out: &mut found,
         };
-        walk.directory(upper, lowers, Path::new(""), 0).unwrap();
+        walk.directory(upper, lowers, Path::new(""), WalkLevel::default())
+            .unwrap();
         let shown = found
             .changes
             .iter()
@@ -382,9 +398,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [upper, low] = ["upper", "low"].map(|name| dir.path().join(name));
         for path in [&upper, &low] {
-            fs::create_dir_all(path.join("d")).unwrap();
+            fs::create_dir_all(path.join("d/again")).unwrap();
         }
-        for name in ["gone", "kept", "d/hidden"] {
+        for name in ["gone", "kept", "d/hidden", "d/again/hidden"] {
             fs::write(low.join(name), "x").unwrap();
         }
         for name in ["gone", "never"] {
@@ -409,6 +425,15 @@ mod tests {
             return;
         }
         let (found, _) = changes(&upper, &[&low], 100);
-        assert_eq!(found, ["C /d", "D /d/hidden", "D /gone"]);
+        assert_eq!(
+            found,
+            [
+                "C /d",
+                "D /d/hidden",
+                "C /d/again",
+                "D /d/again/hidden",
+                "D /gone"
+            ]
+        );
     }
 }

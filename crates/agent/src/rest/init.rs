@@ -31,11 +31,11 @@ pub async fn answer(
 ) -> Result<Response<ReplyBody>, RestError> {
     let body = collect(request.into_body(), 1024 * 1024).await?;
     let init: InitRequest = request::parse(&body)?;
-    if let Some(timestamp) = &init.timestamp {
-        let time = crate::calendar::parse_time(timestamp)
-            .ok_or_else(|| RestError::bad(format!("'{timestamp}' is not an RFC 3339 time")))?;
-        set_clock(time).map_err(|e| RestError::io("cannot set the clock", &e))?;
-    }
+    let parse = |timestamp: &String| {
+        crate::calendar::parse_time(timestamp)
+            .ok_or_else(|| RestError::bad(format!("'{timestamp}' is not an RFC 3339 time")))
+    };
+    let time = init.timestamp.as_ref().map(parse).transpose()?;
     let given = |text: Option<String>| text.filter(|t| !t.is_empty());
     let user = given(init.default_user);
     if let Some(user) = &user {
@@ -45,6 +45,10 @@ pub async fn answer(
             StatusCode::UNAUTHORIZED => RestError::bad(e.message),
             _ => e,
         })?;
+    }
+    // An invalid request must change nothing, so everything was checked before.
+    if let Some(time) = time {
+        set_clock(time).map_err(|e| RestError::io("cannot set the clock", &e))?;
     }
     if init.withdraw_site {
         agent.withdraw_site().await?;

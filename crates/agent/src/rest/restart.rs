@@ -26,6 +26,15 @@ pub async fn answer(
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = |name: &str| parameter(request.uri(), name);
     super::only_root(agent, query("username").as_deref(), "restarts are").await?;
+    let grace = match query("grace_ms") {
+        None => MAX_GRACE,
+        Some(text) => {
+            let parsed = text.parse().map(Duration::from_millis);
+            let parsed = parsed
+                .map_err(|_| RestError::bad(format!("`grace_ms` is '{text}': use milliseconds")))?;
+            parsed.min(MAX_GRACE)
+        }
+    };
     // SAFETY: the call takes no arguments.
     if unsafe { libc::getpid() } != 1 {
         return Err(RestError::new(
@@ -33,10 +42,6 @@ pub async fn answer(
             "cannot restart: this agent is not process 1",
         ));
     }
-    let grace = query("grace_ms").and_then(|text| text.parse().ok());
-    let grace = grace
-        .map_or(MAX_GRACE, Duration::from_millis)
-        .min(MAX_GRACE);
     // A stopped process handles SIGTERM when it is continued, or receives SIGKILL.
     for (signal, limit) in [
         (libc::SIGTERM, grace),

@@ -191,10 +191,12 @@ fn file_name(part: &multer::Field<'_>) -> Option<RequestPath> {
 fn quoted_parameter(header: &[u8], name: &[u8]) -> Option<Vec<u8>> {
     let mut rest = header;
     loop {
-        // Splits at the next parameter. A quoted value may contain semicolons.
-        let mut quoted = false;
+        // Splits at the next parameter. A quoted value may contain semicolons, and quotation marks
+        // after a backslash.
+        let (mut quoted, mut escaped) = (false, false);
         let end = rest.iter().position(|byte| {
-            quoted ^= *byte == b'"';
+            quoted ^= *byte == b'"' && !escaped;
+            escaped = *byte == b'\\' && quoted && !escaped;
             *byte == b';' && !quoted
         });
         rest = rest.get(end? + 1..)?.trim_ascii_start();
@@ -251,6 +253,8 @@ mod tests {
             ),
             (r#"form-data; filename = "x"; name="file""#, Some("x")),
             (r#"form-data; name="; filename=x"; filename="y""#, Some("y")),
+            (r#"form-data; name="a\"b"; filename="y""#, Some("y")),
+            (r#"form-data; name="a\\"; filename="y""#, Some("y")),
             (r#"form-data; name="file"; filename=bare"#, None),
             (r#"form-data; name="file"; filename="open"#, None),
             ("form-data", None),

@@ -52,7 +52,7 @@ impl Progress {
     }
 
     /// Calls `wait`, which waits for the client and not for a file system.
-    pub fn while_client_waits<T>(&self, wait: impl FnOnce() -> T) -> T {
+    pub fn wait_for_client<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.record.progress_ms.store(SUSPENDED, Ordering::Relaxed);
         let result = wait();
         self.advance();

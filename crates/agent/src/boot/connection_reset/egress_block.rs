@@ -83,7 +83,7 @@ impl EgressBlock {
                 log: [0; 2],
                 kernel_version: 0,
                 flags: 0,
-                name: *b"jiffy_hush\0\0\0\0\0\0",
+                name: *b"jiffy_egress\0\0\0\0",
                 interface: 0,
                 attach: EGRESS,
             },

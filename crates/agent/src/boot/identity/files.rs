@@ -54,7 +54,10 @@ pub fn set_hostname(name: &str) -> io::Result<()> {
     let before = match sys::read_regular(path, MAX_HOSTS_BYTES) {
         // A file of the maximum size is probably longer. Rewriting it would remove its end.
         Ok(before) if before.len() as u64 == MAX_HOSTS_BYTES => return Ok(()),
-        before => String::from_utf8(before.unwrap_or_default()),
+        Ok(before) => String::from_utf8(before),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        // The content is unknown, and must not be replaced.
+        Err(_) => return Ok(()),
     };
     if let Ok(before) = before {
         let after = hosts(&before, name);

@@ -70,6 +70,12 @@ impl Keystore {
         self.0.len()
     }
 
+    /// Returns whether the store contains a certificate of `other`, under any name.
+    pub fn contains(&self, other: &Self) -> bool {
+        let mut entries = self.0.iter();
+        entries.any(|entry| other.0.iter().any(|o| o.der == entry.der))
+    }
+
     /// Removes certificates that `other` also contains, under any name.
     pub fn remove(&mut self, other: &Self) {
         self.0

@@ -152,6 +152,23 @@ fn an_authority_of_the_sandbox_itself_is_not_removed() {
 }
 
 #[test]
+fn an_authority_that_only_stores_of_the_template_contain_is_not_removed() {
+    let second = "etc/ssl/ca-bundle.pem";
+    let root = root(&[(DEBIAN, &(public() + COMPANY)), (second, &public())]);
+    let java = root.path().join("etc/ssl/certs/java/cacerts");
+    fs::create_dir(java.parent().unwrap()).unwrap();
+    let both = Keystore::from_pem(format!("{COMPANY}{}", public()).as_bytes());
+    fs::write(&java, both.encode()).unwrap();
+    let mut site = InstalledSite::default();
+    site.replace(root.path(), company(), &none()).unwrap();
+    assert_eq!(text(&root, second), public() + COMPANY);
+    site.withdraw(root.path());
+    assert_eq!(text(&root, DEBIAN), public() + COMPANY);
+    assert_eq!(text(&root, second), public());
+    assert_eq!(fs::read(&java).unwrap(), both.encode());
+}
+
+#[test]
 fn red_hat_alpine_and_images_without_a_store_trust_it_too() {
     let bundle = "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem";
     let fedora = root(&[
@@ -235,6 +252,11 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
     assert_eq!(env["HTTP_PROXY"], "http://own:1");
     assert!(!env.contains_key("http_proxy"));
     assert_eq!(env["https_proxy"], url);
+    site.replace(root.path(), proxied(), &none()).unwrap();
+    // The settings change also if the user has removed the files.
+    fs::remove_file(root.path().join(apt)).unwrap();
+    site.replace(root.path(), proxied(), &env).unwrap();
+    assert!(!root.path().join(program).exists());
     site.replace(root.path(), proxied(), &none()).unwrap();
     assert!(root.path().join(apt).exists());
     site.withdraw(root.path());

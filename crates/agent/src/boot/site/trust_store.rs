@@ -55,8 +55,21 @@ pub struct StoreChanges {
     links: Vec<PathBuf>,
     /// Files that were extended or created, and the bytes that were written.
     written: Vec<(PathBuf, Vec<u8>)>,
+    /// Stores and the certificates that each of them contained before. They must remain.
+    contained: Vec<(PathBuf, String)>,
     /// Directories that were created, parents first.
     created_directories: Vec<PathBuf>,
+}
+
+impl StoreChanges {
+    /// Returns the authorities that `store` did not contain before.
+    fn new_in<'a>(&self, store: &Path, authorities: &[&'a Authority]) -> Vec<&'a Authority> {
+        let is_new = |authority: &&&Authority| {
+            let mut contained = self.contained.iter();
+            !contained.any(|(path, pem)| path == store && *pem == authority.pem)
+        };
+        authorities.iter().filter(is_new).copied().collect()
+    }
 }
 
 /// Adds authorities. Returns the first bundle, which then contains all authorities.
@@ -72,6 +85,7 @@ pub fn add(
         File::create(at(BUNDLES[0]))?;
         bundles.push(PathBuf::from(BUNDLES[0]));
     }
+    changes.contained = find_contained(root, &bundles, authorities);
     // Set for each authority that some bundle lacked. An authority in all bundles belongs to the
     // template, and must remain when the site's settings are removed.
     let mut unknown = vec![false; authorities.len()];
@@ -118,6 +132,32 @@ fn existing_bundles(root: &Path) -> Vec<PathBuf> {
         if file.is_file() && !seen.contains(&file) {
             seen.push(file);
             found.push(PathBuf::from(bundle));
+        }
+    }
+    found
+}
+
+/// Returns the stores that contain an authority already, with its text.
+fn find_contained(
+    root: &Path,
+    bundles: &[PathBuf],
+    authorities: &[Authority],
+) -> Vec<(PathBuf, String)> {
+    let java = read_java(root);
+    let mut found = Vec::new();
+    for authority in authorities {
+        let contains = |bundle: &&PathBuf| {
+            read(&beneath(root, bundle))
+                .is_ok_and(|text| remove_certificates(&text, &[authority]).len() < text.len())
+        };
+        let bundles = bundles.iter().filter(contains).cloned();
+        found.extend(bundles.map(|bundle| (bundle, authority.pem.clone())));
+        let certificate = Keystore::from_pem(authority.pem.as_bytes());
+        if java
+            .as_ref()
+            .is_some_and(|java| java.contains(&certificate))
+        {
+            found.push((DEBIAN_JAVA.into(), authority.pem.clone()));
         }
     }
     found
@@ -183,7 +223,7 @@ pub fn remove(root: &Path, authorities: &[Authority], changes: StoreChanges) {
         let rest = match block.filter(|_| kept.is_empty()) {
             Some((_, block)) if text.ends_with(block) => text[..text.len() - block.len()].to_vec(),
             // A tool has rebuilt the bundle, so the block may be in another place or form.
-            _ => remove_certificates(&text, &removed),
+            _ => remove_certificates(&text, &changes.new_in(&bundle, &removed)),
         };
         // The bundle was created by `add`, as it contains nothing else.
         if rest.is_empty() && block.is_some() {
@@ -193,7 +233,7 @@ pub fn remove(root: &Path, authorities: &[Authority], changes: StoreChanges) {
         }
     }
     remove_dangling_links(root);
-    remove_from_java(root, &removed);
+    remove_from_java(root, &changes.new_in(Path::new(DEBIAN_JAVA), &removed));
     // Children first.
     for directory in changes.created_directories.iter().rev() {
         // Ignore the error: a directory with other files is not removed.
@@ -215,8 +255,7 @@ fn remove_dangling_links(root: &Path) {
 
 /// Removes authorities from the store that Debian creates for Java.
 fn remove_from_java(root: &Path, authorities: &[&Authority]) {
-    let path = beneath(root, Path::new(DEBIAN_JAVA));
-    let Some(mut store) = read(&path).ok().and_then(|bytes| Keystore::decode(&bytes)) else {
+    let Some(mut store) = read_java(root) else {
         return;
     };
     let before = store.len();
@@ -224,8 +263,14 @@ fn remove_from_java(root: &Path, authorities: &[&Authority]) {
         store.remove(&Keystore::from_pem(authority.pem.as_bytes()));
     }
     if store.len() != before {
-        let _ = fs::write(&path, store.encode());
+        let _ = fs::write(beneath(root, Path::new(DEBIAN_JAVA)), store.encode());
     }
+}
+
+/// Reads the store that Debian creates for Java. `None` if it is missing or not readable.
+fn read_java(root: &Path) -> Option<Keystore> {
+    let bytes = read(&beneath(root, Path::new(DEBIAN_JAVA))).ok()?;
+    Keystore::decode(&bytes)
 }
 
 /// Returns whether a file below `directory` contains this certificate.

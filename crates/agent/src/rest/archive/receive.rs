@@ -132,7 +132,10 @@ fn unpack_error(error: &ArchiveError) -> RestError {
 /// Parses `user` or `user:group`, by name or number. A number without a group is also the number of
 /// the group, as in Docker.
 fn owner(text: &str) -> Result<UnpackOwner, RestError> {
-    if let Ok(id) = text.parse::<u32>() {
+    // The kernel reserves the largest number for "not set".
+    if let Ok(id) = text.parse::<u32>()
+        && id != u32::MAX
+    {
         return Ok(UnpackOwner::Fixed(id, id));
     }
     let user = Users::load()
@@ -171,7 +174,7 @@ impl Read for ArchiveReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() && !self.ended {
             let receive = || self.receiver.blocking_recv();
-            match self.progress.while_client_waits(receive) {
+            match self.progress.wait_for_client(receive) {
                 Some(Some(piece)) => self.piece = piece,
                 Some(None) => self.ended = true,
                 None => return Err(io::ErrorKind::ConnectionAborted.into()),

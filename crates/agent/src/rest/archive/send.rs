@@ -157,7 +157,7 @@ impl Write for ArchiveWriter {
         }
         let piece = std::mem::take(&mut self.piece).freeze();
         let send = || self.sender.blocking_send(Ok(piece));
-        let sent = self.progress.while_client_waits(send);
+        let sent = self.progress.wait_for_client(send);
         sent.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
