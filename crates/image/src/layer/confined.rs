@@ -48,6 +48,8 @@ const MAX_OUTCOME_BYTES: u64 = 1 << 20;
 /// it.
 const MEMORY_BYTES: u64 = 1 << 30;
 const CHUNK_BYTES: usize = 1 << 18;
+/// Number of hexadecimal digits of a SHA-256.
+const SHA256_DIGITS: usize = 64;
 /// Prefix of lines that report the number of unpacked bytes. Outcomes are JSON and start
 /// differently.
 const REPORT_MARK: &[u8] = b"+";
@@ -105,7 +107,7 @@ pub(crate) fn unpack(
         }
         Some(program) => {
             let process = UnpackerProcess::start(program, into, limits, None)?;
-            process.run(packed, into, limits, meter, on_bytes)
+            process.unpack(packed, into, limits, meter, on_bytes)
         }
     }
 }
@@ -188,6 +190,27 @@ impl UnpackerProcess {
                 Err(failed(e))
             }
         }
+    }
+
+    /// Unpacks an archive as [`Self::run`] does. Checks the diff id, which becomes the name of a
+    /// directory: the process could otherwise choose a path outside the store.
+    fn unpack(
+        self,
+        packed: impl Read,
+        into: &Path,
+        limits: UnpackLimits,
+        meter: ByteMeter<'_>,
+        on_bytes: &mut dyn FnMut(u64),
+    ) -> Result<UnpackedLayer, LayerError> {
+        let unpacked = self.run(packed, into, limits, meter, on_bytes)?;
+        let id = &unpacked.diff_id;
+        let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if id.len() == SHA256_DIGITS && id.bytes().all(is_hex) {
+            return Ok(unpacked);
+        }
+        Err(LayerError::Process(
+            "it reported an invalid diff id".to_owned(),
+        ))
     }
 
     /// Sends the archive to the process and waits for the result. Kills the process if `meter`

@@ -208,3 +208,32 @@ fn reports_of_the_process_are_bounded() {
         assert!(matches!(read(bad), Err(LayerError::Process(_))), "{bad}");
     }
 }
+
+#[test]
+fn a_diff_id_of_the_unpacker_cannot_name_another_path() {
+    let place = tempfile::tempdir().unwrap();
+    let unpack = |diff_id: &str| {
+        let outcome = UnpackOutcome::Done(UnpackedLayer {
+            diff_id: diff_id.to_owned(),
+            ..UnpackedLayer::default()
+        });
+        let outcome = serde_json::to_string(&outcome).unwrap();
+        let program = place.path().join("unpacker");
+        fs::write(
+            &program,
+            format!("#!/bin/sh\ncat >/dev/null\necho '{outcome}'\n"),
+        )
+        .unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let limits = UnpackLimits::default();
+        let process = UnpackerProcess::start(&program, place.path(), limits, None).unwrap();
+        process.unpack(io::empty(), place.path(), limits, &|_| Ok(()), &mut |_| ())
+    };
+    let valid = "0123456789abcdef".repeat(4);
+    assert_eq!(unpack(&valid).unwrap().diff_id, valid);
+    let traversal = format!("{}/../../..", &valid[..55]);
+    for invalid in ["", "../..", &traversal, &valid[1..], &valid.to_uppercase()] {
+        let refused = unpack(invalid).unwrap_err().to_string();
+        assert!(refused.contains("invalid diff id"), "{invalid}: {refused}");
+    }
+}
