@@ -23,6 +23,33 @@ use tempfile::NamedTempFile;
 /// Extension of a compiled module while its compiler writes it.
 pub(crate) const UNFINISHED: &str = "new";
 
+/// Records in the directory of an owner.
+#[derive(Debug)]
+pub(crate) struct StoredRecords {
+    pub records: Vec<FunctionRecord>,
+    /// False if a record could not be read. The files that it references are unknown, so no file of
+    /// the owner may be removed.
+    pub is_complete: bool,
+}
+
+impl Default for StoredRecords {
+    fn default() -> Self {
+        Self {
+            records: Vec::new(),
+            is_complete: true,
+        }
+    }
+}
+
+impl StoredRecords {
+    fn skip(&mut self, path: &Path, error: &io::Error) {
+        tracing::error!(
+            path = %path.display(), %error, "cannot read the record of a function"
+        );
+        self.is_complete = false;
+    }
+}
+
 /// Files of one owner's functions. Calls block.
 #[derive(Debug)]
 pub(crate) struct FunctionStore {
@@ -53,24 +80,37 @@ impl FunctionStore {
 
     /// Reads all records. Unreadable files are logged and skipped, so that one damaged record does
     /// not affect other functions.
-    pub(crate) fn records(&self) -> Vec<FunctionRecord> {
-        let entries = fs::read_dir(self.directory.join("records"));
-        let entries = entries.into_iter().flatten().flatten();
-        let records = entries.filter_map(|entry| {
-            let path = entry.path();
+    pub(crate) fn records(&self) -> StoredRecords {
+        let mut stored = StoredRecords::default();
+        let directory = self.directory.join("records");
+        let entries = match fs::read_dir(&directory) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return stored,
+            Err(e) => {
+                stored.skip(&directory, &e);
+                return stored;
+            }
+            Ok(entries) => entries,
+        };
+        for entry in entries {
+            let path = match entry {
+                Ok(entry) => entry.path(),
+                Err(e) => {
+                    stored.skip(&directory, &e);
+                    continue;
+                }
+            };
             // Other files are temporary files of interrupted commits.
             if path.extension() != Some(OsStr::new("json")) {
-                return None;
+                continue;
             }
-            let record = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
-            if let Err(e) = &record {
-                tracing::error!(
-                    path = %path.display(), error = %e, "cannot read the record of a function"
-                );
+            match fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
+                Ok(record) => stored.records.push(record),
+                // Removed meanwhile.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => stored.skip(&path, &e),
             }
-            record.ok()
-        });
-        records.collect()
+        }
+        stored
     }
 
     fn record_path(&self, name: &str) -> PathBuf {
@@ -167,10 +207,21 @@ impl FunctionStore {
     }
 
     /// Removes files that no record references: files of old versions and of interrupted
-    /// deployments. Compilers may be writing files, unless the daemon is starting.
+    /// deployments. Compilers may be writing files, unless the daemon is starting. Removes nothing
+    /// if a record cannot be read.
     pub(crate) fn gc<'a>(&self, records: impl Iterator<Item = &'a FunctionRecord>, is_start: bool) {
-        let versions = records.flat_map(|record| &record.versions);
-        let modules: HashSet<&str> = versions.map(|version| version.module.as_str()).collect();
+        // A commit that failed after its rename has left a record that `records` does not contain.
+        let stored = self.records();
+        if !stored.is_complete {
+            return;
+        }
+        let mut modules: HashSet<&str> = HashSet::new();
+        for version in records.flat_map(|record| &record.versions) {
+            modules.insert(&version.module);
+        }
+        for version in stored.records.iter().flat_map(|record| &record.versions) {
+            modules.insert(&version.module);
+        }
         // A file that is being written has no record yet. At the start, no compiler runs.
         let needed = |path: &Path| {
             let stem = path.file_stem().and_then(OsStr::to_str);
@@ -201,8 +252,11 @@ impl FunctionStore {
         }
     }
 
-    /// Removes all files of the owner.
+    /// Removes all files of an owner without functions. Removes nothing if a record cannot be read.
     pub(crate) fn remove_all(&self) {
+        if !self.records().is_complete {
+            return;
+        }
         if let Err(e) = fs::remove_dir_all(&self.directory)
             && e.kind() != io::ErrorKind::NotFound
         {
@@ -214,4 +268,30 @@ impl FunctionStore {
 /// Syncs the directory of a file to storage.
 fn sync_directory_of(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(path))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_that_cannot_be_read_protects_all_files_of_its_owner() {
+        let place = tempfile::tempdir().unwrap();
+        let store = FunctionStore::new(place.path().join("owner"));
+        store.create().unwrap();
+        let (module, record) = (store.module("abc"), store.record_path("f"));
+        fs::write(&module, "code").unwrap();
+        fs::write(&record, "{ damaged").unwrap();
+        let stored = store.records();
+        assert!(stored.records.is_empty() && !stored.is_complete);
+        store.gc(std::iter::empty(), true);
+        store.remove_all();
+        assert!(module.exists() && record.exists());
+        fs::remove_file(&record).unwrap();
+        assert!(store.records().is_complete);
+        store.gc(std::iter::empty(), true);
+        assert!(!module.exists());
+        store.remove_all();
+        assert!(!store.directory().exists());
+    }
 }

@@ -170,13 +170,15 @@ impl Functions {
 
     fn open_owner(&self, directory: PathBuf) {
         let store = FunctionStore::new(directory);
-        let records = store.records();
+        let stored = store.records();
+        let records = stored.records;
         let process = TenantProcess::adopt(store.directory()).map(|mut process| {
             process.set_egress(self.0.settings.egress.clone());
             process
         });
         let Some(first) = records.first() else {
-            // The first deployment was interrupted before it committed a record.
+            // The first deployment was interrupted before it committed a record, or no record can
+            // be read. `remove_all` preserves the files in the second case.
             drop(process);
             store.remove_all();
             return;
