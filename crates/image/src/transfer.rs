@@ -186,6 +186,9 @@ impl FileImport {
         // would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
         let mut manifest = read_manifest(entries.next())?;
+        // An owner in the file is a key of another host. The file must not choose a key of this
+        // host, whose templates it would replace.
+        manifest.owner = None;
         let own_name = || manifest.reference();
         let name = self.name.clone().unwrap_or_else(own_name);
         let (reference, visibility) = match Reference::parse(&name)? {
@@ -194,8 +197,6 @@ impl FileImport {
             _ => (check_name(&name, self.visibility)?, self.visibility),
         };
         trust.check_recipe(&reference, &manifest)?;
-        // The owner in the file is a key of another host.
-        manifest.owner = None;
         manifest.rename(&reference);
         let images = Images {
             limit: limits.bytes,

@@ -86,6 +86,24 @@ fn an_exported_template_is_equal_on_another_host() {
 }
 
 #[test]
+fn a_file_cannot_choose_the_owner_of_its_template() {
+    let ((_a, source), (_b, target)) = (home(), home());
+    FakeRecipe::new("one").build(&source).unwrap();
+    let mut entries = unpacked(&exported(&source, "one"));
+    let mut manifest: serde_json::Value = serde_json::from_slice(&entries[0].1).unwrap();
+    let mut import = |field: &str, value: &str, name| {
+        manifest[field] = value.into();
+        entries[0].1 = serde_json::to_vec(&manifest).unwrap();
+        imported(&target, &packed(&entries), name)
+    };
+    let template = import("owner", "abcdefghijkmnpqrstuv", None).unwrap();
+    assert_eq!(template.manifest.reference(), "one");
+    assert!(import("name", "abcdefghijkmnpqrstuv/one", None).is_err());
+    let template = import("name", "one", Some("vutsrqpnmkjihgfedcba/two")).unwrap();
+    assert_eq!(template.manifest.reference(), "vutsrqpnmkjihgfedcba/two");
+}
+
+#[test]
 fn an_invalid_export_is_refused_and_leaves_nothing() {
     let ((_a, source), (_b, target)) = (home(), home());
     let size = FakeRecipe::new("one")
