@@ -3,6 +3,7 @@
 
 mod batch;
 mod captured;
+mod devices;
 mod disk_thread;
 mod first_use;
 mod fold_layers;
@@ -16,18 +17,16 @@ use crate::confined_thread::SpareThreads;
 use crate::control_socket;
 use crate::error::VmmError;
 use crate::jail;
-use crate::machine::bus::{SharedDevice, lock};
+use crate::machine::bus::lock;
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
 use crate::machine::{
-    EventSlot, ExitCounters, KvmVm, Machine, ReceivedFds, SPARE_VCPUS, build, report_device,
-    restore,
+    EventSlot, ExitCounters, KvmVm, Machine, ReceivedFds, SPARE_VCPUS, build, restore,
 };
 use crate::poll::ReadyEvent;
 use crate::seccomp;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::{Block, DiskLayers};
-use crate::virtio::mmio::MmioDevice;
 use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
 use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
@@ -44,7 +43,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Maximum size of state and indexes of a small VM in addition to its memory and disk, in bytes.
@@ -344,19 +343,6 @@ impl Vm {
         }
     }
 
-    fn on_device(&mut self, index: usize, work: impl FnOnce(&SharedDevice)) {
-        if let Some(device) = self.machine.devices.get(index).cloned() {
-            work(&device);
-            self.report(lock(&device));
-        }
-    }
-
-    fn report(&self, device: MutexGuard<'_, MmioDevice>) {
-        report_device(device, &self.machine.bus, |event| {
-            self.link.send(event, &[]);
-        });
-    }
-
     fn on_vcpu_end(&mut self) {
         if let Some(end) = self.vcpus.take_end() {
             self.cause = Some(match end {
@@ -484,21 +470,6 @@ impl Vm {
             Request::AbortCapture => self.abort_capture(),
             Request::FoldLayers(layers) => self.on_fold_layers(*layers),
             Request::Stop => self.cause = Some(StopCause::Requested),
-        }
-    }
-
-    fn update_device<T: crate::virtio::VirtioDevice>(
-        &mut self,
-        work: impl FnOnce(&mut T) -> Result<(), crate::virtio::DeviceError>,
-    ) {
-        let mut work = Some(work);
-        for device in self.machine.devices_of_event_loop() {
-            if lock(&device).device_ref(|_: &T| ()).is_some() {
-                if let Some(work) = work.take() {
-                    lock(&device).update(work);
-                }
-                self.report(lock(&device));
-            }
         }
     }
 }

@@ -94,7 +94,8 @@ fn work(
     }))
 }
 
-/// Writes the sources to the new file `to`, which belongs to the user. Returns its device and inode.
+/// Writes the sources to the new file `to`, which belongs to the user. Returns its device and
+/// inode.
 fn join(
     sources: &[PathBuf],
     to: &Path,

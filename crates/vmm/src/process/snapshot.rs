@@ -220,11 +220,9 @@ impl Vm {
             self.machine.protected = true;
             // Without an event of its exit, the snapshot would never complete.
             let slot = self.machine.poller.slot(SLOT_BACKGROUND_COPY);
-            if let Err(e) = watch(&slot, child.pidfd.as_fd()) {
-                child.cancel();
-                self.thaw(frozen.devices())?;
-                return Err(e);
-            }
+            watch(&slot, child.pidfd.as_fd())
+                .inspect_err(|_| child.cancel())
+                .or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
             report.phases.copy_us = micros(copying);
             drop(paused_disks);
             self.resume();
@@ -351,10 +349,9 @@ impl Vm {
             candidates,
             disks: Vec::new(),
         };
-        let writable = self.machine.writable_disks.iter().map(|disk| disk.device);
-        let writable: Vec<usize> = writable.collect();
-        for (at, (overlay, index_file)) in writable.into_iter().zip(disks) {
-            let Some(device) = self.machine.devices.get(at) else {
+        for (number, (overlay, index_file)) in disks.into_iter().enumerate() {
+            let at = self.machine.writable_disks.get(number).map(|d| d.device);
+            let Some((at, device)) = at.zip(at.and_then(|at| self.machine.devices.get(at))) else {
                 continue;
             };
             let result = lock(device).device_mut(|block: &mut Block| block.freeze(overlay));

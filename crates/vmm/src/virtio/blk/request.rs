@@ -30,8 +30,8 @@ enum BlockRequestError {
 
 impl From<io::Error> for BlockRequestError {
     fn from(error: io::Error) -> Self {
-        // Errors without a number are the device's own: the request is invalid. An unexpected end is
-        // the exception, since the file is shorter than the disk.
+        // Errors without a number are the device's own: the request is invalid. An unexpected end
+        // is the exception, since the file is shorter than the disk.
         match (error.raw_os_error(), error.kind()) {
             (Some(_), _) | (None, io::ErrorKind::UnexpectedEof) => Self::Host(error),
             (None, _) => Self::Io,

@@ -205,10 +205,8 @@ impl VirtioDevice for Vsock {
     }
 
     fn reset(&mut self) {
-        self.active = None;
-        // A batch that is in progress ends here: its end may find an inactive or failed device, and
-        // later events would be deferred forever.
-        self.batch = None;
+        // The end of a batch does not reach an inactive device. Later events must not be deferred.
+        (self.active, self.batch) = (None, None);
     }
 
     fn begin_batch(&mut self) {
