@@ -20,7 +20,7 @@ pub trait BodySource {
 
 /// A response body.
 pub enum ReplyBody {
-    /// A body of one chunk.
+    /// A body of at most one chunk. `None` if the body is empty or was already sent.
     Whole(Option<Bytes>),
     /// A body of several chunks.
     Stream(Box<dyn BodySource>),

@@ -2,14 +2,17 @@
 
 /// Converts days since 1970-01-01 to year, month and day in the Gregorian calendar.
 fn civil(days: i64) -> (i64, i64, i64) {
-    // With years that begin in March, a leap day is the last day of its year. 400 years have
-    // 146,097 days.
+    // With years that begin in March, a leap day is the last day of its year. An era of 400 years
+    // has 146,097 days, and 0000-03-01 is 719,468 days before 1970-01-01.
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
+    // Without its leap days, each year has 365 days. A leap day ends each period of 4 years, except
+    // a period of 100 years that does not end an era.
     let year_of_era =
         (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    // Months are counted from March. Any five months from March or from August have 153 days.
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
@@ -40,7 +43,8 @@ pub fn format_time(seconds: i64, nanoseconds: i64) -> String {
     format!("{}.{nanoseconds:09}Z", text.trim_end_matches('Z'))
 }
 
-/// Parses an RFC 3339 time. Returns nanoseconds since 1970.
+/// Parses an RFC 3339 time. Returns nanoseconds since 1970. The ranges of the numbers and most
+/// separators are not checked.
 pub fn parse_time(text: &str) -> Option<u64> {
     // The year has four digits, so no intermediate value overflows.
     let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<i64>().ok();

@@ -12,7 +12,7 @@ use std::ptr;
 
 const HUGE_PAGE: usize = 2 << 20;
 /// Setting that selects the processes whose memory may consist of huge pages. By default no process
-/// is selected.
+/// is selected: the kernel's command line enables only pages of 64 KiB (`thp_anon`).
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled";
 /// Byte of the breakpoint instruction. Zeroes are unsuitable: snapshots do not store zero pages,
 /// and the host maps a huge page only if the snapshot stores all of it.

@@ -16,6 +16,7 @@ use std::ffi::{CStr, c_char, c_int};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     let began_us = sys::boot_us();
+    // As Rust's runtime does: a write to a closed connection must not terminate the agent.
     // SAFETY: no other thread exists, and ignoring a signal has no preconditions.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     sys::tune_allocator();

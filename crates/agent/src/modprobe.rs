@@ -1,8 +1,8 @@
 //! Loading of kernel modules, for images without a `modprobe`.
 //!
 //! The kernel starts [`PATH`] when it needs a module, and programs start the path in
-//! `/proc/sys/kernel/modprobe`. If an image has its own `modprobe`, it takes precedence, because it
-//! reads the image's `/etc/modprobe.d`.
+//! `/proc/sys/kernel/modprobe`. An image's own `modprobe` takes precedence, because it reads the
+//! image's `/etc/modprobe.d`.
 
 use crate::sys;
 use std::collections::HashSet;
@@ -23,7 +23,8 @@ const IMAGE_MODPROBES: [&str; 4] = [
     "/usr/bin/modprobe",
 ];
 
-/// Loads the module in `arguments`, or the modules of this alias. Returns the exit code.
+/// Loads the modules for the first argument that is not an option. The argument is the name of a
+/// module or an alias. Returns the exit code.
 pub fn run(arguments: &[String]) -> i32 {
     // Returns only if the image has no usable `modprobe`.
     exec_image_modprobe(arguments);

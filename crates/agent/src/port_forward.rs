@@ -12,8 +12,10 @@ use tokio::time::timeout;
 /// Maximum number of digits of a port number.
 const MAX_PORT_DIGITS: usize = 5;
 const COPY_BUFFER_BYTES: usize = 16 * 1024;
-/// Approximate delay before the second attempt to connect, and maximum delay before later attempts.
+/// Timeout of the first attempt to connect, before the random factor. The next attempt follows
+/// immediately.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(20);
+/// Maximum timeout of later attempts, before the random factor.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Timeout for a server to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -25,6 +27,7 @@ pub async fn serve(mut stream: UnixStream) {
 }
 
 async fn forward(stream: &mut UnixStream) -> io::Result<()> {
+    // A client that sends no complete line in time is disconnected without an error message.
     let opening = timeout(Duration::from_secs(10), read_port(stream)).await;
     let mut tcp = match opening {
         Err(_) => return Ok(()),

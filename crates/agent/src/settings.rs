@@ -1,5 +1,5 @@
-//! Settings that the host sends to the agent. They are replaced as a whole when a clone receives
-//! its identity.
+//! Settings that the host sends to the agent. An identity replaces all of them, and `POST /init`
+//! changes single settings.
 
 use std::collections::BTreeMap;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::time::sleep;
 
-/// Pause before the next attempt if no descriptors are left.
+/// Pause before the next attempt to accept a connection, for example if no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 const USAGE: &str =
@@ -72,10 +72,12 @@ pub fn run(arguments: &[String]) -> i32 {
 
 async fn serve(options: StandaloneOptions) -> io::Result<()> {
     sys::raise_open_files();
-    // Children must not inherit the parent's descriptors. The descriptors remain open in the agent.
+    // The agent's children must not inherit the descriptors that the agent inherited from its own
+    // parent. The descriptors remain open in the agent.
     // SAFETY: the call takes no pointers, and closes the descriptors at exec.
     let _ = unsafe { jiffy_proto::kernel::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    // The parent may ignore signals, which the agent's children must not inherit.
+    // The parent may ignore signals, which the agent's children must not inherit. The agent ignores
+    // SIGPIPE itself, and each child resets this signal (`process::child`).
     let default = [0_u64; 4];
     for signal in (1..=64).filter(|s| *s != libc::SIGPIPE) {
         // SAFETY: `default` is a kernel sigaction of zeroes. The kernel rejects KILL and STOP. Raw,

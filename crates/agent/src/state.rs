@@ -56,7 +56,8 @@ impl Agent {
     /// The file system does not answer.
     pub async fn withdraw_site(&self) -> Result<(), CallError> {
         let site = Arc::clone(&self.site);
-        // If the agent is not process 1, no settings are installed.
+        // An agent that is not process 1 has installed no settings, so it removes no files of its
+        // host.
         let withdraw = move |_: &_| lock(&site).withdraw(Path::new("/"));
         let what = "cannot remove certificate authorities";
         self.workers.run(CallClass::Files, what, withdraw).await?;

@@ -189,9 +189,10 @@ pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// the kernel costs a page fault at its next use.
 pub fn tune_allocator() {
     // SAFETY: mallopt only sets parameters of the allocator.
-    // One arena suffices, since most allocations happen on the thread of the event loop.
     unsafe {
+        // One arena suffices, since most allocations happen on the thread of the event loop.
         libc::mallopt(libc::M_ARENA_MAX, 1);
+        // The default of both thresholds in glibc is 128 KiB.
         libc::mallopt(libc::M_TRIM_THRESHOLD, 512 * 1024);
         libc::mallopt(libc::M_MMAP_THRESHOLD, 512 * 1024);
     }

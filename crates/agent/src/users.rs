@@ -35,8 +35,8 @@ impl User {
         }
     }
 
-    /// Converts a client's path to an absolute path. It may begin with `~`, or be relative to
-    /// `base` or else to the home directory.
+    /// Converts a client's path to an absolute path. `~` and a leading `~/` denote the home
+    /// directory. Other relative paths start at `base`, or at the home directory without a base.
     pub fn resolve(&self, path: &str, base: Option<&str>) -> PathBuf {
         let home = Path::new(&self.home);
         if path == "~" || path.is_empty() && base.is_none() {

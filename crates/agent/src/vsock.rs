@@ -1,7 +1,7 @@
 //! vsock sockets for tokio.
 //!
-//! Only `read`, `write` and `shutdown` are used on a connected socket, which do not depend on the
-//! address family. Connections can therefore be represented as tokio's `UnixStream`.
+//! Only `read`, `write`, `shutdown` and `SO_ERROR` are used on a connected socket. They do not
+//! depend on the address family, so connections can be represented as tokio's `UnixStream`.
 
 use crate::sys;
 use std::io;

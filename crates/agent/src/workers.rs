@@ -72,10 +72,11 @@ impl CallClass {
 const MAX_WAITING: usize = 1024;
 /// Maximum time that a call waits for a thread.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval at which the caller checks a running call. It also limits the delay if a wake-up is
-/// missed.
+/// Interval at which the caller checks a running call. The first check also notifies an idle thread
+/// again if no thread has taken the call yet.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which a queued call checks whether a running call became stuck.
+/// Interval at which the caller of a queued call checks whether a running call became stuck. Stuck
+/// calls do not count as active, so the queued call may then run.
 const QUEUE_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of stuck calls on one file system. Further calls on it fail immediately.
 const MAX_STUCK_PER_FILE_SYSTEM: usize = 2;
@@ -144,7 +145,8 @@ impl Workers {
     /// example "cannot list '/tmp'". If the returned future is dropped, `work` continues to run.
     ///
     /// # Errors
-    /// The call is stuck, or too many calls are stuck.
+    /// The call is stuck, too many calls are stuck or queued, or an internal error aborted the
+    /// call.
     pub async fn run<T: Send + 'static>(
         &self,
         class: CallClass,
@@ -211,6 +213,7 @@ impl Workers {
 
 impl Pool {
     fn now_ms(&self) -> u64 {
+        // The fallback differs from the special values of `JobRecord::progress_ms`.
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(SUSPENDED - 1)
     }
 
@@ -294,6 +297,7 @@ impl Pool {
                 // may run.
                 let mut state = lock(&self.state);
                 self.admit_waiting(&mut state);
+                // Notify again if no thread has taken the ready task yet.
                 if !state.ready.is_empty() && state.idle > 0 {
                     self.ready.notify_one();
                 }
@@ -363,11 +367,11 @@ impl Pool {
             }
             state.idle += 1;
             let has_timeout = state.threads > MIN_THREADS;
-            let mut is_idle = false;
+            let mut timed_out = false;
             state = if has_timeout {
                 let waited = self.ready.wait_timeout(state, IDLE_TIMEOUT);
                 let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-                is_idle = waited.timed_out();
+                timed_out = waited.timed_out();
                 state
             } else {
                 // Waits without a timeout, so that an idle sandbox does not wake up.
@@ -376,7 +380,7 @@ impl Pool {
                     .unwrap_or_else(PoisonError::into_inner)
             };
             state.idle -= 1;
-            if is_idle && state.ready.is_empty() && state.threads > MIN_THREADS {
+            if timed_out && state.ready.is_empty() && state.threads > MIN_THREADS {
                 state.threads -= 1;
                 return None;
             }

@@ -102,7 +102,7 @@ impl BurstMemory {
 mod tests {
     use super::*;
 
-    /// Notes uses that find nothing, `gap` apart from each other, and returns the last moment.
+    /// Records `count` uses of an empty stock, `gap` apart, and returns the time of the last one.
     fn misses(memory: &mut BurstMemory, from: Instant, count: u32, gap: Duration) -> Instant {
         for n in 0..count {
             memory.note_use(from + gap * n, None);

@@ -161,7 +161,7 @@ impl<F: FnMut(&str)> Lines<F> {
     }
 
     fn end(&mut self) {
-        // With the start of the period as the time, the last line begins no new period.
+        // Pass the start of the period as the time, so that the last line belongs to this period.
         let now = self.since;
         self.flush(now);
         self.report_dropped();

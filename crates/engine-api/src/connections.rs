@@ -100,7 +100,7 @@ pub struct ConnectionRecords {
     pub since_ms: Option<u64>,
     /// Newest records, oldest first.
     pub list: Vec<ConnectionRecord>,
-    /// Number of known connections since then that are not in `list`.
+    /// Number of known connections since `since_ms` that are not in `list`.
     pub missing: u64,
     /// Data that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
     pub unavailable: Vec<&'static str>,

@@ -24,8 +24,8 @@ use std::sync::Arc;
 pub struct DetachedGuest {
     /// Handle from [`Guest::detach`].
     pub handle: GuestHandle,
-    /// Latest snapshot of the guest. It counts even if the former process exited while it committed
-    /// the snapshot ([`SnapshotFiles::ids`]).
+    /// Latest snapshot of the guest. Includes a snapshot whose files are complete
+    /// ([`SnapshotFiles::ids`]) although the former process exited before it committed the record.
     pub snapshot: Option<String>,
     /// Egress rules.
     pub network: NetworkRules,
@@ -67,7 +67,8 @@ pub trait Engine: Send + Sync + 'static {
     /// [`Engines`](crate::Engines) sets the field `default`.
     fn description(&self) -> EngineDescription;
 
-    /// Returns the files of its snapshots, which are accessible even if the engine cannot be used.
+    /// Returns the files of the engine's snapshots. They are accessible even if the engine cannot
+    /// be used.
     fn snapshot_files(&self) -> &dyn SnapshotFiles;
 
     /// Opens `template`. A stock template that is missing or outdated is built first.

@@ -18,10 +18,11 @@ pub enum ExitReason {
         /// Message of the guest kernel.
         message: String,
     },
-    /// The guest kernel ran out of memory with no process left to kill.
+    /// The guest kernel ran out of memory with no process left to kill. On gVisor, the sandbox
+    /// exceeded the memory limit of its control group.
     #[error("the guest ran out of memory: {message}; give it more with --memory")]
     GuestOutOfMemory {
-        /// Message of the guest kernel.
+        /// Message of the guest kernel. On gVisor, a description of the exceeded limit.
         message: String,
     },
     /// The guest left its virtual machine in a state from which it cannot continue.
@@ -30,7 +31,7 @@ pub enum ExitReason {
         /// Action of the guest.
         reason: String,
     },
-    /// The VMM process exited unexpectedly.
+    /// The process that isolates the sandbox (VMM or gVisor sentry) exited unexpectedly.
     #[error("the VMM process of the sandbox was killed ({status}); the sandbox is lost")]
     VmmDied {
         /// Exit status reported by the kernel.

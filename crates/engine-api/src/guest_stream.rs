@@ -15,7 +15,7 @@ pub enum GuestStream {
     /// TCP connection over the guest's network interface.
     Direct {
         /// Registration in the list of connections that are closed when the guest ends. Dropped
-        /// before `stream`.
+        /// before `stream`, so that the list never contains a closed descriptor.
         entry: Box<dyn Any + Send + Sync>,
         /// Connection.
         stream: TcpStream,

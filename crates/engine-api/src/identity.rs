@@ -1,7 +1,7 @@
 //! Ids and secrets of new sandboxes, keys, snapshots and templates.
 
-/// Characters of ids. They exclude `-`, which separates port and id in host names, and ambiguous
-/// letters.
+/// Characters of ids. They exclude `-`, which separates port and id in host names, and the
+/// ambiguous characters `0`, `1`, `l` and `o`.
 const ID_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 /// Length of the id of a key, sandbox, snapshot or template.
 const ID_LENGTH: usize = 20;

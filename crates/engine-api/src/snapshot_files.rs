@@ -20,8 +20,8 @@ pub trait SnapshotFiles: Send + Sync {
     /// Returns the ids of complete snapshots on this host. Reads the disk.
     fn ids(&self) -> Result<Vec<String>, EngineError>;
 
-    /// Returns the same ids lazily, in no particular order. Removes incomplete snapshots of
-    /// processes that exited.
+    /// Returns the ids of [`Self::ids`] lazily, in no particular order. Removes incomplete
+    /// snapshots of processes that exited.
     fn walk(&self) -> Result<SnapshotWalk, EngineError> {
         Ok(Box::new(self.ids()?.into_iter().map(Ok)))
     }
@@ -101,9 +101,9 @@ pub trait SnapshotFiles: Send + Sync {
     }
 
     /// Prepares the fold of the parent ([`Self::parent`]) of snapshot `id` into the snapshot, so
-    /// that the parent can be removed. Rejected if the parent has other children, or if more bytes
-    /// would be copied than the snapshot has and than `max_copy`. Guests, restores and uploads of
-    /// both snapshots can continue. Blocks.
+    /// that the parent can be removed. Rejected if the parent has other children. Also rejected if
+    /// the copy would be larger than both `max_copy` bytes and the content of the snapshot. Guests,
+    /// restores and uploads of both snapshots can continue. Blocks.
     fn prepare_fold(&self, _id: &str, _max_copy: u64, _pace: &mut FoldPace<'_>) -> FoldResult {
         Ok(FoldPreparation::Refused)
     }

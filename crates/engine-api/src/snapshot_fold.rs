@@ -17,7 +17,8 @@ pub type FoldResult = Result<FoldPreparation, EngineError>;
 pub enum FoldPreparation {
     /// The data is copied; the fold can be committed.
     Ready(PreparedFold),
-    /// The fold is too expensive or not possible while both snapshots remain unchanged.
+    /// The fold is not possible, or would copy too many bytes: see
+    /// [`crate::SnapshotFiles::prepare_fold`]. An immediate retry would be rejected again.
     Refused,
     /// Cancelled by the caller or by a more urgent operation. A later attempt may succeed.
     Cancelled,

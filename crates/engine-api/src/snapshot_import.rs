@@ -28,14 +28,15 @@ pub trait ImportedFile: Send + Sync {
     /// Creates the file at `to`, which must not exist. Blocks.
     fn place(&self, to: &Path) -> io::Result<()>;
 
-    /// Returns the location of the missing content, in the format of the importer. The file has
-    /// holes then. `None` if the file is complete.
+    /// Returns the origin of the missing content, in a format of the store that the engine retains
+    /// with the snapshot. [`Self::place`] then creates a file with holes. `None` if the file is
+    /// complete.
     fn missing(&self) -> Option<String> {
         None
     }
 
-    /// Creates the file `to`. While it exists, the available content of the incomplete file is not
-    /// removed from the cache. Blocks.
+    /// Creates a file at `to` that protects the cached content of an incomplete file. The cache
+    /// does not evict this content before `to` is removed. Blocks.
     fn pin(&self, _to: &Path) -> io::Result<()> {
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Size of the chunks that [`SnapshotFile::inherited`] counts, in bytes.
+/// Size in bytes of the chunks of [`SnapshotFile::inherited`] and [`SnapshotParts::working_set`].
 pub const PART_CHUNK_BYTES: u64 = 64 << 10;
 
 /// All files of a snapshot, open. They remain readable if the snapshot is removed or merged.
@@ -28,7 +28,8 @@ pub struct SnapshotParts {
     pub processor: String,
     /// Files.
     pub files: Vec<SnapshotFile>,
-    /// Chunks of memory that a restored guest touches first, in ascending order. Empty if unknown.
+    /// Indexes of the memory chunks that a restored guest touches first, in ascending order. Empty
+    /// if unknown.
     pub working_set: Vec<u32>,
 }
 
@@ -41,7 +42,8 @@ pub struct SnapshotFile {
     pub kind: SnapshotFileKind,
     /// Open file, which does not change.
     pub file: Arc<File>,
-    /// Ranges of chunks that the ancestors contain, in ascending order and not adjacent.
+    /// Ranges of indexes of the chunks that only the ancestors contain, in ascending order and not
+    /// adjacent.
     pub inherited: Vec<Range<u64>>,
 }
 

@@ -21,7 +21,7 @@ pub fn identity(
     Ok(Identity {
         id: sandbox_identity.id.clone(),
         rewound: sandbox_identity.rewound,
-        // The agent uses the id.
+        // The agent uses the sandbox id as the host name.
         hostname: None,
         time_ns: 0,
         entropy: entropy()?,
@@ -30,6 +30,7 @@ pub fn identity(
         default_user: Some(defaults.user.clone()),
         default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
         template_id: sandbox_identity.template.clone(),
+        // Guests that are not sandboxes have neither a template id nor a team id.
         team_id: sandbox_identity
             .template
             .as_ref()

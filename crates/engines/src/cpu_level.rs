@@ -5,8 +5,9 @@ use jiffy_proto::cpu_level::CpuLevel;
 use std::arch::is_x86_feature_detected as has;
 use std::arch::x86_64::__cpuid;
 
-/// CPUID flags of hardware virtualization: VT-x (leaf 1, ecx) and AMD-V (leaf 0x8000_0001, ecx).
+/// CPUID flag of VT-x (leaf 1, ecx).
 const VMX: u32 = 1 << 5;
+/// CPUID flag of AMD-V (leaf 0x8000_0001, ecx).
 const SVM: u32 = 1 << 2;
 
 /// Checks that guests on this host can be limited to `level`. Returns the reason if not.

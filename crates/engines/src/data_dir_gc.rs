@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime};
 const UNFINISHED: Duration = Duration::from_secs(24 * 3600);
 /// Age above which temporary files, temporary directories and stamps without a file are removed.
 const TEMPORARY: Duration = Duration::from_secs(3600);
-/// Age above which an unbound socket file is removed. A process creates the file before it listens.
+/// Age above which an unbound socket file is removed. A younger socket may have been bound after
+/// the list of bound sockets was read.
 const SOCKET: Duration = Duration::from_secs(60);
 /// Number of rotated logs that are retained in addition to the current log.
 pub const OLD_LOGS: usize = 3;
@@ -51,7 +52,7 @@ impl DataDirGc {
                 .and_then(|m| m.modified())
                 .ok();
             let mut clean = self.clean.lock();
-            // A candidate would have been created by a change of the directory.
+            // A new candidate changes the modification time of its directory.
             if changed.is_some() && clean.get(name).copied() == changed {
                 continue;
             }
@@ -79,7 +80,8 @@ impl DataDirGc {
             let age = || age(&path, &metadata, now);
             let is_unused = match metadata.file_type() {
                 t if t.is_socket() => {
-                    // The daemon replaces its own socket when it starts.
+                    // The daemon binds its own socket under another name and renames the file. The
+                    // list of bound sockets therefore does not contain this path.
                     name != "jiffy.sock"
                         && age() > SOCKET
                         && bound.as_ref().is_some_and(|b| !b.contains(&path))

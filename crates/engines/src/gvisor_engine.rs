@@ -51,6 +51,7 @@ struct Runtime {
 impl Runtime {
     /// Starts the runtime of a daemon.
     async fn start(host: &Host) -> Result<Self, EngineError> {
+        // The daemon's decision on control groups applies to VMMs and sentries.
         let limited = host.programs().vmm.is_limited() && can_limit();
         let directory = host.home().run().join(SANDBOXES);
         Self::with(Helper::new(program(host)?, directory, limited)).await
@@ -59,7 +60,8 @@ impl Runtime {
     /// Starts a runtime whose sandboxes are terminated with this process. The sandboxes use
     /// `directory`, which must not be used by another process.
     async fn start_ephemeral(host: &Host, directory: PathBuf) -> Result<Self, EngineError> {
-        // A VMM limits its own memory; gVisor needs a control group.
+        // Only a daemon decides on control groups for VMMs, so check the control groups of the
+        // host.
         let limited = can_limit() && matches!(Cgroups::find(), Ok(Some(_)));
         Self::with(Helper::ephemeral(program(host)?, directory, limited)).await
     }

@@ -320,9 +320,9 @@ impl PreparedTemplate {
         })
     }
 
-    /// Opens the recorded indexes of pages that a guest of `lineage` writes. The first index covers
-    /// the time before its first command, the second its first use. `None` if an index is not
-    /// recorded: a restore works without it.
+    /// Opens the recorded indexes of the pages that a guest of `lineage` writes first. The first
+    /// index covers the time until its first command ends, the second until its first use ends.
+    /// `None` if an index is not recorded: a restore works without it.
     pub(crate) fn first_writes(&self, lineage: &Lineage) -> (Option<File>, Option<FirstUsePages>) {
         match lineage.written_pages() {
             Ok(Some(pages)) => {
@@ -345,7 +345,8 @@ impl PreparedTemplate {
         let action = first_use.and_then(|first_use| first_use.action().ok());
         let has_interface = lineage.newest().is_some_and(|newest| newest.manifest().net);
         let used_by = match action {
-            // A guest with an interface receives its first request as a frame, all others by vsock.
+            // The first use is a request, which reaches a guest with a network interface as a
+            // frame. All other first uses start with a vsock connection.
             Some(FirstUseAction::Request { .. }) if has_interface => PopulateMoment::Frame,
             _ => PopulateMoment::Connection,
         };

@@ -21,7 +21,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const REHEARSAL_LIMIT: Duration = Duration::from_secs(10);
 /// Timeout of a template's first use.
 const FIRST_USE_LIMIT: Duration = Duration::from_secs(30);
-/// Maximum number of bytes of the answer that are read.
+/// Maximum number of bytes that are read of the answer to a first use.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// Id and host name of a guest during a rehearsal. Ids of sandboxes are longer, so no sandbox has
 /// this id.
@@ -38,8 +38,8 @@ pub fn sandbox_identity(site: &SiteSettings) -> SandboxIdentity {
     }
 }
 
-/// Runs the commands. A command that does not exist in the template, or exceeds the timeout, is
-/// skipped. The only consequence is a slower first real command.
+/// Runs the commands. A command that does not exist in the template is skipped. After the timeout,
+/// the remaining commands are skipped. The only consequence is a slower first real command.
 pub async fn rehearse(vm: &MicroVm) {
     let run = async {
         for (program, arguments) in COMMANDS {
@@ -55,7 +55,7 @@ pub async fn rehearse(vm: &MicroVm) {
 
 /// Requests the guest to report all free memory to the VMM before its snapshot is taken. Otherwise
 /// every sandbox restored from the snapshot reports the same memory some seconds later, possibly
-/// during a create. This costs 1,400 exits and makes 5 MiB private per sandbox.
+/// during a create. Each such report costs 1,400 exits and makes 5 MiB private to the sandbox.
 pub async fn report_free_memory(vm: &MicroVm) {
     let agent = agent(vm);
     let reported = tokio::time::timeout(REHEARSAL_LIMIT, agent.report_free_memory()).await;

@@ -16,12 +16,13 @@ const HOST_FILE: &str = "host.json";
 const MAX_HOST_FILE_BYTES: u64 = 1 << 20;
 /// Maximum memory that an idle sandbox should cost, in MiB (SPECIFICATION.md).
 const MAX_IDLE_MIB: f64 = 12.0;
-/// Maximum ratio of the times of two policies if the faster policy needs more memory, but at most
-/// [`MAX_IDLE_MIB`]. Above this ratio the saved time does not justify the memory.
-const MIN_GAIN: f64 = 0.9;
-/// Maximum ratio of the times if the faster policy needs more than [`MAX_IDLE_MIB`]. Memory limits
-/// the number of sandboxes on a host, so the policy must at least halve the time.
-const MIN_GAIN_ABOVE_IDLE: f64 = 0.5;
+/// Maximum ratio of the time of a policy to the time of another policy that needs less memory.
+/// Above this ratio, the saved time does not justify the memory. Applies to policies that need at
+/// most [`MAX_IDLE_MIB`].
+const MAX_TIME_RATIO: f64 = 0.9;
+/// Same ratio for policies that need more than [`MAX_IDLE_MIB`]. Memory limits the number of
+/// sandboxes on a host, so such a policy must at least halve the time.
+const MAX_TIME_RATIO_ABOVE_IDLE: f64 = 0.5;
 
 /// Source of a restored guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,7 +142,7 @@ pub struct PolicyCost {
     pub create_ms: Percentiles,
     /// Time from the create request until `true` has exited, in milliseconds.
     pub create_exec_ms: Percentiles,
-    /// Memory that is private to the sandbox after this, in MiB.
+    /// Anonymous memory of the VMM after `true` has exited, in MiB. It is private to the sandbox.
     pub own_mib: Percentiles,
     /// Time of the guest's first access to a page stored in the snapshot, in microseconds.
     pub snapshot_page_us: Percentiles,
@@ -169,12 +170,12 @@ pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
     let mut best = *by_memory.first()?;
     for cost in by_memory {
         let (new, old) = (cost.create_exec_ms, best.create_exec_ms);
-        let worth = if cost.own_mib.median > MAX_IDLE_MIB {
-            MIN_GAIN_ABOVE_IDLE
+        let max_ratio = if cost.own_mib.median > MAX_IDLE_MIB {
+            MAX_TIME_RATIO_ABOVE_IDLE
         } else {
-            MIN_GAIN
+            MAX_TIME_RATIO
         };
-        if new.median < old.median * worth && new.p99 <= old.p99 {
+        if new.median < old.median * max_ratio && new.p99 <= old.p99 {
             best = cost;
         }
     }

@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Identity of three files by inode and change time (seconds, nanoseconds). It changes if a file is
-/// replaced.
+/// Stamps of a template's manifest, the VMM program and the agent: inode and change time (seconds,
+/// nanoseconds). A stamp changes if its file is replaced.
 pub(crate) type FileStamps = [(u64, i64, i64); 3];
 
 /// Open templates of one host. Current versions are found by name, earlier ones by the version that
@@ -89,7 +89,8 @@ impl TemplateCache {
         older.get(image).cloned()
     }
 
-    /// Drops templates that were replaced, unless a guest that is starting uses them.
+    /// Drops the entries of replaced templates, and of earlier versions that no guest or caller
+    /// uses. Users of a dropped entry retain their own reference.
     pub(crate) fn drop_replaced(&self) {
         let mut older = self.older.lock();
         // The map holds one reference itself.
@@ -116,7 +117,7 @@ impl TemplateCache {
             // Compare only the versions: a name may refer to another template now.
             (Ok(now), Some(taken)) => taken.rsplit('@').next() == Some(&*now.version()),
             (Err(TemplateError::Unknown { .. }), Some(_)) => false,
-            // Retain a snapshot if its template cannot be read.
+            // Retain a snapshot if its manifest or its template cannot be read.
             _ => true,
         }
     }

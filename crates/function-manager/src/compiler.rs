@@ -69,7 +69,7 @@ pub fn compile(
     quota: &DeployQuota,
     slots: &CompileSlots,
 ) -> Result<String, ProcessError> {
-    // The file must not exist: an earlier attempt has removed its file.
+    // The caller has removed the file of an earlier attempt, so that `create_new` succeeds.
     let mut file = File::options().write(true).create_new(true).open(target)?;
     // Messages go to a file, because a pipe that is not read would block the compiler.
     let messages = tempfile::tempfile()?;
@@ -198,8 +198,9 @@ fn is_readable(output: &ChildStdout) -> io::Result<bool> {
     }
 }
 
-/// Returns the compiler's message, or the reason for its absence. Only a process that a signal
-/// killed has no status code: the kernel enforces the limits of memory and time by signals.
+/// Returns the compiler's message, or a message about its limits. A process without a status code
+/// was killed by a signal: by the kernel at the limit of processor time, or by its own abort after
+/// a failed allocation. The output of a killed process is not returned.
 fn message(mut file: File, status: ExitStatus) -> String {
     use std::io::Seek;
     let mut text = Vec::new();

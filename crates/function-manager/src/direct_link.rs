@@ -24,8 +24,8 @@ const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Resources that an open connection occupies.
 pub trait ConnectionPermit: Send + Sync {
-    /// Called when the connection becomes idle, and when the next request starts. A new connection
-    /// is busy.
+    /// Called when the connection has become idle, and when it has become busy again. Short changes
+    /// are not reported. A new connection is busy.
     fn set_busy(&mut self, is_busy: bool);
 }
 
@@ -76,7 +76,8 @@ impl fmt::Debug for OpenConnection {
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        // The process has log entries and metrics of the last requests.
+        // The log entries and metrics of the last requests are still in the process. The flag
+        // causes the next maintenance pass to read them.
         self.state.ran.store(true, Ordering::Release);
     }
 }
@@ -103,7 +104,7 @@ impl DirectLink {
     /// Marks the functions with open connections as run, so that their logs and metrics are read.
     pub(crate) fn mark_run(&self) {
         for connection in self.open.lock().values() {
-            // Set in each pass: the process reports no single requests of its connections.
+            // Set in each maintenance pass, because the process does not report short requests.
             connection.state.ran.store(true, Ordering::Release);
         }
     }

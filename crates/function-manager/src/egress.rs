@@ -42,7 +42,8 @@ const LOOKUP_THREADS: usize = 4;
 /// Egress settings of the operator.
 #[derive(Debug, Clone, Default)]
 pub struct EgressSettings {
-    /// True if functions have no egress, regardless of their lists.
+    /// True if functions have no egress, regardless of their lists. The control plane remains
+    /// reachable with a sandbox key.
     pub is_off: bool,
     /// Ranges outside the public internet that functions may reach if they list the host.
     pub granted: Vec<IpNet>,

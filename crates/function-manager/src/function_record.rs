@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of versions retained per function.
 pub const MAX_VERSIONS: usize = 5;
-/// Maximum size of a function's environment as JSON, in bytes. It is part of one control message.
+/// Maximum size of a function's environment as JSON, in bytes. The environment is part of one
+/// control message, together with the other settings.
 const MAX_ENV_BYTES: usize = 32 << 10;
 
 /// Function and its versions.
@@ -149,8 +150,8 @@ impl FunctionRecord {
     }
 }
 
-/// Changes of settings by a deployment. An absent setting is unchanged; a new function uses the
-/// default.
+/// Changes of settings by a deployment. An absent setting is unchanged, except for `sandbox_key`; a
+/// new function uses the default.
 #[derive(Debug, Clone, Default)]
 pub struct DeployChanges {
     /// Maximum memory of a request in MiB.
@@ -167,9 +168,9 @@ pub struct DeployChanges {
     pub allow: Option<Vec<String>>,
     /// True if the function answers requests without a key.
     pub public: Option<bool>,
-    /// Schedule; an empty one removes it.
+    /// Schedule. An empty text removes the previous schedule.
     pub schedule: Option<String>,
-    /// New sandbox key. The previous key becomes invalid.
+    /// New sandbox key. The previous key becomes invalid. `None` removes the previous key.
     pub sandbox_key: Option<SandboxKey>,
 }
 
@@ -248,7 +249,7 @@ fn check_hosts(hosts: &[String]) -> Result<(), FunctionError> {
         let message = format!("`{host}` is reachable only with a sandbox key (`sandboxKey`)");
         return Err(FunctionError::Setting(message));
     }
-    // The function's process parses the list in the same way.
+    // `TenantProcess::load_as` parses the same entries when the function is loaded.
     match AllowList::parse(hosts) {
         Ok(_) => Ok(()),
         Err(error) => Err(FunctionError::Setting(format!("`allow`: {error}"))),

@@ -120,7 +120,8 @@ impl FunctionState {
         }
     }
 
-    /// Adds the metrics of the exited process to the past, and expects the log of the next process.
+    /// Adds the metrics of the exited process to the metrics of past processes. Prepares the log
+    /// for the next process, which numbers its entries from 0.
     pub(crate) fn record_process_exit(&self) {
         self.ran.store(false, Ordering::Release);
         self.log.lock().record_process_exit();

@@ -41,8 +41,8 @@ pub const MAX_UPLOADS: usize = 16;
 /// Maximum number of modules being compiled, at most one per owner. This limits the memory of
 /// compilers.
 const MAX_COMPILERS: usize = 8;
-/// Maximum number of running compilers. The other compilers are suspended until one of them is
-/// done.
+/// Maximum number of compilers that run at the same time. The other compilers wait until a running
+/// compiler exits or its time slice ends.
 const MAX_RUNNING_COMPILERS: usize = 2;
 /// Interval between maintenance passes over the processes.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(500);
@@ -137,7 +137,8 @@ impl Owner {
         self.functions.read().values().cloned().collect()
     }
 
-    /// Removes files that no record references. `is_start` states that no compiler is writing yet.
+    /// Removes files that no record references. `is_start` is true at the start of the daemon, when
+    /// no compiler is writing files yet.
     fn gc(&self, is_start: bool) {
         let records: Vec<_> = self.states().iter().map(|state| state.record()).collect();
         self.store
@@ -194,8 +195,8 @@ impl Functions {
             return;
         }
         let owner = Owner::new(key.clone(), store);
-        let states = records.into_iter().filter(|record| record.owner == key);
         // A record of another owner in this directory was not written by the daemon.
+        let states = records.into_iter().filter(|record| record.owner == key);
         *owner.functions.write() = states
             .map(|record| (record.name.clone(), Arc::new(FunctionState::new(record))))
             .collect();
@@ -232,7 +233,7 @@ impl Functions {
         owner.ok_or_else(|| FunctionError::NotFound(name.to_owned()))
     }
 
-    /// Returns an owner, who is added if unknown.
+    /// Returns an owner. Adds the owner if the key is unknown.
     fn owner(&self, key: Option<&str>) -> Result<Arc<Owner>, FunctionError> {
         let mut owners = self.0.owners.write();
         if let Some(owner) = owners.by_key.get(&key.map(str::to_owned)) {

@@ -26,7 +26,7 @@ fn cost(entry: &LogEntry) -> usize {
 }
 
 impl LogBuffer {
-    /// Returns the first entry to request from the process.
+    /// Returns the number of the first entry to request from the process.
     pub(crate) fn process_next(&self) -> u64 {
         self.process_next
     }

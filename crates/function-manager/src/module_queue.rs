@@ -86,10 +86,10 @@ impl ModuleQueue {
         entry.is_running = false;
         let is_first = !is_done && entry.failures == 0;
         match (is_done, std::mem::take(&mut entry.is_stale)) {
-            // Changed during the attempt: `due` is in the past, so that the next attempt starts at
-            // once.
             // Synchronised: the owner leaves the queue until its next change.
             (true, false) => drop(work.remove(key)),
+            // Changed during the attempt: `due` is in the past, so that the next attempt starts at
+            // once.
             (true, true) => entry.failures = 0,
             (false, _) => {
                 entry.due = Instant::now() + delay(entry.failures);

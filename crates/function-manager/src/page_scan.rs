@@ -1,5 +1,5 @@
 //! Check whether the host's kernel supports page scans, which the reset `fast` of functions
-//! requires.
+//! requires. This reset scans for the pages that a request wrote, and restores them.
 
 use jiffy_proto::function::SlotReset;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Page map of this process, which supports scans since Linux 6.7.
 const PAGEMAP: &str = "/proc/self/pagemap";
-/// Page categories that the reset requests.
+/// Page categories that the reset `fast` requests.
 const CATEGORIES: u64 = WRITTEN | FILE | PRESENT | SWAPPED | PFNZERO;
 
 /// Error: the host's kernel does not support the reset.
@@ -29,7 +29,7 @@ pub fn check_reset(reset: SlotReset) -> Result<(), PageScanUnavailable> {
     }
 }
 
-/// Requests a scan of no pages, as Wasmtime does.
+/// Requests a scan of an empty range. Wasmtime checks the kernel in the same way.
 fn scan(pagemap: &Path) -> io::Result<()> {
     let file = File::open(pagemap)?;
     let mut scan = PageScan {
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_error_for_a_kernel_without_page_scans_names_the_remedies() {
-        // A kernel that does not know the request returns the same error.
+        // `/dev/null` rejects the request with the same error as a kernel without page scans.
         let old = scan(Path::new("/dev/null")).unwrap_err();
         assert_eq!(old.raw_os_error(), Some(libc::ENOTTY));
         let error = PageScanUnavailable(old).to_string();

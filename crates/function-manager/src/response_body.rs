@@ -23,8 +23,8 @@ impl FunctionBody {
     }
 }
 
-// Not a `GuardedBody`: the compiler cannot show that futures with its bounds on the error type of
-// requests are `Send`.
+// `GuardedBody<ConnectionBody, ProcessUse>` would have the same effect. However, the compiler then
+// cannot prove that futures with a response are `Send`.
 impl Body for FunctionBody {
     type Data = Bytes;
     type Error = hyper::Error;

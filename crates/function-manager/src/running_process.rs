@@ -21,9 +21,11 @@ pub(crate) struct RunningProcess {
     pub connections: Arc<ProcessConnections>,
     /// Revisions of loaded functions by name.
     pub loaded: Mutex<HashMap<String, u64>>,
-    /// Held while a version is loaded.
+    /// Held while a function is loaded or changed in the process, and while the link `direct` is
+    /// created.
     pub loading: tokio::sync::Mutex<()>,
-    /// Taking the link closes its connections.
+    /// Link for direct connections, which the process serves without the daemon. `None` before the
+    /// first use. When the link is dropped, the process closes these connections.
     direct: Mutex<Option<Arc<DirectLink>>>,
     uses: Arc<UseCount>,
     pub started: Instant,
@@ -46,7 +48,7 @@ impl RunningProcess {
 
     /// Returns the link for direct connections, which is created on first use.
     pub(crate) async fn direct(self: &Arc<Self>) -> Result<Arc<DirectLink>, FunctionError> {
-        // The usual case needs no lock that waits.
+        // The common case does not wait for the async lock `loading`.
         if let Some(link) = &*self.direct.lock() {
             return Ok(link.clone());
         }
@@ -76,7 +78,7 @@ impl RunningProcess {
 
     /// Closes direct connections, each after the request in flight.
     pub(crate) fn close_direct(&self) {
-        // Dropped without the lock. Uses that still hold the link close it when they end.
+        // Dropped without the lock. The link closes when the last caller with a reference drops it.
         let link = self.direct.lock().take();
         drop(link);
     }
@@ -108,7 +110,8 @@ impl RunningProcess {
         let _ = tokio::time::timeout(limit, pidfd.readable()).await;
     }
 
-    /// Rejects further uses if the process is not in use and was idle for `idle`.
+    /// Rejects further uses if the process is not in use and was idle for `idle`. Returns whether
+    /// this call closed the process to further uses.
     pub(crate) fn close_if_idle(&self, idle: Duration) -> bool {
         self.uses.close_if_idle(idle)
     }

@@ -12,9 +12,11 @@ use std::fmt;
 const SECRET_PREFIX: &str = "e2b_";
 /// Environment variables with the sandbox key. Client libraries read the API key from them.
 const KEY_VARIABLES: [&str; 2] = ["E2B_API_KEY", "JIFFY_API_KEY"];
+/// Environment variables with the address of the API.
 const URL_VARIABLES: [&str; 3] = ["E2B_API_URL", "E2B_SANDBOX_URL", "JIFFY_URL"];
-/// Environment variable with the secret and address by which a sandbox calls the function.
+/// Environment variable with the secret by which a sandbox invokes the function.
 const CALLBACK_KEY_VARIABLE: &str = "JIFFY_CALLBACK_KEY";
+/// Environment variable with the address at which a sandbox invokes the function.
 const CALLBACK_URL_VARIABLE: &str = "JIFFY_CALLBACK_URL";
 
 /// Rights of a function over the sandboxes of an API key.

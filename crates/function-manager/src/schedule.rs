@@ -29,7 +29,8 @@ pub struct ScheduleStatus {
     pub last_ms: Option<i64>,
     /// HTTP status of the last call. `None` if the function returned no response.
     pub last_status: Option<u16>,
-    /// Number of calls that were skipped because they were too late.
+    /// Number of calls that were skipped because they were too late. Calls that became due while
+    /// the host was suspended count once.
     pub missed: u64,
     /// Number of calls that were skipped because the previous call was still running.
     pub skipped: u64,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Minimum lifetime of a process that is not counted as a failed start.
 const STABLE_LIFE: Duration = Duration::from_secs(10);
-/// Delay before the second start in a row, doubled for each further start.
+/// Unit of the delay. The first restart has no delay. The following restarts wait for 2, 4, 8, ...
+/// units.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 /// Maximum delay between two starts.
 const MAX_DELAY: Duration = Duration::from_secs(30);
@@ -13,7 +14,8 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 /// Delay before the next start of a process, by the number of consecutive failed starts.
 #[derive(Debug, Default)]
 pub(crate) struct StartBackoff {
-    /// Number of consecutive starts after which the process exited early.
+    /// Number of consecutive exits. The exit of a process that ran for [`STABLE_LIFE`] counts as
+    /// the first.
     failures: u32,
     /// Earliest time of the next start. `None` before the first exit.
     not_before: Option<Instant>,

@@ -208,7 +208,8 @@ impl TenantProcess {
     ) -> Result<World, ProcessError> {
         let list = allow_list(&settings.allow)?;
         if origin.is_some() {
-            // The process requests no connections for a function with an empty list.
+            // The process requests no connection for a function whose list is empty, so the list
+            // names the control plane.
             settings.allow.push(API_HOST.to_owned());
         }
         let list = list.with_origin(origin);
@@ -254,7 +255,7 @@ impl TenantProcess {
     }
 
     fn set_allowed(&self, function: &str, list: AllowList) -> Result<(), ProcessError> {
-        // The control plane is not egress of the operator's setting: the sandbox key grants it.
+        // `is_off` does not apply to the control plane, because the sandbox key grants this access.
         let list = if self.egress_settings.is_off {
             list.without_hosts()
         } else {
@@ -266,7 +267,8 @@ impl TenantProcess {
             None if list.is_empty() => return Ok(()),
             none => {
                 let (broker, socket) = EgressBroker::start(self.egress_settings.clone())?;
-                // Attached first: the process rejects connections without a broker.
+                // The broker is stored only after the process has accepted the socket. Without a
+                // broker, the process denies all connections.
                 self.send(&ControlRequest::Egress, Some(socket.as_fd()))?;
                 none.insert(broker)
             }

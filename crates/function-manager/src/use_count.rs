@@ -36,8 +36,8 @@ impl UseCount {
         counted.is_ok().then(|| CountedUse(self.clone()))
     }
 
-    /// Rejects further uses if no use exists and none existed for `idle`. Returns whether further
-    /// uses are rejected.
+    /// Rejects further uses if no use exists and none existed for `idle`. Returns whether this call
+    /// closed the count; false if the count was closed before.
     pub(crate) fn close_if_idle(&self, idle: Duration) -> bool {
         self.last_used.lock().elapsed() >= idle
             && self

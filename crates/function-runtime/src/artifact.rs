@@ -79,7 +79,8 @@ pub fn encode(header: &ArtifactHeader, code: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Splits a file into header and code, and checks the integrity of both.
+/// Splits a file into header and code. Checks the format of the header, and length and digest of
+/// the code.
 pub fn parse(file: &[u8]) -> Result<(ArtifactHeader, &[u8]), ArtifactError> {
     let (header, code) = file
         .split_at_checked(HEADER_BYTES)

@@ -35,11 +35,12 @@ fn invalid(error: wasmtime::Error) -> CompileError {
 
 /// Maximum number of open descriptors of a compiler.
 const MAX_DESCRIPTORS: u64 = 16;
-/// Maximum length in bytes of the messages that a compiler writes to the file of its parent.
+/// Maximum length in bytes of the temporary file to which the daemon redirects the compiler's error
+/// messages.
 const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 
-/// Creates the engine of a compiler, and confines the process if `jailed`. The parent enforces the
-/// time limit. Must be called before the process creates another thread.
+/// Creates the engine of a compiler, and confines the process if `jailed`. The daemon enforces the
+/// limit of elapsed time. Must be called before the process creates another thread.
 pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> {
     // SAFETY: nothing in this process owns a descriptor above standard error yet.
     unsafe { jiffy_confinement::close_descriptors(3) }?;

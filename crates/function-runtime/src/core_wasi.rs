@@ -16,10 +16,10 @@ const MAX_RANDOM_BYTES: u32 = 64 << 10;
 const MAX_BUFFERS: u32 = 1024;
 /// Maximum number of events per `poll_oneoff`.
 const MAX_SUBSCRIPTIONS: u32 = 16;
-/// Monotonic time at the start of this process. A module can be the snapshot of a program that was
-/// initialised before its deployment (Wizer). Such a program remembers times of the monotonic clock
-/// of the tool that initialised it, and must not read earlier times here. WASI runtimes usually
-/// start this clock at zero, and an initialisation takes far less than an hour.
+/// Value of the monotonic clock at its first use in this process. A module can be the snapshot of a
+/// program that was initialised before its deployment (Wizer). Such a program remembers times of
+/// the monotonic clock of the tool that initialised it, and must not read earlier times here. WASI
+/// runtimes usually start this clock at zero, and an initialisation takes far less than an hour.
 const MONOTONIC_START: Duration = Duration::from_secs(3600);
 /// Length of a subscription and of an event in bytes.
 const SUBSCRIPTION_BYTES: usize = 48;
@@ -31,6 +31,7 @@ const BAD_DESCRIPTOR: i32 = 8;
 const FAULT: i32 = 21;
 const INVALID: i32 = 28;
 
+/// Time of the first use of the monotonic clock.
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// State of one request.
@@ -48,7 +49,7 @@ pub(crate) enum GuestStack {
     /// The worker's own stack, for the first attempt to serve a request. The attempt is aborted,
     /// and the request restarts on a fiber (`CoreFunction::call`).
     Try,
-    /// The worker's own stack: the guest may continue for
+    /// The worker's own stack, for a call of `jiffy_buf` or `jiffy_out`: the guest may continue for
     /// [`MAX_BUSY_TIME`](crate::cpu_meter::MAX_BUSY_TIME).
     Busy {
         /// Processor time of the thread at the end of the first epoch. `None` before.
@@ -307,7 +308,7 @@ async fn poll(
     let Some(all) = all.collect::<Option<Vec<_>>>() else {
         return Ok(INVALID);
     };
-    // A descriptor is due at once.
+    // A subscription to a descriptor is due at once.
     let first = all.iter().map(|one| one.wait.unwrap_or_default()).min();
     let first = first.unwrap_or_default();
     // The time limit of the request drops this future, and thereby ends a longer sleep.
@@ -319,9 +320,9 @@ async fn poll(
     for one in due {
         // An event has the user data at offset 0, the error number at 8 and the kind at 10.
         let mut event = [0; EVENT_BYTES];
-        // Copy the user data of the subscription (8 bytes, here `tail`) to the start of the event.
-        if let (Some(user_data), Some(tail)) = (event.get_mut(..8), one.user_data.get(..)) {
-            user_data.copy_from_slice(tail);
+        // The event starts with the user data of the subscription.
+        if let (Some(target), Some(user_data)) = (event.get_mut(..8), one.user_data.get(..)) {
+            target.copy_from_slice(user_data);
         }
         let errno = if one.wait.is_some() {
             SUCCESS

@@ -38,7 +38,8 @@ const SERVER_HEADERS: [&str; 6] = [
 /// After a request exceeded its time on the worker's own stack, this number of following requests
 /// start on a fiber directly.
 const FIBER_REQUESTS: u32 = 256;
-/// Number of epoch ends after which an attempt on a worker's own stack is aborted.
+/// Number of epoch ends after which an attempt on a worker's own stack is aborted. The first epoch
+/// may end at any time after the start: the attempt has at least one complete epoch.
 const TRY_EPOCHS: u64 = 2;
 
 /// Module prepared for instantiation.

@@ -126,7 +126,8 @@ impl PollStart {
         if elapsed <= MAX_UNREAD {
             elapsed
         } else {
-            // The clock at the start may have been read before the start.
+            // `self.cpu` may have been read before the start: the difference may exceed the elapsed
+            // time.
             read_at(now).saturating_sub(self.cpu).min(elapsed)
         }
     }

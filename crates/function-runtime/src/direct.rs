@@ -34,7 +34,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
-/// Timeout for the head of each request. The number of connections of a process is limited.
+/// Timeout for the head of each request. Also limits the idle time between requests, since an idle
+/// connection occupies one of the process's limited connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum time for which a write may make no progress.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -133,7 +134,7 @@ impl DirectLink {
     async fn connection(&self, connection: DirectConnection, file: OwnedFd) -> io::Result<()> {
         // Subscribed before the connection is served, so that no change is missed.
         let open = self.open.subscribe();
-        // The methods of the standard library use `ioctl`, which the seccomp filter denies.
+        // `set_nonblocking` of the standard library uses `ioctl`, which the seccomp filter denies.
         fcntl(&file, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let stream = TcpStream::from_std(StdTcpStream::from(file))?;
         let client = DirectClient::new(&stream, connection.function, &connection.host)?;
@@ -172,6 +173,8 @@ impl DirectClient {
                 let request = Request::from_parts(head, body);
                 let name = self.function.clone();
                 let mut response = server.answer(name, &function, &id, request).await;
+                // The function has a host name of its own (`None`): the other arguments have no
+                // effect.
                 confine_answer(response.headers_mut(), None, "", false);
                 response
             }
@@ -273,6 +276,7 @@ fn rewrite(head: &mut Parts, client: &DirectClient, id: &HeaderValue) {
     headers.insert(HOST, client.host.clone());
     headers.insert(X_FORWARDED_HOST, client.host.clone());
     headers.insert(X_FORWARDED_FOR, client.address.clone());
+    // The daemon accepts direct connections without TLS only.
     headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
     headers.insert(REQUEST_ID_HEADER, id.clone());
 }

@@ -1,6 +1,7 @@
 //! Outgoing connections of guests. This process cannot create sockets: the *broker*, a thread of
-//! the daemon, connects to a host and passes the connected socket. Requests are denied without a
-//! broker, and for functions without allowed hosts.
+//! the daemon, connects to a host, with TLS if requested. The broker passes one end of a Unix
+//! socket pair, and relays the data between the other end and the host. Requests are denied without
+//! a broker, and for functions without allowed hosts.
 
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{EgressFailure, EgressRequest, EgressResponse};
@@ -16,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-/// Socket of the connection, or the reason for its absence.
+/// Process's end of the socket pair, or the reason for its absence.
 type Answer = Result<OwnedFd, EgressFailure>;
 /// Requests without an answer, by id.
 type Waiting = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
@@ -83,8 +84,8 @@ impl Egress {
             tls,
         };
         let socket = link.request_connection(&request).await?;
-        // The broker has made the socket non-blocking.
-        // The registration fails if the process has too many connections.
+        // The broker has made the socket non-blocking, as `from_std` requires. A failed
+        // registration in the event loop is reported as too many connections.
         UnixStream::from_std(StdUnixStream::from(socket)).map_err(|_| EgressFailure::TooMany)
     }
 }

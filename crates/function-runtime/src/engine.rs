@@ -13,7 +13,8 @@ const GUEST_STACK_BYTES: usize = 512 << 10;
 /// Stack size of a fiber in bytes: the guest's stack plus the host calls on top of it.
 const FIBER_STACK_BYTES: usize = 2 << 20;
 /// Number of bytes of a memory, and of a table, that are cleared with `memset` at the end of a
-/// request. The rest is released to the kernel. `bench/functions` measures this value.
+/// request. The rest is released to the kernel. `bench/functions` measures requests by the number
+/// of pages that they write.
 const MEMSET_BYTES: usize = 64 << 10;
 /// Maximum number of elements of a table.
 pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
@@ -101,6 +102,7 @@ fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
         .total_component_instances(slots)
         .total_memories(slots.saturating_mul(MEMORIES_PER_SLOT))
         .total_tables(slots.saturating_mul(4))
+        // The validation of a new version runs on a stack without holding a slot.
         .total_stacks(slots.saturating_add(8))
         .max_core_instances_per_component(MAX_CORE_INSTANCES)
         .max_memories_per_component(MAX_MEMORIES)

@@ -8,14 +8,16 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 use wasmtime::Engine;
 
-/// Length of an epoch: the maximum time for which a guest occupies a worker without yielding.
+/// Length of an epoch. A guest on a fiber yields when its epoch ends.
 const EPOCH: Duration = Duration::from_millis(1);
 /// Number of epochs without a guest after which the thread sleeps.
 const IDLE_EPOCHS: u32 = 50;
 
 #[derive(Debug, Default)]
 struct TickerState {
+    /// Number of running guests.
     guests: AtomicUsize,
+    /// True while the thread waits for a guest.
     sleeping: AtomicBool,
 }
 

@@ -82,7 +82,8 @@ impl Function {
         }
     }
 
-    /// Returns the current settings. A request uses the settings that were active when it started.
+    /// Returns the current deployment. A request uses the deployment that was active when it
+    /// started.
     pub(crate) fn deployment(&self) -> Arc<Deployment> {
         self.deployment
             .read()

@@ -35,8 +35,9 @@ impl ResponseBody {
         }
     }
 
-    /// Counts the request as in flight until the body has been sent. A body in memory needs no
-    /// extension: each write to the client postpones the deadline.
+    /// Counts the request as in flight until the body has been sent. A body of known length is
+    /// empty or in memory, and needs no extension: each write to the client restarts the head
+    /// timeout.
     pub(crate) fn until_sent(self, request: &InFlightGuard<'_>) -> Self {
         match self.size_hint().exact() {
             Some(_) => self,
@@ -127,7 +128,7 @@ impl Drop for GuestTask {
 /// Body with a length limit. The guest is terminated when the body ends or the client disconnects.
 pub(crate) struct GuestBody {
     body: HyperOutgoingBody,
-    left: u64,
+    remaining_bytes: u64,
     usage: Arc<RequestUsage>,
     _task: GuestTask,
 }
@@ -139,13 +140,14 @@ impl GuestBody {
         usage: Arc<RequestUsage>,
         task: GuestTask,
     ) -> Result<Self, RequestFault> {
-        // The guest announced the length of its response.
+        // Wasmtime announces no length for most guest bodies. `poll_frame` enforces the limit for
+        // them.
         if body.size_hint().lower() > max {
             Err(RequestFault::ResponseTooLarge)
         } else {
             Ok(Self {
                 body,
-                left: max,
+                remaining_bytes: max,
                 usage,
                 _task: task,
             })
@@ -174,10 +176,10 @@ impl Body for GuestBody {
         if let Some(data) = frame.as_ref().ok().and_then(Frame::data_ref) {
             let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
             // The head was already sent: only a reset of the connection can report this.
-            let Some(left) = self.left.checked_sub(length) else {
+            let Some(remaining_bytes) = self.remaining_bytes.checked_sub(length) else {
                 return Poll::Ready(Some(Err(io::Error::other("the response is too large"))));
             };
-            self.left = left;
+            self.remaining_bytes = remaining_bytes;
         }
         Poll::Ready(Some(frame))
     }

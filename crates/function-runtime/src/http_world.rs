@@ -30,16 +30,17 @@ use wasmtime_wasi_http::{
 
 /// Maximum number of resources (handles of wasi) that a guest holds at once.
 const MAX_HANDLES: usize = 256;
-/// Maximum size of the fields of a head in bytes.
+/// Maximum size in bytes of the headers of one message, as represented in memory.
 const MAX_FIELDS_BYTES: usize = 64 << 10;
 /// Maximum number of random bytes per call.
 const MAX_RANDOM_BYTES: u64 = 64 << 10;
 /// Maximum number of bytes that the host copies from a guest in one call.
 const MAX_CALL_BYTES: usize = 16 << 20;
-/// Number of buffered response bytes at which the guest must wait.
+/// Number of buffered body bytes, of a response or of an outgoing request, at which the guest must
+/// wait.
 const BODY_CHUNK_BYTES: usize = 64 << 10;
 
-/// Number of epoch ends after which a guest first yields.
+/// Number of epoch ends ([`crate::epoch_ticker`]) after which a guest first yields.
 const FIRST_EPOCHS: u64 = 2;
 
 /// Component prepared for instantiation.
@@ -70,7 +71,8 @@ impl HttpState {
             .allow_tcp(false)
             .allow_udp(false)
             .allow_ip_name_lookup(false);
-        // Includes the variables of a sandbox key.
+        // The daemon has added the variables of the function's sandbox key, if the function has
+        // one.
         for (name, value) in &settings.env {
             wasi.env(name, value);
         }
@@ -231,7 +233,7 @@ fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
 }
 
 impl HttpFunction {
-    /// Creates an instance and discards it.
+    /// Creates an instance and discards it, in order to validate a new version.
     pub(crate) async fn instantiate_once(
         &self,
         engine: &Engine,

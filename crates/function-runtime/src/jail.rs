@@ -15,8 +15,9 @@ pub struct ProcessLimits {
     pub descriptors: u64,
     /// Maximum processor time in seconds.
     pub cpu_s: Option<u64>,
-    /// True if the process is killed when the thread that started it exits. A server exits with its
-    /// control socket instead, because the thread may exit long before the daemon.
+    /// True if the process is killed when the thread that started it exits. False for a server,
+    /// which outlives a restart of the daemon and exits by itself if no daemon connects
+    /// ([`crate::serve`]).
     pub ends_with_starter: bool,
     /// Maximum address space in bytes. `None` for a server, whose pool of slots reserves terabytes
     /// of address space.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Maximum number of text bytes in a function's log.
+/// Maximum size of a function's log in bytes: texts, request ids and overhead of all entries.
 const MAX_LOG_BYTES: usize = 256 << 10;
 /// Bytes that count for an entry in addition to its text.
 const ENTRY_OVERHEAD_BYTES: usize = 128;
@@ -33,7 +33,7 @@ pub struct FunctionLog(Mutex<LogRing>);
 impl FunctionLog {
     /// Appends an entry, and removes the oldest entries beyond the limit.
     pub fn append(&self, request_id: &str, stream: LogStream, text: &[u8]) {
-        // May divide a character, which is then replaced.
+        // The limit may divide a character. The incomplete character is then replaced.
         let cut = text.get(..MAX_TEXT_BYTES).unwrap_or(text);
         let text = String::from_utf8_lossy(cut).into_owned();
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -59,8 +59,8 @@ impl FunctionLog {
         }
     }
 
-    /// Returns the entries from `sequence` on, with at most `max_bytes` of text. Returns at least
-    /// one entry if any exists.
+    /// Returns the entries from `sequence` on, as many as fit in `max_bytes` of JSON. Returns at
+    /// least one entry if any exists.
     pub fn read(&self, sequence: u64, max_bytes: usize) -> Vec<LogEntry> {
         let ring = self.0.lock();
         let mut bytes = 0;
@@ -69,7 +69,7 @@ impl FunctionLog {
             .iter()
             .filter(|entry| entry.sequence >= sequence);
         let within = from.take_while(|entry| {
-            // A character may occupy six bytes as JSON.
+            // A byte of text occupies at most six bytes of JSON (`\u0001`).
             let first = bytes == 0;
             bytes += entry.text.len() * 6 + entry.request_id.len() * 6 + ENTRY_OVERHEAD_BYTES;
             first || bytes <= max_bytes

@@ -72,6 +72,7 @@ impl Drop for MemoryReservation {
 pub(crate) struct MemoryLimiter {
     usage: Arc<RequestUsage>,
     reservation: MemoryReservation,
+    /// Maximum total size of the request's linear memories in bytes.
     limit: u64,
     /// Bytes of linear memory granted so far.
     granted: u64,

@@ -31,7 +31,8 @@ impl FunctionMetrics {
         RunningRequest(self)
     }
 
-    /// Counts a request whose response has a head.
+    /// Counts a request whose guest has sent the head of its response or failed. `latency` excludes
+    /// the waits for the request's body and for a permit.
     pub(crate) fn record_response(&self, latency: Duration) {
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.requests.fetch_add(1, Ordering::Relaxed);

@@ -90,7 +90,8 @@ fn port(authority: &Authority) -> Result<Option<u16>, Error> {
     let Some(digits) = digits.filter(|digits| !digits.is_empty()) else {
         return Ok(None);
     };
-    // The parser of authorities accepts any number, and returns `None` for a number above 65535.
+    // `Authority::port` is not used: it returns `None` for an invalid port, so that `:65536` would
+    // select the scheme's port. The check of the digits rejects a sign, which `parse` accepts.
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     let port = digits.parse().ok().filter(|_| is_number);
     port.map(Some).ok_or(Error::HttpRequestUriInvalid)

@@ -66,6 +66,7 @@ const SERVER: &[libc::c_long] = &[
 /// Confines all threads of a server. The server cannot start further threads afterwards.
 pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
     let mut calls = AllowedCalls::new(&[COMMON, SERVER].concat());
+    // Each new thread sets its own name, possibly after the filter has taken effect.
     calls.allow_thread_names()?;
     match reset {
         SlotReset::Strict => {}

@@ -23,14 +23,15 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
 /// Maximum length in bytes of a file that the process writes. Wasmtime stores the initial content
-/// of a memory in a `memfd`; a 32-bit memory has at most 4 GiB.
+/// of a memory in a `memfd`. A 32-bit memory has at most 4 GiB, well below this limit.
 const MAX_IMAGE_BYTES: u64 = 8 << 30;
 /// Maximum number of open descriptors in addition to the connections of clients.
 const OTHER_DESCRIPTORS: u64 = 1024;
 /// Time within which the daemon that started the process must connect. If that daemon is killed
 /// before it has recorded the process, no other daemon can find the process.
 const STARTER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum size of the log entries in one answer, in bytes.
+/// Maximum size of the log entries in one answer, in bytes. The whole answer must fit in a control
+/// message ([`jiffy_proto::channel::MAX_MESSAGE`]).
 const MAX_LOG_ANSWER_BYTES: usize = 48 << 10;
 
 /// Settings of the process.
@@ -83,7 +84,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         .enable_io()
         .enable_time()
         .build()?;
-    // All threads exist from here on: the seccomp filter denies `clone`.
+    // Creates the last thread: the seccomp filter below denies `clone`.
     let ticker = EpochTicker::start(&engine)?;
     let tenant = Tenant::new(&settings.owner, settings.limits, engine).map_err(io::Error::other)?;
     let tenant = Arc::new(tenant);

@@ -1,19 +1,22 @@
 //! Removes the symbol table from compiled machine code, an ELF file in the format of Wasmtime. Only
-//! profilers read the table, but each loaded function has a copy of it, a tenth of its memory.
+//! profilers read the table. Each loaded function has a copy, which is a tenth of the function's
+//! memory.
 
-/// Offsets in the header of a 64-bit ELF file.
+/// Offsets in the header of a 64-bit ELF file: `e_shoff`, `e_phnum`, `e_shentsize`, `e_shnum` and
+/// `e_shstrndx`.
 const SECTIONS_AT: usize = 0x28;
 const SEGMENTS_NUMBER: usize = 0x38;
 const SECTION_BYTES_AT: usize = 0x3a;
 const SECTIONS_NUMBER: usize = 0x3c;
 const NAMES_INDEX: usize = 0x3e;
-/// Offsets in a section header.
+/// Offsets in a section header: `sh_type`, `sh_offset`, `sh_size` and `sh_link`.
 const KIND: usize = 4;
 const OFFSET: usize = 24;
 const LENGTH: usize = 32;
 const LINK: usize = 40;
 const SECTION_HEAD_BYTES: usize = 64;
-/// Type of a section with symbols. Its link field refers to the section with their names.
+/// Type of a section with symbols (`SHT_SYMTAB`). The link field of this section refers to the
+/// section with the names of the symbols.
 const SYMBOLS: u64 = 2;
 
 /// Returns the code without its symbols. Code in an unknown format is returned unchanged.
@@ -60,7 +63,8 @@ fn stripped(code: &[u8]) -> Option<Vec<u8>> {
         .position(|head| number(head, KIND, 4) == Some(SYMBOLS))?;
     let symbol_names = size(heads.get(symbols)?, LINK, 4)?;
     let removed = [symbols, symbol_names];
-    // All other parts precede the symbols, except for the names of sections.
+    // In the expected layout, only the names of sections follow the symbols and their names. The
+    // loop below returns `None` for another layout.
     let end = size(heads.get(symbols)?, OFFSET, 8)?.min(size(heads.get(symbol_names)?, OFFSET, 8)?);
     // The names of sections are needed, and section headers must follow the removed parts.
     if removed.contains(&names) || end > sections_at {

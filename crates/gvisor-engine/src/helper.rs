@@ -38,8 +38,9 @@ const CAPABILITIES: CapabilitySet = CapabilitySet::SETUID
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_RESOURCE);
-/// Additional capability, required to map the only user of a namespace into a nested namespace
-/// (user_namespaces(7), Linux 5.12).
+/// Additional capability if the helper's user namespace maps only one user, which has id 0 there.
+/// Required to map this user into the nested namespace of a sentry (user_namespaces(7), Linux
+/// 5.12).
 const MAP_ONLY_USER: CapabilitySet = CapabilitySet::SETFCAP;
 
 /// Specification of a sandbox, in the format of the helper.
@@ -86,8 +87,8 @@ pub(crate) enum HelperRequest {
     Destroy,
 }
 
-/// Returns a description for error messages.
 impl HelperRequest {
+    /// Returns a description for error messages.
     fn description(&self) -> &'static str {
         match self {
             Self::Version => "report its version",
@@ -159,7 +160,7 @@ struct HelperState {
     directory: PathBuf,
     /// True if sandboxes have control groups that limit their resources.
     limited: bool,
-    /// True if the directory is removed when the process exits.
+    /// True if the helper removes the directory when it exits.
     ephemeral: bool,
     /// Set by [`Helper::close`]: no further requests are sent.
     closed: AtomicBool,
@@ -312,7 +313,8 @@ impl Helper {
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // The helper runs `ip`. It needs no other variable of the environment.
+        // Search path for programs that gVisor's runtime may start. Only the variables below are
+        // passed in addition.
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         if let Some(log) = std::env::var_os("JIFFY_GVISOR_LOG") {
             command.env("JIFFY_GVISOR_LOG", log);

@@ -30,8 +30,8 @@ impl SentryProcess {
         // SAFETY: an OwnedFd is the same descriptor always, and is closed only when dropped.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
             .map_err(|e| GvisorError::Process(e.into_parts().1))?;
-        // Read the mark only now: it either belongs to the process of the pidfd, or the read fails
-        // because that process has exited.
+        // Read the mark only after the pidfd was opened. If this mark equals an earlier mark, the
+        // process id was not reused in between, so the pidfd refers to the process of both marks.
         let mark = ProcessInstance::of(pid).map_err(GvisorError::Process)?;
         Ok(Self { mark, fd })
     }
@@ -79,8 +79,8 @@ impl SentryProcess {
             // The name of the program may contain spaces and brackets, and ends at the last
             // bracket.
             let fields = stat.rsplit_once(')')?.1.split_whitespace();
-            // Fields 14 to 17: user and system time of the process, and of its children that were
-            // waited for.
+            // The first of `fields` is field 3. Fields 14 to 17: user and system time of the
+            // process, and of its children that were waited for.
             let used = fields.skip(11).take(4).map_while(|f| f.parse::<u64>().ok());
             ticks += used.sum::<u64>();
             let threads = fs::read_dir(format!("/proc/{pid}/task"))

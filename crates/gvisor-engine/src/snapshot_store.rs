@@ -150,8 +150,8 @@ impl SnapshotStore {
     }
 
     /// Publishes an imported snapshot. `fill` places its files in the given directory. If
-    /// `replace`, an existing snapshot is replaced. On return, the snapshot is either complete and
-    /// durable, or does not exist.
+    /// `replace`, an existing snapshot is replaced. A visible snapshot is always complete. On
+    /// success, the files of the checkpoint and all directory entries are synced.
     pub fn import(
         &self,
         manifest: &GvisorManifest,
@@ -176,7 +176,8 @@ impl SnapshotStore {
     ) -> Result<(), GvisorError> {
         let failed = |e| GvisorError::file(draft)(e);
         fill(draft).map_err(failed)?;
-        // Replace the imported manifest, which may be shared with a cache.
+        // Remove the imported manifest: it may be a hard link to a cached file, which must not be
+        // overwritten.
         let own = draft.join(MANIFEST_FILE);
         match fs::remove_file(&own) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
@@ -226,13 +227,14 @@ impl SnapshotStore {
         }
     }
 
-    /// Returns the first file of snapshot `id` that is missing or empty.
+    /// Describes the first file of snapshot `id` that is missing or empty. `None` if there is no
+    /// such file.
     pub fn find_damage(&self, id: &str) -> Option<String> {
         let path = self.path(id).ok()?;
         let mut files = [MANIFEST_FILE].iter().chain(&CHECKPOINT_FILES);
         let damaged = files.find(|name| match fs::metadata(path.join(name)) {
             Ok(metadata) => metadata.len() == 0,
-            // Other errors, such as a lack of descriptors, are no damage.
+            // Other errors, such as a denied permission, do not prove damage.
             Err(e) => e.kind() == io::ErrorKind::NotFound,
         });
         damaged.map(|name| format!("{} is missing or empty", path.join(name).display()))
@@ -375,12 +377,12 @@ fn is_abandoned(name: &str) -> bool {
 
 fn write_manifest(draft: &Path, manifest: &GvisorManifest) -> Result<(), GvisorError> {
     let file = draft.join(MANIFEST_FILE);
-    let words = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
-    let written = words.and_then(|words| fs::write(&file, words));
+    let json = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
+    let written = json.and_then(|json| fs::write(&file, json));
     written.map_err(GvisorError::file(&file))
 }
 
-/// Returns whether gVisor writes a file of this name, or it is the mark of a boot.
+/// Returns whether a checkpoint may contain a file of this name: an image, or the mark of a boot.
 fn is_checkpoint_file(name: &str) -> bool {
     // Other versions of gVisor may write further images.
     let image = name.strip_suffix(".img");

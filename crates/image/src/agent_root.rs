@@ -39,8 +39,9 @@ impl<'a> AgentRoot<'a> {
 
     fn fill(&self, root: &Path) -> Result<(), InitrdError> {
         let places = ["dev", "newroot", "overlay", "proc", "sys", "tmp"];
-        // The lowest layer of every root file system contains the directories in which container
-        // engines store their images, as the image with the kernel's modules does.
+        // The agent uses `below` as the lowest layer of every root, and mounts storage for
+        // container engines on these directories. The image of the kernel's modules contains the
+        // same directories for microVMs.
         let below = ["docker", "containerd", "containers"].map(|n| format!("below/var/lib/{n}"));
         let images = (0..MAX_IMAGES).map(|n| format!("images/{n}"));
         for place in places
@@ -75,7 +76,7 @@ impl<'a> AgentRoot<'a> {
         // Ignore the error: usually there is no directory of an interrupted attempt.
         let _ = fs::remove_dir_all(&work);
         // Times are set after all files exist, since creating a file changes its directory.
-        let made = self.fill(&root).and_then(|()| {
+        let result = self.fill(&root).and_then(|()| {
             set_times(&root).on("set the times of", &root)?;
             write(&ImageRoot::Directory(root), &image, UUID, EPOCH, None)?;
             fs::rename(&image, &path).on("rename", &image)?;
@@ -83,7 +84,7 @@ impl<'a> AgentRoot<'a> {
         });
         // Ignore the error: the next attempt removes the directory.
         let _ = fs::remove_dir_all(&work);
-        made.map(|()| path)
+        result.map(|()| path)
     }
 
     /// Copies the image from the installed package, so that hosts do not need `mkfs.erofs`. Returns

@@ -21,7 +21,8 @@ pub(crate) fn build_sources(suite: &str) -> Vec<String> {
         .filter(|source| source.is_debian() && source.suites.iter().any(|s| is_suite_of(s, suite)))
         .flat_map(|source| source.for_release(suite))
         .collect();
-    // A source with updates only is not sufficient.
+    // The host's sources suffice only if one of them has the release itself, not only its updates.
+    // The third word of a line is the suite.
     if found
         .iter()
         .any(|line| line.split(' ').nth(2) == Some(suite))
@@ -182,7 +183,8 @@ fn lines(text: &str) -> Vec<AptSource> {
         .collect()
 }
 
-/// Parses the deb822 format: stanzas of `Field: value`, continued by indented lines.
+/// Parses the deb822 format: stanzas of `Field: value` lines, separated by empty lines.
+/// Continuation lines are ignored.
 fn stanzas(text: &str) -> Vec<AptSource> {
     let without_comments: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let stanzas = without_comments.split(|line| line.trim().is_empty());
@@ -193,7 +195,8 @@ fn stanza(lines: &[&str]) -> Option<AptSource> {
     let mut source = AptSource::default();
     let mut is_binary = false;
     for line in lines {
-        // Indented lines, for example of an embedded key, match no field.
+        // The name of a field has no indentation, so continuation lines, for example of an embedded
+        // key, match no field.
         let Some((field, value)) = line.split_once(':') else {
             continue;
         };

@@ -130,7 +130,7 @@ fn build_with(
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Template, BuildError> {
     let name = recipe.name();
-    // Without the lock, since this is the usual case.
+    // Checks without the lock first, so that an up-to-date template requires no wait.
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
@@ -160,7 +160,8 @@ fn build_with(
     };
     let root = make_root(&site, on_progress)?;
     on_progress(Progress::Percent(85));
-    // Held until the manifest refers to the image.
+    // Shared lock on the images, held until the manifest refers to the new image. Without the lock,
+    // the garbage collector could remove the image before.
     let shared = ImageStore::new(home).share()?;
     let root = ImageRoot::Marked(root);
     let image = write_image::<BuildError>(home, &root, recipe.hash(), &work, &lock, on_progress)?;

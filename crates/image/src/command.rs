@@ -135,7 +135,8 @@ impl Tool {
         at: &Path,
     ) -> io::Result<&mut Self> {
         let path = |path: &Path| CString::new(path.as_os_str().as_bytes());
-        // Redirects are not followed: only the marks that the unpacker sets are valid.
+        // Redirects are not followed: of overlayfs's marks, the unpacker of layers sets only
+        // whiteouts and opaque directories.
         let options = format!(
             "lowerdir={},redirect_dir=nofollow,metacopy=off",
             lower.join(":")
@@ -218,9 +219,8 @@ impl Tool {
                     overlay.mount()?;
                 }
                 if let Some(fd) = lock
-                    // A copy of the descriptor in the program keeps the lock even if this process
-                    // dies.
-                    // Clears close-on-exec: the program inherits the lock.
+                    // Clears close-on-exec: the program inherits the descriptor, which holds the
+                    // lock even if this process dies.
                     && libc::fcntl(fd, libc::F_SETFD, 0) < 0
                 {
                     return Err(io::Error::last_os_error());
@@ -254,8 +254,8 @@ impl Tool {
         // The child is reaped in any case, before an error of the output is returned.
         let tail = read_lines(output, on_line).map_err(failed);
         let status = child.wait().map_err(failed)?;
-        // The deadline is dropped after the program was reaped; its pidfd never refers to another
-        // process.
+        // The deadline is dropped only after the program was reaped, so that it applies until the
+        // exit. A late kill is harmless: the pidfd never refers to another process.
         drop(watch.map_err(failed)?);
         let tail = tail?;
         if status.success() {

@@ -39,8 +39,8 @@ impl Archive {
         let links = if mode & DIRECTORY != 0 { 2 } else { 1 };
         // The size of the name includes its terminating zero byte.
         let name_size = name.len() + 1;
-        // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size,
-        // checksum (unused)
+        // Fields of the header, in this order: inode, mode, uid, gid, links, mtime, size, device
+        // (2), special device (2), name size, checksum (unused).
         let before_size = [self.entries, mode, 0, 0, links, 0];
         let before = before_size.iter().map(|field| format!("{field:08x}"));
         let size = std::iter::once(format!("{:08x}", content.len()));

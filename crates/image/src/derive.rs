@@ -1,4 +1,5 @@
-//! Derives a template from another template and a layer of changes, as the template builder does.
+//! Derives a template from another template and a layer of changes. The template builder publishes
+//! its results in this way.
 
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;
@@ -103,8 +104,8 @@ impl DerivedTemplate<'_> {
                 root = self.merge_images(&store, &images, &root, &work)?;
                 images.truncate(1);
             }
-            // The UUID of the image depends only on its content, so that an equal build gives an
-            // equal image.
+            // The UUID of the image depends only on the images below it and on the layer, so that
+            // an equal build gives an equal image.
             let id = sum_of(format!("{images:?} {}", unpacked.diff_id).as_bytes());
             let root = ImageRoot::Marked(root);
             let image =
@@ -144,8 +145,9 @@ impl DerivedTemplate<'_> {
         Ok(reference)
     }
 
-    /// Merges `layer` and all `images` except the lowest into one directory. An image of this
-    /// directory has the same meaning on the lowest image as the separate layers.
+    /// Merges `layer` and all `images` except the lowest into one directory. An overlay of the
+    /// merged directory on the lowest image has the same content as an overlay of the separate
+    /// layers.
     fn merge_images(
         &self,
         store: &ImageStore,

@@ -26,7 +26,8 @@ pub use read::ImageError;
 /// Content of a new image.
 pub(crate) enum ImageRoot {
     Directory(PathBuf),
-    /// Directory with overlayfs's marks, which are stored in the image.
+    /// Directory with overlayfs's marks (whiteouts, `trusted.overlay.opaque`), which are stored in
+    /// the image.
     Marked(PathBuf),
     /// Unpacked layers, lowest first, and an empty directory for short symbolic links to the layers
     /// and for the mount point of their overlay.
@@ -69,8 +70,8 @@ fn make(
         program: "mkfs.erofs",
         source,
     };
-    // Both options are needed: a fixed time alone would apply to every file instead of only the
-    // image.
+    // Without `--preserve-mtime`, the fixed time of `-T` would apply to every file instead of only
+    // the image.
     mkfs.args([
         "--quiet",
         "-Enoinline_data",
@@ -132,8 +133,8 @@ fn confine(
     Ok(())
 }
 
-/// Creates short names for the layers, uppermost first, and adds an empty layer, since an overlay
-/// needs at least two.
+/// Creates the mount point `at` and short names for the layers, uppermost first. Adds an empty
+/// layer, since a read-only overlay needs at least two.
 fn link(layers: &[PathBuf], work: &Path, at: &Path) -> io::Result<Vec<String>> {
     fs::create_dir(at)?;
     let mut names = Vec::new();
@@ -193,8 +194,8 @@ mod tests {
             write(&tree, &dir.path().join("image"), UUID, 0, None)
         };
         write().unwrap();
-        // With a neighbour of the shortened name, `mkfs.erofs` would store this file under that
-        // name.
+        // The shortened name of this file is the name of the first file. `mkfs.erofs` alone would
+        // therefore succeed and store the wrong file.
         fs::write(below.join(format!("{longest}n")), "").unwrap();
         let error = write().unwrap_err().to_string();
         assert!(error.contains("`/usr/share/nnnn"), "{error}");

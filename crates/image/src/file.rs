@@ -30,7 +30,8 @@ impl<T> OnPath<T> for io::Result<T> {
     }
 }
 
-/// Name prefix of unfinished files. An unfinished file may be removed if its lock is free.
+/// Name prefix of unfinished files and directories. The holder of the lock under which they are
+/// created may remove earlier ones.
 pub(crate) const UNFINISHED: &str = ".new-";
 
 /// Creates `dir/name` with the content that `fill` writes. The creation is atomic: after a crash
@@ -46,8 +47,8 @@ pub(crate) fn create<E: From<FileError>>(
     replace(dir, name, UNFINISHED, fill)
 }
 
-/// Creates a small file atomically without a lock: the last writer wins. Does not remove unfinished
-/// files.
+/// Creates a small file atomically without a lock: the last writer wins. The separate prefix
+/// prevents [`create`] from removing the temporary files of concurrent writers.
 pub(crate) fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, FileError> {
     replace(dir, name, ".write-", |file| {
         file.write_all(bytes).on("write", &dir.join(name))

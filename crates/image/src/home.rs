@@ -15,12 +15,14 @@ use std::path::{Path, PathBuf};
 ///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
 ///   kernel/modules-<sha12>.erofs    its modules; earlier modules stay for their snapshots
 ///   images/sha256-<digest>.erofs    read-only images, shared by the templates that name them
-///   templates/[<key>~]<name>[@<tag>]/template.json  manifest: images, owner, recipe hash, ...
+///   templates/[<key>~]<name>[@<tag>]/template.json  manifest: images, owner, recipe hash, ...;
+///                                   <key>: id of the key that owns the template
 ///   versions/<sha256>.json          manifest of each version of a template that is in use
 ///   layers/sha256-<diff id>/root    unpacked layers of the images that templates are made of
 ///   blobs/sha256-<digest>           downloads of images
 ///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
-///   initrd/<sha12>.cpio             initial ramdisk per agent binary; .erofs: the same for gVisor
+///   initrd/<sha12>-<layout>.cpio    initial ramdisk per agent binary
+///   initrd/agent-<sha12>-<layout>.erofs  root image of the agent for gVisor
 ///   cache/apt/                      Debian packages, reused by later template builds
 ///   run/                            unlinked files of running sandboxes, the daemon's socket
 ///   run/vmm/                        control sockets of the sandboxes that outlive their daemon
@@ -106,8 +108,8 @@ impl Home {
                 .on("set the mode of", &root)?;
         }
         for name in DIRECTORIES {
-            // A link to the directory of another data directory is followed: its templates and
-            // images are then borrowed.
+            // `path` may be a symbolic link to the same directory of another data directory. The
+            // link is followed: this data directory then borrows the contents, such as templates.
             let path = root.join(name);
             DirBuilder::new()
                 .recursive(true)

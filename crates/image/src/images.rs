@@ -79,8 +79,8 @@ impl ImageStore {
         let path = self.path(&sum.sha256);
         let opened = check(Some(&sum.sha256), Some(sum.size)).open(&path)?;
         let image = opened.ok_or_else(|| TemplateError::Image { path: path.clone() })?;
-        // The garbage collector of a data directory that borrows this store may hold the lock for a
-        // moment.
+        // Waits if the image is locked exclusively: the garbage collector of a data directory that
+        // borrows this store may hold such a lock for a moment.
         image.file.lock_shared().on("lock", &path)?;
         Ok(image)
     }
@@ -131,8 +131,10 @@ impl ImageStore {
         }
         // Resolves symbolic links into a borrowed data directory.
         let old = old.canonicalize().on("find", old)?;
-        // Ignore the error: usually there is no link yet. A dangling link is replaced.
+        // The link to the stamp is created first, because later calls return early once the link to
+        // the image exists.
         for (from, to) in [(stamp_path(&old), stamp_path(&path)), (old, path)] {
+            // Ignore the error: usually there is no link yet. A dangling link is replaced.
             let _ = fs::remove_file(&to);
             match symlink(&from, &to) {
                 // Another process created the link first.
@@ -200,7 +202,8 @@ impl ImageStore {
                     path,
                     _lock: opened,
                 }),
-                // Another process holds a shared lock: the image is in use.
+                // Another descriptor, possibly of this process, holds a shared lock: the image is
+                // in use. After any other error, the image counts as in use as well.
                 Err(_) => in_use.push(sha256),
             }
         }

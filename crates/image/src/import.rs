@@ -155,7 +155,8 @@ enum ImportAttempt {
 impl Import {
     /// Imports the image as a template, or returns the existing template if it is equal.
     ///
-    /// Imports are serialised, since they share unpacked layers. Requires root and `mkfs.erofs`.
+    /// Imports are serialised except for downloads, since they share unpacked layers. Requires root
+    /// and `mkfs.erofs`.
     pub fn run(
         &self,
         templates: &Templates,
@@ -194,8 +195,8 @@ impl Import {
                 on_progress,
             );
             if let Err(ImportError::Budget { .. }) = &attempt {
-                // The layers unpacked so far may exceed the quota: remove layers that no template
-                // uses.
+                // The import fails below. The layers that it has unpacked may exceed the quota, so
+                // layers that no template uses are removed now.
                 templates.gc_unused()?;
             }
             match attempt? {
@@ -259,7 +260,7 @@ impl Import {
                 }
             }
         };
-        // The lock of the layer store is still held, as this function requires.
+        // `gc_layers` requires the lock of the layer store, which `job` still holds.
         job.gc_layers()?;
         Ok(ImportAttempt::Done(Box::new(template)))
     }
@@ -342,7 +343,8 @@ impl Import {
         })
     }
 
-    /// SHA-256 of all inputs except the image's name.
+    /// SHA-256 of the importer's version, the layers, the defaults and the startup. The name of the
+    /// image is not included.
     fn hash(&self, found: &FoundImage) -> Result<String, ImportError> {
         let defaults = self.defaults(&found.run)?;
         let startup = self.startup(&found.run)?;

@@ -221,7 +221,8 @@ impl Kernel {
         }
     }
 
-    /// Opens the image with the modules in the same way. Returns `None` if there are no modules.
+    /// Opens the verified image with the modules. The first call unpacks the built-in modules into
+    /// `home`. Returns `None` if the user specified a kernel without modules.
     pub fn modules(&self, home: &Home) -> Result<Option<VerifiedFile>, KernelError> {
         match &self.0 {
             KernelSource::BuiltIn { modules, .. } => modules.open(home).map(Some),
@@ -258,7 +259,8 @@ impl Kernel {
     }
 }
 
-/// Opens a kernel of the user and computes its identity. The content is not validated.
+/// Opens a kernel or an image with modules that the user specified. Computes the checksum, but does
+/// not validate the content.
 fn own(path: &PathBuf) -> Result<VerifiedFile, FileError> {
     let open = || {
         let file = File::open(path)?;

@@ -16,6 +16,7 @@ pub(crate) struct BuildSite<'a> {
     pub work: &'a Path,
     /// Packages downloaded by earlier builds of the same template.
     pub cache: &'a Path,
+    /// Lock of the template. The programs of the build inherit it and hold it until they exit.
     pub lock: &'a Lock,
 }
 
@@ -55,6 +56,7 @@ pub(crate) fn bootstrap(
     mmdebstrap.private_mounts();
     // mmdebstrap and dpkg write this time into files that they create.
     mmdebstrap.env("SOURCE_DATE_EPOCH", EPOCH.to_string());
+    // `FINISH` writes these sources into the image. The build itself uses `apt::build_sources`.
     mmdebstrap.env("JIFFY_CACHE", site.cache).env(
         "JIFFY_SOURCES",
         apt::public_sources(recipe.suite()).join("\n"),
@@ -131,12 +133,12 @@ pub(crate) fn write_files(recipe: &Recipe, work: &Path) -> Result<Option<PathBuf
 /// Sets a fixed time on files that the build created, so that equal packages give equal images.
 pub(crate) fn normalize_times(root: &Path, marker: &Path, lock: &Lock) -> Result<(), RootfsError> {
     let mut find = Tool::new("find", "findutils");
+    // `-newer`: files of packages are older than the marker and retain their times.
     find.arg(root).args(["-xdev", "-newer"]).arg(marker).args([
         "-exec",
         "touch",
         "--no-dereference",
     ]);
-    // Files of packages are older than the marker and retain their times.
     find.arg(format!("--date=@{EPOCH}")).args(["{}", "+"]);
     Ok(find.run(Some(lock), &mut |_| ())?)
 }
@@ -150,9 +152,10 @@ pub enum RootfsError {
     File(#[from] FileError),
 }
 
-/// Progress of an installation, derived from the output of apt and dpkg. There are two rounds:
+/// Progress of an installation, derived from the output of apt and dpkg. mmdebstrap has two rounds:
 /// essential packages, then others. Each round announces its number of packages, and unpacks and
-/// configures each of them.
+/// configures each of them. The packages of a layer on another template are one round, so their
+/// progress ends at 50 %.
 #[derive(Default)]
 pub(crate) struct InstallProgress {
     round: u32,
@@ -164,6 +167,7 @@ pub(crate) struct InstallProgress {
 }
 
 impl InstallProgress {
+    /// Processes an output line and returns the percentage, which never decreases.
     pub(crate) fn percent(&mut self, line: &str) -> u8 {
         if let Some(packages) = newly_installed(line) {
             self.round += 1;

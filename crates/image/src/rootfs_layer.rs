@@ -29,6 +29,7 @@ pub(crate) fn build(
     site: &BuildSite<'_>,
     on_progress: &mut dyn FnMut(&str, u8),
 ) -> Result<PathBuf, RootfsError> {
+    // Files that are newer than the marker were created by this build (`normalize_times`).
     let marker = site.work.join("started");
     fs::write(&marker, "").on("create", &marker)?;
     let upper = site.work.join("upper");
@@ -61,7 +62,7 @@ fn install(
         .env("JIFFY_SOURCES", sources(recipe))
         .env("JIFFY_APT", options());
     shell.args(["-c", SCRIPT, "rootfs_layer.sh"]);
-    // The arguments of the script: its name, directory, image and packages.
+    // `$1`, `$2` and the further arguments of the script. The last argument above is its `$0`.
     shell.arg(site.work).arg(below).args(&recipe.spec.packages);
     let mut meter = InstallProgress::default();
     shell.run(Some(site.lock), &mut |line| {
@@ -82,6 +83,7 @@ fn options() -> String {
         "APT::Install-Recommends \"false\";",
         "APT::Sandbox::User \"root\";",
         "APT::Keep-Downloaded-Packages \"true\";",
+        // `rootfs_layer.sh` writes `JIFFY_SOURCES` to this file, and mounts a new `/tmp` before.
         "Dir::Etc::SourceList \"/tmp/sources.list\";",
         "Dir::Etc::SourceParts \"/dev/null\";",
         "Dir::Cache::pkgcache \"\";",

@@ -135,6 +135,8 @@ impl Templates {
             version::store(&self.home, &current)?;
             return Ok(current);
         }
+        // A stored version with this digest was returned above. The digest may still be the digest
+        // of an image.
         let mut versions = version::all(&self.home)?.into_iter().map(|(_, m)| m);
         versions
             .find(|m| m.name == name && is_requested(m))
@@ -441,7 +443,7 @@ mod tests {
             .build(&home)
             .unwrap();
         assert!(!old.exists());
-        // The version was in use until this point.
+        // The new build moved the old image into the store and retained the version.
         assert_eq!(
             templates.version(&by_image).unwrap().manifest.images,
             was.manifest.images

@@ -115,8 +115,8 @@ fn import_images<R: Read>(
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     manifest.created = now.unwrap_or_default().as_secs();
 
+    // Lock order: the template first, then the images.
     let lock = templates.lock(reference, &mut |()| {
-        // Lock order: the template first, then the images.
         on_progress(Progress::Phase(Phase::Waiting))
     })?;
     let store = ImageStore::new(&templates.home);
@@ -222,6 +222,7 @@ impl FileImport {
         }
         // Opens and verifies the published images.
         let template = templates.get(&name)?;
+        // The replaced template may have been the last user of its images.
         templates.prune_if_idle();
         Ok(template)
     }

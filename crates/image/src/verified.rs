@@ -183,7 +183,7 @@ impl FileCheck<'_> {
         else {
             return Ok(None);
         };
-        // The stamp also contains the checksum, so a stamp of other content does not match.
+        // The comparison includes the checksum: a stamp with another checksum does not match.
         if stamp == Some(FileStamp::of(&metadata, expected.clone())) {
             return Ok(Some(VerifiedFile {
                 file,
@@ -195,7 +195,8 @@ impl FileCheck<'_> {
         self.verify_fully(file, path, Some(expected)).map(Some)
     }
 
-    /// Computes the checksum of a file before it is renamed to its final name.
+    /// Computes the checksum of a file before it is renamed to its final name. Always hashes the
+    /// whole content, even if `sparse` is set.
     pub(crate) fn measure(&self, path: &Path) -> Result<MeasuredFile, VerifyError> {
         let measured = || {
             let file = File::open(path).on("open", path)?;
@@ -275,7 +276,7 @@ impl FileCheck<'_> {
             .on("examine", path)
             .map_err(|e| self.failed(e))?;
         let stamp = FileStamp::of(&after, found);
-        // The file was changed while it was read, so the checksum may belong to neither content.
+        // A difference means a change during the read: the checksum may belong to neither content.
         if stamp != FileStamp::of(&before, stamp.sha256.clone()) {
             return Err(VerifyError::Unstable {
                 what: self.what,
@@ -321,7 +322,7 @@ fn wait_for_next_tick(metadata: &fs::Metadata) {
     let changed =
         SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(metadata.ctime()).unwrap_or(0));
     let changed = changed + Duration::from_nanos(u64::try_from(metadata.ctime_nsec()).unwrap_or(0));
-    // The later one of the two changes counts. A change in the future has the age 0.
+    // The later of modification and change time counts. A time in the future has the age 0.
     let age = age.unwrap_or_default().min(
         SystemTime::now()
             .duration_since(changed)
@@ -367,7 +368,7 @@ fn sparse_sum(file: &File) -> io::Result<String> {
     let mut offset = 0;
     // Holes can be found only by seeking. The file offset is restored afterwards.
     while let Some(data) = next_data(file, offset)? {
-        // Data regions start at block boundaries of the file system, which may be smaller.
+        // Data regions start at blocks of the file system, which may be smaller than `BLOCK`.
         offset = data - data % BLOCK as u64;
         // The buffer may extend into a following hole, whose zeros are ignored below.
         let n = file.read_at(&mut buffer, offset)?;

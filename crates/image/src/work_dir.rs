@@ -29,8 +29,8 @@ impl Drop for WorkDir {
     }
 }
 
-/// Removes a directory tree. Returns an error if a file system is mounted in it, because the
-/// removal would delete the files of that file system as well.
+/// Removes a directory tree if it exists. Returns an error if a file system is mounted in it,
+/// because the removal would delete the files of that file system as well.
 pub(crate) fn remove_tree(path: &Path) -> Result<(), FileError> {
     let mounts =
         fs::read_to_string("/proc/self/mountinfo").on("read", Path::new("/proc/self/mountinfo"))?;

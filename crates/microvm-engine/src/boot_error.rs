@@ -12,7 +12,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Timeout of a boot from the guest's first instruction to the agent's confirmation.
+/// Timeout of each wait for the agent: for its greeting, or for its confirmation of the identity.
+/// During a boot, the wait starts when the VMM has the boot request.
 pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Error of booting or restoring a microVM.
@@ -77,7 +78,8 @@ pub enum BootError {
 }
 
 impl BootError {
-    /// Returns the end of the console output. `None` if no guest had started.
+    /// Returns the end of the console output. `None` for errors of the host, most of which occur
+    /// before the guest starts.
     pub fn console(&self) -> Option<&str> {
         match self {
             Self::Ended { console, .. }

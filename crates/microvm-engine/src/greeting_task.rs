@@ -1,5 +1,5 @@
-//! Host's side of an agent's greeting (the first message after a boot or restore), in a separate
-//! task. The greeting assigns the guest its identity.
+//! Host's side of an agent's greeting, in a separate task. The greeting is the first exchange after
+//! a boot, restore or rollback: the agent sends a message and receives the guest's identity.
 
 use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError};
@@ -43,6 +43,8 @@ impl GreetingTask {
     pub async fn run(mut self, stream: UnixStream) {
         let (stream, greeted) = match self.greet(stream).await {
             Ok(Some(stream)) => {
+                // Duplicate for the snapshot context, which passes it to the VMM of a detached
+                // guest.
                 let copy = stream.as_fd().try_clone_to_owned().ok();
                 (Some(stream), Ok(copy))
             }
@@ -72,8 +74,9 @@ impl GreetingTask {
     /// Returns the stream when the identity is in effect. `None` if no identity will be assigned.
     async fn greet(&mut self, stream: UnixStream) -> Result<Option<UnixStream>, GreetingError> {
         let assigned = self.identity.borrow().clone();
-        // Only for restored guests: a booting guest opens its connection long before the agent can
-        // take an identity, and the identity includes the clock.
+        // Only for restored guests, whose agents read the identity at once. A booting guest opens
+        // its connection long before its agent reads the identity, so the identity's time would be
+        // outdated.
         if let Some(identity) = assigned.filter(|_| self.restored) {
             self.id = Some(identity.id.clone());
             let greeting = Greeting::receive_assigned(stream, &identity).await?;

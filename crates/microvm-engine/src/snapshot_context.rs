@@ -75,7 +75,7 @@ pub struct SnapshotSpec {
 #[derive(Debug)]
 pub(crate) struct UnpublishedSnapshot {
     pub draft: SnapshotDraft,
-    /// Layer of the disk.
+    /// Frozen overlay, which becomes the disk layer of the snapshot.
     pub frozen: File,
     pub spec: SnapshotSpec,
     pub report: SnapshotReport,
@@ -87,7 +87,7 @@ pub(crate) struct UnpublishedSnapshot {
 #[derive(Debug)]
 pub(crate) struct CapturedDraft {
     pub draft: SnapshotDraft,
-    /// Layer of the disk.
+    /// Frozen overlay, which becomes the disk layer of the snapshot.
     pub frozen: File,
     pub spec: SnapshotSpec,
     /// `None` while the snapshot is being written.
@@ -110,10 +110,13 @@ pub(crate) struct SnapshotContext {
     pub net: bool,
     /// Checksum of the image with the kernel modules. `None` without modules.
     pub modules: Option<String>,
-    /// True if the VM was adopted and its parent is missing in the store.
+    /// True if the VM was adopted and its parent is missing or unusable.
     pub lineage_lost: bool,
+    /// Latest greeting of the agent. `None` until the first greeting, and in an adopted VM whose
+    /// greeting was not recorded.
     pub hello: Option<Hello>,
-    /// Host's end of the agent's greeting, until the VMM holds it.
+    /// Duplicate of the host's end of the greeting's stream. `None` until the agent has confirmed
+    /// its identity, and after the duplicate was passed to a detached VMM.
     pub greeting: Option<OwnedFd>,
 }
 

@@ -72,6 +72,7 @@ impl SpareVmms {
         {
             spare = matches!(child.try_wait(), Ok(None)).then_some((channel, child));
         }
+        // `None` if no spare was available.
         let remaining = spare.is_some().then_some(state.ready.len());
         state.bursts.note_use(Instant::now(), remaining);
         spare

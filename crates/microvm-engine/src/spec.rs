@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Kernel parameters of all guests:
 /// - The console is quiet.
-/// - A panic reboots at once, so that the VMM detects it.
+/// - A panic reboots at once (`panic=-1`) through the keyboard controller (`reboot=k`), so that the
+///   VMM detects it.
 /// - Huge pages are enabled because they make guests faster.
 /// - Bounce buffers (swiotlb) are off: they would take 64 MiB from every guest with more than 4 GiB
 ///   of memory, and no device needs them.
@@ -91,7 +92,8 @@ impl BootSpec {
     fn cmdline(&self) -> String {
         let images = match self.rootfs.len() {
             0 | 1 => String::new(),
-            // The agent must know which disks are images.
+            // The agent must know which disks are images. Without the parameter, it assumes one
+            // image.
             n => format!(" {}={n}", agent::IMAGES),
         };
         let modules = match &self.modules {

@@ -41,14 +41,19 @@ pub struct MicroVm {
     pub(crate) connect_gate: ConnectGate,
     console: Arc<ConsoleRing>,
     end: watch::Receiver<Option<ExitReason>>,
+    /// True when the VMM has reported that the guest no longer runs.
     halted: watch::Receiver<bool>,
+    /// Task of the [`crate::vmm_driver::VmmDriver`], which owns the VMM process.
     driver: JoinHandle<()>,
+    /// Requests the driver to kill the VMM.
     kill: mpsc::Sender<()>,
     report: BootReport,
     pid: u32,
     pub(crate) detached_socket: DetachedSocket,
     pub(crate) context: Arc<Mutex<SnapshotContext>>,
+    /// Identity of the guest, which greeting tasks send to the agent. `None` until it is assigned.
     pub(crate) identity: watch::Sender<Option<Identity>>,
+    /// Task that limits the VMM. `None` if the VMM is not limited, or was limited already.
     limit_task: Option<LimitTask>,
     disk_failure: Arc<OnceLock<String>>,
     pub(crate) next_steps: NextSteps,
@@ -151,7 +156,8 @@ impl MicroVm {
         // Ignore the error: a VMM that has closed its socket is exiting already.
         let _ = self.link.send(&Request::Stop, &[]);
         let mut halted = self.halted.clone();
-        // The sender is dropped when the VMM exits.
+        // An error also means that the guest no longer runs: the sender is dropped when the VMM
+        // exits.
         let halt = tokio::time::timeout(STOP_TIMEOUT, halted.wait_for(|halted| *halted));
         let timed_out = halt.await.is_err();
         if timed_out {
@@ -173,6 +179,8 @@ impl MicroVm {
     /// Withdraws the identity: the stream of the agent's greeting is closed, and the agent greets
     /// again.
     pub(crate) async fn withdraw_identity(&self) {
+        // The stream has two descriptors. The greeting task closes the other descriptor when the
+        // identity is withdrawn.
         self.context.lock().await.greeting = None;
         self.identity.send_replace(None);
     }

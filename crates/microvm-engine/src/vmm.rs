@@ -113,7 +113,7 @@ impl Vmm {
 
     /// Returns whether no other guest was started recently.
     pub(crate) fn starts_alone(&self) -> bool {
-        // Without spares, starts are not recorded.
+        // Without spares, starts are not recorded, so the guest is assumed to start alone.
         let spares = self.spares.as_ref();
         spares.is_none_or(|spares| spares.starts_alone())
     }
@@ -142,7 +142,8 @@ impl Vmm {
     }
 
     /// Terminates spare processes and removes all control groups. No processes may be started
-    /// afterwards. Blocks for at most one second.
+    /// afterwards. Blocks until terminated processes have left their groups, or for the timeout of
+    /// [`Cgroups::close`].
     pub fn close(&self) {
         if let Some(spares) = &self.spares {
             spares.close();

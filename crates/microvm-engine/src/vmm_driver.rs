@@ -34,15 +34,19 @@ pub(crate) struct VmmDriver {
     pub console: Arc<ConsoleRing>,
     /// Identity of the guest. `None` until it is assigned.
     pub identity: watch::Receiver<Option<Identity>>,
+    /// Sender for the steps of the current boot or rollback. `None` for an adopted guest until its
+    /// first rollback.
     pub steps: Option<mpsc::Sender<BootStep>>,
     pub next_steps: NextSteps,
+    /// Receives requests to kill the VMM.
     pub killed: mpsc::Receiver<()>,
+    /// Cause of the guest's stop that the VMM reported.
     pub cause: Option<StopCause>,
     /// Set when the VMM has reported that the guest no longer runs.
     pub halted: watch::Sender<bool>,
     /// First error of the host while it served a disk.
     pub disk_failure: Arc<OnceLock<String>>,
-    /// Receives replies to requests.
+    /// Passes the VMM's replies to the snapshot context of the VM.
     pub replies: mpsc::UnboundedSender<Event>,
     /// True if the guest was restored. Connections from before the snapshot may then break at any
     /// time.
@@ -50,6 +54,7 @@ pub(crate) struct VmmDriver {
 }
 
 impl VmmDriver {
+    /// Serves the socket until the VMM exits. Then publishes the exit reason to `end_sender`.
     pub async fn run(mut self, end_sender: watch::Sender<Option<ExitReason>>) {
         let mut greeting: Option<JoinHandle<()>> = None;
         loop {
@@ -93,10 +98,11 @@ impl VmmDriver {
                 self.process.wait().await
             }
         };
-        // Read this before the group is removed.
+        // The control group counts OOM kills, so read the counter before the group is removed.
         let over_limit = self.vmm.ran_out_of_memory(self.pid);
         self.vmm.remove_group(self.pid);
         if let Some(socket) = self.detached_socket.get() {
+            // Ignore the error: `end_unadopted` removes remaining sockets.
             let _ = std::fs::remove_file(socket);
         }
         if let Some(greeting) = greeting {

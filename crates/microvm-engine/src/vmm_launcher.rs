@@ -15,7 +15,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use tokio::process::Child;
 
-/// Task that moves a VMM to its control groups. The boot of a guest waits for it.
+/// Background task that limits a VMM by its control groups while the guest boots. The boot
+/// completes only after this task.
 pub(crate) type LimitTask = tokio::task::JoinHandle<Result<(), CgroupError>>;
 
 /// VMM process that has not received a request yet.
@@ -47,7 +48,7 @@ impl VmmLauncher {
     pub fn spawn(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
         let (channel, child) = self.spawn_unlimited()?;
         let cgroups = self.cgroups.clone().zip(child.id());
-        // Moving a process takes about 15 ms in the kernel, so the guest boots meanwhile.
+        // Moving a process takes about 15 ms in the kernel, so the task runs while the guest boots.
         let limit_task = cgroups.map(|(cgroups, pid)| {
             tokio::task::spawn_blocking(move || cgroups.limit(pid, limits.into()))
         });
@@ -59,7 +60,8 @@ impl VmmLauncher {
     }
 
     /// Starts a process, moves it to its control groups without limits, and makes it create its KVM
-    /// objects. Blocks while the kernel moves the process. Must be called inside a tokio runtime.
+    /// objects. `memory_mib` is the expected memory of the next guest, or 0 if unknown. Blocks
+    /// while the kernel moves the process. Must be called inside a tokio runtime.
     pub fn spawn_spare(&self, memory_mib: u32) -> Result<(Channel, Child), BootError> {
         let kvm = host_kvm::open()?;
         let (channel, mut child) = self.spawn_unlimited()?;
@@ -81,7 +83,7 @@ impl VmmLauncher {
         Ok((channel, child))
     }
 
-    /// Sets the limits of a spare process.
+    /// Starts a task that sets the limits of a spare process. `None` if processes are not limited.
     pub fn limit_spare(&self, spare: &Child, limits: VmmLimits) -> Option<LimitTask> {
         let (cgroups, pid) = self.cgroups.clone().zip(spare.id())?;
         let set = move || cgroups.set_limits(pid, limits.into());

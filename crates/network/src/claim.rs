@@ -136,16 +136,16 @@ impl RangeClaims {
             directory,
             _lock: lock,
         };
-        // Kernels before 5.14 have no cookies. Their claims are trusted, although a reused inode
-        // number would go unnoticed.
+        // Kernels before 5.14 have no cookies. On these kernels, existing claims are trusted,
+        // although a reused inode number would go unnoticed.
         if let Some(cookie) = netns_cookie() {
             claims.remove_stale(cookie).map_err(failed(&path))?;
         }
         Ok(claims)
     }
 
-    /// Returns true if no claims or other files exist. Returns false if the directory is
-    /// unreadable.
+    /// Returns true if the directory has only the lock file and the identity file. Returns false if
+    /// the directory is unreadable.
     fn is_empty(&self) -> bool {
         let is_own = |entry: io::Result<fs::DirEntry>| {
             let name = entry.map(|entry| entry.file_name());
@@ -169,6 +169,8 @@ impl RangeClaims {
                     }
                 }
             }
+            // A new directory, or claims of a version of Jiffy that wrote no cookie, which remain
+            // valid.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
@@ -205,7 +207,9 @@ impl RangeClaims {
         serde_json::from_slice(&fs::read(self.path(tag)).ok()?).ok()
     }
 
-    /// Claims a range for `tag`. Retains the previous range if its length is sufficient.
+    /// Claims the range `wanted` for `tag`, or a free range with the prefix length `length`.
+    /// Retains the previous range if it is `wanted` or, without `wanted`, at least as large as
+    /// requested.
     pub fn claim(
         &self,
         tag: &str,
@@ -335,8 +339,8 @@ fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
     }
 }
 
-/// Metric of the blackhole routes. All other routes are preferred, and it identifies the routes of
-/// this program.
+/// Metric of the blackhole routes. The high value makes all other routes preferred. The exact value
+/// identifies the routes of this program.
 const METRIC: u32 = 4_294_967;
 
 fn blackhole(verb: &str, range: Ipv4Net) -> String {
@@ -353,7 +357,7 @@ fn candidates(length: u8) -> impl Iterator<Item = Ipv4Net> {
         .into_iter()
         .flat_map(move |(address, prefix)| {
             let whole = Ipv4Net::new_assert(address, prefix);
-            // A subnet is at least as long as the candidate range itself.
+            // `subnets` rejects a prefix length below the prefix length of `whole`.
             whole.subnets(length.max(prefix)).into_iter().flatten()
         })
 }

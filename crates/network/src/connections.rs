@@ -3,7 +3,7 @@
 //! The record has three sources:
 //! - the kernel's connection tracking in the slot: deleted connections, and a dump of the open ones
 //!   on request;
-//! - the slot's table, which logs rejected packets;
+//! - the slot's nftables table, which logs rejected packets;
 //! - the DNS server and the proxy, which report their requests.
 //!
 //! Recording delays no packet. A guest that creates entries faster than they are read loses lines
@@ -31,8 +31,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
-/// Pause after reading the kernel's messages. During a flood, it limits the cost to reading one
-/// socket buffer per pause.
+/// Pause after reading the kernel's messages. During a flood, the pause limits the cost to reading
+/// the socket buffers once per pause.
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
 /// Tasks that read the kernel's messages about one slot. Dropping this value stops them.
@@ -67,7 +67,8 @@ impl RecordReader {
 async fn read_all(socket: AsyncFd<Arc<OwnedFd>>, record: Arc<ConnectionRecorder>) {
     // `readable` fails only if the runtime is shutting down.
     while let Ok(mut ready) = socket.readable().await {
-        // Without further messages, wait until the socket is readable again.
+        // `read_messages` reads all sockets of the slot, including this one. Without further
+        // messages, wait until this socket is readable again.
         if !record.read_messages() {
             ready.clear_ready();
         }

@@ -88,7 +88,8 @@ impl ConntrackLimits {
         [all, all / 16, all / 256].map(|limit| limit.max(MIN_CONNECTIONS).min(all))
     }
 
-    /// Returns the total for sandboxes in the host's table. `None` without a limit or a table.
+    /// Returns the total for sandboxes in the host's table. `None` if the configured total is 0.
+    /// Without a configured total, `None` also if the table is missing or unlimited.
     fn total(self) -> Option<u64> {
         let maximum = number(MAXIMUM).filter(|maximum| *maximum > 0);
         // Divide first: the product of a large maximum could overflow.
@@ -206,8 +207,8 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Current fill level. It is only a hint for rate limits and guards no other data, so `Relaxed`
-/// accesses suffice.
+/// Current fill level. The level is only a hint for rate limits and guards no other data, so
+/// `Relaxed` accesses suffice.
 #[derive(Debug, Default)]
 pub(crate) struct PressureGauge(AtomicU8);
 
@@ -225,7 +226,8 @@ impl PressureGauge {
     }
 }
 
-/// Thread that monitors the table of this thread's network namespace. Dropping this value stops it.
+/// Thread that monitors the table of the network namespace in which it was started. Dropping this
+/// value stops the thread.
 #[derive(Debug)]
 pub(crate) struct ConntrackWatcher {
     stop: Option<Sender<()>>,
@@ -325,7 +327,9 @@ mod tests {
         };
         let default_tiers = tiers(4096);
         assert_eq!(default_tiers, [4096, 256, 16]);
-        // The table of a host with at least 8 GiB: three quarters of three quarters of it.
+        // The table of a host with at least 8 GiB. Full pressure begins at three quarters of the
+        // total, which is three quarters of the table. Then each of 4096 slots may still reach its
+        // limit.
         let table = 262_144;
         assert!(table / 4 * 3 / 4 * 3 + 4096 * default_tiers[2] < table);
         assert_eq!(tiers(64), [64, 8, 8]);

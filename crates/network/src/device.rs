@@ -117,7 +117,7 @@ pub(crate) fn remove(name: &str) -> Result<(), NetError> {
 }
 
 /// Removes devices of this thread's network namespace by their indices. Several devices are removed
-/// together as `group`, which must have no other members: the kernel waits for its readers once per
+/// together as `group`, which must have no other members: the kernel waits for RCU readers once per
 /// removal.
 pub(crate) fn remove_all(indices: &[u32], group: u32) -> Result<(), NetError> {
     let mut changes = RouteBatch::default();

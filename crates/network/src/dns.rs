@@ -71,6 +71,7 @@ impl DnsSockets {
 struct DnsRules {
     /// `None` if the guest has no identity yet.
     policy: watch::Receiver<Option<EgressPolicy>>,
+    /// Name servers of the host, with the fill level of its connection tracking table.
     host: Arc<Upstreams>,
     record: Arc<ConnectionRecorder>,
     forward_limiter: RateLimiter,
@@ -224,6 +225,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
         rules.wait_for_read().await;
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             // The socket reports an ICMP error, for example a closed port, of an earlier answer.
+            // Yield, so that repeated errors do not occupy the runtime's thread.
             tokio::task::yield_now().await;
             continue;
         };

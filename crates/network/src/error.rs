@@ -19,7 +19,7 @@ pub enum NetError {
     /// A program failed. The error has the first line of its output.
     #[error("{program} failed: {message}")]
     Program {
-        /// Its name.
+        /// Name of the program.
         program: &'static str,
         /// The first line of its output.
         message: String,
@@ -47,8 +47,8 @@ pub enum NetError {
     Full(u32),
 }
 
-/// Returns a conversion of I/O errors for `map_err`. `what` describes the failed operation.
 impl NetError {
+    /// Returns a conversion of I/O errors for `map_err`. `what` describes the failed operation.
     pub(crate) fn host(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Host { what, source }

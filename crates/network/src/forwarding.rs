@@ -61,7 +61,7 @@ impl IpVersion {
     }
 
     /// Returns the required settings with their values. `uplink` is the device of the host's
-    /// default route.
+    /// default route, and `devices` lists the host's devices. Both matter only for IPv6.
     fn settings(self, uplink: &str, devices: &[String]) -> Vec<(String, &'static str)> {
         let of = |device: &str, name: &str| format!("{CONF_V6}/{device}/{name}");
         if self == Self::V4 {
@@ -181,14 +181,14 @@ pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
     ) else {
         return;
     };
-    let others = devices().is_ok_and(|devices| {
+    let has_new_devices = devices().is_ok_and(|devices| {
         devices
             .iter()
             .any(|name| !table.contains(&format!("\"{name}\"")))
     });
-    if others {
-        // The saved values remain as well, so that a later call can restore them.
-        // Leave the table in place: without it, the host would forward for all devices.
+    if has_new_devices {
+        // Leave the table in place: without it, the host would forward for all devices. The saved
+        // values remain as well, so that a later call can restore them.
         tracing::info!("left forwarding enabled: new network devices may need it");
         return;
     }
@@ -197,6 +197,7 @@ pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
         let Some((path, value)) = line.split_once(' ') else {
             continue;
         };
+        // Write only network settings, even if the file contains other paths.
         if !path.starts_with("/proc/sys/net/") {
             continue;
         }

@@ -36,11 +36,13 @@ struct ConnectionsState {
     /// Number of times that all connections were aborted. A connection belongs to the guest only if
     /// the number has not changed since the attempt started.
     epoch: u64,
-    /// Sockets of open connections by serial number. Each is removed before it is closed, because
-    /// [`GuestStream`] drops its entry before its stream.
+    /// Sockets of open connections by serial number. A socket is removed from this map before it is
+    /// closed, because [`GuestStream`] drops its entry before its stream.
     open: HashMap<u64, RawFd>,
+    /// Next serial number in `open`.
     next: u64,
-    /// Time before which no attempts are made, because the guest or an older slot did not answer.
+    /// Time before which no attempts are made, because the guest, or a slot of an earlier version
+    /// of Jiffy, did not answer.
     silent_until: Option<Instant>,
 }
 
@@ -88,8 +90,8 @@ impl GuestConnections {
         self.register(connected.ok()?, epoch)
     }
 
-    /// Registers a connection that was opened in `epoch`. If the epoch has ended, aborts it and
-    /// returns `None`.
+    /// Registers a connection that was opened in `epoch`. If the epoch has ended, aborts the
+    /// connection and returns `None`.
     fn register(&self, stream: TcpStream, epoch: u64) -> Option<GuestStream> {
         let mut state = self.0.lock();
         if state.epoch != epoch {
@@ -127,8 +129,9 @@ fn open() -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// Shuts down a connection in both directions, so that pending reads and writes end. Disables
-/// lingering: a lingering socket would keep the network namespace alive.
+/// Shuts down a connection in both directions, so that pending reads and writes end. Sets the
+/// linger time to 0, so that the later close resets the connection: a lingering socket would keep
+/// the network namespace alive.
 fn abort(stream: BorrowedFd<'_>) {
     let at_once = libc::linger {
         l_onoff: 1,

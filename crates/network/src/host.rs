@@ -32,6 +32,7 @@ pub(crate) fn set_up(
     let range6 = uplink6.map(|_| range6(tag));
     // The table must be active before packets are forwarded.
     program::nft(&script(tag, range, range6, limits, own))?;
+    // IPv4 forwarding has one setting for all devices, so the uplink is not needed.
     forwarding::start(claims, IpVersion::V4, "")?;
     if let (Some(uplink), Some(range)) = (uplink6, range6) {
         forwarding::start(claims, IpVersion::V6, uplink)?;
@@ -165,7 +166,7 @@ fn permit_in_firewall(program: &'static str, tag: &str, enable: bool) {
                 tracing::warn!(error = %e, "cannot change firewall rules: sandboxes may lack network access");
             }
         }
-        // The chain accepts the packets, so `FORWARD` needs no rules.
+        // `DOCKER-USER` accepts the packets, so `FORWARD` needs no rules.
         if enable && chain == "DOCKER-USER" {
             return;
         }
@@ -185,7 +186,8 @@ pub(crate) fn logs_refusals() -> bool {
         .is_ok()
 }
 
-/// Returns the MTU in bytes of the host's default route, at most 1500.
+/// Returns the MTU in bytes of the device of the host's default route, limited to 1280 to 1500.
+/// Returns 1500 if the MTU is unknown.
 pub(crate) fn uplink_mtu() -> u32 {
     let max = u32::from(crate::guest::MTU);
     let routes = program::run("ip", &["-4", "route", "show", "default"], "").unwrap_or_default();

@@ -139,6 +139,8 @@ impl AddressChanges {
             if now.as_ref().is_ok_and(|now| *now == known) {
                 continue;
             }
+            // This thread is in the namespace with the host's addresses. The table is in the
+            // router's namespace, which `outside` enters.
             let done = now.and_then(|now| {
                 namespace::outside(|| program::nft(&now.script(tag)))?;
                 Ok(now)
@@ -181,8 +183,10 @@ pub(crate) struct AddressFollower {
 
 impl Drop for AddressFollower {
     fn drop(&mut self) {
+        // Closing this end makes the thread's poll return.
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
+            // A panic of the thread was logged by the panic hook; there is nothing to clean up.
             let _ = thread.join();
         }
     }

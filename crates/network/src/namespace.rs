@@ -18,13 +18,15 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// Directory of claims and names if this process is root of the host.
+/// Directory that contains the directory of names and the claims of address ranges (`claim.rs`), if
+/// this process is root of the host.
 const BASE_DIR: &str = "/run/jiffy-net";
 /// Subdirectory of names: a separate mount, which is unmounted with the last name.
 const NAMES_DIR: &str = "netns";
 /// Directory of names in earlier versions, whose guests may still run.
 const FORMER_NAMES_DIR: &str = "/run/netns";
-/// Lock file in the base directory, held while mounting, unmounting or adding a name.
+/// Lock file in the base directory, held while the directory of names is mounted or unmounted, and
+/// while a name is added.
 const LOCK_FILE: &str = "netns.lock";
 /// Maximum number of stacked mounts that are removed from a name before giving up.
 const MAX_STACKED_MOUNTS: usize = 16;
@@ -33,7 +35,7 @@ const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
 /// Network namespace of the thread that opens the path.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Returns the directory of claims and names.
+/// Returns the directory that contains the directory of names and the claims of address ranges.
 pub(crate) fn base_dir() -> &'static Path {
     jiffy_rootless::current().map_or(Path::new(BASE_DIR), |own| own.directory())
 }
@@ -147,10 +149,10 @@ fn remove_at(path: &Path) -> bool {
             break;
         }
     }
-    // The name is free if no file is left, also if the directory does not exist.
     // Removing the file also detaches its mounts in other mount namespaces (Linux 3.18).
     match fs::remove_file(path) {
         Ok(()) => true,
+        // The name is also free if the file or its directory does not exist.
         Err(e) => matches!(
             e.kind(),
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory

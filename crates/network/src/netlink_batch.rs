@@ -63,14 +63,14 @@ impl NetlinkBatch {
         let answers = answers(&socket).map_err(failed())?;
         let mut faults = answers.iter().filter(|(_, answer)| answer.code != 0);
         if let Some((sequence, answer)) = faults.by_ref().min_by_key(|(sequence, _)| *sequence) {
-            let what = usize::try_from(*sequence).ok();
-            let what = what.and_then(|at| self.requests.get(at));
-            let what = what.map_or("changing a network by netlink", |(what, _)| what.as_str());
+            let index = usize::try_from(*sequence).ok();
+            let request = index.and_then(|at| self.requests.get(at));
+            let what = request.map_or("changing a network by netlink", |(what, _)| what.as_str());
             return Err(NetError::host(what)(answer.error()));
         }
-        let unanswered = self.requests.iter().zip(0_u32..);
+        let requests = self.requests.iter().zip(0_u32..);
         let mut unanswered =
-            unanswered.filter(|((_, needed), at)| *needed && !answers.contains_key(at));
+            requests.filter(|((_, needed), at)| *needed && !answers.contains_key(at));
         match unanswered.next() {
             None => Ok(()),
             Some(((what, _), _)) => Err(NetError::host(what)(io::Error::other(

@@ -11,6 +11,7 @@ fn answer(capped: bool) -> (u16, Vec<u8>) {
     } else {
         &request[..]
     };
+    // An attribute of 11 bytes and type `MESSAGE`, followed by one byte of padding.
     let attribute = [&[11, 0, 1, 0][..], b"unwell\0", &[0]].concat();
     let flags = EXTENDED | if capped { CAPPED } else { 0 };
     (flags, [&code[..], repeated, &attribute].concat())

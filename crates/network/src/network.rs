@@ -58,11 +58,12 @@ pub struct NetworkConfig {
     pub granted: Vec<IpNet>,
     /// Maximum number of concurrent connections of one sandbox.
     pub connections: u32,
-    /// Number of entries of the host's connection tracking table above which sandboxes get hardly
-    /// any. Defaults to three quarters of the table.
+    /// Number of entries of the host's connection tracking table that sandboxes may use. The limit
+    /// per sandbox decreases when the table reaches a half of this number, and again at three
+    /// quarters. Defaults to three quarters of the table.
     pub connections_total: Option<u32>,
-    /// Connector to the control plane, for sandboxes whose rules name it. `None` if it is
-    /// unreachable.
+    /// Connector to the control plane, for sandboxes whose rules name it. `None` if no sandbox can
+    /// reach the control plane.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
 }
 
@@ -133,7 +134,8 @@ impl Network {
         let Some(_) = jiffy_rootless::current() else {
             return Self::open_here(config, None);
         };
-        // In this network namespace, which has the host's addresses.
+        // Rootless mode: read the host's addresses in the network namespace of this thread. The
+        // network itself is opened in the router's namespace.
         let (changes, own) = AddressChanges::subscribe()?;
         let network = namespace::outside(|| Self::open_here(config, Some(&own)))?;
         let follower = changes.follow(&network.0.config.tag, own)?;
@@ -161,7 +163,7 @@ impl Network {
             granted: config.granted.clone(),
             ipv6: uplink6.is_some(),
         };
-        // The claimed range may be larger or smaller than requested.
+        // The claimed range may be larger or smaller than requested. Each slot uses two addresses.
         let range_slots = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
         let default_policy = EgressPolicy::new(&NetworkRules::default(), &reach)?;
         let (connections, logs_refusals) = (limits.per_sandbox, host::logs_refusals());
@@ -276,6 +278,7 @@ impl Network {
 
     /// Adopts the slot of a guest that an earlier daemon left running, and enforces `rules`.
     pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<SlotLease, NetError> {
+        // `open` registered the numbers of existing slots. This second call claims the number.
         self.0.numbers.lock().register(number);
         let config = self.0.config.clone();
         let sockets = blocking(move || slot::open_sockets(&config, number))
@@ -284,7 +287,8 @@ impl Network {
         let lease = self.lease(number, None, sockets)?;
         // The guest must survive this daemon, too, even if the steps below fail.
         lease.retain();
-        // Enforce the rules again: the operator may have changed the permitted private ranges.
+        // Enforce the rules in any case: the table of an adopted slot is not the default one that
+        // `lease` assumes. The operator may also have changed the permitted private ranges.
         *lease.enforced.lock().await = None;
         lease.replace(rules).await?;
         Ok(lease)
@@ -346,8 +350,8 @@ impl Network {
     /// Removes unused slots and, if no guest remains, all rules in the host. Returns after the
     /// removal.
     pub fn close(&self) {
-        // The worker still processes queued requests. Later requests are processed by their
-        // callers.
+        // Without the sender, the worker removes the queued slots and exits. Slots that are
+        // released later are removed by the callers of `release`.
         drop(self.0.wake.lock().take());
         drop(self.0.watcher.lock().take());
         drop(self.0.follower.lock().take());

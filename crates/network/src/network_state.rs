@@ -39,7 +39,8 @@ pub(crate) struct NetworkState {
     pub numbers: Mutex<SlotNumbers>,
     /// Slots to be removed.
     pub released: Mutex<VecDeque<ReleasedSlot>>,
-    /// Held while slots are being removed.
+    /// Held while slots of `released` are being removed. A caller that needs a free number waits
+    /// for this lock.
     pub removal: Mutex<()>,
     /// Last use of the network. `None` if it was not used yet.
     pub last_use: Mutex<Option<Instant>>,

@@ -61,8 +61,8 @@ pub struct EgressPolicy {
     control_plane: Option<String>,
 }
 
-/// Parses an address or a CIDR. `0.0.0.0/0` stands for both IP versions, because clients use it for
-/// "all addresses".
+/// Parses an address or a CIDR. `0.0.0.0/0`, which clients use for "all addresses", and `::/0` each
+/// stand for both IP versions.
 fn parse(text: &str) -> Option<Vec<IpNet>> {
     let net = text.parse::<IpNet>().ok();
     let net = net
@@ -92,7 +92,8 @@ impl EgressPolicy {
         let (mut allowed, mut names) = (Vec::new(), HostNames::default());
         let mut control_plane = None;
         for text in &rules.allow_out {
-            // Only this name permits access: it is not a public name and matches no wildcard.
+            // The name of the control plane is not public and therefore not added to `names`. No
+            // wildcard matches it (see `allows_name`).
             if is_api_host(text) {
                 control_plane.clone_from(&rules.owner);
                 continue;
@@ -179,8 +180,8 @@ impl EgressPolicy {
         }
     }
 
-    /// Returns true if a permitted name may resolve to `address`. Private ranges are denied under
-    /// any name.
+    /// Returns true if a permitted name may resolve to `address`. An address in a special range is
+    /// denied under any name unless the operator granted the range.
     pub(crate) fn permits_by_name(&self, address: IpAddr) -> bool {
         (address.is_ipv4() || self.ipv6())
             && (!special_ranges::contains(address) || any_contains(&self.reach.granted, address))
@@ -224,7 +225,8 @@ impl EgressPolicy {
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
         );
-        // A route does not exist either, so programs get an error immediately.
+        // In this case, the slot has no IPv6 route either. Programs get an error immediately and do
+        // not wait for an answer to a dropped packet.
         let ipv6 = if self.ipv6() {
             ""
         } else {
@@ -314,6 +316,7 @@ table inet jiffy {{
         match_expressions("daddr", "", &self.allowed)
             .into_iter()
             .for_each(&mut rule);
+        // With internet access, names matter only for denied addresses: do not redirect others.
         if self.internet {
             for (six, name) in [(false, "ipv4"), (true, "ipv6")] {
                 let of: Vec<IpNet> = self
@@ -364,8 +367,8 @@ table inet jiffy {{
     }
 }
 
-/// Returns the beginning of a rule for each IP version in `nets`. It matches packets with an
-/// address of `nets` in the field or, with `!= `, without.
+/// Returns the beginning of a rule for each IP version in `nets`. `field` is `daddr` or `saddr`.
+/// The rule matches packets whose `field` is in `nets`. If `not` is `!= `, it matches the others.
 fn match_expressions(field: &str, not: &str, nets: &[IpNet]) -> Vec<String> {
     let of = |six: bool, family: &str| {
         let nets = nets.iter().filter(|net| is_ipv6(net) == six);

@@ -88,7 +88,8 @@ fn a_policy_that_cannot_be_replayed_is_enforced_by_nft() {
     let tables = PolicyTables::default();
     tables.remember(RecordedTable {
         script: scripts[0].as_str().into(),
-        // A table without objects is rejected.
+        // The recording is empty, because the other namespace has no table `jiffy`. Its replay
+        // fails.
         table: Arc::new(other),
         is_verified: true,
     });

@@ -174,7 +174,7 @@ fn names_decide_if_addresses_do_not() {
     )
     .unwrap();
     assert!(only.may_resolve("A.example.") && !only.may_resolve("secret.evil.example"));
-    // Under any permitted name.
+    // A permitted name may resolve to any public address.
     assert!(only.permits_by_name(ip("8.8.8.8")));
     for never in ["10.0.0.1", "169.254.169.254", "fd00::1", "2600::1"] {
         assert!(!only.permits_by_name(ip(never)));
@@ -245,7 +245,7 @@ fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
         assert_eq!(named.control_plane(), Some("k"));
         assert!(named.has_names() && named.allows_name("api.jiffy.internal"));
         assert!(named.script(10, true).contains(to_proxy));
-        // It opens nothing else, and no question about another name.
+        // The control plane's name permits no other name and no DNS question about another name.
         assert!(!named.allows_name("other.jiffy.internal"));
         assert_eq!(named.may_resolve("a.example"), internet && deny.is_empty());
         assert!(!named.allows(ip("169.254.0.22")) && !named.permits_by_name(ip("127.0.0.1")));

@@ -201,10 +201,10 @@ impl ProxyRoute {
             |policy: &Option<EgressPolicy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
         // The API key of a sandbox does not change, so it is not checked again.
         tokio::select! {
+            // Ignore how the copy ended: both peers see a closed connection.
             _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
             // The policy changed, or the slot was removed.
             _ = policy.wait_for(|policy| !allowed(policy)) => {}
-        // Ignore how the copy ended: both peers see a closed connection.
         }
         Ok(())
     }

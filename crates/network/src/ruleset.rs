@@ -55,6 +55,7 @@ impl RecordedRuleset {
     /// Records the ruleset of the network namespace of this thread.
     pub fn read(scope: RulesetScope<'_>) -> io::Result<Self> {
         let mut objects = Vec::new();
+        // Family 0 requests the objects of all families.
         for of in [ObjectKind::Table, ObjectKind::Chain, ObjectKind::Set] {
             read_into(&mut objects, scope, of, of.listing_message(), &header(0, 0))?;
         }
@@ -80,6 +81,7 @@ impl RecordedRuleset {
             return Err(NetError::Unable("the recorded ruleset is empty".to_owned()));
         }
         let mut batch = NetlinkBatch::default();
+        // Both edges of the transaction name its subsystem.
         let edge = header(0, SUBSYSTEM.into());
         batch.push("starting a transaction", BATCH_BEGIN, 0, &edge);
         if let Some(table) = replaced {
@@ -114,7 +116,6 @@ impl RecordedRuleset {
 
 /// Reads the objects of kind `of` in `scope` by the dump request `get`, and appends them to
 /// `objects`.
-/// Reads the objects of one dump.
 fn read_into(
     objects: &mut Vec<RulesetObject>,
     scope: RulesetScope<'_>,

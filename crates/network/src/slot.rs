@@ -67,11 +67,11 @@ pub(crate) struct SlotConfig {
     pub connections: u32,
     /// Policy of a new slot.
     pub default_policy: EgressPolicy,
-    /// True if its table logs rejected packets.
+    /// True if the tables of slots log rejected packets.
     pub logs_refusals: bool,
     /// Rules of a new slot.
     pub rules: Arc<SlotRules>,
-    /// Recorded tables of policies other than the usual one.
+    /// Recorded tables for later changes of a slot's policy.
     pub policies: Arc<PolicyTables>,
 }
 
@@ -152,7 +152,7 @@ impl SlotConfig {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub number: u32,
-    /// `None` if the guest's interface is in a namespace.
+    /// `None` for [`NicKind::Veth`].
     pub tap: Option<File>,
     pub sockets: SlotSockets,
 }
@@ -178,7 +178,7 @@ impl Slot {
 pub(crate) struct SlotSockets {
     /// Sockets for the guest's DNS questions.
     pub dns: dns::DnsSockets,
-    /// Sockets for the kernel's messages.
+    /// Sockets for the kernel's messages about connections and rejected packets.
     pub connections: connections::ConnectionSockets,
 }
 
@@ -241,7 +241,8 @@ fn create_inside(
 fn enable_forwarding(config: &SlotConfig) -> Result<(), NetError> {
     set("/proc/sys/net/ipv4/ip_forward", "1")?;
     if supports_ipv6() {
-        // Without a route, the uplink has no IPv6. A new namespace may have either value.
+        // If the host has no IPv6 route, only the guest's device has IPv6 (see `configure`). In a
+        // new namespace, the setting may have either value.
         let off = if config.ipv6() { "0" } else { "1" };
         set(&format!("{IPV6_SYSCTL_DIR}/conf/default/disable_ipv6"), off)?;
     }

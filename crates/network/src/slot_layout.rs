@@ -27,16 +27,16 @@ pub(crate) fn set(path: &str, value: &str) -> Result<(), NetError> {
     fs::write(path, value).map_err(NetError::host(format!("setting {path}")))
 }
 
-/// Returns the prefix of names of namespaces and devices. It has at most 10 characters, so that a
-/// device name has space for a number of four digits.
+/// Returns the prefix of names of namespaces and devices. With a tag of six digits, it has 9 of the
+/// at most 15 characters of a device name. The number of a slot has at most four digits.
 pub(crate) fn prefix(tag: &str) -> String {
     format!("jf{tag}-")
 }
 
 /// Returns the IPv6 addresses of the uplinks: a subrange of the guests' range that the tag selects.
 pub(crate) fn range6(tag: &str) -> Ipv6Net {
-    // The tag has six hexadecimal digits and is unique to this data directory, and so is the range.
-    // It starts with the guests' 48-bit prefix, followed by the tag.
+    // The range consists of the guests' 48-bit prefix, the tag (six hexadecimal digits) and a 1.
+    // The 1 separates it from the guest's own network, even if the tag is 0.
     let tag = u128::from_str_radix(tag, 16).unwrap_or(0) & 0xff_ffff;
     let network = u128::from(ADDRESS6) >> 80 << 80;
     Ipv6Net::new_assert((network | tag << 56 | 1 << 32).into(), 112)

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 pub struct SlotLease {
     pub(crate) state: Arc<NetworkState>,
     pub(crate) number: u32,
-    /// `None` if the guest's interface is in a namespace, or the slot was adopted.
+    /// `None` if the guest's interface is a veth pair, or the slot was adopted.
     pub(crate) tap: Option<File>,
     pub(crate) is_tap_taken: bool,
     pub(crate) record: Arc<ConnectionRecorder>,
@@ -37,7 +37,8 @@ pub struct SlotLease {
     /// Policy enforced by the slot's table. `None` if unknown. Locked while the policy is replaced,
     /// so that replacements are serialised.
     pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
-    /// Policy of the DNS server and the proxy. `None` if the guest has no identity yet.
+    /// Policy of the DNS server and the proxy. `None` until the first [`Self::replace`] assigns
+    /// rules to the guest.
     pub(crate) policy: watch::Sender<Option<EgressPolicy>>,
     /// Open connections of the daemon to the guest.
     pub(crate) to_guest: GuestConnections,

@@ -36,8 +36,8 @@ enum Recording {
 }
 
 impl SlotRules {
-    /// Creates the rules of slots with the policy `usual` and at most `connections` connections.
-    /// Rejected packets are logged if `logs_refusals`.
+    /// Creates the rules of slots with the policy `default_policy` and at most `connections`
+    /// connections. Rejected packets are logged if `logs_refusals`.
     pub fn new(default_policy: &EgressPolicy, connections: u32, logs_refusals: bool) -> Self {
         let script =
             script(logs_refusals, connections) + &default_policy.script(connections, logs_refusals);
@@ -103,8 +103,9 @@ impl SlotRules {
 
 /// Returns the rules of every slot, independently of its policy. Packets from the guest's interface
 /// must have the guest's addresses. In the namespace itself, the guest reaches only the DNS server
-/// and, for redirected connections, the proxy. DNS questions are not tracked: each would occupy an
-/// entry in a connection tracking table for a while.
+/// and, for redirected connections, the proxy. The gateway also answers pings and IPv6 neighbour
+/// discovery. DNS questions over UDP and pings are not tracked: each would occupy an entry in a
+/// connection tracking table for a while.
 fn script(logs_refusals: bool, connections: u32) -> String {
     let mac = guest::mac_text(MAC);
     let [http, tls] = PROXY_PORTS;

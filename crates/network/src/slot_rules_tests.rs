@@ -54,8 +54,8 @@ fn rules_that_cannot_be_replayed_are_applied_by_nft() {
             RecordedRuleset::read(RulesetScope::Everything).unwrap()
         })
     };
-    // The first chain has a device that slots do not have and is rejected. The second is
-    // incomplete.
+    // Neither ruleset can be replayed. The first has a device that slots do not have, so the kernel
+    // rejects it. The second is applied, but the comparison with the rules read back fails.
     for chain in [
         "table netdev other { chain c { type filter hook ingress device \"other0\" priority 0; }; }",
         "table inet other { chain c { counter; }; }",
@@ -69,7 +69,8 @@ fn rules_that_cannot_be_replayed_are_applied_by_nft() {
             ruleset,
             is_verified,
         };
-        // Simulate another kernel whose result differs.
+        // The existing table simulates a kernel on which replayed rules differ from the recorded
+        // ones.
         let ruleset = in_slot(|| {
             program::nft("table inet before { chain c { }; }").unwrap();
             rules.apply().unwrap();

@@ -67,7 +67,9 @@ fn shown() -> Vec<Value> {
     ]
 }
 
-/// Returns `ip` commands that create the same slot, in its namespace and outside.
+/// Returns `ip` commands that create the same slot as `configure` and `configure_host_end`: first
+/// those in the slot's namespace, then those in the host's. `outside` is a thread id of the host's
+/// namespace.
 fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) {
     let (host, own) = config.pair(number);
     let name = config.name(number);
@@ -111,9 +113,11 @@ fn a_slot_created_by_netlink_equals_a_slot_created_by_ip() {
     }
     for ipv6 in [false, true] {
         let config = config(ipv6);
-        // Each slot has its own namespace, with another one as the host's.
+        // Each slot is created in a new namespace. A second new namespace takes the role of the
+        // host's.
         let by_ip = in_slot(|| {
             enable_forwarding(&config).unwrap();
+            // `configure` also writes this setting; `ip` cannot.
             set(&format!("{IPV6_SYSCTL_DIR}/conf/{TAP}/disable_ipv6"), "0").unwrap();
             let slot = namespace::current().unwrap();
             in_another(|| {

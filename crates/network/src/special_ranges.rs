@@ -96,7 +96,8 @@ const TABLE: [SpecialRange; 40] = [
     v6([0x3fff, 0, 0, 0], 20, "Documentation, RFC 9637"),
     // Returned to IANA and unassigned.
     v6([0x3ffe, 0, 0, 0], 16, "6bone, RFC 3701"),
-    // IPv4-mapped addresses, as sockets use them.
+    // IPv4-mapped addresses, as sockets use them. A literal, because `v6` sets only the first 64
+    // bits.
     SpecialRange {
         address: IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0)),
         length: 96,

@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
-/// Timeout of one server. Resolvers in guests repeat a question after 5 s.
+/// Timeout of one server. Resolvers in guests repeat a question after 5 s, which is longer than two
+/// timeouts.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of passes over all servers.
 const MAX_ATTEMPTS: usize = 2;
@@ -66,7 +67,8 @@ pub(crate) enum DnsTransport {
     Tcp,
 }
 
-/// Forwards `question`, whose parsed form is `message`, and returns the first server's answer.
+/// Forwards `question`, whose parsed form is `message`, to one server after the other. Returns the
+/// first answer, or `None` if no server answers.
 pub(crate) async fn resolve(
     question: &[u8],
     message: &Message,
@@ -133,7 +135,8 @@ async fn resolve_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) ->
     addresses.collect()
 }
 
-/// Sends a question from a random port with a random id, which guests cannot guess (RFC 5452).
+/// Sends a question and returns its answer, with the question's own id. The sent id and the port
+/// are random: guests cannot guess them to forge an answer (RFC 5452).
 async fn over_udp(question: &[u8], sent: &Message, server: SocketAddr) -> io::Result<Vec<u8>> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -21,7 +21,8 @@ pub(crate) fn create(name: &str) -> Result<(), NetError> {
     let slot = namespace::current()?;
     namespace::create(name, || {
         if supports_ipv6() {
-            // A new namespace may have any values. The host configures the addresses.
+            // The defaults of a new namespace can differ between hosts. Enable IPv6 without
+            // autoconfiguration: `configure` assigns the addresses.
             for (path, value) in [
                 ("all/disable_ipv6", "0"),
                 ("default/accept_ra", "0"),
@@ -42,7 +43,7 @@ pub(crate) fn create(name: &str) -> Result<(), NetError> {
     })
 }
 
-/// Assigns addresses and default routes to the interface in namespace `name`. Its peer must be on.
+/// Assigns addresses and default routes to the interface in namespace `name`. The peer must be up.
 pub(crate) fn configure(name: &str) -> Result<(), NetError> {
     namespace::enter(name, || {
         let mut changes = RouteBatch::default();

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Cancels an import: kills its puller and wakes the waiting thread. Clones share their state.
+/// Cancels an import: kills its pullers and wakes the waiting threads. Clones share their state.
 #[derive(Clone)]
 pub struct Cancel(Arc<CancelInner>);
 
@@ -120,6 +120,7 @@ impl Cancel {
                 PollFd::new(event, PollFlags::POLLIN),
             ];
             match poll(&mut fds, timeout) {
+                // `any` returns `None` for event flags unknown to `nix`, which count as an event.
                 Ok(_) if fds[0].any().unwrap_or(true) => return Ok(()),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(e) => return Err(Interrupted::Failed(e)),

@@ -29,6 +29,9 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 ///    ranges.
 /// 3. To other hosts without network slots: the host's owner reaches the public internet from the
 ///    host's network, under the same list of ranges. Connections for API keys are rejected.
+///
+/// The rules do not apply to connections through the host's HTTP proxy. Only pulls that the host's
+/// owner requests use this proxy.
 pub struct ConnectionGate {
     /// Hosts that the puller reaches directly from the host's network.
     named: Vec<RegistryAddress>,
@@ -80,7 +83,8 @@ impl ConnectionGate {
         if let Some(proxy) = self.proxy.as_ref().filter(|p| p.applies_to(host, port)) {
             return proxy.connect(host, port, cancel);
         }
-        // Listed hosts are exempt from the egress rules, but only with exactly this name and port.
+        // Hosts in `named` are exempt from the egress rules, but only with exactly this name and
+        // port.
         if self.named.iter().any(|d| d.is(host, port)) {
             return direct(host, port, &|_| true, cancel);
         }

@@ -12,8 +12,8 @@ pub struct FileUrl {
 }
 
 impl FileUrl {
-    /// Parses an `https` URL, or an `http` URL of a host in `plain_http`. The error is a message
-    /// for the caller.
+    /// Parses an `https` URL, or an `http` URL whose authority (`host` or `host:port`) is in
+    /// `plain_http`. The error is a message for the caller.
     pub fn parse(text: &str, plain_http: &[String]) -> Result<Self, String> {
         let shown: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
         let uri: Uri = text

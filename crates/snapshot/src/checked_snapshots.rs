@@ -77,12 +77,13 @@ pub(crate) struct CheckedSnapshots(Mutex<CheckedSnapshotMap>);
 #[derive(Debug, Default)]
 struct CheckedSnapshotMap {
     by_id: HashMap<String, CheckedSnapshot>,
+    /// Logical clock of `last_use`.
     uses: u64,
 }
 
 impl CheckedSnapshots {
-    /// Returns the manifest of snapshot `id` in the directory `path`. `None` if its files have
-    /// changed since they were checked.
+    /// Returns the manifest of snapshot `id` in the directory `path`. `None` if the snapshot is not
+    /// cached, or if its files have changed since they were checked.
     pub fn find(&self, id: &str, path: &Path) -> Option<Arc<Manifest>> {
         // Do not hold the lock while the attributes are read from the file system.
         let manifest = self.0.lock().by_id.get(id)?.manifest.clone();

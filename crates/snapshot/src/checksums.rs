@@ -50,8 +50,8 @@ pub enum VerifyResult {
     Damaged(Vec<DamagedChunk>),
 }
 
-/// Computes all checksums. Stops if `still_exists` returns `false` because the snapshot was
-/// removed.
+/// Computes all checksums. Stops if `still_exists` returns `false` because the snapshot was removed
+/// or replaced.
 fn compute(
     snapshot: &Snapshot,
     dir: &SnapshotDir<'_>,
@@ -82,7 +82,7 @@ fn compute(
     Ok(Checksums { files, chunks })
 }
 
-/// Hashes the stored chunks of a layer. `None` if stopped.
+/// Hashes the stored chunks of a layer. `None` if `still_exists` returned `false`.
 fn hash_layer(
     file: &File,
     index: &LayerIndex,
@@ -97,7 +97,7 @@ fn hash_layer(
     let mut bytes = vec![0; MEMORY_CHUNK as usize];
     for unit_number in index.stored.iter() {
         let number = unit_number / units_per_chunk;
-        // The first unit of the next chunk: finish the last chunk.
+        // The unit belongs to another chunk: finish the previous chunk.
         if chunk != Some(number) {
             if let Some(at) = chunk.replace(number) {
                 hashes.insert(at, blake3::hash(&bytes).to_hex().to_string());

@@ -1,6 +1,6 @@
-//! Draft: the directory of a snapshot that is not published yet. A complete draft is published. A
-//! draft that is dropped earlier is removed, unless it is captured. A later process can then
-//! publish or discard a captured draft.
+//! Draft: the directory of a snapshot that is not published yet. An unpublished draft is removed
+//! when it is dropped. A captured draft ([`crate::Store::persist_captured`]) remains instead, and a
+//! later process publishes or discards the draft.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;
@@ -26,8 +26,8 @@ const REMOVAL_ATTEMPTS: usize = 4;
 /// Durability of a published snapshot if the host crashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// The kernel writes the files back later. For snapshots that are only used until the host
-    /// reboots, such as the snapshot of a fork.
+    /// The kernel writes the files back later. A power failure of the host may lose or damage the
+    /// snapshot.
     PageCache,
     /// All files and directories are synced before the snapshot is published.
     Storage,
@@ -106,7 +106,8 @@ impl SnapshotDraft {
         })
     }
 
-    /// Opens the draft in the directory `dir`, which another process captured.
+    /// Opens the draft in the directory `dir`, which another process captured. Returns the draft
+    /// and the frozen overlays of its disks.
     pub(crate) fn reopen(
         index: &Arc<StoreIndex>,
         root: &Path,
@@ -232,8 +233,8 @@ impl Drop for SnapshotDraft {
     }
 }
 
-/// Removes the directory of a draft, or of a snapshot that a merge has replaced. Checksums may be
-/// added to the replaced snapshot during the removal.
+/// Removes the directory of a draft, or of a snapshot that a merge, a fold or an import has
+/// replaced. Checksums may be added to the replaced snapshot during the removal.
 pub(crate) fn remove_draft(dir: &Path) {
     for _ in 0..REMOVAL_ATTEMPTS {
         match fs::remove_dir_all(dir) {

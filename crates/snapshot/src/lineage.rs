@@ -60,8 +60,8 @@ impl Lineage {
         &self.0
     }
 
-    /// Returns whether `later` consists of the same snapshots. The result is `false` if a merge
-    /// happened between both opens.
+    /// Returns whether `later` consists of the same snapshots. The result is `false` if a merge or
+    /// a fold removed snapshots from the lineage between both opens.
     pub fn is_same(&self, later: &Self) -> bool {
         let later = later.0.iter().map(Snapshot::id);
         self.0.iter().map(Snapshot::id).eq(later)

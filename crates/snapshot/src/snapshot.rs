@@ -134,6 +134,7 @@ impl Snapshot {
             let name = disk_index(number);
             let layer = disk_layer(number);
             let index = self.check_layer(&layer, &name, DISK_BLOCK, disk.bytes)?;
+            // Disk layers mark no blocks as zero: a zeroed block is stored as a hole.
             check_counts(&name, &index, disk.stored, 0)?;
         }
         let state = self.path.join(STATE);
@@ -155,7 +156,7 @@ impl Snapshot {
     ) -> Result<LayerIndex, SnapshotError> {
         let path = self.path.join(layer);
         let length = fs::metadata(&path).map_err(SnapshotError::io(&path))?.len();
-        // A mapping beyond the end of the file would kill the VMM when it accesses it.
+        // An access to a mapping beyond the end of the file would kill the VMM.
         if length != bytes {
             let reason = format!("its size is {length} bytes instead of {bytes}");
             return Err(SnapshotError::damaged(&path, reason));

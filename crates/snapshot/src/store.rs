@@ -27,8 +27,8 @@ const DRAFT_PREFIX: &str = ".draft-";
 const TRASH_PREFIX: &str = ".trash-";
 const CAPTURED_PREFIX: &str = ".captured-";
 
-/// Age above which an incomplete removal or a captured draft is abandoned. No operation takes this
-/// long.
+/// Age above which a removal, a captured draft or a draft of another process is abandoned. No
+/// operation takes this long.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Snapshots of one directory, by id.
@@ -43,7 +43,8 @@ impl Store {
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, SnapshotError> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(SnapshotError::io(&root))?;
-        // Make it inaccessible to other users, even if its parent directory is accessible.
+        // Make the directory inaccessible to other users, even if its parent directory is
+        // accessible.
         fs::set_permissions(&root, Permissions::from_mode(0o700))
             .map_err(SnapshotError::io(&root))?;
         let index = StoreIndex::of(&root).map_err(SnapshotError::io(&root))?;
@@ -195,8 +196,9 @@ impl Store {
     }
 
     /// Iterates over the ids of the snapshots in no particular order, reading the directory lazily.
-    /// Removes drafts and incomplete removals of exited processes, and removals older than an hour
-    /// at `now`. Other processes may use the store meanwhile.
+    /// Deletes drafts and incomplete removals of exited processes. Also deletes removals, captured
+    /// drafts and drafts of other processes that are older than an hour at `now`. Other processes
+    /// may use the store meanwhile.
     pub fn walk(&self, now: SystemTime) -> Result<StoreWalk, SnapshotError> {
         let entries = fs::read_dir(&self.root).map_err(SnapshotError::io(&self.root))?;
         Ok(StoreWalk {
@@ -250,15 +252,17 @@ impl Iterator for StoreWalk {
     }
 }
 
-/// Returns whether an entry is a draft or an incomplete removal of an exited process, or a removal
-/// or captured draft older than an hour.
+/// Returns whether an entry is a draft or an incomplete removal of an exited process, or a draft,
+/// removal or captured draft older than an hour. A draft of this process is never abandoned.
 fn is_abandoned(entry: &DirEntry, name: &str, now: SystemTime) -> bool {
     let modified = entry.metadata().and_then(|m| m.modified());
     let age = modified.ok().and_then(|m| now.duration_since(m).ok());
     // An entry whose age is unknown, for example after a change of the clock, counts as new.
     let old = age.is_some_and(|age| age > ABANDONED_AFTER);
     let Some(pid) = creator_pid(name) else {
-        // Captured drafts whose guests are lost were discarded earlier.
+        // Names of captured drafts contain no process id, because a VMM may write a draft after the
+        // creator of the draft has exited. Recovery discards the drafts of lost guests, so only old
+        // leftovers are abandoned.
         return old && name.starts_with(CAPTURED_PREFIX);
     };
     if name.contains(run_id()) {

@@ -19,12 +19,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Number of manifests that are read without a pause. Each read holds the lock of the directory,
-/// for which other threads wait to publish snapshots.
+/// Number of manifests that are read without a pause. Each read briefly holds the kernel's lock of
+/// the directory. Other threads need this lock to publish snapshots.
 const MANIFESTS_WITHOUT_PAUSE: usize = 64;
-/// Length of the pause as a multiple of the time that these reads took, and its maximum. On a busy
-/// host most of that time was spent waiting.
+/// Length of the pause as a multiple of the time that these reads took.
 const SCAN_PAUSES: u32 = 3;
+/// Maximum length of the pause. On a busy host, most of the measured time was spent waiting, and
+/// the multiple alone would be too long.
 const MAX_SCAN_PAUSE: Duration = Duration::from_millis(10);
 
 /// Device and inode number of a directory.
@@ -119,13 +120,13 @@ impl StoreIndex {
     pub fn of(root: &Path) -> io::Result<Arc<Self>> {
         let metadata = fs::metadata(root)?;
         // Identify the directory by its inode, because several paths may lead to it.
-        let place = (metadata.dev(), metadata.ino());
+        let dir_id = (metadata.dev(), metadata.ino());
         // Locked until the new index is inserted, so that no second index of the directory is
         // created.
-        let all = STORE_INDEXES.get_or_init(Mutex::default);
-        let mut all = all.lock();
-        all.retain(|_, index| index.strong_count() > 0);
-        if let Some(index) = all.get(&place).and_then(Weak::upgrade) {
+        let indexes = STORE_INDEXES.get_or_init(Mutex::default);
+        let mut indexes = indexes.lock();
+        indexes.retain(|_, index| index.strong_count() > 0);
+        if let Some(index) = indexes.get(&dir_id).and_then(Weak::upgrade) {
             return Ok(index);
         }
         let index = Arc::new(Self {
@@ -134,7 +135,7 @@ impl StoreIndex {
             scanned: Condvar::new(),
             checked: CheckedSnapshots::default(),
         });
-        all.insert(place, Arc::downgrade(&index));
+        indexes.insert(dir_id, Arc::downgrade(&index));
         Ok(index)
     }
 
@@ -148,9 +149,9 @@ impl StoreIndex {
                 IndexState::Scanning(_) => self.scanned.wait(&mut state),
                 IndexState::NotLoaded => {
                     *state = IndexState::Scanning(Vec::new());
-                    // On an error, the state becomes `NotLoaded` again, and the next query repeats
-                    // the scan.
                     let tree = MutexGuard::unlocked(&mut state, || scan(&self.root));
+                    // `take` leaves `NotLoaded`: if the scan failed, the next query repeats the
+                    // scan.
                     let before = mem::take(&mut *state);
                     self.scanned.notify_all();
                     let mut tree = tree?;
@@ -274,7 +275,8 @@ mod tests {
             panic!("the index is already loaded");
         };
         assert_eq!(published, [("meanwhile".to_owned(), Some("a".to_owned()))]);
-        // The first snapshot would be on disk, but is missing in this test.
+        // On a real host, the scan would find the snapshot `before` on disk. In this test, no
+        // snapshot is on disk.
         assert_eq!(index.loaded().unwrap().tree().unwrap().child("a"), None);
         index.insert("after", Some("a"));
         let mut loaded = index.loaded().unwrap();

@@ -32,7 +32,9 @@ const MIN_DOWNLOAD_BYTES_PER_SECOND: u64 = 512;
 const MAX_OBJECT_BYTES: u64 = 1 << 40;
 /// Maximum number of bytes reserved for a response before its body arrives.
 const RESERVED_ANSWER_BYTES: u64 = 16 << 20;
+/// Minimum delay before the second attempt of a request. The delay doubles with each attempt.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+/// Maximum delay between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// Limits of the requests to a store.
@@ -101,6 +103,7 @@ pub struct Backend {
     prefix: Path,
     settings: BackendSettings,
     permits: Semaphore,
+    /// Held during a replacement in a store without conditional replace (see `put_once`).
     replacing: Mutex<()>,
     upload: Option<Bandwidth>,
     download: Option<Bandwidth>,
@@ -132,7 +135,7 @@ impl Backend {
         }
     }
 
-    /// Requests and bytes so far.
+    /// Returns the number of requests and bytes so far.
     pub fn traffic(&self) -> Traffic {
         self.counters.read()
     }
@@ -163,7 +166,8 @@ impl Backend {
         R: Future<Output = Result<T, Error>>,
     {
         let mut number = 1;
-        // After the first error, report that error instead of the elapsed time.
+        // Error to return if the request stalls. Replaced by the latest error that the store itself
+        // returned.
         let mut last = StoreError::Timeout {
             object: key.to_owned(),
             limit: clock.limit(),
@@ -191,7 +195,7 @@ impl Backend {
             }
             tracing::debug!(key, error = %failure, "retrying a request to the store");
             add(&self.counters.retries, 1);
-            // Retain the store's own error, in case later attempts time out.
+            // A timeout of an attempt does not replace the store's own error.
             if !silent {
                 last = error;
             }

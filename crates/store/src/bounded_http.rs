@@ -20,7 +20,8 @@ const MAX_PAGE_BYTES: usize = 8 << 20;
 const MAX_ERROR_BYTES: usize = 64 << 10;
 /// Maximum size in bytes of the response to a write or a removal.
 const MAX_CONFIRMATION_BYTES: usize = 1 << 20;
-/// Maximum number of digits of a number in a header. Longer numbers could overflow sums.
+/// Maximum number of digits of a number in a `Content-Range` header. The S3 client adds 1 to the
+/// end of the range, which would overflow for the largest `u64`.
 const MAX_DIGITS: usize = 15;
 
 /// Connector whose clients bound the size of responses.

@@ -134,8 +134,8 @@ impl LayerCache {
         }))
     }
 
-    /// Reads bytes of the layer named `root` without checking their presence. Returns false on
-    /// failure.
+    /// Reads bytes of the layer named `root` without checking their presence. The caller must
+    /// verify the content, because absent chunks read as zeroes. Returns false on failure.
     pub(crate) fn read_at(&self, root: &Hash, offset: u64, buffer: &mut [u8]) -> bool {
         let data = File::open(self.path(root, "data"));
         data.is_ok_and(|data| data.read_exact_at(buffer, offset).is_ok())
@@ -164,7 +164,11 @@ impl LayerCache {
         Ok(layers)
     }
 
-    /// Frees space for `bytes` bytes by evicting unused layers, least recently used first.
+    /// Frees space for `bytes` bytes by evicting unused layers, least recently used first. Returns
+    /// the number of freed bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::CacheFull`] if the layers in use leave too little space.
     pub fn make_place(&self, bytes: u64) -> Result<u64, StoreError> {
         let layers = self.layers()?;
         let total: u64 = layers.iter().map(|(_, bytes, _)| bytes).sum();
@@ -196,7 +200,8 @@ impl LayerCache {
     }
 }
 
-/// Evicts the least recently used of `layers` until `bytes` bytes are free.
+/// Evicts unused `layers`, least recently used first, until `bytes` bytes are freed. Returns the
+/// number of freed bytes.
 fn evict_layers(mut layers: Vec<(PathBuf, u64, i64)>, bytes: u64) -> Result<u64, StoreError> {
     layers.sort_by_key(|(_, _, used)| *used);
     let mut freed = 0;
@@ -216,7 +221,7 @@ fn evict(data: &Path) -> io::Result<bool> {
     let present = data.with_extension("present");
     let file = match File::open(&present) {
         Ok(file) => file,
-        // A crash between the two removals left the data file.
+        // A crash between the two removals below left the data file.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return fs::remove_file(data).map(|()| true);
         }

@@ -63,10 +63,14 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], FormatError> {
 /// Subject of a hash. Equal bytes have different hashes under different subjects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HashOf {
+    /// Content of a chunk.
     Chunk,
+    /// Hashes of some chunks of a layer.
     Leaf,
+    /// Length, runs and leaves of a layer.
     Layer,
     Manifest,
+    /// Id that the key of an object in the store must not reveal.
     Name,
 }
 
@@ -74,7 +78,8 @@ pub(crate) enum HashOf {
 #[derive(Clone)]
 pub struct DataKeys {
     generation: u32,
-    hashes: [[u8; 32]; 5],
+    /// Keys for hashing, indexed by [`HashOf`].
+    hash_keys: [[u8; 32]; 5],
     cipher: XChaCha20Poly1305,
 }
 
@@ -95,7 +100,8 @@ impl DataKeys {
         };
         Self {
             generation,
-            hashes: ["chunk", "leaf", "layer", "manifest", "name"].map(|subject| *key(subject)),
+            // In the order of the variants of `HashOf`.
+            hash_keys: ["chunk", "leaf", "layer", "manifest", "name"].map(|subject| *key(subject)),
             cipher: XChaCha20Poly1305::new((&*key("encryption")).into()),
         }
     }
@@ -106,7 +112,7 @@ impl DataKeys {
     }
 
     pub(crate) fn hash(&self, of: HashOf, bytes: &[u8]) -> Hash {
-        Hash(*blake3::keyed_hash(&self.hashes[of as usize], bytes).as_bytes())
+        Hash(*blake3::keyed_hash(&self.hash_keys[of as usize], bytes).as_bytes())
     }
 
     /// Returns the hash of a chunk's content. The last chunk of a file is hashed at its actual

@@ -24,7 +24,8 @@ use std::sync::{Arc, OnceLock};
 /// Marker folder of each store. It contains the records of tenants. A tenant's record is the first
 /// object that is written to a store, so that every store in use has this folder.
 const TENANTS_FOLDER: &str = "tenants";
-/// File that is locked for a conditional replace. Listings omit names of this form.
+/// File that is locked for a conditional replace. [`LocalFileSystem`] lists no files whose names
+/// end with `#` and digits.
 const REPLACE_LOCK: &str = "replace#1";
 
 /// The directory of a store does not exist.
@@ -40,7 +41,7 @@ pub(crate) struct DirectoryMissing {
 
 /// Additional check that the directory of a store exists, for a process in a separate mount
 /// namespace. There the directory may remain visible after the host has unmounted the file system.
-/// Set after the store was opened.
+/// Empty until the process, which opens the store before, has entered that namespace.
 pub type DirectoryCheck = Arc<OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>>;
 
 struct Directory {
@@ -90,7 +91,8 @@ impl Directory {
         self.open()
     }
 
-    /// Runs the additional check, which takes microseconds.
+    /// Runs the additional check. Takes microseconds, so that asynchronous callers need no blocking
+    /// thread.
     fn check_further(&self) -> Result<()> {
         let check = self.further_check.as_ref().and_then(|check| check.get());
         check.map_or(Ok(()), |check| check().map_err(|e| self.missing(e)))

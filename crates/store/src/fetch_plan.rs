@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 /// Maximum length of a range. A short remainder may extend it.
 pub(crate) const MAX_RANGE_BYTES: u64 = 4 << 20;
 /// Maximum gap between two frames of a range whose length is at least [`MIN_RANGE_BYTES`]. Reading
-/// the gap is cheaper than another request. The gap is larger than an incompressible frame.
+/// the gap is cheaper than another request. The limit exceeds the length of an incompressible
+/// frame, so that one unneeded frame does not split a range.
 const MAX_GAP_BYTES: u64 = 128 << 10;
 /// Length below which a range may include gaps of up to this length.
 const MIN_RANGE_BYTES: u64 = 256 << 10;
@@ -38,7 +39,8 @@ pub(crate) struct PlannedRange {
     pub frames: Vec<PlannedFrame>,
 }
 
-/// Plans the ranges of `wanted`. Packs are ordered by their first requested chunk.
+/// Plans the ranges of `wanted`. Packs are ordered by their first requested chunk, and the ranges
+/// of a pack by offset.
 pub(crate) fn plan(wanted: &[ChunkRequest]) -> Vec<PlannedRange> {
     let mut order: Vec<PackId> = Vec::new();
     let mut packs: HashMap<PackId, BTreeMap<u32, PlannedFrame>> = HashMap::new();
@@ -82,7 +84,8 @@ pub(crate) fn plan(wanted: &[ChunkRequest]) -> Vec<PlannedRange> {
     ranges
 }
 
-/// Joins the last range with the previous one if it is short and close to it.
+/// Joins the last two ranges if they belong to the same pack, the last one is short, and the gap
+/// between them is small. The joined range may exceed [`MAX_RANGE_BYTES`].
 fn join_rest(ranges: &mut Vec<PlannedRange>) {
     let [.., before, last] = &ranges[..] else {
         return;

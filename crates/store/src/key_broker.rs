@@ -16,9 +16,10 @@ use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use zeroize::Zeroizing;
 
-/// Maximum length in bytes of a message: a wrapped secret in hexadecimal, and names.
+/// Maximum length in bytes of a message. A wrapped secret in hexadecimal takes up to half of it,
+/// and names take the rest.
 const MAX_MESSAGE_BYTES: usize = 4 * MAX_WRAPPED_BYTES;
-/// Timeout of an answer, longer than the timeout of the command.
+/// Timeout of an answer. Longer than the timeout of the command, which the broker enforces.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -136,8 +136,9 @@ impl Keyring {
     }
 
     /// Returns whether a record that fails authentication was probably encrypted with these keys.
-    /// Compares its beginning, decrypted without authentication, with `plain`: the beginning of
-    /// every record, with `None` for bytes of unknown value. Tolerates damage.
+    /// Decrypts the beginning of the record without authentication, and compares it with `plain`:
+    /// the beginning of every record, with `None` for bytes of unknown value. Tolerates damage to
+    /// fewer than half of the compared bytes.
     pub(crate) fn is_likely_ours(&self, record: &[u8], plain: &[Option<u8>]) -> bool {
         let Some((nonce, sealed)) = record.split_first_chunk() else {
             return false;
@@ -160,7 +161,8 @@ impl Keyring {
         all > 0 && equal * 2 > all
     }
 
-    /// Wraps a secret with the current key. Unwrapping requires the same `context`.
+    /// Wraps a secret with the current key or the command. A secret wrapped with a key can only be
+    /// unwrapped with the same `context`. A command does not receive the context.
     pub(crate) async fn wrap(
         &self,
         tenant: &str,
@@ -215,7 +217,7 @@ impl Keyring {
         let failed =
             |reason: String| key_error(tenant, &format!("the key command failed: {reason}"));
         if let Some(broker) = &self.broker {
-            // The broker supports no other verb.
+            // The broker supports only `unwrap`.
             return match verb {
                 "unwrap" => broker.unwrap(tenant, key, input).await,
                 _ => Err(failed(format!("this process cannot {verb}"))),
@@ -238,6 +240,7 @@ impl Keyring {
             if let Some(mut stdin) = child.stdin.take() {
                 stdin.write_all(input).await?;
             }
+            // The capacity avoids reallocations, which would leave copies of the secret in memory.
             let mut output = Zeroizing::new(Vec::with_capacity(MAX_WRAPPED_BYTES + 1));
             if let Some(stdout) = child.stdout.take() {
                 stdout

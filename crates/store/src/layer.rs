@@ -5,12 +5,12 @@
 //! | 0 | 4 | kind: 1 memory, 2 disk, 3 device state, 4 file |
 //! | 4 | 4 | number of the disk, otherwise 0 |
 //! | 8 | 8 | length in bytes |
-//! | 16 | | name after its length (u16): 1 to 255 bytes without `/` and control characters |
+//! | 16 | | name after its length (u16): 1 to 255 graphic ASCII characters without `/` |
 //! | | 4 | number of runs, then each run as 4 bytes of kind and 4 of length in chunks |
 //! | | 4 | number of hashes, then the hashes of the stored chunks in order |
 //!
 //! Runs: 0 stored, 1 zero, 2 inherited from the ancestors. The root of a part is the keyed hash of
-//! length, runs and leaves; a leaf is the keyed hash of 1,024 hashes.
+//! length, runs and leaves. A leaf is the keyed hash of up to 1,024 chunk hashes.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count, put_string};
@@ -26,6 +26,7 @@ pub const MAX_LAYER_BYTES: u64 = 16 << 40;
 pub const MAX_LAYER_CHUNKS: usize = 8 << 20;
 const MAX_RUNS: usize = 16 << 20;
 const MAX_NAME_BYTES: usize = 255;
+/// Length in bytes of a layer without runs and hashes, and with a name of one byte.
 pub(crate) const MIN_LAYER_BYTES: usize = 4 + 4 + 8 + 2 + 1 + 4 + 4;
 const RUN_BYTES: usize = 8;
 
@@ -131,7 +132,7 @@ impl Layer {
         })
     }
 
-    /// Appends all fields before the hashes.
+    /// Appends all fields before the number of hashes.
     pub(crate) fn encode_head(&self, to: &mut Vec<u8>) -> Result<(), FormatError> {
         let (kind, number): (u32, u32) = match self.kind {
             LayerKind::Memory => (1, 0),

@@ -2,7 +2,7 @@
 //! manifest, so that frames can move without changing the manifest.
 //!
 //! Body, encrypted in an [`Envelope`](crate::envelope) named by the snapshot's root: number of
-//! packs (4) and their ids (16 each), then the number of chunks (4) and an entry per chunk. The
+//! packs (4 bytes) and their ids (16 bytes each), number of chunks (4), and an entry per chunk. The
 //! entries follow the order of the stored chunks, part by part. An entry is the number of the
 //! pack (4), and offset (4) and length (4) of the frame.
 

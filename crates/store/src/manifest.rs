@@ -8,9 +8,11 @@
 //! | 4 | 4 | engine: 1 microvm, 2 gvisor |
 //! | 8 | 8 | time of creation, milliseconds since 1970 |
 //! | 16 | | 7 strings, each after its length (u16): the fields of [`Attributes`] in order |
-//! | | 4 | number of ancestors, then each as 4 bytes of scope and 32 of root, nearest first |
+//! | | 4 | number of ancestors, then the ancestors, nearest first: scope (4) and root (32) |
 //! | | 4 | number of parts, then the parts ([`crate::layer`]) |
 //! | | 4 | number of chunks of the working set, then the 4-byte number of each chunk |
+//!
+//! The scope of an ancestor is 0 (tenant) or 1 (shared).
 //!
 //! The root, which identifies the snapshot, is the keyed hash of this body after replacing the
 //! hashes of each part by the root of the part.
@@ -95,11 +97,14 @@ pub struct StoredManifest {
     pub lineage: Vec<SnapshotName>,
     /// Layers, state and files.
     pub parts: Vec<Layer>,
-    /// Chunks of memory that a restored guest touches first, in order of access.
+    /// Chunks of memory that a restored guest touches first. A push uploads them first, in this
+    /// order. The microVM engine lists them in ascending order.
     pub working_set: Vec<u32>,
 }
 
 impl StoredManifest {
+    /// Encodes the manifest. `part` appends a part: with its hashes for storage, or with its root
+    /// instead of the hashes for the root of the manifest.
     fn body(
         &self,
         mut part: impl FnMut(&mut Vec<u8>, &Layer) -> Result<(), FormatError>,

@@ -135,7 +135,8 @@ impl PackWriter {
         self.entries.is_empty()
     }
 
-    /// Adds the frame of a chunk of `chunk` bytes.
+    /// Adds the frame of a chunk of `chunk` bytes. The caller must finish the pack before its
+    /// length exceeds [`MAX_PACK_BYTES`].
     pub fn push(&mut self, hash: Hash, frame: &[u8], chunk: usize) -> Result<Entry, FormatError> {
         let full = FormatError::Damaged("the pack is full");
         if self.entries.len() >= MAX_PACK_FRAMES || frame.len() > MAX_FRAME_BYTES {
@@ -172,6 +173,7 @@ impl PackWriter {
     }
 }
 
+/// Encodes offset and length of the index and the number of frames, as in the trailer.
 fn numbers(offset: usize, length: usize, frames: usize) -> Result<[u8; 16], FormatError> {
     let full = |_| FormatError::Damaged("the pack is full");
     let mut bytes = [0; 16];

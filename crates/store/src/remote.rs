@@ -44,6 +44,7 @@ impl RemoteSnapshot {
 
     /// Returns the stored chunks of part `number` with their locations.
     pub(crate) fn wanted(&self, number: usize) -> Vec<ChunkRequest> {
+        // The locations follow the order of the stored chunks of all parts: skip the earlier parts.
         let before: usize = self
             .manifest
             .parts
@@ -59,8 +60,8 @@ impl RemoteSnapshot {
             .flat_map(Layer::stored);
         let located = stored.zip(self.locations.0.iter().skip(before));
         located
-            .map(|((number, hash), &location)| ChunkRequest {
-                number,
+            .map(|((chunk, hash), &location)| ChunkRequest {
+                number: chunk,
                 hash,
                 location,
             })

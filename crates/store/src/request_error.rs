@@ -7,7 +7,7 @@ use object_store::Error;
 /// Maximum length in characters of a failure's reason.
 const MAX_REASON_CHARS: usize = 300;
 
-/// Creates an error of this client.
+/// Creates the error of a failure that this host detects, such as a truncated response.
 pub(crate) fn generic(reason: &'static str) -> Error {
     Error::Generic {
         store: "store",
@@ -15,14 +15,16 @@ pub(crate) fn generic(reason: &'static str) -> Error {
     }
 }
 
-/// Returns the HTTP status from the error message: errors of listings have no other status.
+/// Returns the HTTP status of an error. Parses the message, because `object_store` reports a failed
+/// listing without a separate status.
 fn status(e: &Error) -> Option<u16> {
     let text = e.to_string();
     let (_, rest) = text.split_once("status code: ")?;
     rest.get(..3)?.parse().ok()
 }
 
-/// Returns true if the same request may succeed later.
+/// Returns true if the same request may succeed later. Of the statuses 400 to 499, only 408
+/// (timeout) and 429 (too many requests) are temporary.
 pub(crate) fn is_passing(e: &Error) -> bool {
     !matches!(status(e), Some(400..=407 | 409..=428 | 430..=499))
 }
@@ -62,7 +64,7 @@ fn absence(e: &Error) -> Option<String> {
     ))
 }
 
-/// Returns the error of a request for object `key` that failed permanently at attempt `attempts`.
+/// Returns the error of a request for object `key` that failed at attempt number `attempts`.
 pub(crate) fn classify(key: &str, attempts: u32, e: &Error) -> StoreError {
     let object = key.to_owned();
     if let Some(reason) = absence(e) {

@@ -32,6 +32,8 @@ pub struct SharedStore {
     /// Client for locks and records of ownership, with short timeouts.
     pub(crate) control: Backend,
     pub(crate) keyring: Keyring,
+    /// Highest versions of records that this host has seen, to detect a store that returns to older
+    /// versions.
     pub(crate) versions: VersionMemory,
     /// Shared tenant and the time at which its record was read.
     shared: tokio::sync::Mutex<Option<(std::time::Instant, Arc<Tenant>)>>,
@@ -49,7 +51,8 @@ impl SharedStore {
         }
     }
 
-    /// Persists the versions of records in `versions`.
+    /// Remembers the versions of records in `versions`, usually with a file. Otherwise, they are
+    /// only remembered in memory.
     #[must_use]
     pub fn with_versions(self, versions: VersionMemory) -> Self {
         Self { versions, ..self }

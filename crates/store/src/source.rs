@@ -127,8 +127,8 @@ fn add_run(runs: &mut Vec<Run>, kind: RunKind) {
     }
 }
 
-/// Returns the first range with data at or after `from`. If none exists, returns an empty range at
-/// the end.
+/// Returns the first range with data at or after `from`. If none exists, returns a range beyond the
+/// end of any file.
 fn next_data(file: &File, from: u64, end: u64) -> std::io::Result<Range<u64>> {
     let offset = i64::try_from(from).map_err(std::io::Error::other)?;
     let start = match lseek(file, offset, Whence::SeekData) {
@@ -142,7 +142,7 @@ fn next_data(file: &File, from: u64, end: u64) -> std::io::Result<Range<u64>> {
     Ok(start.cast_unsigned()..stop.cast_unsigned())
 }
 
-/// Location of a chunk in a source: part and number.
+/// Stored chunk of a source: index of its part, number in the part, and hash.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChunkPlace {
     pub part: usize,

@@ -19,7 +19,8 @@ struct Times {
     attempt: Instant,
     /// Time of the last byte of any attempt, or the start of the first.
     request: Instant,
-    /// Time at which the request fails although bytes arrive. Each byte postpones it a little.
+    /// Time at which the request fails although bytes arrive. Received bytes postpone it by the
+    /// time that [`StallClock::tick`] adds.
     end: Instant,
 }
 
@@ -65,7 +66,8 @@ impl StallClock {
         times.end += waited;
     }
 
-    /// Starts an attempt after the time `waited`, which does not count.
+    /// Starts an attempt. `waited` is the time before the attempt that this host caused, and does
+    /// not count.
     pub fn begin_attempt(&self, waited: Duration) {
         let mut times = self.times();
         times.attempt = Instant::now();

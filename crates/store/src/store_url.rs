@@ -58,6 +58,7 @@ impl FromStr for StoreUrl {
                 })
             }
             "file" => match url.to_file_path() {
+                // The root directory is rejected: it has no parent.
                 Ok(path) if path.parent().is_some() => Ok(Self::Directory(path)),
                 _ => Err(invalid("the path is not a directory")),
             },
@@ -81,7 +82,8 @@ impl StoreUrl {
         self.open_checked(settings, None)
     }
 
-    /// Like [`Self::open_existing`], with an additional check that a directory exists.
+    /// Like [`Self::open_existing`]. `check` additionally checks that the directory of a store
+    /// exists. A store in S3 ignores `check`.
     pub fn open_checked(
         &self,
         settings: BackendSettings,

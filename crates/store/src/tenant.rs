@@ -151,19 +151,19 @@ impl Tenant {
         Ok(self.key(&format!("{NAMES}/{name}")))
     }
 
-    /// Returns the folder with the roots of a digest. The folder does not depend on the generation
-    /// of keys.
+    /// Returns the folder with the roots of the module with `digest`. The folder does not depend on
+    /// the generation of keys.
     pub(crate) fn module_folder(&self, digest: &str) -> Result<String, StoreError> {
-        // Ids of snapshots contain no spaces.
+        // Ids of snapshots contain no spaces, so the hash differs from the hashes of all ids.
         let subject = format!("module {digest}");
         let name = self.oldest()?.hash(HashOf::Name, subject.as_bytes());
         Ok(self.key(&format!("{MODULES}/{name}")))
     }
 
-    /// Returns the key of the record that decides about the sandbox `id`. `slot` is the first part
-    /// of the id, by which the records are listed.
+    /// Returns the key of the record that decides which host may run the sandbox `id`. `slot` is
+    /// the first part of the id, by which the records are listed.
     pub fn head_key(&self, slot: u16, id: &str) -> Result<String, StoreError> {
-        // Ids of snapshots contain no spaces.
+        // Ids of snapshots contain no spaces, so the hash differs from the hashes of all ids.
         let name = self
             .oldest()?
             .hash(HashOf::Name, format!("head {id}").as_bytes());

@@ -67,6 +67,7 @@ pub(crate) fn add(counter: &AtomicU64, number: u64) {
 #[derive(Debug)]
 pub(crate) struct Bandwidth {
     bytes_per_second: u64,
+    /// Time at which all transfers so far are complete at this rate.
     free_at: Mutex<Instant>,
 }
 
@@ -84,6 +85,7 @@ impl Bandwidth {
             let mut free_at = self.free_at.lock().await;
             let start = Instant::now().max(*free_at);
             let micros = u128::from(bytes) * 1_000_000 / u128::from(self.bytes_per_second);
+            // The conversion fails only for more than 580,000 years.
             let took = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX >> 20));
             *free_at = start + took;
             start

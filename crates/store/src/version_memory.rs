@@ -1,8 +1,9 @@
 //! Highest versions of records that this host has seen, in a file of the data directory. They
-//! detect a store that returns to older versions.
+//! detect that a store returned to older records.
 //!
-//! Tenants and names that move (templates) have such records. The version is a
-//! part of the encrypted content.
+//! Records of tenants and names that move (such as names of templates) have versions. The encrypted
+//! content includes the version, except in a tenant's first record and in records of earlier
+//! versions of Jiffy.
 
 use crate::StoreError;
 use nix::fcntl::{Flock, FlockArg};
@@ -23,8 +24,8 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub(crate) struct RecordVersion {
     /// Version.
     pub version: u64,
-    /// Newest generation of data keys in a tenant's record. Records of earlier versions of Jiffy
-    /// contain no version but always have a generation.
+    /// Newest generation of data keys in a tenant's record; 0 for names. Detects an old record
+    /// under a newer key: records of earlier versions of Jiffy do not contain their version.
     #[serde(default)]
     pub generation: u32,
 }

@@ -73,8 +73,8 @@ pub struct BuilderSettings {
     pub limits: UnpackLimits,
     /// Retention time of unused steps and uploads. `None` if they are retained until a prune.
     pub cache_for: Option<Duration>,
-    /// API keys that act for the host's owner. A data directory of a version whose image store had
-    /// no owners is migrated: the templates of these keys become templates of the host.
+    /// API keys that act for the host's owner. Used only to migrate a data directory from before
+    /// templates had owners: the templates of these keys become templates of the host.
     pub host_keys: HashSet<String>,
 }
 

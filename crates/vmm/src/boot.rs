@@ -44,6 +44,7 @@ pub fn load(
     params::write(memory, cmdline, initrd)?;
     mptable::write(memory, vcpus)?;
     paging::write(memory)?;
+    // `kernel_load` is the entry point of the ELF file.
     Ok(loaded.kernel_load.raw_value())
 }
 
@@ -55,7 +56,7 @@ fn load_initrd(memory: &GuestMemory, file: &File, kernel_end: u64) -> Result<(u6
         .find_region(GuestAddress(0))
         .map(vm_memory::GuestMemoryRegion::len)
         .unwrap_or(0);
-    // The initrd ends at the end of low memory and starts at a page boundary.
+    // The initrd starts at the highest page boundary from which it fits into low memory.
     let start = low_end
         .checked_sub(length)
         .map(|s| s & !0xfff)

@@ -33,7 +33,8 @@ impl ConfinedThread {
         let main = move || {
             // Confine the thread before waiting, so that the filter is compiled in advance.
             let confined = confine();
-            // Otherwise the sender was dropped, and no work will arrive.
+            // `recv` fails if the sender was dropped. No work will arrive then, and the thread
+            // exits.
             if let Ok(work) = inbox.recv() {
                 work(confined);
             }

@@ -1,7 +1,8 @@
 //! Moves the control socket and the namespaces of the jail to their fixed descriptor numbers.
 //!
 //! The control socket arrives as standard input, and the namespaces arrive over it. The starter
-//! then has no work to do between fork and exec, and can use vfork.
+//! (crate `microvm-engine`) therefore places no descriptors between fork and exec, and can use
+//! vfork.
 
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::vm::CONTROL_FD;
@@ -40,8 +41,8 @@ pub fn place(jailed: bool) -> Result<(), DescriptorError> {
     }
     duplicate(io::stdin().as_fd(), CONTROL_FD)?;
     if jailed {
-        // SAFETY: the descriptor was opened above, and is not closed here: its owner uses the
-        // number later.
+        // SAFETY: the descriptor was opened above. `ManuallyDrop` leaves it open for
+        // `process::run`, which becomes its owner later.
         let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
         place_namespaces(&ManuallyDrop::new(Channel::new(control)))?;
     }

@@ -1,9 +1,10 @@
 //! Confinement of a VMM process before it reads any input: user, capabilities, file systems,
 //! network and the view of other processes.
 //!
-//! The starter creates the namespaces in advance with [`make_namespaces`], once for all of its
-//! VMMs. They are and remain empty. Each VMM has a PID namespace of its own. Seccomp filters are
-//! installed when the threads start ([`crate::seccomp`]).
+//! The starter (crate `microvm-engine`) creates the namespaces in advance with [`make_namespaces`],
+//! once for all of its VMMs. The shared root directory is and remains empty, and the shared network
+//! receives no interface. Each VMM has a PID namespace of its own. Seccomp filters are installed
+//! when the threads start ([`crate::seccomp`]).
 
 use crate::error::VmmError;
 use jiffy_confinement as confinement;
@@ -21,7 +22,8 @@ use std::process::ExitCode;
 const MAX_TASKS: u64 = 64;
 
 /// Confines this process, which must be single-threaded. With [`ENTER_ARGUMENT`], the whole jail is
-/// applied. Without, only the restrictions that an unprivileged process can apply to itself.
+/// applied. Without the argument, only the restrictions are applied that an unprivileged process
+/// can impose on itself.
 pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
     // Signals from the terminal must reach only the command in the guest. In the starter's session,
     // the kernel would also kill a stopped VMM when the starter exits (orphaned process group).
@@ -31,7 +33,8 @@ pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
     match argument {
         None => {}
         Some(ENTER_ARGUMENT) => {
-            // Read the id now: the namespaces contain no /proc.
+            // The process id becomes the user id, so each VMM has its own user. Read the id now:
+            // the namespaces contain no /proc.
             let user = process_id()?;
             enter_namespaces().map_err(failed("entering the namespaces of the jail"))?;
             close_fds_from(FIRST_FD)?;
@@ -69,9 +72,9 @@ fn limit_resources() -> io::Result<()> {
     confinement::set_limit(Resource::RLIMIT_CORE, 0)
 }
 
-/// Limits files that this process writes to `bytes`. An overlay is as long as its disk, and a
-/// memory layer as long as memory. A longer write fails with `EFBIG`, similar to a write to a full
-/// disk.
+/// Limits files that this process writes to `bytes`. The caller derives the limit from the sizes of
+/// memory and disks: an overlay is as long as its disk, and a memory layer as long as memory. A
+/// longer write fails with `EFBIG`, similar to a write to a full disk.
 pub fn limit_file_size(bytes: u64) -> Result<(), VmmError> {
     // By default, a write beyond the limit would kill the process.
     let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
@@ -136,8 +139,8 @@ fn hold_namespaces() -> io::Result<()> {
     output.write_all(&[READY])?;
     output.flush()?;
     input.read_exact(&mut [0])?;
-    // According to the user map written now, this process is root of the namespace and `nobody` of
-    // the host.
+    // In the user map written now, root of the namespace is the host's user `FIRST_UID` (crate
+    // `proto`). No VMM uses this user, because no process has the id 0.
     setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))?;
     setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0))?;
     nix::unistd::sethostname("jail")?;

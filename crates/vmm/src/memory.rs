@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! 0 ............ 3 GiB   RAM (as much as there is)
-//! 0xd000_0000 .. +4 KiB  virtio-mmio devices, one page each
+//! 0xd000_0000 ...        virtio-mmio devices, one page of 4 KiB each
 //! 0xe000_0000            page that guests never see
 //! 0xfec0_0000            I/O APIC
 //! 0xfee0_0000            local APIC
+//! 0xfffb_c000            four pages of KVM: identity map, TSS
 //! 4 GiB ...              RAM beyond the first 3 GiB
 //! ```
 
@@ -30,9 +31,9 @@ pub const UNSEEN_PAGE_START: u64 = 0xe000_0000;
 pub const IOAPIC_START: u64 = 0xfec0_0000;
 /// Local APIC registers.
 pub const LAPIC_START: u64 = 0xfee0_0000;
-/// Three pages that KVM uses on some processors.
+/// Three pages that KVM requires on Intel hosts (`KVM_SET_TSS_ADDR`).
 pub const KVM_TSS_START: u64 = 0xfffb_d000;
-/// Page that KVM uses on some processors.
+/// Page that KVM requires on Intel hosts (`KVM_SET_IDENTITY_MAP_ADDR`).
 pub const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
 
 /// Size of a huge page, in bytes.
@@ -79,13 +80,13 @@ fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
     // The padding is never accessed, so it uses only address space.
     let padded = NonZeroUsize::new(length + HUGE_PAGE_BYTES)
         .ok_or_else(|| VmmError::host("guest memory", "the configured size is 0"))?;
-    // Without a reservation, the host may give guests more memory than it has.
     // SAFETY: a new anonymous mapping at an address chosen by the kernel.
     let raw = unsafe {
         mmap_anonymous(
             None,
             padded,
             ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+            // `MAP_NORESERVE`: guests may have more memory in total than the host.
             MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
         )
     }

@@ -80,8 +80,8 @@ impl SlotPoller {
         EpollEvent::new(flags, u64::from(self.slot) << 32 | u64::from(token))
     }
 
-    /// Starts to watch `fd`. Readiness is reported with `token`. The caller must remove the
-    /// descriptor before closing it.
+    /// Starts to watch `fd`. Readiness is reported with `token`. Closing `fd` also removes it, but
+    /// not while a duplicate is open: the caller must then remove `fd` before closing it.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u32, flags: EpollFlags) -> Result<(), Errno> {
         self.poller.0.add(fd, self.event(token, flags))
     }

@@ -1,5 +1,4 @@
-//! Main function of the process: receives the configuration, builds the machine, and serves it
-//! until the VM ends.
+//! Main function: receives the configuration, builds the machine, serves it until the VM ends.
 
 mod batch;
 mod captured;
@@ -46,12 +45,11 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Maximum size of state and indexes of a small VM in addition to its memory and disk, in bytes.
+/// Allowance for state and index files that exceed a small VM's memory and disks, in bytes.
 const FILE_HEADROOM_BYTES: u64 = 16 << 20;
 /// Name of the process after its first request.
 const NAME: &str = "jiffy-vmm";
-/// Maximum time for vCPUs to leave the guest when the process exits. The exit terminates them
-/// anyway.
+/// Maximum time for vCPUs to leave the guest before the process exits, which terminates them.
 const LAST_PAUSE_TIMEOUT: Duration = Duration::from_millis(100);
 
 const SLOT_CONTROL: u32 = 0;
@@ -198,7 +196,7 @@ struct Vm {
     prepared: Option<PreparedSnapshot>,
     /// True if a new controller waits for the state of the VM.
     reattach_pending: bool,
-    /// Disks (by device number) whose overlays could not be joined after a failed snapshot.
+    /// Disks (by device number) that could not be thawed after a failed snapshot.
     disks_to_thaw: Vec<usize>,
     /// Layers to fold whose disks were in use at the time of the request.
     unfolded: Vec<FoldedLayers>,
@@ -260,9 +258,9 @@ fn start(
         cause: None,
         ended_cause: None,
     };
-    // The setup above makes system calls that the filter forbids. The guest must not run before.
     vm.watch_descriptors()?;
     jail::limit_file_size(vm.max_file_bytes()?)?;
+    // Install the filter after the setup, whose calls it forbids, and before the guest runs.
     seccomp::confine_main()?;
     if vm.running {
         vm.vcpus.resume();
@@ -278,7 +276,7 @@ fn start(
     Ok(vm)
 }
 
-/// Exits the process from a thread other than the event loop, which may be blocked forever.
+/// Exits the process if guest memory cannot be filled: the event loop may wait for it forever.
 fn exit_process(link: &ControlLink, error: VmmError) {
     messages::report(&error);
     link.send(&Event::Stopped(error.into()), &[]);
@@ -332,8 +330,7 @@ impl Vm {
                 // Reset the counter before reading the devices. A later failure sets it again.
                 let _ = self.machine.device_failed.read();
                 for device in &self.machine.devices {
-                    // The event loop must not wait for a disk. A thread that holds the lock now
-                    // reports or signals the device's failure afterwards.
+                    // Do not wait for a disk: the holder of its lock reports its failure later.
                     if let Ok(device) = device.try_lock() {
                         self.report(device);
                     }
@@ -372,9 +369,8 @@ impl Vm {
         }
     }
 
-    /// Stops the guest before its end is reported to the controller, and closes all streams to it.
-    /// Otherwise a client could mistake an old stream for a stream to the next guest of the
-    /// sandbox.
+    /// Stops the guest before its end is reported, and closes all streams to it. Otherwise a client
+    /// could mistake an old stream for a stream to the sandbox's next guest.
     fn halt(&mut self) {
         if self.running {
             self.vcpus.pause_within(LAST_PAUSE_TIMEOUT);

@@ -99,7 +99,7 @@ pub const DISK_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_write,
 ];
 
-/// System calls of the thread that fetches missing memory.
+/// System calls of the thread that fills missing memory.
 pub const FAULT_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_accept4: REASON_LAZY,
     SYS_brk: REASON_ALLOCATOR,
@@ -180,7 +180,8 @@ pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
 /// - `dup3` only replaces standard error.
 /// - `statx` only queries descriptors.
 ///
-/// The event loop has pidfds only of processes that it forked.
+/// `pidfd_send_signal` needs no fixed argument: the event loop has pidfds only of processes that it
+/// forked.
 fn fixed_argument(call: libc::c_long) -> Option<(u8, u64)> {
     // All constants are positive, so the conversion succeeds.
     let number = |n: libc::c_int| u64::try_from(n).unwrap_or(u64::MAX);
@@ -204,7 +205,7 @@ pub fn confine_disks() -> Result<(), VmmError> {
     confine(DISK_SYSCALLS, &[])
 }
 
-/// Confines the thread that fetches missing memory.
+/// Confines the thread that fills missing memory.
 pub fn confine_faults() -> Result<(), VmmError> {
     confine(FAULT_SYSCALLS, ioctl::FAULT_IOCTLS)
 }

@@ -15,7 +15,8 @@ const SEEDS: [&str; 2] = [
     "/var/lib/urandom/random-seed",
 ];
 
-/// File of the guest kernel. A write notifies the kernel that the machine is a copy.
+/// File of the guest kernel. A write clears the memory of all processes that is marked
+/// `MADV_WIPEONFORK`.
 const WIPE_ON_FORK: &str = "/proc/sys/vm/wipe_on_fork";
 
 /// Clears memory that programs marked as not to be copied by a fork (`MADV_WIPEONFORK`). Random
@@ -34,12 +35,13 @@ pub fn wipe_on_fork() -> io::Result<()> {
 /// this case a file is mounted over the kernel's file. As a side effect, user namespaces cannot
 /// mount a `/proc` of their own.
 pub fn new_boot_id() -> io::Result<()> {
+    // The file exists if an earlier call mounted it.
     let is_mounted = std::fs::exists(BOOT_ID)?;
     if !is_mounted && std::fs::write(BOOT_ID_FILE, "1").is_ok() {
         return Ok(());
     }
     let hex = sys::random_id()?;
-    // Form of a random UUID (version 4): the version replaces a digit, the variant another.
+    // Form of a random UUID (version 4): the version 4 and the variant 8 each replace a digit.
     let id = format!(
         "{}-{}-4{}-8{}-{}\n",
         &hex[..8],
@@ -56,8 +58,9 @@ pub fn new_boot_id() -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the random bytes that are stored for the next boot, if there are any. If the disk is
-/// full, the bytes are removed, so that the clone does not use the parent's bytes.
+/// Replaces the random bytes that are stored for the next boot, if there are any. A file that
+/// cannot be written, for example because the disk is full, is removed. Otherwise the clone would
+/// use the parent's bytes.
 pub fn new_random_seeds() -> io::Result<()> {
     for seed in SEEDS.map(Path::new) {
         if !std::fs::metadata(seed).is_ok_and(|found| found.is_file()) {

@@ -13,8 +13,8 @@ use egress_block::EgressBlock;
 use sock_diag::{SockDiag, TcpConnection};
 use std::io;
 
-/// Names of the counters of TCP sockets in the tables of this namespace, by protocol. Listening
-/// sockets are included.
+/// Files of this thread's network namespace that contain the number of TCP sockets, for IPv4 and
+/// IPv6, and the text before the number. Listening sockets are included.
 const COUNTS: [(&str, &str); 2] = [
     ("/proc/thread-self/net/sockstat", "TCP: inuse "),
     ("/proc/thread-self/net/sockstat6", "TCP6: inuse "),
@@ -34,6 +34,7 @@ pub fn reset() -> io::Result<()> {
     let _egress_block = EgressBlock::new()?;
     namespaces::for_each_namespace(|| {
         reset_here()?;
+        // Continue with the next namespace.
         Ok(false)
     })
     .map(drop)

@@ -46,7 +46,7 @@ impl EnvironmentFile {
         }
         let text = serde_json::to_vec(&self.variables)?;
         let (uid, gid) = self.owner;
-        // The remains of a failed attempt may have another owner.
+        // The remains of a failed attempt may have another owner, who could read the new content.
         let _ = fs::remove_file(NEXT);
         let mut file = create_private(Path::new(NEXT))?;
         file.write_all(&text)?;

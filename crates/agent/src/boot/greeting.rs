@@ -1,6 +1,7 @@
 //! Greeting between agent and host (`jiffy_proto::agent`): the agent sends `Hello`, receives and
 //! applies the `Identity`, and answers `Ready`. The agent repeats the greeting after each loss of
-//! the connection, since a clone loses the connection to the host of its parent.
+//! the connection. A clone loses its copy of the parent's connection, and so receives its own
+//! identity.
 
 use super::{GuestEngine, identity};
 use crate::state::Agent;
@@ -20,8 +21,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Maximum pause between attempts.
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// Repeats the greeting forever. `early` is a connection that was opened in advance. `broken` is
-/// notified when an established connection breaks.
+/// Repeats the greeting forever. `began_us` is the time since boot at which the agent started, in
+/// microseconds. `early` is a connection that was opened in advance. `broken` is notified when an
+/// established connection breaks.
 pub async fn run(
     agent: Rc<Agent>,
     began_us: u64,
@@ -122,8 +124,8 @@ async fn greet(
     Ok(())
 }
 
-/// Waits until the connection breaks. A restore resets a connection without closing it: the socket
-/// then has an error, but no data to read.
+/// Waits until the connection breaks. Received bytes are discarded. A restore resets a connection
+/// without closing it: the socket then has an error, but no data to read.
 async fn until_broken(stream: &UnixStream) {
     let mut rest = [0; 64];
     loop {

@@ -31,6 +31,7 @@ async fn serve(began_us: u64) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;
     let agent = Agent::new(AgentSettings::default(), None)?;
+    // gVisor has no kernel log, so kills are detected by a counter.
     let kills = oom_log::CountedKills::default();
     agent.processes.counted_kills.replace(Some(kills));
     let [hello, envd, tcp] = [HELLO_PORT, ENVD_PORT, TCP_PORT].map(LinkListener::bind);
@@ -39,22 +40,23 @@ async fn serve(began_us: u64) -> io::Result<()> {
     // immediately.
     writeln!(io::stdout(), "{LISTENING}")?;
 
-    let (broken, unbroken) = watch::channel(());
+    // A restore invalidates every connection, so all of them are closed together.
+    let (broken, resets) = watch::channel(());
     let (greetings, host) = mpsc::channel(1);
     tokio::task::spawn_local(greeting::receive(Rc::clone(&agent), began_us, host, broken));
     tokio::task::spawn_local(accept(hello, move |stream| {
         let greetings = greetings.clone();
         async move {
-            // The receiver lives as long as this task.
+            // Ignore the error: the receiver exists as long as this task.
             let _ = greetings.send(stream).await;
         }
     }));
-    let (serving, reset) = (Rc::clone(&agent), unbroken.clone());
+    let (serving, reset) = (Rc::clone(&agent), resets.clone());
     tokio::task::spawn_local(accept(envd, move |stream| {
         until_reset(reset.clone(), server::serve(Rc::clone(&serving), stream))
     }));
     tokio::task::spawn_local(accept(tcp, move |stream| {
-        until_reset(unbroken.clone(), port_forward::serve(stream))
+        until_reset(resets.clone(), port_forward::serve(stream))
     }));
     reaper::run(agent, signals).await
 }

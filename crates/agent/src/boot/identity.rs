@@ -3,8 +3,9 @@
 //!
 //! All steps must succeed before the guest reports to the host that it is ready. Otherwise a clone
 //! could run with the random numbers or the token of its parent. Worker threads perform the steps.
-//! A file system of the sandbox that does not answer must not prevent a resume. Steps on such a
-//! file system are skipped, and a message on the console names them.
+//! A file system of the sandbox that does not answer must not prevent a resume. If a step waits for
+//! such a file system, and the sandbox is usable without the step, the step is skipped. A message
+//! on the console names skipped steps.
 
 mod files;
 
@@ -114,7 +115,8 @@ async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String
 struct IdentityWork {
     identity: Identity,
     labels: SandboxLabels,
-    /// Set if the guest has its own kernel. gVisor sets the clock and the randomness itself.
+    /// Set if the guest has its own kernel. gVisor sets the clock and the randomness itself, and
+    /// resets connections during a restore.
     has_kernel: bool,
     /// Set if no identity was applied before.
     is_first: bool,

@@ -42,14 +42,14 @@ pub fn set_host_name_servers(list: &str) {
     name_servers(&addresses(list), true);
 }
 
-/// Sets the name servers. Servers that the host specifies replace the servers of the image, because
-/// the host lets the guest reach only these.
+/// Writes the name servers to `/etc/resolv.conf`. Servers that the host specifies replace the
+/// servers of the image, because the host lets the guest reach only these. The default servers only
+/// replace an empty or missing file.
 fn name_servers(servers: &[Ipv4Addr], from_host: bool) {
     let present = std::fs::metadata("/etc/resolv.conf").is_ok_and(|m| m.len() > 0);
     if (present && !from_host) || servers.is_empty() {
         return;
     }
-    // The list of the host or the default replaces an empty or missing file.
     let text: String = servers
         .iter()
         .map(|s| format!("nameserver {s}\n"))

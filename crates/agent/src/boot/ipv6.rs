@@ -6,7 +6,7 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Structure of linux/ipv6_route.h.
+/// `struct in6_rtmsg` of linux/ipv6_route.h.
 #[repr(C)]
 struct Ipv6Route {
     to: libc::in6_addr,
@@ -41,11 +41,13 @@ pub fn configure(config: &Ipv6Config) -> io::Result<()> {
     // SAFETY: the call takes no pointers.
     let socket = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     let socket = match sys::owned(socket) {
+        // A kernel without IPv6 is supported.
         Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => return Ok(()),
         other => other?,
     };
     // SAFETY: the name is zero-terminated.
     let interface = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
+    // A guest without `eth0` is supported.
     if interface == 0 {
         return Ok(());
     }
@@ -79,6 +81,8 @@ fn address(ip: Ipv6Addr) -> libc::in6_addr {
     }
 }
 
+/// Makes an ioctl(2). An address or a route that exists already is not an error.
+///
 /// # Safety
 /// `argument` must be of the type that `request` takes.
 unsafe fn call(

@@ -51,17 +51,17 @@ fn die(reason: &str) -> ! {
 async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;
-    // The out-of-memory killer never chooses process 1, so the agent needs no score, and its
-    // children need no reset of the score.
+    // The agent does not set its `oom_score_adj`, because the out-of-memory killer never chooses
+    // process 1. Its children therefore need no reset of the score.
     let agent = Agent::new(AgentSettings::default(), None)?;
     let envd = VsockListener::bind(ENVD_PORT)?;
     let tcp = VsockListener::bind(TCP_PORT)?;
 
     // A restore invalidates every connection, but most readers would never receive an error.
     // Therefore all connections are closed together.
-    let (broken, unbroken) = watch::channel(());
+    let (broken, resets) = watch::channel(());
     let serving = Rc::clone(&agent);
-    let reset = unbroken.clone();
+    let reset = resets.clone();
     tokio::task::spawn_local(async move {
         loop {
             match envd.accept().await {
@@ -80,7 +80,7 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
             match tcp.accept().await {
                 Ok(stream) => {
                     let work = port_forward::serve(stream);
-                    tokio::task::spawn_local(until_reset(unbroken.clone(), work));
+                    tokio::task::spawn_local(until_reset(resets.clone(), work));
                 }
                 Err(_) => sleep(Duration::from_millis(50)).await,
             }

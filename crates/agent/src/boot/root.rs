@@ -24,8 +24,8 @@ pub fn upper_directory() -> Option<&'static File> {
     UPPER_DIRECTORY.get()
 }
 
-/// Root directories of the template's images, uppermost first. They are also reachable only through
-/// these descriptors.
+/// Root directories of the template's images, uppermost first. The new root also hides these
+/// directories, which are reachable only through these descriptors.
 static LOWER_DIRECTORIES: OnceLock<Vec<File>> = OnceLock::new();
 
 /// Returns the overlay's lower directories, uppermost first, or `None` if the agent is not process
@@ -34,8 +34,8 @@ pub fn lower_directories() -> Option<&'static [File]> {
     LOWER_DIRECTORIES.get().map(Vec::as_slice)
 }
 
-/// Returns the number of images of the template from `variable`, or `None` if it is not set. An
-/// incorrect number would give another template, hence the error.
+/// Returns the number of images of the template from the environment variable `variable`, or `None`
+/// if it is not set. An incorrect number would give another template, hence the error.
 fn image_count(variable: &str, max: usize) -> Result<Option<usize>, String> {
     let Some(value) = std::env::var_os(variable) else {
         return Ok(None);
@@ -48,7 +48,7 @@ fn image_count(variable: &str, max: usize) -> Result<Option<usize>, String> {
 }
 
 /// Creates the upper and the work directory of an overlay in the file system that is mounted on
-/// `at`.
+/// `at`. Stores a descriptor of the upper directory for [`upper_directory`].
 fn writable(at: &str) -> Result<(), String> {
     let data = format!("{at}/data");
     directory(&data, 0o755);
@@ -59,7 +59,9 @@ fn writable(at: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Mounts the overlay of `lower`, uppermost first, and of the [`writable`] file system on `upper`.
+/// Mounts an overlay on `at`. `lower` contains the lower directories, uppermost first, separated by
+/// colons. `upper` is the mount point that was passed to [`writable`]. `further` contains more
+/// options, each after a comma.
 fn mount_overlay(lower: &str, upper: &str, at: &CStr, further: &str) -> Result<(), String> {
     let open = |at: &str| File::open(at).map_err(|e| format!("cannot open {at}: {e}"));
     let images = lower.split(':').map(open).collect::<Result<_, _>>()?;
@@ -79,7 +81,7 @@ fn text(text: String) -> Result<CString, String> {
     CString::new(text).map_err(|e| e.to_string())
 }
 
-/// Mounts the standard file systems under `/proc`, `/sys`, `/dev`, `/run` and `/tmp`.
+/// Mounts the standard file systems under `/proc`, `/sys`, `/dev` and `/run`, and prepares `/tmp`.
 fn system() -> Result<(), String> {
     for path in [
         "/proc",
@@ -124,6 +126,7 @@ fn system() -> Result<(), String> {
         ("/dev/stdout", "/proc/self/fd/1"),
         ("/dev/stderr", "/proc/self/fd/2"),
     ] {
+        // Ignore the error: the link may exist already.
         let _ = symlink(target, link);
     }
     // Programs that unmount file systems read this file. Images of registries do not contain it,
@@ -133,10 +136,11 @@ fn system() -> Result<(), String> {
     Ok(())
 }
 
-/// Prepares `/tmp`. It is on the disk, so that unpacking a large archive there does not compete
-/// with programs for memory.
+/// Prepares `/tmp`. The directory is on the disk, so that unpacking a large archive there does not
+/// compete with programs for memory.
 fn temporary() {
     directory("/tmp", 0o1777);
+    // The umask may have reduced the mode, or the template may have a different mode.
     if let Ok(path) = sys::cstring(b"/tmp")
         && let Ok(found) = std::fs::metadata("/tmp")
         && std::os::unix::fs::MetadataExt::mode(&found) & 0o7777 != 0o1777

@@ -2,9 +2,9 @@
 //! runs.
 //!
 //! An identity replaces the installed settings by its own. An identity without settings only
-//! removes them. An identity with the same settings changes nothing, except that apt's proxy is
-//! configured again. The settings are also removed before the changes of the sandbox become a
-//! template.
+//! removes them. An identity with the same settings only configures apt's proxy again, which also
+//! depends on the environment of the sandbox. The settings are also removed before the changes of
+//! the sandbox become a template.
 
 mod guest_path;
 mod java_keystore;
@@ -20,9 +20,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 pub use variables::add_missing;
 
-/// Directory of the files that settings of programs refer to.
+/// Directory below [`HOME`] of the files that settings of programs refer to.
 const DIRECTORY: &str = "site";
+/// Certificates of the site's authorities only, in the PEM format.
 const AUTHORITIES: &str = "authorities.pem";
+/// Keystore for Java with all authorities.
 const JAVA_STORE: &str = "cacerts.jks";
 /// Directory from which apt reads its settings. If a setting occurs in several files, the last file
 /// applies. The path is relative to the root of the sandbox.

@@ -42,7 +42,8 @@ pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
                 .map(|t| t.to_string_lossy().into_owned())
                 .unwrap_or_default()
         }),
-        // Symbolic links cannot have `user.*` attributes.
+        // Symbolic links cannot have `user.*` attributes, and `metadata::read` would return the
+        // attributes of the target.
         metadata: if is_symlink {
             Default::default()
         } else {

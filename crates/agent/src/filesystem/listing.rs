@@ -66,7 +66,8 @@ impl Listing {
                 progress.advance();
             }
         }
-        // Sorted by bytes, so that a path sorts like its text.
+        // Sorted by the bytes of the whole path. The order of `Path` would compare component by
+        // component.
         paths.sort_unstable_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
         Ok(Self {
             paths: paths.into_iter(),

@@ -39,7 +39,8 @@ pub fn replace(path: &Path, metadata: &BTreeMap<String, String>) -> io::Result<(
     let target = sys::cpath(path)?;
     for key in keys(&target).iter().filter(|k| !metadata.contains_key(*k)) {
         let name = sys::cstring(format!("{PREFIX}{key}").as_bytes())?;
-        // SAFETY: both strings are zero-terminated. The attribute may be missing.
+        // Ignore the result: another process may have removed the attribute.
+        // SAFETY: both strings are zero-terminated.
         unsafe { libc::removexattr(target.as_ptr(), name.as_ptr()) };
     }
     for (key, value) in metadata {
@@ -95,7 +96,9 @@ fn keys(target: &CString) -> Vec<String> {
         .collect()
 }
 
-/// Calls `call` for the size first, since nearly all files have no attributes and need no buffer.
+/// Returns the bytes that `call` writes into a buffer, or `None` if `call` fails. `call` returns
+/// the number of bytes, and for an empty buffer the required size. The size is requested first,
+/// since nearly all files have no attributes and need no buffer.
 fn fill(mut call: impl FnMut(&mut [u8]) -> isize) -> Option<Vec<u8>> {
     let size = usize::try_from(call(&mut [])).ok()?.min(MAX_READ_BYTES);
     if size == 0 {

@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Maximum number of directories that are open at the same time. Deeper directories are moved to
-/// the top.
+/// Maximum number of directories that are open at the same time. Deeper directories are moved into
+/// the top directory, and are removed there.
 const MAX_OPEN: usize = 256;
 
 struct OpenDirectory {
@@ -83,13 +83,15 @@ fn empty(top: &CStr, moved: &mut u64, progress: &Progress) -> io::Result<usize> 
             }
             continue;
         }
-        // Descriptors are relative to the parent, so a path of any length can be removed.
+        // A subdirectory is opened relative to the descriptor of its parent, so the length of its
+        // path is not limited.
         if open.len() < MAX_OPEN {
             match open
                 .last()
                 .map(|above| OpenDirectory::open(&above.fd, name))
             {
                 Some(Ok(below)) => open.push(below),
+                // The entry was removed or replaced meanwhile.
                 Some(Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)) | None => {}
                 Some(Err(e)) => return Err(e.into()),
             }

@@ -134,8 +134,8 @@ impl DirectoryWatch {
         }
     }
 
-    /// Watches all directories below `top`. Their entries may be older than the watch, and are
-    /// added to `found`.
+    /// Watches all directories below `top`. Adds all entries below `top` to `found`, because an
+    /// entry that is older than the watch of its directory causes no event.
     fn add_below(&mut self, top: &Path, mut found: Option<&mut Vec<PathBuf>>, progress: &Progress) {
         let mut waiting = vec![top.to_path_buf()];
         while let Some(relative) = waiting.pop() {
@@ -213,8 +213,8 @@ impl DirectoryWatch {
             ));
             return;
         }
-        // The kernel removed the watch because the directory was deleted or its file system
-        // unmounted.
+        // The watch no longer exists: the directory was deleted, its file system was unmounted, or
+        // `remove_below` removed the watch.
         if mask & libc::IN_IGNORED != 0 {
             self.directories.remove(&id);
             return;

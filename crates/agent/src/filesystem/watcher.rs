@@ -79,9 +79,9 @@ impl EventReader {
     }
 }
 
-/// Waits until there are events.
+/// Waits until there are events. The caller must then read until no event is left.
 async fn readable(descriptor: &AsyncFd<WatchDescriptor>) -> io::Result<()> {
-    // All events are read after this call, so that the next event makes the descriptor ready again.
+    // The event loop is edge-triggered: only a new event makes the descriptor ready again.
     descriptor.readable().await?.clear_ready();
     Ok(())
 }

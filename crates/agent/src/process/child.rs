@@ -99,7 +99,7 @@ impl ChildStack {
     }
 
     /// Starts a process. Returns its pid when the program runs. The child first stores its pid in
-    /// `pid`, so that its exit can be attributed to it from the first moment.
+    /// `pid`, so that the reaper recognises its exit even before this function returns.
     pub fn spawn(&mut self, plan: &SpawnPlan<'_>, pid: &AtomicU32) -> Result<u32, SpawnError> {
         let mut context = ChildContext {
             plan,
@@ -108,7 +108,7 @@ impl ChildStack {
         };
         // SAFETY: only this function uses the stack (`&mut self`). CLONE_VFORK suspends this thread
         // until the child no longer uses it, and `context` lives longer than that. The child only
-        // makes system calls and writes `context.failed`.
+        // makes system calls and writes `context.pid` and `context.failed`.
         let pid = unsafe {
             libc::clone(
                 run,
@@ -225,8 +225,8 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
     }
     // The system calls below may wait forever. Meanwhile, copies of the agent's descriptors would
     // keep its connections and the pipes of other processes open. All descriptors are closed by the
-    // execution at the latest, so the result of this call is ignored. SAFETY: the call takes no
-    // pointers.
+    // execution at the latest, so the result of this call is ignored.
+    // SAFETY: the call takes no pointers.
     let _ = unsafe { jiffy_proto::kernel::close_range(3, u32::MAX, 0) };
     if plan.terminal {
         attempt!(
@@ -237,6 +237,7 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
             0
         );
     }
+    // Before the change of the user, because only root may raise a hard limit.
     for (resource, limit) in plan.limits {
         attempt!(
             SpawnStep::ProcessLimits,
@@ -257,6 +258,7 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
         attempt!(SpawnStep::Identity, libc::SYS_setresgid, gid, gid, gid);
         attempt!(SpawnStep::Identity, libc::SYS_setresuid, uid, uid, uid);
     }
+    // After the change of the user, so that the kernel checks the access of this user.
     attempt!(SpawnStep::Cwd, libc::SYS_chdir, plan.cwd.as_ptr());
     // SIGPIPE is the only signal that the agent ignores, and the agent has no signal handlers. An
     // all-zero `sigaction` of the kernel (32 bytes) is the default action. The last argument of

@@ -4,7 +4,7 @@ use crate::rpc::frame;
 use bytes::Bytes;
 use serde::Serialize;
 
-/// Exit status from `waitid`.
+/// Exit of a process, as reported by `waitpid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessExit {
     /// Exit with this status.

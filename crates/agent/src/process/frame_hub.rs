@@ -88,6 +88,7 @@ impl FrameHub {
         for reader in self.inner.borrow_mut().open_readers() {
             // Added even to a full queue, because no further frame follows.
             reader.closed = true;
+            // Added even to a full queue, because no further frame follows.
             reader.push(last.clone());
         }
     }
@@ -149,7 +150,7 @@ impl<T: AsRef<FrameHub>> Subscription<T> {
         };
         let was_full = reader.bytes >= QUEUE_FULL_BYTES;
         reader.bytes -= frame.len();
-        // Woken only when the queue stops being full, not after each frame.
+        // The writer is woken only when the queue stops being full, not after each frame.
         if was_full && reader.bytes < QUEUE_FULL_BYTES {
             inner.wake_writer();
         }
@@ -160,8 +161,8 @@ impl<T: AsRef<FrameHub>> Subscription<T> {
 impl<T: AsRef<FrameHub>> Drop for Subscription<T> {
     fn drop(&mut self) {
         let mut inner = (*self.hub).as_ref().inner.borrow_mut();
-        // The writer may have waited for this reader only.
         inner.readers.retain(|r| r.id != self.id);
+        // The writer may have waited for this reader only.
         inner.wake_writer();
     }
 }

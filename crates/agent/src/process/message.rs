@@ -56,8 +56,7 @@ pub struct StartRequest {
     /// Tag with which requests can select the process.
     #[serde(default)]
     pub tag: Option<String>,
-    /// Connects stdin. Defaults to true, since older clients omit it and expect an
-    /// input.
+    /// Connects stdin. Defaults to true, since older clients omit the field and expect an input.
     #[serde(default)]
     pub stdin: Option<bool>,
 }

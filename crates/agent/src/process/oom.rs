@@ -34,7 +34,8 @@ impl OomWatch {
     /// Returns whether the kernel killed a process because of memory since the last call.
     pub fn happened(&self) -> bool {
         let now = count(self.counters.as_ref());
-        // gVisor's counter restarts after a restore.
+        // gVisor's counter restarts at 0 after a restore. A lower value is therefore also a change,
+        // but 0 means that no process was killed since then.
         self.seen.replace(now) != now && now > 0
     }
 }

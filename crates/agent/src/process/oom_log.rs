@@ -35,10 +35,10 @@ impl OomVictim {
     /// Parses a record of the kernel's log. Returns `None` if it does not name a victim.
     pub fn parse(record: &str) -> Option<Self> {
         let (prefix, text) = record.split_once(';')?;
-        // Programs can also write records, but not with the facility of the kernel, which is 0. The
-        // number is facility * 8 + level.
-        let level: u32 = prefix.split(',').next()?.parse().ok()?;
-        if level > 7 {
+        // Programs can also write records, but not with the facility of the kernel, which is 0.
+        // `priority` is facility * 8 + level.
+        let priority: u32 = prefix.split(',').next()?.parse().ok()?;
+        if priority > 7 {
             return None;
         }
         // Further lines of a record contain its device and subsystem.

@@ -39,7 +39,7 @@ pub struct ProcessOutput {
     pub fd: Rc<AsyncFd<OwnedFd>>,
     /// `stdout`, `stderr` or `pty`.
     pub field: &'static str,
-    /// Set after the capacity of its pipe was increased.
+    /// Set for a terminal, and after the capacity of a pipe was increased.
     pub is_wide: Cell<bool>,
 }
 
@@ -59,7 +59,8 @@ impl ProcessOutput {
     /// often.
     fn widen(&self) {
         if !self.is_wide.replace(true) {
-            // SAFETY: the call takes no pointers. It fails for a terminal, which is not changed.
+            // Ignore the error: the pipe then retains its capacity.
+            // SAFETY: the call takes no pointers.
             unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_SETPIPE_SZ, WIDE_PIPE_BYTES) };
         }
     }
@@ -104,7 +105,7 @@ impl ProcessOutput {
 /// Timeout of a process.
 pub struct ProcessDeadline {
     timer: Pin<Box<Sleep>>,
-    /// Reader that receives the report of the timeout.
+    /// Id of the reader that receives the report of the timeout.
     reader: u64,
     stage: TerminationStage,
 }
@@ -136,12 +137,12 @@ pub struct OutputPump {
     pub outputs: Vec<ProcessOutput>,
     /// Timeout of the process.
     pub deadline: Option<ProcessDeadline>,
-    /// Timer that is started when the process exits.
+    /// Timer of `OUTPUT_GRACE`. Starts when the process has exited and its own output was read.
     pub grace: Option<Pin<Box<Sleep>>>,
 }
 
 impl OutputPump {
-    /// Runs until all output was read.
+    /// Runs until the process has exited and all outputs are closed.
     pub async fn run(mut self, agent: Rc<Agent>) {
         poll_fn(|cx| self.poll(&agent.processes, cx)).await;
     }

@@ -66,7 +66,8 @@ fn owned_pipe(uid: u32) -> io::Result<(OwnedFd, OwnedFd)> {
         return sys::pipe();
     }
     let pipe = sys::pipe()?;
-    // SAFETY: the call takes no pointers. Both ends are one file, so one call suffices.
+    // Both ends are one file, so one call suffices. `u32::MAX` leaves the group unchanged.
+    // SAFETY: the call takes no pointers.
     match sys::check(unsafe { libc::fchown(pipe.0.as_raw_fd(), uid, u32::MAX) }) {
         Ok(_) => Ok(pipe),
         // On gVisor, the owner of a pipe is its creator and cannot be changed.

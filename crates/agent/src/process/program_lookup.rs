@@ -1,4 +1,5 @@
-//! Look-up of a program with the privileges of the user that runs it.
+//! Look-up of a program for the user that runs it. Directories are searched with the privileges of
+//! the agent. Only the mode of the file is checked for the user.
 
 use crate::rpc::{RpcCode, RpcError};
 use crate::users::User;
@@ -71,7 +72,7 @@ fn executable(path: &Path, user: &User) -> Result<PathBuf, NotExecutable> {
         Ok(found) if found.is_dir() => Err(NotExecutable::Directory),
         Ok(found) if may_execute(&found, user) => Ok(path.to_path_buf()),
         Ok(_) => Err(NotExecutable::Forbidden),
-        // A directory of the path cannot be searched.
+        // The agent itself cannot search a directory of the path.
         Err(e) if e.raw_os_error() == Some(libc::EACCES) => Err(NotExecutable::Forbidden),
         Err(_) => Err(NotExecutable::Missing),
     }

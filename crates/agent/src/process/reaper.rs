@@ -10,8 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use tokio::io::Interest;
 
-/// Returns a descriptor that reports exited children. Must be called before any thread is created,
-/// since it blocks SIGCHLD.
+/// Returns a descriptor that reports exited children. Must be called before any thread is created:
+/// the function blocks SIGCHLD in the calling thread, and later threads inherit the block.
 pub fn signals() -> io::Result<OwnedFd> {
     // SAFETY: `set` is a valid signal set for each call.
     unsafe {

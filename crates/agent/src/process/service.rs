@@ -27,6 +27,7 @@ pub async fn start(
     Ok(ReplyBody::Stream(Box::new(EventStream::new(
         subscription,
         call.keepalive,
+        // The timeout of the call applies to the process: `start::start` passes it to the pump.
         None,
     ))))
 }

@@ -139,6 +139,7 @@ struct SpawnJob {
 /// stopped waiting, and no reader of the output exists.
 struct SpawnedProcess {
     pid: u32,
+    /// An `Option`, because fields cannot be moved out of a type that implements `Drop`.
     parts: Option<(StartRequest, AgentEnds)>,
 }
 
@@ -183,7 +184,6 @@ impl SpawnJob {
         let (stdio, ends) = pipes::open(&request, &user)
             .map_err(|e| RpcError::io("cannot connect a process", &e))?;
         let limits = request.process.limits.map(|l| l.pairs());
-        // Only root may change the user. In tests, the agent is an ordinary user.
         // SAFETY: the call takes no pointers.
         let privileged = unsafe { libc::geteuid() } == 0;
         let plan = SpawnPlan {
@@ -196,6 +196,7 @@ impl SpawnJob {
                 None => self.null.as_raw_fd(),
             }),
             terminal: request.pty.is_some(),
+            // Only root may change the user. In tests, the agent is an ordinary user.
             identity: privileged.then_some((user.uid, user.gid, &user.groups)),
             limits: limits.as_deref().unwrap_or_default(),
         };
@@ -221,8 +222,7 @@ impl SpawnJob {
             };
         }
         // The default directory may be missing: an image may configure a directory that it does not
-        // contain, and a user may have no home directory. The directory may also be on a file
-        // system that does not answer.
+        // contain, and a user may have no home directory.
         let default = default.map(|path| user.resolve(path, None));
         for directory in default.into_iter().chain([PathBuf::from(&user.home)]) {
             // A file system that does not respond is treated like a missing directory.

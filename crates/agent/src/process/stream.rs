@@ -24,8 +24,8 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Streams the subscription's frames. A keepalive is sent every `interval`, and the stream ends
-    /// after `timeout`.
+    /// Streams the subscription's frames. Sends a keepalive event after each `interval` without a
+    /// frame, and ends the stream after `timeout`.
     pub fn new(
         subscription: Subscription<GuestProcess>,
         interval: Duration,
@@ -64,8 +64,9 @@ impl BodySource for EventStream {
         let idle = self.idle.get_or_insert_with(|| Box::pin(sleep(interval)));
         if idle.as_mut().poll(cx).is_ready() {
             idle.as_mut().reset(Instant::now() + interval);
-            // Registers the task for the new deadline.
+            // Registers the task for the next keepalive event.
             let _ = idle.as_mut().poll(cx);
+            // A frame without flags, with the length 26 (0x1a).
             return Poll::Ready(Some(Ok(Bytes::from_static(
                 b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}",
             ))));

@@ -151,7 +151,8 @@ impl ProcessTable {
     pub fn insert(&self, process: &Rc<GuestProcess>, slot: &SpawnSlot) {
         process.start_index.set(self.started.get());
         self.started.set(self.started.get() + 1);
-        // The kernel reused the pid. Requests with this pid now select the new process.
+        // If the kernel reused the pid of an exited process, requests with this pid now select the
+        // new process.
         self.ended.borrow_mut().retain(|p| p.pid != process.pid);
         self.victims.forget(process.pid);
         let mut starting = self.starting.borrow_mut();
@@ -213,8 +214,8 @@ impl ProcessTable {
     }
 
     /// Checks for an out-of-memory kill since the last call. Also called when the kernel's log
-    /// reports a kill. The victim may be the child of a command that continues to run. Without this
-    /// call, the kill would be attributed to a process that is killed later.
+    /// reports a kill, because the agent does not reap a victim whose parent still runs. Without
+    /// that call, the kill would be attributed to a process that is started and killed later.
     pub fn notice_kills(&self) {
         if self.oom.happened() {
             self.unattributed_kill.set(Some(self.started.get()));
@@ -223,7 +224,7 @@ impl ProcessTable {
 
     /// Returns whether a process that was apparently killed is the victim of an out-of-memory kill.
     /// The kernel's log names the victims. A shell that exits with the status of its killed child
-    /// is not named.
+    /// is not named. `counted` is set on kernels without a log.
     fn is_oom_victim(
         &self,
         pid: u32,
@@ -248,7 +249,7 @@ impl ProcessTable {
     }
 
     /// Returns whether an apparently killed process is the victim of the detected kill. A kill is
-    /// attributed to one process only, including processes without a client.
+    /// attributed to one process only. This may be a process that no client started (`None`).
     fn take_unattributed_kill(&self, process: Option<&GuestProcess>) -> bool {
         match (self.unattributed_kill.get(), process) {
             (Some(unattributed), Some(process)) if process.start_index.get() >= unattributed => {

@@ -1,7 +1,7 @@
 //! Trees of files as archives: `GET /archive`, `PUT /archive`, `GET /layer`.
 //!
-//! A worker reads or writes the files. A bounded channel connects it to the HTTP connection, so
-//! that the faster side waits.
+//! A worker reads or writes the files. A bounded channel connects the worker to the HTTP
+//! connection, so that the faster side waits.
 
 pub mod layer;
 pub mod receive;
@@ -24,7 +24,9 @@ const MAX_QUEUED_CHUNKS: usize = 4;
 struct ArchiveQuery {
     paths: Vec<Vec<u8>>,
     username: Option<String>,
+    /// Only for `PUT`: owner of all unpacked files. `@` is the user of the request.
     owner: Option<String>,
+    /// Only for `PUT`: permissions of all unpacked files, as an octal number.
     mode: Option<String>,
 }
 

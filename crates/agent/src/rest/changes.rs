@@ -56,7 +56,7 @@ struct FileChange {
 #[derive(Debug, Default, Serialize)]
 struct FileChanges {
     changes: Vec<FileChange>,
-    /// Set if there are more changes than the limit.
+    /// Set if changes are missing, because of the limit of the request or of [`MAX_DEPTH`].
     more: bool,
 }
 
@@ -99,7 +99,7 @@ pub async fn answer(
     Ok(json(&call.await?))
 }
 
-/// Returns a path of an open directory that no mount hides.
+/// Returns a path to an open directory. The path is valid even if a mount hides the directory.
 fn path_of(directory: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
 }
@@ -187,8 +187,8 @@ impl ChangeWalk<'_> {
         Ok(())
     }
 
-    /// Records the content of a renamed directory. Its files are new at `path`, and the files of
-    /// the template at `path` are deleted.
+    /// Records the content of a renamed directory. Its files are new at `path`. The files that the
+    /// template has at `path` (in `lowers`) are replaced or deleted.
     fn renamed(&mut self, lowers: &[PathBuf], path: &Path, depth: usize) -> io::Result<()> {
         let root = self.merged.join(path);
         // Directories are read through the overlay, where other file systems may be mounted.
@@ -279,7 +279,8 @@ fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
                 let first = !exists;
                 exists = true;
                 if !found.is_dir() {
-                    // A file hides lower entries, and is hidden by an upper directory.
+                    // A file hides the entries of this name in lower layers. If a higher layer has
+                    // a directory of this name, the directory hides the file.
                     break;
                 }
                 debug_assert!(first || !directories.is_empty());

@@ -200,7 +200,7 @@ impl ChunkSource for FileSource {
     }
 }
 
-/// Content of a file without compression. Also used for spooled files.
+/// Content of a file without compression. Uploads read their spooled files through this source.
 pub struct PlainFile(pub File);
 
 impl ChunkSource for PlainFile {

@@ -1,4 +1,4 @@
-//! Errors as `{"code": <status>, "message": <text>}`.
+//! Errors as `{"code": <status>, "message": <text>}`, with an optional `"reason"` for programs.
 
 use crate::body::ReplyBody;
 use crate::rpc::RpcError;
@@ -70,6 +70,7 @@ impl RestError {
 impl From<RpcError> for RestError {
     fn from(e: RpcError) -> Self {
         let status = match e.code {
+            // In REST handlers, this code means that the body of a request exceeds its limit.
             crate::rpc::RpcCode::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
             code => code.status(),
         };

@@ -80,6 +80,7 @@ impl FileQuery {
             user: self.username.as_deref().unwrap_or_default(),
             expiry,
         };
+        // The token is set: without a token, `has_valid_token` accepts all requests.
         let token = settings.access_token.as_deref().unwrap_or_default();
         // Plus signs that were not escaped are decoded as spaces.
         signature::verify(claim, token, &signature.replace(' ', "+")).map_err(str::to_owned)

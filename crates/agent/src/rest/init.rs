@@ -21,6 +21,8 @@ struct InitRequest {
     timestamp: Option<String>,
     default_user: Option<String>,
     default_workdir: Option<String>,
+    /// Removes the certificate authorities and the proxy of the host's network, so that they are
+    /// not copied to another sandbox.
     withdraw_site: bool,
 }
 

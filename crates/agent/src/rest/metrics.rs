@@ -70,6 +70,7 @@ fn now(before: CpuSample, stuck_calls: usize) -> (CpuSample, GuestMetrics) {
     (sample, metrics)
 }
 
+/// Parses the first line of `/proc/stat`: the times of all CPUs together, in clock ticks.
 fn sample(stat: &str) -> CpuSample {
     let ticks: Vec<u64> = stat
         .lines()
@@ -91,6 +92,7 @@ fn sample(stat: &str) -> CpuSample {
     }
 }
 
+/// Returns the values of `/proc/meminfo` in KiB.
 fn memory() -> HashMap<String, u64> {
     std::fs::read_to_string("/proc/meminfo")
         .unwrap_or_default()
@@ -103,6 +105,7 @@ fn memory() -> HashMap<String, u64> {
         .collect()
 }
 
+/// Returns the used and the total bytes of the root file system.
 fn disk() -> (u64, u64) {
     // SAFETY: statvfs consists of integers, for which all zeroes are valid.
     let mut found: libc::statvfs = unsafe { std::mem::zeroed() };

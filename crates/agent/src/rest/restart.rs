@@ -10,7 +10,7 @@ use hyper::{Request, Response, StatusCode};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Maximum time for processes to exit after SIGTERM.
+/// Maximum and default time for processes to exit after SIGTERM.
 const MAX_GRACE: Duration = Duration::from_secs(60);
 /// Time for processes to exit after SIGKILL. A process that waits for a disk needs longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);

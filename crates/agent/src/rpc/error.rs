@@ -25,7 +25,7 @@ pub enum RpcCode {
     FailedPrecondition,
     /// The method does not exist.
     Unimplemented,
-    /// The process exceeded its timeout.
+    /// A process or stream exceeded its timeout, or a file system did not answer.
     DeadlineExceeded,
     /// An error of the agent or of the kernel.
     Internal,
@@ -55,7 +55,8 @@ pub struct RpcError {
     pub code: RpcCode,
     /// The failed operation and its object.
     pub message: String,
-    /// Extension, for programs: `command_not_found` or `command_not_executable`.
+    /// Extension of the protocol: kind of the error for programs, for example
+    /// `command_not_found`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'static str>,
 }

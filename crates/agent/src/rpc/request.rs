@@ -26,10 +26,10 @@ pub async fn collect(body: &mut Incoming, limit: usize) -> Result<Bytes, RpcErro
     let mut seen = 0;
     while let Some(piece) = next(body).await? {
         seen += piece.len();
+        // The bytes above the limit are read and discarded, so that the client receives the error
+        // and not a broken connection.
         if seen <= limit {
             all.extend_from_slice(&piece);
-        // The bytes above the limit are discarded, so that the client receives the error and not a
-        // broken connection.
         } else if seen > limit + MAX_DISCARDED_BYTES {
             break;
         }

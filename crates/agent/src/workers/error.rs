@@ -22,7 +22,7 @@ pub enum CallError {
     },
     /// Earlier calls on the same file system are stuck.
     Unresponsive {
-        /// Mount point of the file system, or the path.
+        /// Mount point of the file system, or the accessed path if it is on the root file system.
         path: PathBuf,
     },
     /// The number of stuck calls has reached the maximum number of threads of the class.

@@ -32,6 +32,7 @@ impl JobRecord {
     pub fn is_stuck(&self, now_ms: u64) -> bool {
         let progress = self.progress_ms.load(Ordering::Relaxed);
         let quiet = Duration::from_millis(now_ms.saturating_sub(progress));
+        // The special values are at least `SUSPENDED`: queued and suspended calls are not stuck.
         progress < SUSPENDED && quiet >= self.patience
     }
 }

@@ -37,7 +37,8 @@ fn mount_point(line: &[u8]) -> Option<PathBuf> {
 }
 
 /// Returns the mount point that contains `path`, judged by its name. Returns `path` itself if that
-/// mount point is the root.
+/// mount point is the root or unknown. Otherwise, a few stuck calls would make the whole root file
+/// system inaccessible.
 pub fn place<'a>(mounts: &'a [PathBuf], path: &'a Path) -> &'a Path {
     let above = mounts.iter().filter(|mount| path.starts_with(mount));
     // Mount points may be nested. The longest one contains the path.

@@ -2,7 +2,8 @@ use super::*;
 use std::path::Path;
 use std::sync::mpsc;
 
-/// Starts a call that is stuck until the returned sender is dropped.
+/// Starts a call that blocks a thread until the returned sender is dropped. Returns when the call
+/// is running. The call counts as stuck after [`age`].
 fn hold(workers: &Workers, class: CallClass, path: &'static str) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (started, begun) = mpsc::channel();
@@ -23,13 +24,15 @@ fn hold(workers: &Workers, class: CallClass, path: &'static str) -> mpsc::Sender
     release
 }
 
-/// Ages the running calls, so that they count as stuck.
+/// Sets the last progress of the running calls to the pool's epoch, so that they count as stuck.
 fn age(workers: &Workers) {
     for record in &lock(&workers.0.state).running {
         record.progress_ms.store(0, Ordering::Relaxed);
     }
 }
 
+/// Returns a pool without a permanent thread. Its epoch is older than the patience of every class,
+/// as [`age`] requires.
 fn pool_with_old_epoch() -> Workers {
     Workers(Arc::new(Pool {
         epoch: Instant::now() - Duration::from_secs(3600),

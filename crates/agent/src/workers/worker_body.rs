@@ -55,7 +55,8 @@ impl<S: ChunkSource> WorkerBody<S> {
         BodyDataStream::new(StreamAdapter(self))
     }
 
-    /// Requests the next chunk, so that a worker reads it while an earlier chunk is sent.
+    /// Creates the call that returns the next chunk. Does nothing while a call is in progress, and
+    /// after the end or an error.
     fn request(&mut self) {
         if let Some(mut source) = self.source.take() {
             let workers = self.workers.clone();
@@ -71,10 +72,10 @@ impl<S: ChunkSource> WorkerBody<S> {
     }
 
     fn deliver(&mut self, mut chunk: Bytes) -> Poll<Option<io::Result<Bytes>>> {
-        // Both conversions are safe: a chunk is never longer than `remaining` after `truncate`.
         if let Some(remaining) = &mut self.remaining {
             // The source may have grown since its length was announced.
             chunk.truncate(usize::try_from(*remaining).unwrap_or(usize::MAX));
+            // Cannot overflow: after `truncate`, the chunk has at most `remaining` bytes.
             *remaining -= chunk.len() as u64;
         }
         Poll::Ready(Some(Ok(chunk)))
@@ -103,7 +104,7 @@ impl<S: ChunkSource> BodySource for WorkerBody<S> {
             }
             Ok((_, Ok(None))) => match self.remaining {
                 // The source is shorter than announced. The connection must break, because the
-                // client would wait.
+                // client would otherwise wait for the missing bytes.
                 Some(_) => Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into()))),
                 None => Poll::Ready(None),
             },

@@ -151,7 +151,8 @@ impl Guest for GvisorGuest {
         max_bytes: Option<u64>,
         _notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
-        // gVisor cannot capture memory in advance, so the notice is dropped.
+        // A gVisor snapshot is a complete copy, so the parent is not used. gVisor cannot capture
+        // memory in advance, so the notice is dropped.
         let resume = then == AfterSnapshot::Resume;
         let taken = self.sandbox.snapshot(&self.store, id, resume, max_bytes);
         let taken = taken.await;

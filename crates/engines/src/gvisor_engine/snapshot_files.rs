@@ -1,4 +1,5 @@
-//! Operations on the snapshot files of gVisor sandboxes. They work even if gVisor cannot be used.
+//! Operations on the snapshot files of gVisor sandboxes. All except the import work even if gVisor
+//! cannot be used.
 
 use super::{GvisorEngine, parts};
 use async_trait::async_trait;

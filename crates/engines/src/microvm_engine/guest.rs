@@ -65,11 +65,13 @@ impl SocketDirectory {
 /// Contents of a [`GuestHandle`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct MicroVmHandle {
+    /// Process of the VMM.
     pub(super) mark: ProcessInstance,
     /// Name of the guest's template version, as recorded in its snapshots.
     pub(super) image: String,
     /// Identity that was assigned to the agent, without clock and entropy.
     pub(super) identity: Identity,
+    /// Greeting of the agent.
     pub(super) hello: Option<Hello>,
     pub(super) report: BootReport,
     /// Number of the guest's network slot.
@@ -108,7 +110,7 @@ impl MicroVmGuest {
         identity.clone()
     }
 
-    /// Records the identity that is being assigned.
+    /// Records the identity that the agent received in a rollback.
     pub(super) fn set_identity(&self, identity: Identity) {
         *self.identity.lock() = identity;
     }
@@ -169,6 +171,7 @@ impl Guest for MicroVmGuest {
         max_bytes: Option<u64>,
         notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
+        // The VM knows its parent snapshot.
         self.save(id, then, max_bytes, notice).await
     }
 

@@ -6,8 +6,9 @@ use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImp
 use jiffy_snapshot::{ImportMode, Manifest, MissingMemory, PIN_FILE, check_manifest, is_reserved};
 
 impl MicroVmEngine {
-    /// Checks that this host can restore the snapshot: versions and processor level. The full set
-    /// of processor features is compared during the restore.
+    /// Checks that this host can restore the snapshot: manifest, sizes, processor level, template,
+    /// kernel modules and network. The full set of processor features is compared during the
+    /// restore.
     pub(super) async fn can_restore(&self, import: &SnapshotImport) -> Result<(), EngineError> {
         let manifest = manifest(import)?;
         check_size(import, &manifest)?;
@@ -58,6 +59,7 @@ impl MicroVmEngine {
         files: ImportedFiles,
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
+        // Validate the manifest; its content is not used.
         manifest(import)?;
         let (store, import) = (self.shared.store.clone(), import.clone());
         let mode = match existing {
@@ -74,6 +76,7 @@ impl MicroVmEngine {
                 ),
             });
         }
+        // Only the memory layer can have missing chunks, so at most one file is found.
         let missing = files.iter().find_map(|file| file.missing());
         let missing = missing.map(|origin| MissingMemory { origin });
         let work = tokio::task::spawn_blocking(move || {

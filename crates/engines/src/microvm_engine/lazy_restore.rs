@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-// Device from which a process without privileges obtains a userfaultfd (Linux 6.1).
+/// Device from which a process without privileges obtains a userfaultfd (Linux 6.1).
 const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// Source of memory that is not stored on this host.
@@ -68,8 +68,9 @@ impl LazyStore {
         one_device && open_userfaultfd().is_ok()
     }
 
-    /// Returns the layer of `snapshot` if some of its chunks are missing on this host. Returns
-    /// `None` if no chunk is missing, and marks the snapshot as complete.
+    /// Returns the layer of `snapshot`, at position `number` in its lineage, if some of its chunks
+    /// are missing on this host. Returns `None` if no chunk is missing, and marks the snapshot as
+    /// complete.
     fn incomplete_layer(
         &self,
         number: u32,
@@ -91,15 +92,15 @@ impl LazyStore {
         }
         let memory = snapshot.memory().map_err(EngineError::failed)?;
         let mut present = read_index(&memory.index).map_err(EngineError::failed)?;
-        let stored = present.stored.clone();
-        let written = layer.present().map_err(EngineError::failed)?;
-        present.stored = intersection(&stored, &written);
-        if present.stored == stored {
+        let layer_chunks = present.stored.clone();
+        let cached_chunks = layer.present().map_err(EngineError::failed)?;
+        present.stored = intersection(&layer_chunks, &cached_chunks);
+        if present.stored == layer_chunks {
             // Mark the snapshot complete only if all chunks are durable too, so that they survive a
             // power failure.
             layer.persist().map_err(EngineError::failed)?;
-            let durable = layer.persisted().map_err(EngineError::failed)?;
-            if intersection(&stored, &durable) == stored {
+            let durable_chunks = layer.persisted().map_err(EngineError::failed)?;
+            if intersection(&layer_chunks, &durable_chunks) == layer_chunks {
                 snapshot.set_complete().map_err(EngineError::failed)?;
                 return Ok(None);
             }
@@ -129,7 +130,7 @@ impl LazyStore {
                 reason: format!("{what}: {e}"),
             }
         };
-        // Opened here, since the jailed VMM cannot open it.
+        // Opened here, since the jailed VMM cannot open the device.
         let userfaultfd = open_userfaultfd().map_err(failed(USERFAULTFD))?;
         let grants = self.fetcher.grants();
         let socket = grants.listen().map_err(EngineError::failed)?;
@@ -162,6 +163,7 @@ impl LazyStore {
     /// Fetches the missing memory of `snapshots`.
     async fn complete(&self, snapshots: &[Snapshot]) -> Result<(), EngineError> {
         for snapshot in snapshots {
+            // The position in the lineage matters only for a restore.
             if let Some(hole) = self.incomplete_layer(0, snapshot)? {
                 let fetched = self.remote.fetch_layer(&hole.origin).await;
                 fetched.map_err(EngineError::failed)?;

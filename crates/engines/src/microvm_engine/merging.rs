@@ -37,7 +37,7 @@ pub(super) struct MergeGuard<'a> {
 
 impl Drop for MergeGuard<'_> {
     fn drop(&mut self) {
-        // Release the lock before the counter, so that no fold starts while a merge holds the lock.
+        // Release the lock before the counter, which includes the merge that holds the lock.
         drop(self.guard.take());
         self.merges.fetch_sub(1, Ordering::AcqRel);
     }

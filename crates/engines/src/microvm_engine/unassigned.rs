@@ -30,6 +30,7 @@ pub(super) struct UnassignedMicroVmGuest {
     pub(super) stage: BootStage,
     pub(super) prepared: Arc<PreparedTemplate>,
     pub(super) shared: Arc<Shared>,
+    /// Lease of the guest's network slot. `None` if guests have no network.
     pub(super) lease: Option<SlotLease>,
 }
 
@@ -101,7 +102,7 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
         let defaults = &self.prepared.template().manifest.defaults;
         let identity =
             identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
-        // The network stays closed until the identity is assigned.
+        // The rehearsal runs without a network: only `assign` opens the slot.
         rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
         // The guest waits for its final identity as before the rehearsal.
         waiting.withdraw_identity().await.map_err(boot_error)

@@ -1,5 +1,5 @@
-//! Working sets: the memory that a guest touches first. They are recorded for the snapshot of a
-//! template, and read ahead of restores.
+//! Working sets: the memory that a guest touches first. The engine records them for the snapshots
+//! of templates, and reads them into the page cache when a restore starts.
 
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};
@@ -21,8 +21,8 @@ const CACHED_FOR: Duration = Duration::from_secs(2);
 pub(super) struct CachedWorkingSets(Arc<Mutex<HashMap<String, Instant>>>);
 
 impl CachedWorkingSets {
-    /// Reads the working set of `lineage` in the background while the VMM starts, unless it is in
-    /// the page cache.
+    /// Reads the working set of `lineage` into the page cache in the background, while the VMM
+    /// starts. Does nothing if an earlier call found it there within [`CACHED_FOR`].
     pub fn read_ahead(&self, lineage: &Lineage) {
         let Some(id) = lineage.newest().map(Snapshot::id) else {
             return;
@@ -33,7 +33,7 @@ impl CachedWorkingSets {
         }
         let (cached, id, lineage) = (self.clone(), id.to_owned(), lineage.clone());
         tokio::task::spawn_blocking(move || match lineage.read_ahead() {
-            // No byte had to be read, so the working set is in the page cache.
+            // No bytes were requested: the working set is in the page cache, or is not recorded.
             Ok(0) => cached.insert(id),
             Ok(bytes) => tracing::debug!(bytes, "reading ahead a working set"),
             Err(e) => tracing::debug!(error = %e, "cannot read ahead a working set"),
@@ -66,8 +66,8 @@ impl MicroVmEngine {
             ..SandboxIdentity::default()
         };
         let guest = unassigned.assign(&sandbox_identity).await?;
-        // The first use of every template starts with a command. If a template has no first use,
-        // the working set ends with the agent's greeting and this rehearsal.
+        // A first use usually starts with a command, so every working set includes the rehearsal.
+        // If the template has no first use, the working set ends with the rehearsal.
         rehearse(&guest.vm).await;
         let startup = self.prepare(template).await?.startup;
         let recorded = self.record(&guest.vm, startup.first_use.as_ref()).await;
@@ -77,8 +77,8 @@ impl MicroVmEngine {
         tracing::debug!(template, id, set.chunks, "recorded a working set");
         let put = || match written {
             None => snapshot.put_written_pages(&set.written),
-            // The index of the first use is written first: a reader that finds the index of written
-            // pages also expects it.
+            // The index of the first use is written first. A reader that finds the index of written
+            // pages assumes that a missing second index means no first use.
             Some(written) => {
                 snapshot.put_first_use_pages(&set.written)?;
                 snapshot.put_written_pages(&written)

@@ -43,9 +43,9 @@ fn memory_is_copied_only_where_that_saves_time() {
         ])
     };
     assert_eq!(chosen(20.0, 30.0, 20.0), Some(Map));
-    // A small gain does not justify ten times the memory of `Map`. A large gain does not justify a
-    // slow 99th percentile.
+    // A small gain does not justify ten times the memory of `Map`.
     assert_eq!(chosen(12.0, 20.0, 19.0), Some(Map));
+    // A large gain does not justify a slow 99th percentile.
     assert_eq!(chosen(9.0, 90.0, 20.0), Some(Map));
     assert_eq!(chosen(9.0, 20.0, 20.0), Some(CopyAll));
     assert_eq!(chosen(12.0, 20.0, 17.0), Some(CopyWorkingSet));
@@ -63,6 +63,7 @@ fn measurements_apply_to_the_measured_host_only() {
     let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
     let file = HostFile::new(here(), costs, None).unwrap();
     file.write(home.path()).unwrap();
+    // The second call replaces the file, and leaves no temporary file (counted below).
     file.write(home.path()).unwrap();
     let found = find(&here());
     assert_eq!(found.policy, RestorePolicy::CopyAll);

@@ -36,7 +36,8 @@ enum AllowedHost {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowList {
     hosts: Vec<(AllowedHost, Option<u16>)>,
-    /// Origin of the function's connections to the control plane. `None` if it has no access.
+    /// Origin of the function's connections to the control plane. `None` if the function has no
+    /// access.
     origin: Option<InternalOrigin>,
 }
 
@@ -107,7 +108,8 @@ impl AllowList {
                     // `ba.example`.
                     name.len() > suffix.len() && name.ends_with(suffix.as_str())
                 }
-                // An address matches no name: a name is resolved by the broker only.
+                // A name and an address never match, even if the name resolves to the address: the
+                // broker resolves names only after this check.
                 _ => false,
             };
             is_port && is_host

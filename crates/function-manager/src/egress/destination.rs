@@ -14,8 +14,9 @@ use tokio::time::timeout;
 
 /// Maximum number of addresses that are tried for a host.
 const MAX_ADDRESSES: usize = 4;
-/// Timeout of a lookup, and of a connection to one address.
+/// Timeout of a lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a connection attempt to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Rules for addresses.
@@ -41,7 +42,7 @@ impl Destinations {
     }
 
     /// Returns whether functions may reach `address`: a public address, or an address that the
-    /// operator granted. The addresses of this host (`own`) must always be granted.
+    /// operator granted. An address of this host (`own`) must be granted even if it is public.
     fn permits(&self, address: IpAddr, own: &[IpAddr]) -> bool {
         let granted = self.settings.granted.iter();
         let is_granted = granted.clone().any(|net| net.contains(&address));
@@ -51,7 +52,7 @@ impl Destinations {
     /// Connects to a permitted address of `host`.
     pub(super) async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, EgressFailure> {
         let addresses = self.resolve(host, port).await?;
-        // A mapped address reaches the same host as its IPv4 address.
+        // An IPv4-mapped IPv6 address reaches the same host as its IPv4 address.
         let addresses = addresses.into_iter().map(|address| address.to_canonical());
         // Read for each connection, because the addresses of interfaces change.
         let own = own_addresses();
@@ -78,8 +79,8 @@ impl Destinations {
         if !is_name(&name) {
             return Err(EgressFailure::NotFound);
         }
-        let known = self.settings.names.as_ref();
-        if let Some(addresses) = known.and_then(|names| names.addresses(&name)) {
+        let overrides = self.settings.names.as_ref();
+        if let Some(addresses) = overrides.and_then(|names| names.addresses(&name)) {
             return Ok(addresses);
         }
         let addresses = timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await;

@@ -42,8 +42,7 @@ impl Connector {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let builder = builder.with_safe_default_protocol_versions()?;
         let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-        // The process speaks HTTP/1.1 only.
-        // Without this offer, a server could choose HTTP/2.
+        // The process speaks HTTP/1.1 only. Without this offer, a server could choose HTTP/2.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self {
             destinations,
@@ -52,8 +51,8 @@ impl Connector {
     }
 
     /// Connects to a host and creates a pair of sockets. Returns the relay and the process's end.
-    /// The process's end is non-blocking, because the process cannot change this under its seccomp
-    /// filter.
+    /// The process's end is non-blocking already: the standard library sets this by `ioctl`, which
+    /// the process's seccomp filter denies.
     pub(super) async fn relay(
         &self,
         request: &EgressRequest,

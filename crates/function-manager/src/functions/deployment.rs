@@ -161,8 +161,9 @@ impl Functions {
             blocking(move || owner.store.commit(&record)).await
         };
         if let Err(e) = committed {
-            // Reload the version of the committed record. If this fails, the next request retries.
-            // The process may have the new version, which was not committed.
+            // The process has loaded the new version, which was not committed. Load the committed
+            // version again. Without a committed version, or if the load fails, remove the function
+            // from the process. The next request then loads the committed version.
             in_use.0.loaded.lock().remove(&name);
             let is_restored = match previous {
                 Some(previous) => self
@@ -202,9 +203,10 @@ impl Functions {
         let mut record = FunctionRecord::clone(&state.record());
         change(&mut record);
         record.updated_ms = now_ms();
-        let (store, written) = (owner.clone(), record.clone());
-        // The record decides: if the daemon exits now, the next one publishes the new value.
-        blocking(move || store.store.commit(&written)).await?;
+        let (committer, written) = (owner.clone(), record.clone());
+        // The record is committed first: if the daemon exits now, the next daemon uses the new
+        // value.
+        blocking(move || committer.store.commit(&written)).await?;
         let Some(running) = owner
             .running
             .read()

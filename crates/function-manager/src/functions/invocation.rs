@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Maximum number of attempts for a repeatable request.
 const MAX_ATTEMPTS: u32 = 3;
-/// Maximum time between the loss of a connection and the exit of the process that caused it.
+/// Maximum time to wait for the exit of a process after a connection to it was lost.
 const MAX_END_DELAY: Duration = Duration::from_millis(200);
 /// Header with the request's id, which the gateway sets.
 const REQUEST_ID_HEADER: &str = "x-request-id";
@@ -46,7 +46,8 @@ impl Functions {
                 request.headers().get(REQUEST_ID_HEADER),
             ));
         }
-        // A copy has no body, and an idempotent request may reach a function twice.
+        // A request can be repeated only if it has no body, which cannot be copied, and if it is
+        // idempotent: the function may receive it twice.
         let repeatable = request.body().is_end_stream() && request.method().is_idempotent();
         // Copied for the error below: `send` consumes the request.
         let id = request.headers().get(REQUEST_ID_HEADER).cloned();

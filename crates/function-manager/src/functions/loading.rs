@@ -26,7 +26,7 @@ impl Functions {
         let state = owner.function(name)?;
         // Before the request starts, so that its log is read even if it fails.
         state.ran.store(true, Ordering::Release);
-        // The usual case needs no lock that waits.
+        // The common case does not wait for the lock `loading`.
         let is_loaded = |revision| in_use.0.loaded.lock().get(name) == Some(&revision);
         if is_loaded(state.record().revision) {
             return Ok(in_use);
@@ -80,7 +80,7 @@ impl Functions {
                 .load_as(name, &file, digest, settings, record.origin())?;
             reached(DeployStep::Publish);
             running.process.execute(&record.publish_request())?;
-            // Recorded last: a function counts as loaded only with its access.
+            // Recorded last: a function counts as loaded only after its access was published.
             running.loaded.lock().insert(name.clone(), record.revision);
             Ok(())
         })
@@ -96,7 +96,7 @@ impl Functions {
         quota: &DeployQuota,
     ) -> Result<Artifact, FunctionError> {
         let unavailable = |e: tokio::sync::AcquireError| FunctionError::Unavailable(e.to_string());
-        // In this order: a waiting owner holds its own lock, but no permit of other owners.
+        // In this order: an owner that waits for its own lock does not occupy a permit.
         let _compiling = owner.compiling.lock().await;
         let _permit = self.0.compilers.acquire().await.map_err(unavailable)?;
         let engine = running.process.engine().to_owned();
@@ -109,7 +109,8 @@ impl Functions {
             let program = program.ok_or(FunctionError::NotInstalled)?;
             let file = File::open(&source).map_err(FunctionError::file(&source))?;
             let unfinished = target.with_extension(UNFINISHED);
-            // Left by an interrupted compilation. The compiler creates the file.
+            // Remove the file of an interrupted compilation: `compiler::compile` requires that the
+            // file does not exist.
             let _ = fs::remove_file(&unfinished);
             let settings = CompilerSettings {
                 program,
@@ -128,7 +129,8 @@ impl Functions {
                 })
             });
             if result.is_err() {
-                // Garbage collection removes the file otherwise.
+                // If this fails, the next compilation of the module or the next start of the daemon
+                // removes the file.
                 let _ = fs::remove_file(&unfinished);
             }
             result
@@ -137,8 +139,8 @@ impl Functions {
     }
 }
 
-/// Updates all records that reference a recompiled module. If this fails, the module is compiled
-/// again at the next start.
+/// Updates all records that reference a recompiled module. If a commit fails after a change of the
+/// engine, the next process that loads the module compiles it again.
 async fn record_artifact(owner: Arc<Owner>, module: String, artifact: Artifact) {
     let _changing = owner.changing.lock().await;
     for state in owner.states() {
@@ -152,8 +154,8 @@ async fn record_artifact(owner: Arc<Owner>, module: String, artifact: Artifact) 
         if !is_changed {
             continue;
         }
-        let (store, written) = (owner.clone(), record.clone());
-        match blocking(move || store.store.commit(&written)).await {
+        let (committer, written) = (owner.clone(), record.clone());
+        match blocking(move || committer.store.commit(&written)).await {
             Ok(()) => drop(state.replace(record)),
             Err(e) => {
                 tracing::warn!(error = %e, "cannot store the compiled module in a function's record")

@@ -37,13 +37,13 @@ pub struct LocatedModule {
 
 impl LocatedModule {
     fn new(digest: ModuleDigest, file: File) -> Result<Self, FunctionError> {
-        let bytes = file
+        let metadata = file
             .metadata()
             .map_err(FunctionError::file(Path::new("a module")))?;
         Ok(Self {
             digest,
             file,
-            bytes: bytes.len(),
+            bytes: metadata.len(),
         })
     }
 
@@ -161,12 +161,13 @@ impl Functions {
         let needed = || owner.as_ref().map(|owner| owner.needed_modules());
         let mut failure = None;
         // Release first, which frees space for the uploads.
-        let mut stored = store.modules.digests(key);
+        let mut unneeded = store.modules.digests(key);
         if let Some(needed) = needed() {
-            stored.retain(|digest| !needed.contains(digest));
+            unneeded.retain(|digest| !needed.contains(digest));
         }
-        for digest in stored {
-            // Marked first: a concurrent deployment then does not rely on the stored copy.
+        for digest in unneeded {
+            // Marked as missing first: if a deployment needs the module again, the loop below or
+            // the next synchronisation uploads it.
             store.modules.doubt(key, &digest);
             // Checked again after the mark: a deployment may have added the module since.
             if needed().is_none_or(|needed| !needed.contains(&digest)) {

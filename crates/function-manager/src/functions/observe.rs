@@ -67,7 +67,8 @@ impl Functions {
         Ok(self.refreshed(key, name).await?.metrics())
     }
 
-    /// Returns the metrics of all functions, at most one second old.
+    /// Returns the metrics of all functions as of the last maintenance pass, without requests to
+    /// the processes.
     #[must_use]
     pub fn all_metrics(&self) -> Vec<(Arc<FunctionRecord>, MetricsSnapshot)> {
         let owners = self.owners();

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Memory limit of a process without its guests, in bytes. It covers the runtime and compiled
-/// modules.
+/// Part of a process's memory limit for the runtime and the compiled modules, in bytes.
+/// [`TenantLimits::memory_bytes`] limits the memory of requests.
 const MEMORY_OVERHEAD_BYTES: u64 = 1 << 30;
 /// Maximum number of threads and processes in the control group of a process.
 const MAX_TASKS: u64 = 256;
@@ -63,7 +63,7 @@ fn read_from_process(states: &[Arc<FunctionState>], running: &RunningProcess) {
 impl Functions {
     /// Returns a use of an owner's process, which is started if necessary.
     pub(super) async fn process(&self, owner: &Arc<Owner>) -> Result<ProcessUse, FunctionError> {
-        // The usual case needs no lock that waits.
+        // The common case does not wait for the lock `starting`.
         if let Some(in_use) = usable(owner.current()) {
             return Ok(in_use);
         }
@@ -173,7 +173,7 @@ impl Functions {
             return;
         };
         if running.process.has_exited() {
-            // The next request starts another process. Requests waiting for this process fail now.
+            // Reject further uses. The next request removes this process and starts another one.
             running.close();
             return;
         }
@@ -188,7 +188,7 @@ impl Functions {
         running.mark_direct();
         let states = owner.states();
         if states.iter().any(|state| state.ran.load(Ordering::Acquire)) && !running.is_over() {
-            // If this fails, the process is killed, which the next pass detects.
+            // A process that does not answer is killed, which the next pass detects.
             let pulled = blocking(move || {
                 read_from_process(&states, &running);
                 Ok(())
@@ -208,7 +208,7 @@ impl Functions {
             running.close();
             running.close_direct();
             *owner.running.write() = None;
-            // Other uses may still hold a reference for a moment.
+            // Marked as detached, because other uses may still hold references for a moment.
             let _ = blocking(move || {
                 // Survives the daemon: the next daemon finds the process by its record.
                 running.process.detach();

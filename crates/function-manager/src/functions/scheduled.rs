@@ -35,7 +35,8 @@ impl Functions {
             let name = &state.record().name;
             tracing::warn!(function = name, error = %e, "scheduled call of a function failed");
         }
-        // A change of the function during the call may have replaced its schedule.
+        // A change of the function during the call may have removed the schedule. If the change
+        // replaced the schedule, the new schedule receives the result.
         if let Some(schedule) = &mut *state.schedule.lock() {
             schedule.record_end(status.ok());
         }

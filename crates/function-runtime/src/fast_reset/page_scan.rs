@@ -78,9 +78,9 @@ unsafe extern "C" fn __wrap_ioctl(
     // SAFETY: the argument of this request points to a structure of this type, whose size is part
     // of the request's number.
     let scan = unsafe { argument.cast::<PageScan>().as_mut() };
+    // If the scan is rejected, Wasmtime resets the slot like the method `strict`.
     let Some(scan) = scan.and_then(|scan| correct(scan).then_some(scan)) else {
         // SAFETY: this is the address of the thread's own errno.
-        // Wasmtime then resets the slot like the method `strict`.
         unsafe { *libc::__errno_location() = libc::EINVAL };
         return -1;
     };

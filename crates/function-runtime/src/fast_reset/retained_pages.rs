@@ -8,15 +8,15 @@
 //! is returned again. A scan takes longer than many requests.
 //!
 //! - A [`Window`] spans one poll of a request on its thread; the polls span the instance's lifetime
-//!   ([`within_windows`]). Between polls no code accesses the memory. A request that is dropped
-//!   between polls is scanned for.
+//!   ([`within_windows`]). Between polls no code accesses the memory. If a request is dropped
+//!   between polls, no window is open, and the kernel scans.
 //! - The kernel counts all page faults of a thread, including page faults of the kernel's own
 //!   accesses to user memory.
 //! - Huge pages would appear without a page fault, because the kernel collapses small pages in the
-//!   background. The process disables huge pages (`PR_SET_THP_DISABLE`); if that fails, each
-//!   request is scanned for ([`enable`]).
-//! - Only memories qualify: Wasmtime clears small tables without a scan, which adds pages. Scans of
-//!   tables have a limit below [`MIN_MEMORY_PAGES`].
+//!   background. The process disables huge pages (`PR_SET_THP_DISABLE`). If that fails, the kernel
+//!   scans after each request ([`enable`]).
+//! - Only memories qualify: Wasmtime clears small tables without a scan, and clearing adds pages.
+//!   Scans of tables have a limit below [`MIN_MEMORY_PAGES`].
 //!
 //! Swapping, migration and a new image for the slot leave the set unchanged or make it smaller.
 //!
@@ -53,7 +53,8 @@ struct LastScan {
 
 /// Last scans by first address of a memory.
 static LAST_SCANS: Mutex<BTreeMap<u64, LastScan>> = Mutex::new(BTreeMap::new());
-// Set once before the engine exists, so that `Relaxed` accesses suffice.
+// True if huge pages are disabled, so that scans may be reused. Set once before the engine exists,
+// so that `Relaxed` accesses suffice.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Number of scans that were answered without the kernel.
 static REUSED_SCANS: AtomicU64 = AtomicU64::new(0);

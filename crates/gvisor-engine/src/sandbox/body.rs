@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Timeout from the request for a sandbox to the agent's greeting.
+/// Timeout of each step of a boot or restore: the request to the helper, the agent's greeting, and
+/// the agent's confirmation of its identity.
 pub(super) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a connection to the agent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,7 +44,7 @@ pub(super) struct SandboxBody {
     pub detached: AtomicBool,
     /// Set when this process kills the sandbox.
     pub stopped: AtomicBool,
-    /// Set when all resources are released. Locked during the removal.
+    /// Set after the removal, even if the helper reported an error. Locked during the removal.
     pub removed: tokio::sync::Mutex<bool>,
 }
 
@@ -200,6 +201,7 @@ impl SandboxBody {
         if let Err(e) = self.request(&HelperRequest::Destroy).await {
             tracing::warn!(sandbox_id = self.spec.id, error = %e, "cannot remove a sandbox");
         }
+        // Also after an error: the directory remains, so that the next daemon removes the sandbox.
         *removed = true;
     }
 
@@ -207,11 +209,11 @@ impl SandboxBody {
     pub async fn ended(&self) -> ExitReason {
         self.process.ended().await;
         if self.stopped.load(Ordering::Acquire) {
-            // Another task may stop the sandbox while the helper determines the exit status.
             return ExitReason::Requested;
         }
         let request = self.request(&HelperRequest::Ended);
         let reply = tokio::time::timeout(EXIT_STATUS_TIMEOUT, request).await;
+        // Checked again: another task may have stopped the sandbox during the request.
         if self.stopped.load(Ordering::Acquire) {
             return ExitReason::Requested;
         }

@@ -10,8 +10,10 @@ use std::path::Path;
 use std::time::Instant;
 
 impl Sandbox {
-    /// Takes snapshot `id`. The sandbox is paused while the snapshot is written; streams into it
-    /// survive. Returns the duration of the pause and the total duration, in microseconds.
+    /// Takes snapshot `id`. The sandbox is paused while the snapshot is written. If `resume` is
+    /// true, the sandbox then continues, and streams into it survive. Otherwise the sandbox is
+    /// removed after the snapshot is published. A snapshot larger than `max_bytes` is rejected.
+    /// Returns the duration of the pause and the total duration, in microseconds.
     pub async fn snapshot(
         &self,
         store: &SnapshotStore,
@@ -28,6 +30,7 @@ impl Sandbox {
             .write_snapshot(store, &draft, id, resume, max_bytes)
             .await;
         if taken.is_err() {
+            // Ignore the error: `SnapshotStore::walk` removes the draft after this process exits.
             let _ = fs::remove_dir_all(&draft);
         }
         Ok((taken?, elapsed_us(started_at)))

@@ -19,8 +19,9 @@ pub struct UnassignedSandbox {
     mode: BootMode,
     /// Time of the request.
     requested_at: Instant,
-    /// Time until the process was created, and until the agent's greeting, in microseconds.
+    /// Time from the request until the process was created, in microseconds.
     created_us: u64,
+    /// Time from the request until the agent's greeting, in microseconds.
     greeted_us: u64,
 }
 
@@ -102,12 +103,14 @@ impl UnassignedSandbox {
                 source,
                 console: body.console_tail(),
             })?;
-        // A restored agent is already initialised.
+        // `hello` contains two readings of the guest's clock. A restored agent is already
+        // initialised.
         let init_us = match mode {
             BootMode::Cold => hello.hello_us.saturating_sub(hello.init_us),
             _ => 0,
         };
-        // The time before the greeting, without the time that the guest itself measured.
+        // Time from the creation of the sentry to the greeting. The clocks of host and guest may
+        // differ, so `init_us` is limited to this time.
         let before = greeted_us.saturating_sub(created_us);
         let report = BootReport {
             mode,

@@ -50,8 +50,8 @@ impl FakeRecipe {
             let root = site.work.join("root");
             fs::create_dir(&root).unwrap();
             fs::write(
-                // The content depends on the packages, so other packages give another image.
                 root.join("file"),
+                // The content depends on the packages, so other packages give another image.
                 format!("{:?}", self.recipe.spec.packages),
             )
             .unwrap();

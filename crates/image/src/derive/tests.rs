@@ -98,13 +98,14 @@ fn a_derived_template_shares_the_images_of_its_base_and_adds_one() {
     .unwrap();
     assert_eq!(same.manifest.images, base.manifest.images);
     assert_eq!(same.manifest.version(), base.manifest.version());
-    // Everything below is deleted.
+    // An opaque root hides all images of the base.
     let layer = Tar::default().file(".wh..wh..opq", b"").file("c", b"3");
     let standalone = derived(&home, &template_spec("alone", m), layer).unwrap();
     assert_eq!(standalone.manifest.images.len(), 1);
 }
 
-/// Returns the content of an image as a layer, by name.
+/// Returns the entries of `image` by path: the content of files or the target of links, followed by
+/// the values of `user.` attributes.
 fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
     let file = ImageStore::new(home).open(image).unwrap().file;
     let mut layer = Vec::new();
@@ -276,7 +277,7 @@ fn an_invalid_image_is_refused_and_its_links_are_never_followed() {
     for round in 0..300 {
         let mut bytes = image.clone();
         for _ in 0..=random(6) {
-            // The metadata of the format is in the first blocks.
+            // The superblock is at byte 1024. The metadata follows in the first blocks.
             let at = 1024 + random(bytes.len().min(8192) - 1024);
             bytes[at] = u8::try_from(random(256)).unwrap();
         }
@@ -301,6 +302,7 @@ fn a_hostile_or_truncated_layer_leaves_nothing() {
     let outside = Tar::default().file("../x", b"x");
     assert!(derived(&home, &x, outside).is_err());
     let whole = Tar::default().file("x", b"x").end();
+    // Header and content have 512 bytes each, so only the end mark is missing.
     let cut = &whole[..1024];
     let refused = x
         .build(&Templates::new(&home), cut, &mut |_| ())
@@ -311,10 +313,10 @@ fn a_hostile_or_truncated_layer_leaves_nothing() {
     assert!(refused.to_string().contains("stock template"), "{refused}");
     let missing = manifest(&["a"]);
     let refused = derived(&home, &template_spec("x", &missing), Tar::default()).unwrap_err();
-    // No failed build may leave files.
     assert!(refused.to_string().contains("is missing"), "{refused}");
-    for template in [home.templates(), home.images(), home.versions()] {
-        assert_eq!(count(&template), 0, "{}", template.display());
+    // No failed build may leave files.
+    for directory in [home.templates(), home.images(), home.versions()] {
+        assert_eq!(count(&directory), 0, "{}", directory.display());
     }
 }
 

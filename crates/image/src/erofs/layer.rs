@@ -80,7 +80,8 @@ impl<W: Write> LayerConverter<'_, W> {
             entry.path = b"./".to_vec();
         }
         self.writer.add(&entry, b"")?;
-        // Overlayfs's mark on a directory becomes an OCI entry for an opaque directory.
+        // Overlayfs's mark on a directory becomes the OCI entry `.wh..wh..opq`, to which `whiteout`
+        // contributes the first `.wh.`.
         if opaque {
             self.whiteout(&shown, b".wh..opq")?;
         }

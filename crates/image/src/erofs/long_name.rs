@@ -74,7 +74,8 @@ fn find_below(root: &Path, above: &[PathBuf]) -> Option<WriteImageError> {
 }
 
 /// Returns whether one of the layers has overlayfs's mark for a deletion at `path` or at one of its
-/// parent directories.
+/// parent directories. Every character device in a layer is such a mark, since the unpacker skips
+/// other devices.
 fn is_removed(path: &Path, layers: &[PathBuf]) -> bool {
     let is_mark = |layer: &PathBuf, path: &Path| {
         let found = fs::symlink_metadata(layer.join(path));

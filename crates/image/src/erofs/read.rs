@@ -122,11 +122,11 @@ impl<'a> ErofsImage<'a> {
             return Err(ImageError::Damaged("its block size is invalid"));
         }
         image.block = 1 << bits;
-        // root_nid, build_time, build_time_nsec, meta_blkaddr, xattr_blkaddr. The products cannot
-        // overflow: block numbers have 32 bits and the block size at most 17.
+        // root_nid, build_time, build_time_nsec, meta_blkaddr, xattr_blkaddr
         image.root = u64::from(u16_at(&head, 14));
         let seconds = i64::try_from(u64_at(&head, 24)).unwrap_or(0);
         image.time = (seconds, nanoseconds(u32_at(&head, 32)));
+        // Cannot overflow: block numbers have 32 bits, and the block size has at most 17.
         image.inodes = u64::from(u32_at(&head, 40)) * image.block;
         image.attributes = u64::from(u32_at(&head, 44)) * image.block;
         Ok(image)
@@ -164,7 +164,8 @@ impl<'a> ErofsImage<'a> {
         } else {
             compact
         };
-        // i_xattr_icount: a header of 12 bytes is followed by units of 4 bytes.
+        // i_xattr_icount: 0 without attributes, otherwise n for a header of 12 bytes and n - 1
+        // units of 4 bytes.
         let counted = u64::from(u16_at(&i, 2));
         let length = match counted {
             0 => 0,
@@ -333,8 +334,8 @@ fn entry_length(head: &[u8]) -> usize {
     4 + usize::from(head[0]) + usize::from(u16_at(head, 2))
 }
 
-/// Parses the name and value of an attribute. The inner `Option` is `None` if the prefix is
-/// unknown.
+/// Parses the name and value of an attribute. Returns `None` if the entry is too short, and
+/// `Some(None)` if the prefix is unknown.
 fn attribute(entry: &[u8]) -> Option<Option<(Vec<u8>, Vec<u8>)>> {
     let name = entry.get(4..4 + usize::from(*entry.first()?))?;
     let value = entry.get(4 + name.len()..)?;

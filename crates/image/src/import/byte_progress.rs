@@ -18,22 +18,22 @@ pub(super) struct ByteProgress<'a, 'b> {
 }
 
 impl<'a, 'b> ByteProgress<'a, 'b> {
-    /// Returns the progress of a part that ends at `share` percent.
+    /// Returns the progress of a part that starts at 0 percent and ends at `end` percent.
     pub(super) fn new(
         phase: Phase,
         total: u64,
-        share: u64,
+        end: u64,
         on_progress: &'a mut ProgressSink<'b>,
     ) -> Self {
-        Self::after(phase, total, 0, share, on_progress)
+        Self::after(phase, total, 0, end, on_progress)
     }
 
-    /// Returns the progress of a part that starts at `from` percent and ends at `share` percent.
+    /// Returns the progress of a part that starts at `from` percent and ends at `end` percent.
     pub(super) fn after(
         phase: Phase,
         total: u64,
         from: u64,
-        share: u64,
+        end: u64,
         on_progress: &'a mut ProgressSink<'b>,
     ) -> Self {
         on_progress(Progress::Phase(phase));
@@ -41,7 +41,7 @@ impl<'a, 'b> ByteProgress<'a, 'b> {
             on_progress,
             total,
             from,
-            share: share - from,
+            share: end - from,
             before: 0,
             reported_percent: from,
         }

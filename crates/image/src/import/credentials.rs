@@ -40,7 +40,7 @@ struct HelperOutput {
 
 /// User name and password.
 type UserPassword = (String, String);
-/// Function that requests the credentials of a registry from a helper.
+/// Function that requests credentials: its arguments are the helper and the key of the registry.
 type HelperFn = dyn Fn(&str, &str) -> Option<UserPassword>;
 
 /// Returns the credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD` if
@@ -69,7 +69,7 @@ impl DockerConfig {
         {
             return Some(found);
         }
-        // The key is a host name, or a URL in older configurations.
+        // Keys of `auths` are host names, or URLs in older configurations.
         let named = |url: &str| {
             let host = url
                 .trim_start_matches("https://")
@@ -90,7 +90,7 @@ impl DockerConfig {
 /// Runs `docker-credential-<helper> get`, which reads the name of the registry and prints JSON.
 fn run_helper(helper: &str, registry: &str) -> Option<UserPassword> {
     use std::io::Write;
-    // The name becomes a part of a program name.
+    // The name becomes the end of a program name, which a slash would turn into a path.
     if helper.is_empty() || helper.contains('/') {
         return None;
     }

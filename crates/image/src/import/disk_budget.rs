@@ -7,7 +7,8 @@ use std::sync::Arc;
 /// Reserves a total number of bytes, or rejects the reservation with a message for the caller.
 type ReserveFn = dyn Fn(u64) -> Result<(), String> + Send + Sync;
 
-/// Disk budget of an import. Space is reserved as soon as the size of a part is known.
+/// Disk budget of an import, unlimited by default. Space is reserved as soon as the size of a part
+/// is known.
 #[derive(Clone, Default)]
 pub struct DiskBudget(Option<Arc<ReserveFn>>);
 
@@ -18,13 +19,14 @@ impl DiskBudget {
         Self(Some(Arc::new(reserve)))
     }
 
-    /// Reserves `bytes` in total.
+    /// Like [`Self::reserve`], but returns an [`ImportError`].
     pub(super) fn need(&self, bytes: u64) -> Result<(), ImportError> {
         self.reserve(bytes)
             .map_err(|message| ImportError::Budget { message })
     }
 
-    /// Reserves `bytes` in total, or returns a message for the owner.
+    /// Ensures that at least `bytes` are reserved for the whole import, including earlier
+    /// reservations. Returns a message for the owner if the quota is too small.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<(), String> {
         self.0.as_ref().map_or(Ok(()), |reserve| reserve(bytes))
     }

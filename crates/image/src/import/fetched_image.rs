@@ -1,5 +1,5 @@
-//! Images of registries that are downloaded, but not unpacked yet. The download runs before any
-//! lock is taken.
+//! Images of registries that are downloaded, but not unpacked yet. Downloads run without the locks
+//! of the template and of the layer store.
 
 use super::byte_progress::ByteProgress;
 use super::download::Download;
@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
-/// Share of downloading and unpacking in the whole progress, in percent.
+/// Percentage of the whole import at which all layers are unpacked: one half for the downloads, one
+/// half for unpacking. [`ImportJob`] starts to write the image at the same percentage.
 const FETCH_PERCENT: u64 = 85;
 
 /// Image of a registry with a proof for each layer ([`crate::layer::BlobProofs`]). The layers are
@@ -94,8 +95,8 @@ impl FetchedImage {
         Ok(FetchOutcome::Fetched(Box::new(fetched)))
     }
 
-    /// Obtains a proof for each layer without one. The blobs in `anew` are downloaded even if there
-    /// is a proof.
+    /// Obtains a proof for each layer without one. The blobs with the SHA-256 digests in `anew` are
+    /// downloaded even if there is a proof.
     pub(super) fn download(
         &mut self,
         home: &Home,
@@ -184,8 +185,9 @@ impl FetchedImage {
                     job.layers.record(diff_id, sha256, repository.as_ref())?;
                     layers.push(unpacked);
                 }
-                // The store no longer has the layer: it was removed after its proof, together with
-                // the last template that used it.
+                // The registry confirmed the layer, but the store no longer has it: the layer was
+                // removed with the last template that used it. The second pattern never matches,
+                // since `download` obtains a proof for each layer.
                 (None, _) | (_, None) => missing.push(sha256.clone()),
             }
             steps.done(descriptor.size);

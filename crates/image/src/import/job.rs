@@ -121,8 +121,8 @@ impl ImportJob<'_> {
         let mut unpacked = Vec::new();
         for (name, diff_id) in names.iter().zip(&found.diff_ids) {
             unpacked.push(match self.layers.get(diff_id) {
-                Some(layer) => layer,
                 // A stored layer with this diff id has the same content.
+                Some(layer) => layer,
                 None => self.unpack(&layout.file(name)?, diff_id, &mut |_| ())?,
             });
         }

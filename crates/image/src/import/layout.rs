@@ -112,6 +112,7 @@ impl ImageLayout {
             let next = match &document.manifests[..] {
                 // A single entry needs no platform, since its configuration has a platform.
                 [only] if only.platform.is_none() => only,
+                // Entries without platforms are different images, not the platforms of one image.
                 [first, .., last] if first.platform.is_none() && last.platform.is_none() => {
                     return Err(several(document.manifests.iter().map(name_of)));
                 }

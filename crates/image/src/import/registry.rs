@@ -15,7 +15,8 @@ use oci_spec::distribution::Reference;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Maximum number of times that a download is resumed after progress.
+/// Maximum number of times that the download of a layer is resumed. A download is resumed only
+/// after an attempt that received bytes.
 const MAX_RESUMES: usize = 5;
 
 /// An image in a registry.
@@ -132,9 +133,10 @@ impl RegistryImage {
         Ok(text)
     }
 
-    /// Returns whether the registry confirms, without sending the layer, that it has the layer.
-    /// This is a proof only if this repository has served the layer before ([`BlobProofs`]). The
-    /// layer is then in the store.
+    /// Returns whether the registry proves by a `HEAD` request that it has the layer. Returns false
+    /// without a request unless this repository has served the layer before ([`BlobProofs`]). The
+    /// records of a layer are stored with its files, so a layer with a record was in the store when
+    /// the record was read.
     pub(super) fn proves(
         &mut self,
         layer: &Descriptor,
@@ -160,7 +162,7 @@ impl RegistryImage {
         let expected = sha256(&layer.digest)?;
         let download = Download::open(&home.blobs(), expected, self.by_key)?;
         let (file, path) = (&download.file, &download.path);
-        let mut time = self.puller.layer();
+        let mut deadlines = self.puller.layer();
         let mut resumes = 0;
         loop {
             let have = file.metadata().on("examine", path)?.len();
@@ -184,21 +186,23 @@ impl RegistryImage {
             let digest = &layer.digest;
             let read = self
                 .puller
-                .blob(&mut time, digest, have, layer.size, &mut sink);
+                .blob(&mut deadlines, digest, have, layer.size, &mut sink);
             let broken = matches!(
                 read,
                 Err(PullError::Fault(
                     PullFault::Broken(_) | PullFault::Unreachable(_)
                 ))
             );
-            // Requiring progress ensures that a registry cannot cause endless attempts.
+            // An attempt that received no bytes is not repeated. `MAX_RESUMES` bounds the attempts
+            // with a registry that sends only a few bytes each time.
             if (broken || (read.is_ok() && at < layer.size)) && resumes < MAX_RESUMES && at > have {
                 resumes += 1;
                 continue;
             }
             match read {
                 Ok(()) if at == layer.size => break,
-                // The registry has no more bytes: the descriptor states a wrong size.
+                // The registry sends no more bytes, for example since the descriptor states a wrong
+                // size.
                 Ok(()) | Err(PullError::Fault(PullFault::Status(416, _))) => {
                     return Err(RegistryError::Truncated {
                         digest: layer.digest.clone(),

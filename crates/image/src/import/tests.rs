@@ -45,7 +45,8 @@ impl Image {
         json!({ "digest": format!("sha256:{sum}"), "size": content.len(), "mediaType": media_type })
     }
 
-    /// Writes the layout. Its index also has another platform. Returns its directory.
+    /// Writes the layout and returns its directory. `index.json` refers to a second index, which
+    /// refers to the manifest.
     fn write(&self) -> &Path {
         let kind = |k: &str| format!("application/vnd.oci.image.{k}");
         let config = self.blob(
@@ -115,7 +116,8 @@ fn imported(home: &Home, import: &Import) -> Result<Template, ImportError> {
     import.run(&Templates::new(home), &mut |_| ())
 }
 
-// The whole chain, since the reason is often in the last error.
+/// Runs an import that must fail. Returns the messages of the error and of all its causes, since
+/// the reason is often in the last cause.
 fn refused(home: &Home, import: &Import) -> String {
     let error = imported(home, import).unwrap_err();
     let mut cause: &dyn std::error::Error = &error;
@@ -343,8 +345,8 @@ fn an_invalid_import_is_refused_with_its_reason() {
     let mut other = Image::new(two_layers());
     other.layers[1] = Tar::default().file("evil", b"").end();
     let message = refused(&home, &from(&other));
-    // A configuration that was changed without its digest.
     assert!(message.contains("its content has sha256"), "{message}");
+    // A configuration that was changed without its digest.
     let changed = Image::new(two_layers());
     for blob in fs::read_dir(changed.write().join("blobs/sha256")).unwrap() {
         let path = blob.unwrap().path();

@@ -3,9 +3,9 @@
 use jiffy_confinement::{AllowedCalls, DeniedCalls, SyscallFilter};
 use std::io;
 
-/// System calls that host programs must not make: calls that would let capabilities reach beyond
-/// the view, and calls that reveal kernel state. This is a deny list, because the other calls of
-/// these programs are not known in advance.
+/// System calls that host programs must not make. Some could reach beyond the program's file tree
+/// ([`jiffy_confinement::FsView`]) or its namespaces. Others change or reveal the state of the
+/// host. This is a deny list, because the other calls of these programs are not known in advance.
 const DENIED_TO_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -131,7 +131,8 @@ pub(crate) fn unpacker() -> io::Result<SyscallFilter> {
 
 /// Returns the filter for a host program. The program may start threads but no processes.
 pub(crate) fn program() -> io::Result<SyscallFilter> {
-    // A denied call returns an error instead of killing the program, which may only probe for it.
+    // A denied call returns an error. The program is not killed, since it may make the call only to
+    // detect whether the kernel supports the call.
     let mut denied = DeniedCalls::new(DENIED_TO_PROGRAMS);
     denied.deny_processes()?;
     denied.compile()

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Perl script with the attempts of a compromised program. Prints its user, its root directory, and
-/// the attempts that succeeded.
+/// the attempts that succeeded. `syscall` takes the numbers of x86-64: 101 `ptrace` (16 is
+/// `PTRACE_ATTACH`), 133 `mknod`, 165 `mount`, 272 `unshare`, 304 `open_by_handle_at`.
 const ATTEMPTS: &str = r#"
 use Socket; use POSIX ();
 opendir(my $root, "/"); my @names = sort grep { !/^\.\.?$/ } readdir($root);
@@ -73,6 +74,7 @@ fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else()
     let (first, done) = lines.split_first().unwrap();
     let (user, names) = first.split_once(' ').unwrap();
     let user: u32 = user.parse().unwrap();
+    // Ids of confined processes start at `jiffy_proto::vm::jail::FIRST_UID`.
     assert!(user > 1_900_000_000, "{user}");
     let names: Vec<&str> = names.split(' ').collect();
     let others = names

@@ -44,9 +44,10 @@ pub const UNPACK_ARGUMENT: &str = "--as-unpacker";
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Maximum length of the line with the outcome, in bytes.
 const MAX_OUTCOME_BYTES: u64 = 1 << 20;
-/// Memory limit in bytes in addition to the remembered names. Decompression windows need most of
-/// it.
+/// Memory limit of the process in bytes, in addition to [`UnpackLimits::names`] for the names that
+/// the process remembers. Decompression windows need most of it.
 const MEMORY_BYTES: u64 = 1 << 30;
+/// Maximum number of bytes that the parent sends to the process in one write.
 const CHUNK_BYTES: usize = 1 << 18;
 /// Number of hexadecimal digits of a SHA-256.
 const SHA256_DIGITS: usize = 64;
@@ -159,10 +160,11 @@ impl UnpackerProcess {
         };
         let failed = |e: io::Error| LayerError::Process(e.to_string());
         let task = serde_json::to_string(&task).map_err(|e| failed(e.into()))?;
-        // The environment of the daemon may contain secrets, and the process needs none of it.
         let mut command = Command::new(program);
         command
             .args([UNPACK_ARGUMENT, &task])
+            // The environment of the daemon may contain secrets. The process needs only
+            // JIFFY_JAIL, which is set below.
             .env_clear()
             .current_dir("/")
             .stdin(image.map_or_else(Stdio::piped, Stdio::from))
@@ -252,7 +254,8 @@ impl UnpackerProcess {
             ))
         })?;
         let (line, marks) = match (read, fed) {
-            // The process was killed, and writing to it failed as a consequence.
+            // The meter rejected the bytes, so the reader thread killed the process. This error
+            // takes precedence over an error of the archive's source.
             (Err(budget @ LayerError::Budget { .. }), _) => return Err(budget),
             // An error of the archive's source (for example a download) is the cause of any other
             // error.
@@ -379,8 +382,9 @@ pub fn unpacker() -> ExitCode {
         Err(LayerError::DiskFull { entry }) => UnpackOutcome::DiskFull { entry },
         Err(error) => UnpackOutcome::Failed(with_sources(&error)),
     };
-    // Closing standard input gives the parent an error instead of blocking it. SAFETY: this process
-    // has stopped reading standard input.
+    // The parent may still be writing the archive. Closing the pipe gives the parent an error.
+    // Otherwise the parent could block on the full pipe.
+    // SAFETY: this process has stopped reading standard input.
     unsafe { libc::close(libc::STDIN_FILENO) };
     let mut line = serde_json::to_vec(&outcome).unwrap_or_default();
     line.push(b'\n');
@@ -410,8 +414,8 @@ fn run_task(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
     let task = std::env::args().nth(2).unwrap_or_default();
     let failed = |e: io::Error| LayerError::Process(format!("confining it: {e}"));
     let task: UnpackTask = serde_json::from_str(&task).map_err(|e| failed(e.into()))?;
-    // SAFETY: no value in this process owns a descriptor above standard error yet.
     // An inherited descriptor could give access to files outside the directory.
+    // SAFETY: no value in this process owns a descriptor above standard error yet.
     unsafe { close_descriptors(3) }.map_err(failed)?;
     let place = confine(&task.into, &task.limits).map_err(failed)?;
     let marks = OverlayMarks::Collect(marks);

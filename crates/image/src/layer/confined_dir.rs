@@ -59,7 +59,7 @@ impl LayerPath {
     }
 }
 
-/// The directory of [`ConfinedDir::open`], which no path of an archive can leave.
+/// A directory that no path of an archive can leave.
 pub(super) struct ConfinedDir {
     root: OwnedFd,
     /// Parent of the last entry. It is cached, since archives list entries by directory.
@@ -98,7 +98,7 @@ impl ConfinedDir {
     }
 
     /// Returns the parent directory of `path`, and the name in it. Creates missing parents with
-    /// mode 0755 and owner root.
+    /// mode 0755. They belong to the user of this process.
     pub(super) fn parent<'p>(
         &mut self,
         path: &'p LayerPath,

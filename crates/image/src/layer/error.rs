@@ -88,6 +88,7 @@ impl LayerError {
             _ if error.get_ref().is_some_and(|e| e.is::<Self>()) => {
                 match error.into_inner().map(|e| e.downcast::<Self>()) {
                     Some(Ok(own)) => *own,
+                    // Never reached: the guard above has checked the type.
                     _ => Self::Truncated,
                 }
             }

@@ -21,7 +21,8 @@ pub struct UnpackLimits {
     pub depth: usize,
     /// Maximum number of bytes of an entry's extended headers and its map of holes.
     pub headers: u64,
-    /// Maximum number of bytes of the directory names that are remembered until the end.
+    /// Maximum number of bytes of the directory names that the unpacker remembers until the end,
+    /// for their times and overlayfs's opaque marks.
     pub names: u64,
     /// Time limit.
     pub time: Duration,

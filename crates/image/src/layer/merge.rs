@@ -77,9 +77,9 @@ fn merge_entry(
         // `renameat` cannot replace a directory with another type of file.
         Some(FileType::Directory) => remove_tree(onto, name, path)?,
         Some(_) if is_directory => {
-            // The removed file hid all layers below both, so the directory becomes opaque.
-            // Setting the mark changes the change time only; the modification time is set again
-            // because it is part of the image.
+            // The removed file hid all layers below both, so the directory becomes opaque. The
+            // modification time is part of the image. It is set again in case a file system changes
+            // it together with the mark.
             let mark = |parent: &OwnedFd| {
                 let fd = fs::openat(parent, name, DIRECTORY, Mode::empty())?;
                 let found = fs::fstat(&fd)?;
@@ -134,7 +134,8 @@ fn remove_tree(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), LayerEr
     })
 }
 
-/// Copies owner, mode, attributes and times from `from`, except the opaque mark.
+/// Copies owner, mode, times, and the attributes that a layer may set, from `from` to `onto`. The
+/// opaque mark is not copied.
 fn copy_attributes(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     // Attributes of the lower directory do not show through an overlay.
     for name in attributes(onto)? {
@@ -156,7 +157,7 @@ fn copy_attributes(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     fs::futimens(onto, &times(&found))
 }
 
-/// Returns the names of the attributes except the opaque mark.
+/// Returns the names of the attributes that a layer may set. The opaque mark is not one of them.
 fn attributes(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut list = vec![0; 64 << 10];
     let length = match fs::flistxattr(directory, &mut list[..]) {

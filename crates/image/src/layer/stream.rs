@@ -74,7 +74,7 @@ impl<'a> LayerStream<'a> {
             inner,
             packed: count,
             unpacked: 0,
-            // Every entry adds a header and padding of one block each.
+            // Every entry adds a header of 512 bytes and less than 512 bytes of padding.
             max_bytes: limits
                 .bytes
                 .saturating_add(limits.entries.saturating_mul(1024)),

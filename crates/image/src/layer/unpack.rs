@@ -52,18 +52,20 @@ pub fn unpack(
 pub(super) struct UnpackSinks<'s> {
     /// Receives the number of packed bytes read so far.
     pub on_bytes: &'s mut dyn FnMut(u64),
-    /// Receives the number of unpacked bytes before each [`REPORT_BYTES`] are written. An error
-    /// stops the unpacking.
+    /// Called before a file is written that completes at least [`REPORT_BYTES`] since the last
+    /// report. Receives the number of unpacked bytes up to the end of this file. An error stops the
+    /// unpacking.
     pub on_unpacked: &'s mut dyn FnMut(u64) -> Result<(), LayerError>,
 }
 
-/// Number of unpacked bytes between two reports.
+/// Minimum number of unpacked bytes between two reports.
 pub(super) const REPORT_BYTES: u64 = 8 << 20;
 
-/// Handling of overlayfs's marks, which only a privileged process can set.
+/// Handling of overlayfs's opaque marks. Setting them requires `CAP_SYS_ADMIN`, which the unpacker
+/// process lacks.
 pub(super) enum OverlayMarks<'m> {
     Set,
-    /// Collects the directories that need a mark.
+    /// Collects the paths of the directories that need a mark, for the parent process.
     Collect(&'m mut Vec<Vec<u8>>),
 }
 
@@ -85,16 +87,16 @@ pub(super) fn unpack_with(
         archive: ArchiveReader::with_limits(LayerStream::open(packed, &limits)?, tolerance),
         budget: UnpackBudget::new(limits),
         place,
-        // Default of the root directory. An entry of the archive may replace it.
+        // Default time of the root directory. An entry of the archive may replace it.
         directories: vec![(Vec::new(), (EPOCH.cast_signed(), 0))],
         done: UnpackedLayer::default(),
         buffer: vec![0; BUFFER_BYTES],
         marks,
         reported: 0,
     };
+    // The umask of the process must not influence the image, so the mode is set explicitly.
     let root = unpacker.place.open_directory(b"");
     root.and_then(|fd| fs::fchmod(fd, Mode::from_raw_mode(0o755)))
-        // The umask of the process must not influence the image, so the mode is set explicitly.
         .map_err(|e| LayerError::write("set the mode of", b"/", e))?;
     while let Some(entry) = unpacker.next()? {
         unpacker.report(&entry, sinks)?;
@@ -121,12 +123,12 @@ pub(super) fn unpack_image_with(
     let (written, unpacked) = thread::scope(|scope| {
         let written =
             scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER_BYTES, writer)));
-        // `unpack_with` drops the reader when it returns. If it failed, the writer thread then gets
-        // EPIPE instead of blocking on a full pipe.
         let mut sinks = UnpackSinks {
             on_bytes: &mut |_| (),
             on_unpacked: &mut |_| Ok(()),
         };
+        // `unpack_with` drops the reader when it returns. If it failed, the writer thread then gets
+        // EPIPE instead of blocking on a full pipe.
         let unpacked = unpack_with(reader, into, limits, &mut sinks, marks);
         (written.join(), unpacked)
     });
@@ -135,6 +137,8 @@ pub(super) fn unpack_image_with(
     if let Ok(Err(damaged @ LayerOfImageError::Image(_))) = written {
         return Err(damaged.into());
     }
+    // A complete archive of `write_layer` has an end mark. Without the mark, the writer thread
+    // failed.
     if unpacked?.end_mark {
         Ok(())
     } else {

@@ -18,8 +18,8 @@ pub(crate) const MANIFEST: &str = "template.json";
 /// template has one image, stored in the directory of the manifest.
 pub const MANIFEST_FORMAT: u32 = 2;
 
-/// Maximum number of images of a template. A guest has eight disks, of which one is writable and
-/// one is reserved.
+/// Maximum number of images of a template. A guest has at most eight disks, of which one is
+/// writable and one is reserved for kernel modules.
 pub const MAX_IMAGES: usize = 6;
 
 /// `template.json`.
@@ -133,7 +133,7 @@ pub struct ImageOrigin {
     /// manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest_sha256: Option<String>,
-    /// Diff ids of its layers, lowest first.
+    /// Diff ids of the image's layers, lowest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<String>,
     /// Entry point of the image. It runs only if the import requests it.

@@ -21,9 +21,9 @@ use std::path::Path;
 pub struct Recipe {
     pub(crate) spec: RecipeSpec,
     pub(crate) customize: Option<String>,
-    /// Names and contents of the files.
+    /// Names and contents of the files in [`RecipeSpec::files`].
     pub(crate) files: Vec<(String, String)>,
-    /// Base of the recipe.
+    /// Stock recipe on which this recipe is based ([`RecipeSpec::from`]).
     pub(crate) from: Option<Box<Recipe>>,
     hash: String,
 }

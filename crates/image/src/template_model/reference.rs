@@ -10,11 +10,11 @@ use std::fmt;
 
 /// Default tag.
 pub const DEFAULT_TAG: &str = "default";
-/// Separator of name and tag in file names. A colon is not usable, since it separates the options
-/// of overlayfs.
+/// Separator of name and tag in file names. A colon is not usable, since overlayfs's mount options
+/// separate lower directories by colons.
 const TAG_IN_FILES: char = '@';
-/// Separator of owner and name in file names. The character is not valid in names, tags and options
-/// of overlayfs.
+/// Separator of owner and name in file names. Names and tags cannot contain the character, and it
+/// has no special meaning in overlayfs's mount options.
 const OWNER_IN_FILES: char = '~';
 /// Name prefix of templates that were imported for sandboxes created from a registry image.
 const ON_DEMAND_PREFIX: &str = "img-";

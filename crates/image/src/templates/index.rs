@@ -64,9 +64,11 @@ pub(crate) struct TemplateIndex(Mutex<Names>);
 
 #[derive(Debug, Default)]
 struct Names {
-    /// Modification time of the directory, and the time at which it was read.
+    /// Modification time of the directory before the names were last read, and the time of that
+    /// reading.
     seen: Option<(SystemTime, SystemTime)>,
-    /// Number of times that the directory was read. A higher number makes all summaries unverified.
+    /// Number of times that the directory was read. After an increase, each summary is compared
+    /// with its manifest before the next use.
     reading: u64,
     entries: BTreeMap<Reference, IndexEntry>,
 }
@@ -160,8 +162,9 @@ impl Templates {
             .on("examine", &path);
         let found = match (stamp, before) {
             (Ok(stamp), Some((of, summary))) if of == stamp => Some((stamp, summary)),
-            // The manifest is read after its stamp, so a new manifest may get an old stamp, and is
-            // read again, but an old manifest never gets a new stamp.
+            // The stamp was read before the manifest. If the manifest was replaced in between, a
+            // new summary has an old stamp, and the next call reads the manifest again. An old
+            // summary never has a new stamp.
             (stamp, _) => match self.look_up(reference)? {
                 Some(manifest) => {
                     let summary = TemplateSummary::of(reference, &manifest);

@@ -94,9 +94,9 @@ impl Templates {
     }
 
     /// Moves each template without an owner to the owner that `owner_of` returns. Templates of
-    /// unfinished builds and of imported images become invisible. Borrowed templates are unchanged.
-    /// The operation is idempotent: a template is published under its new name before the old name
-    /// is removed.
+    /// unfinished builds and of imported images become [`Visibility::Internal`]. Borrowed templates
+    /// are unchanged. If a crash interrupts a move, the next call completes it: a template is
+    /// published under its new name before the old name is removed.
     pub fn move_to_owners(
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
@@ -114,7 +114,7 @@ impl Templates {
                 // Stock templates stay without an owner, since they are the same for every key.
                 continue;
             }
-            // No sandbox uses a template whose manifest is unreadable.
+            // No sandbox can be created from a template whose manifest is unreadable.
             let Ok(manifest) = self.load(&from) else {
                 continue;
             };
@@ -142,9 +142,9 @@ impl Templates {
         })
     }
 
-    /// Removes templates that were imported for builds before the time `before`, in seconds since
-    /// 1970, and returns their names. Templates based on them are not removed. The caller must
-    /// ensure that no build is running.
+    /// Removes templates that were imported for builds at or before the time `before`, in seconds
+    /// since 1970, and returns their names. Templates based on them are not removed. The caller
+    /// must ensure that no build is running.
     pub fn remove_imported_images(&self, before: u64) -> Result<Vec<String>, TemplateError> {
         self.remove_internal(IMPORTED_IMAGE_PREFIX, &|r, m| {
             is_imported_image(r.name()) && m.created <= before

@@ -43,7 +43,7 @@ impl Templates {
     }
 
     /// Returns the result of [`Self::prune`] as if the templates `without` did not exist. Removes
-    /// nothing.
+    /// no image and no version.
     pub fn preview_prune(&self, without: &[String]) -> Result<PrunedImages, TemplateError> {
         Ok(self.prune_when(true, Some(without))?.unwrap_or_default())
     }
@@ -54,8 +54,8 @@ impl Templates {
         let _ = self.prune_when(false, None);
     }
 
-    /// Removes layers and images without a template. Skips this while an import runs, since the
-    /// import does the same when it finishes.
+    /// Removes layers and images without a template. Skips the layers while an import holds the
+    /// layer store, since a successful import removes unused layers itself.
     pub(crate) fn gc_unused(&self) -> Result<(), TemplateError> {
         if let Some(layers) = LayerStore::try_open(&self.home)? {
             self.gc_layers(&layers)?;
@@ -86,9 +86,9 @@ impl Templates {
         Ok(())
     }
 
-    /// Returns `None` if pruning is not possible now: another process holds the lock and `wait` is
-    /// false, or the images are borrowed. With `rehearsal`, no file is removed, and the templates
-    /// in `rehearsal` count as removed.
+    /// Returns `None` if pruning is not possible now: another caller or process holds the lock and
+    /// `wait` is false, or the images are borrowed. With `rehearsal`, no unused image or version is
+    /// removed, and the templates in `rehearsal` count as removed.
     fn prune_when(
         &self,
         wait: bool,
@@ -183,6 +183,7 @@ fn named_in(directory: &Path, named: &mut HashSet<String>) -> Result<(), Templat
             problem,
         };
         let text = match File::open(path.join("manifest.json")) {
+            // The snapshot was removed after the directory was listed.
             Err(_) if !path.exists() => continue,
             Err(e) => return Err(broken(e.to_string())),
             Ok(file) => {

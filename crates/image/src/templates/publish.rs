@@ -35,7 +35,8 @@ impl Templates {
 
         let reference = Reference::parse(&manifest.reference())?;
         let place = self.directory(&reference);
-        // No sandbox uses a template whose manifest is unreadable.
+        // An unreadable manifest is skipped. A version that sandboxes use was stored when the
+        // template was opened.
         if let Ok(before) = self.manifest(&reference.to_string()) {
             version::store(&self.home, &before)?;
             self.move_format_1(&before, &place)?;
@@ -73,7 +74,7 @@ where
     fs::File::open(&image)
         .and_then(|file| file.sync_all())
         .on("flush", &image)?;
-    // The image takes 95 % of the whole build. The checksum is the remaining part.
+    // 95 % of the build is complete when the image is written. The checksum is the remaining part.
     on_progress(Progress::Percent(95));
     on_progress(Progress::Phase(Phase::Verification));
     Ok(ImageStore::new(home).add(&image)?)

@@ -44,9 +44,11 @@ pub(super) fn download_from(
         source,
     };
     let cancel = Cancel::new().map_err(|e| failed(PullError::Start(e)))?;
+    // `false`: the host's owner requests the download, not an API key.
     let pull = registries.pull(false, &cancel);
     let target = PullTarget {
         registry: address.authority.clone(),
+        // Only requests for images contain a repository. The path is passed to `Puller::file`.
         repository: String::new(),
         plain_http: pull.registries.plain_http.clone(),
         credentials: None,
@@ -64,6 +66,7 @@ pub(super) fn download_from(
         .open(&directory)
         .on("create a file in", &directory)?;
     let limit = UnpackLimits::default().bytes;
+    // The file has the same deadlines as a layer of an image. All attempts share them.
     let mut deadlines = puller.layer();
     let mut length = 0;
     for resumes in 0.. {

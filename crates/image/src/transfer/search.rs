@@ -75,7 +75,8 @@ pub(crate) fn import_stock(
     )
 }
 
-/// Imports the first file that exists.
+/// Imports the first file that exists. A URL is assumed to exist: a failed download is an error,
+/// and later places are not tried.
 fn import_first(
     templates: &Templates,
     places: Vec<Place>,

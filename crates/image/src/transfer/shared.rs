@@ -19,7 +19,7 @@ use std::path::Path;
 pub struct TemplateFiles {
     /// Content of [`Self::MANIFEST`].
     pub manifest: Vec<u8>,
-    /// Template. Its images are in the order of their names.
+    /// Template. Its images are in the order of the manifest.
     pub template: Template,
 }
 
@@ -39,8 +39,9 @@ impl TemplateFiles {
         Ok(Self { manifest, template })
     }
 
-    /// Imports a template. `open` opens a file of the store by name. Returns the manifest, and
-    /// whether the name refers to the imported version.
+    /// Imports a template. `limit` is the maximum total size of the images in bytes. `open` opens a
+    /// file of the store by name. Returns the manifest, and whether the name refers to the imported
+    /// version.
     ///
     /// A stock template is not replaced if this host has another recipe for it. In this case only
     /// the imported version is stored, for snapshots.

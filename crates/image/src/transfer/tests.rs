@@ -81,7 +81,7 @@ fn an_exported_template_is_equal_on_another_host() {
     let again = imported(&source, &file, Some("two:V1")).unwrap();
     assert_eq!(again.manifest.reference(), "two:V1");
     assert_eq!(again.manifest.version(), template.manifest.version());
-    // Image and stamp.
+    // The image and its stamp (`stamp_path`).
     assert_eq!(fs::read_dir(source.images()).unwrap().count(), 2);
 }
 
@@ -142,12 +142,12 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
         assert!(imported(&target, &file[..cut], None).is_err(), "{cut}");
     }
     // No rejected import may leave files.
-    for built in [target.templates(), target.images(), target.versions()] {
+    for directory in [target.templates(), target.images(), target.versions()] {
         assert_eq!(
-            fs::read_dir(&built).unwrap().count(),
+            fs::read_dir(&directory).unwrap().count(),
             0,
             "{}",
-            built.display()
+            directory.display()
         );
     }
 }
@@ -181,8 +181,8 @@ fn a_template_of_a_store_is_equal_on_another_host() {
     let sum = &files.template.manifest.images[0].sha256;
     let damaged = damaged.replace(sum, &"0".repeat(64));
     let (_c, third) = home();
-    // This closure returns the valid image under the name of the expected one.
-    let refused = |name: &str| {
+    // Returns the valid image under the name with the wrong digest.
+    let open_valid = |name: &str| {
         let file = files.images().next().unwrap().1.try_clone();
         assert!(name.contains("0000"), "{name}");
         file
@@ -194,7 +194,7 @@ fn a_template_of_a_store_is_equal_on_another_host() {
         damaged.as_bytes(),
         None,
         limit,
-        refused,
+        open_valid,
         &mut |_| (),
     );
     assert!(matches!(refused, Err(ImportError::Digest { .. })));
@@ -212,11 +212,8 @@ fn a_stock_template_of_another_recipe_does_not_replace_the_local_one() {
     assert!(!published);
     assert_eq!(fs::read_dir(target.templates()).unwrap().count(), 0);
     let version = files.template.manifest.version();
-    let version_files = Templates::new(&target).find_version(&format!("base@{version}"));
-    assert_eq!(
-        version_files.unwrap().images,
-        files.template.manifest.images
-    );
+    let stored = Templates::new(&target).find_version(&format!("base@{version}"));
+    assert_eq!(stored.unwrap().images, files.template.manifest.images);
 }
 
 /// Returns an export of a template that claims to be the stock template `base` of this version.

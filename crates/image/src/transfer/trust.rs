@@ -92,7 +92,8 @@ impl FileTrust {
         }
     }
 
-    /// Checks whether a file may become the template `reference`. Called before images are read.
+    /// Checks that a file for the stock template `reference` states the recipe of this program. All
+    /// other references pass. Called before images are read.
     pub(super) fn check_recipe(
         &self,
         reference: &Reference,

@@ -14,7 +14,8 @@ impl SnapshotContext {
         };
         let published = self.try_publish(&mut unpublished);
         if published.is_err() {
-            // Only this process may retry: a daemon that adopts the VM must not find the draft.
+            // Only this process may retry. The draft is removed on drop, so that a daemon that
+            // adopts the VM does not find it.
             unpublished.draft.remove_on_drop();
             self.unpublished = Some(unpublished);
         }
@@ -34,8 +35,8 @@ impl SnapshotContext {
         // Hold the new parent before the hold on the former parent is dropped.
         self.parent = Some((unpublished.spec.id.clone(), snapshot.hold()?));
         if let Some(touched) = &unpublished.touched {
-            // Ignore the error: the list of touched pages only serves prefetching. VMMs of earlier
-            // versions leave it empty.
+            // Ignore the result: the touched chunks only serve prefetching, and VMMs of earlier
+            // versions leave the file empty.
             let _ = snapshot.put_touched(touched);
         }
         Ok((snapshot, unpublished.report.clone()))

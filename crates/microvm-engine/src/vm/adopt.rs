@@ -149,7 +149,8 @@ impl MicroVm {
         self.context.lock().await.modules.clone()
     }
 
-    /// Adopts a VMM that an earlier process detached. Terminates the VMM if the adoption fails.
+    /// Adopts a VMM that an earlier process detached. If the adoption fails, terminates the VMM
+    /// unless it cannot be monitored ([`AdoptError::Host`]).
     pub async fn adopt(spec: AdoptSpec<'_>) -> Result<Self, AdoptError> {
         let path = control_socket_path(&spec.mark, spec.directory);
         let detached_socket = DetachedSocket::from(std::sync::OnceLock::from(path.clone()));
@@ -219,7 +220,7 @@ async fn take_control(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState,
     let mut reattached = reattach(&link).await?;
     let mut captured = expected_capture(&reattached, spec);
     if captured.is_none() && reattached.captured.is_some() {
-        // The earlier process did not acknowledge the captured snapshot.
+        // The earlier process did not record the captured snapshot, or its files cannot be opened.
         link.send(&Request::AbortCapture, &[])?;
         reattached = reattach(&link).await?;
     }
@@ -248,7 +249,8 @@ async fn take_control(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState,
         })
         .await?;
         if captured.is_some() {
-            // The snapshot may have been completed before that reply.
+            // If the snapshot was completed before the reply, its report was dropped. Request the
+            // report again.
             reattached = reattach(&link).await?;
             captured = expected_capture(&reattached, spec);
         }
@@ -280,6 +282,8 @@ fn expected_capture(reattached: &ReattachedVmm, spec: &AdoptSpec<'_>) -> Option<
     Some(CapturedDraft {
         draft,
         frozen: overlays.pop()?,
+        // Every captured snapshot has these settings. The VMM received the size limit with the
+        // request of the earlier process.
         spec: SnapshotSpec {
             id: expected.id.clone(),
             template: expected.template.clone(),

@@ -49,7 +49,8 @@ impl MicroVm {
         Ok(vm)
     }
 
-    /// Waits until the agent has its identity and the VMM is limited. Fails after [`BOOT_TIMEOUT`].
+    /// Waits until the agent has its identity, for at most [`BOOT_TIMEOUT`], and then until the VMM
+    /// is limited.
     pub(crate) async fn wait_until_up_in_time(
         &mut self,
         requested_at: Instant,
@@ -113,6 +114,7 @@ impl MicroVm {
                     ..
                 }) => {
                     self.context.lock().await.greeting = greeting;
+                    // `hello` is `None` if the guest greeted earlier, for example while unassigned.
                     let (hello_at, init_us) = hello.unwrap_or((Instant::now(), 0));
                     let to_hello = micros(hello_at - running);
                     // The two clocks may differ slightly, so the guest's time must not exceed the

@@ -59,7 +59,8 @@ impl Connector {
     }
 
     async fn open(&self, port: u32) -> Result<UnixStream, ConnectError> {
-        // The VMM sets the mode of its end itself.
+        // Both ends are blocking. The VMM uses `MSG_DONTWAIT` and does not change the mode of its
+        // end.
         let (ours, theirs) = BlockingStream::pair()?;
         for end in [&ours, &theirs] {
             // Ignore the error: with a smaller buffer, streams are only slower.
@@ -68,7 +69,7 @@ impl Connector {
         let request = Request::Connect { port };
         let fds = [theirs.as_fd()];
         self.link.send_when_writable(&request, &fds).await?;
-        // The VMM now has a duplicate of `theirs`, which is closed here.
+        // The VMM has a duplicate of `theirs`. This process closes `theirs` on return.
         ours.set_nonblocking(true)?;
         Ok(UnixStream::from_std(ours)?)
     }

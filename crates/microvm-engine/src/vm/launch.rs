@@ -134,7 +134,7 @@ impl MicroVm {
             detached_socket: parts.detached_socket.clone(),
             console: console.clone(),
             identity: identity_receiver,
-            // An adopted guest may have been restored.
+            // Without `steps`, the guest is adopted, and may have been restored.
             restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
             steps: parts.steps,
             next_steps: next_steps.clone(),

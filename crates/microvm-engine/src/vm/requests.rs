@@ -54,6 +54,7 @@ impl MicroVm {
     pub async fn working_set(&self, store: &Store) -> Result<WorkingSet, SaveError> {
         let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
+        // A jailed VMM has no /proc, so this process opens the pagemap for it.
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm_pid()))
             .map_err(host("cannot open the VMM's pagemap"))?;
         let (touched, written) = (store.overlay()?, store.overlay()?);
@@ -70,10 +71,10 @@ impl MicroVm {
                 _ => None,
             })
             .await?;
-        let none =
+        let unsupported =
             || SaveError::Refused("this host does not report which pages are present".to_owned());
         Ok(WorkingSet {
-            chunks: chunks.ok_or_else(none)?,
+            chunks: chunks.ok_or_else(unsupported)?,
             touched,
             written,
         })

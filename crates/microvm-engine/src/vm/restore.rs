@@ -45,8 +45,8 @@ pub struct RestoreSpec {
     pub modules: Option<ModulesImage>,
     /// Blank disk with which the guest was booted.
     pub blank_disk: File,
-    /// Empty file for the sandbox's writes. Snapshots are cheap if it is a file from
-    /// [`jiffy_snapshot::Store::overlay`].
+    /// Empty file for the sandbox's writes. A snapshot links a file from
+    /// [`jiffy_snapshot::Store::overlay`], and copies any other file.
     pub overlay: File,
     /// Network interface with the MAC address that the guest knows. `None` if the guest has none.
     pub net: Option<NetSpec>,
@@ -165,7 +165,7 @@ impl RestoreSpec {
             source: self.memory.source(&mut fds),
             populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
             populate_later: self.populate_later.as_ref().map(|later| LaterPages {
-                // If no other guest is starting, copying during the start delays no guest.
+                // If no other guest is starting, copying during this start delays no other guest.
                 from: if self.vmm.starts_alone() {
                     PopulateMoment::Start
                 } else {
@@ -227,6 +227,8 @@ impl MicroVm {
         Ok(vm)
     }
 
+    /// Starts a VMM and sends it the restore request. `identity` replaces the identity in `spec`,
+    /// and is `None` if the identity is assigned later.
     pub(crate) fn begin_restore(
         spec: &RestoreSpec,
         identity: Option<Identity>,
@@ -263,14 +265,14 @@ impl MicroVm {
             what: "cannot duplicate a descriptor",
             source,
         })?;
-        let ours = console
+        let console_fd = console
             .fd()
             .try_clone_to_owned()
             .map_err(|source| BootError::Host {
                 what: "cannot duplicate a descriptor",
                 source,
             })?;
-        let (config, fds) = spec.request(kvm, files, std::os::fd::AsFd::as_fd(&ours));
+        let (config, fds) = spec.request(kvm, files, std::os::fd::AsFd::as_fd(&console_fd));
         let launch = LaunchSpec {
             vmm: &spec.vmm,
             limits,

@@ -115,6 +115,7 @@ impl MicroVm {
         let passed = greeting
             .as_ref()
             .filter(|_| self.detached_socket.get().is_some());
+        // The VMM lets the network interface pass frames again when it receives this request.
         let finish = Request::FinishRollback {
             greeting: passed.map(|_| FdIndex(0)),
         };

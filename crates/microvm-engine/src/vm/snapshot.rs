@@ -99,12 +99,17 @@ impl MicroVm {
     }
 }
 
-/// Files of a request other than the files of the draft.
+/// Files of a request other than the files of the draft, and its `captured` flag.
 struct RequestFiles<'a> {
+    /// New overlay, which receives the guest's writes after the snapshot.
     overlay: &'a File,
+    /// `/proc/PID/pagemap` of the VMM.
     pagemap: Option<&'a File>,
+    /// Memory file of the draft, opened with `O_DIRECT`. `None` to write through the page cache.
     direct: Option<&'a File>,
+    /// Receives the index of the touched chunks. `None` if not recorded.
     touched: Option<&'a File>,
+    /// True if the VMM reports when the memory is frozen ([`SnapshotConfig::captured`]).
     captured: bool,
 }
 
@@ -152,8 +157,8 @@ impl SnapshotTask {
         };
         self.send_request(&draft, &files)?;
         let written = self.wait_until_written(context, &mut draft, notice).await;
-        // The draft of a captured snapshot remains only if this process exits while the snapshot is
-        // written.
+        // After a failure, the draft is removed even if it was captured. A captured draft remains
+        // only if this process exits while the snapshot is written.
         let report = written.inspect_err(|_| draft.remove_on_drop())?;
         // Later snapshots and `overlay_bytes` refer to the new overlay.
         let frozen = std::mem::replace(&mut context.overlay, overlay);
@@ -248,11 +253,11 @@ impl SnapshotTask {
             // The guest is paused. Terminate it only if its state is safe.
             (AfterSnapshot::Stop, Ok(_)) => Some(Request::Stop),
             (AfterSnapshot::Stop, Err(_)) => Some(Request::Resume),
-            // Committed, also for a later controller. An unpublished snapshot needs no decision: it
-            // may still be published.
+            // Committed, also for a later controller.
             (_, Ok(_)) => Some(Request::ResolveSnapshot {
                 decision: SnapshotDecision::Commit,
             }),
+            // The VMM receives no decision: the snapshot may still be published.
             (_, Err(_)) => None,
         };
         if let Some(next) = next {

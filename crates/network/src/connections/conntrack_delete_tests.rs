@@ -32,13 +32,14 @@ fn connect() {
         });
     let commands = format!("link set lo up\n{}", added.collect::<String>());
     program::run("ip", &["-batch", "-"], &commands).unwrap();
+    // A rule with `ct` activates connection tracking in the namespace.
     program::nft(
         "table inet t { chain c { type filter hook output priority 0; ct state new accept; }; }",
     )
     .unwrap();
     for address in addresses {
         let socket = UdpSocket::bind((*address, 0)).unwrap();
-        // An IPv6 address is not immediately routable from itself.
+        // The destination is the loopback address of the same IP version.
         let to = if address.contains(':') {
             "::1"
         } else {

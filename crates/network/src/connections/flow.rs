@@ -123,7 +123,7 @@ pub(super) fn source_of(attributes: &[u8]) -> Option<(IpAddr, &[u8])> {
 /// Opens a socket for messages about deleted connections, in the network namespace of this thread.
 pub(super) fn subscribe() -> io::Result<NetlinkSocket> {
     let socket = NetlinkSocket::open(DESTROY_GROUP)?;
-    // The request makes the kernel load the module.
+    // This request makes the kernel load the module that sends the messages (nf_conntrack_netlink).
     count_entries(&socket)?;
     Ok(socket)
 }

@@ -48,7 +48,7 @@ fn listed(datagram: &[u8]) -> Option<ConntrackFlow> {
     })
 }
 
-fn to(protocol: ConnectionProtocol, port: u16, line: &ConnectionRecord) {
+fn assert_destination(protocol: ConnectionProtocol, port: u16, line: &ConnectionRecord) {
     let address = Some(Ipv4Addr::new(192, 0, 2, 1).into());
     assert_eq!(
         (line.protocol, line.address, line.port),
@@ -62,7 +62,7 @@ fn a_connection_has_its_time_and_its_bytes() {
     let began = 0x18ea_588d_8dab_03ab / 1_000_000;
     assert_eq!((flow.id, flow.began_ms), (0x5923_5fb8, Some(began)));
     let line = flow.line(5);
-    to(ConnectionProtocol::Tcp, 80, &line);
+    assert_destination(ConnectionProtocol::Tcp, 80, &line);
     assert_eq!(
         (line.at_ms, line.bytes, line.refused),
         (began, Some((0x111, 0x4c0)), None)
@@ -72,19 +72,19 @@ fn a_connection_has_its_time_and_its_bytes() {
         .find_map(|m| parse_deleted(&m))
         .unwrap()
         .line(5);
-    to(ConnectionProtocol::Udp, 83, &line);
+    assert_destination(ConnectionProtocol::Udp, 83, &line);
     assert_eq!(line.bytes, Some((31, 0)));
     assert_eq!(listed(&datagram), None);
 }
 
 #[test]
 fn connections_of_others_and_to_the_gateway_are_omitted() {
-    let changed = |from: [u8; 4], to: [u8; 4], which: usize| {
+    let changed = |from: [u8; 4], to: [u8; 4], occurrence: usize| {
         let mut datagram = bytes(LISTED);
         let places: Vec<usize> = (0..datagram.len() - 4)
             .filter(|at| datagram[*at..*at + 4] == from)
             .collect();
-        datagram[places[which]..places[which] + 4].copy_from_slice(&to);
+        datagram[places[occurrence]..places[occurrence] + 4].copy_from_slice(&to);
         listed(&datagram)
     };
     let (guest, world) = ([169, 254, 0, 21], [192, 0, 2, 1]);
@@ -103,8 +103,8 @@ fn a_batch_of_refused_packets_is_parsed_one_by_one() {
         .collect();
     assert_eq!(packets.iter().map(|p| p.number).collect::<Vec<_>>(), [0, 1]);
     let lines: Vec<ConnectionRecord> = packets.into_iter().map(|p| p.line(5)).collect();
-    to(ConnectionProtocol::Tcp, 81, &lines[0]);
-    to(ConnectionProtocol::Udp, 82, &lines[1]);
+    assert_destination(ConnectionProtocol::Tcp, 81, &lines[0]);
+    assert_destination(ConnectionProtocol::Udp, 82, &lines[1]);
     assert_eq!(lines[0].refused, Some(RefusalReason::Rules));
     assert_eq!(
         (lines[1].refused, lines[1].bytes),

@@ -32,7 +32,8 @@ impl LineRing {
         self.lines.push_back((id, line));
     }
 
-    /// Adds a line, or merges it with an equal line and its count.
+    /// Adds a line at the end. An equal line is removed, and its count is added to the count of the
+    /// new line.
     pub fn count(&mut self, mut line: ConnectionRecord) {
         let alike = |(_, old): &(_, ConnectionRecord)| {
             old.address == line.address
@@ -52,7 +53,7 @@ impl LineRing {
         self.push(None, line);
     }
 
-    /// Returns true if the list contains the connection with this id and time.
+    /// Returns true if the list contains the connection with this id and start time.
     pub fn contains(&self, id: u32, at_ms: u64) -> bool {
         let mut lines = self.lines.iter().rev();
         lines.any(|(own, line)| *own == Some(id) && line.at_ms == at_ms)

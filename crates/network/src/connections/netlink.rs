@@ -165,7 +165,8 @@ impl NetlinkSocket {
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Sends a request and waits for its result. Passes the attributes of other messages to `each`.
+    /// Sends a request and waits for its result. Passes the attributes of each message with the
+    /// type of the request, such as an answer before the result, to `each`.
     pub fn command(
         &self,
         subsystem: u8,
@@ -213,8 +214,8 @@ impl NetlinkSocket {
         })
     }
 
-    /// Passes all entries of a table to `each` until `each` returns false. Then the rest of the
-    /// dump remains unread, and the socket must not be used again.
+    /// Passes all entries of a table to `each` until `each` returns false. After such an early
+    /// stop, the rest of the dump remains unread, and the socket must not be used again.
     pub fn list(
         &self,
         subsystem: u8,
@@ -340,7 +341,7 @@ mod tests {
             body[..2].copy_from_slice(&lie.to_ne_bytes());
             assert_eq!(attributes(&body).count(), 0, "{lie}");
         }
-        // Test every prefix, and changes of every byte.
+        // Test changes of every byte.
         for at in 0..sent.len() {
             for value in [0, 1, 4, 0x7f, 0xff] {
                 let mut sent = sent.clone();

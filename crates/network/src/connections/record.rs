@@ -44,8 +44,9 @@ struct RecordLines {
     carried: HashMap<u64, (ConnectionRecord, Arc<CarriedBytes>)>,
     /// Next serial number in `carried`.
     next_number: u64,
-    /// Next expected sequence number of rejected packets, and number of lost messages about them.
+    /// Next expected sequence number of rejected packets.
     next_refusal: u32,
+    /// Number of lost messages about rejected packets.
     lost_refusals: u64,
     /// Number of lost messages about deleted connections.
     lost_deletions: u64,
@@ -58,7 +59,7 @@ pub(crate) struct CarriedBytes {
     pub back: AtomicU64,
 }
 
-/// Connection that the proxy forwards. Dropping this value records its end.
+/// Connection that the proxy forwards. Dropping this value records the end of the connection.
 pub(crate) struct CarriedConnection {
     record: Arc<ConnectionRecorder>,
     number: u64,
@@ -192,7 +193,8 @@ impl ConnectionRecorder {
         more
     }
 
-    /// Returns the open connections. `None` if they cannot be read.
+    /// Returns the open connections, and whether the list is complete. `None` if they cannot be
+    /// read.
     fn open(&self, namespace: &str) -> Option<(Vec<flow::ConntrackFlow>, bool)> {
         let all = namespace::enter(namespace, || {
             flow::list_all().map_err(NetError::host("listing connections"))
@@ -207,7 +209,8 @@ impl ConnectionRecorder {
         let Some((namespace, sockets)) = self.source.lock().take() else {
             return;
         };
-        // As in `read`: a connection that ends in between is listed rather than lost.
+        // As in `read`, list before reading the messages: a connection that ends in between appears
+        // twice rather than not at all.
         let open = self.open(&namespace).map(|(flows, _)| flows);
         self.drain(&sockets);
         let now_ms = now_ms();
@@ -227,8 +230,9 @@ impl ConnectionLog for ConnectionRecorder {
         let mut open = Vec::new();
         let mut missing = 0;
         if let Some((namespace, sockets)) = source {
-            // In this order, a connection that ends in between is listed twice rather than not at
-            // all.
+            // List before reading the messages: a connection that ends in between then appears
+            // twice rather than not at all. The filter below drops the listed copy if the kernel
+            // recorded the start.
             match self.open(&namespace) {
                 Some((flows, true)) => open = flows,
                 // The number of unlisted connections is unknown: count at least one.

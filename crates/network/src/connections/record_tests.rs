@@ -42,15 +42,15 @@ fn a_proxied_connection_is_counted_while_open_and_recorded_when_closed() {
     let record = record();
     let carrying = record.carry(to(3, 443), "c.example");
     carrying.bytes.out.fetch_add(10, Ordering::Relaxed);
-    let now = |bytes| {
+    let assert_bytes = |bytes| {
         let list = record.read().list;
         assert_eq!((list.len(), list[0].bytes), (1, Some(bytes)));
         assert_eq!(list[0].host.as_deref(), Some("c.example"));
     };
-    now((10, 0));
+    assert_bytes((10, 0));
     carrying.bytes.back.fetch_add(20, Ordering::Relaxed);
     drop(carrying);
-    now((10, 20));
+    assert_bytes((10, 20));
 }
 
 #[test]

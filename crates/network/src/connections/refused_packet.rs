@@ -43,6 +43,7 @@ pub(super) fn subscribe() -> io::Result<NetlinkSocket> {
     let settings = [
         // NFULNL_CFG_CMD_BIND.
         encode(1, &[1]),
+        // NFULA_CFG_MODE, NFULA_CFG_TIMEOUT and NFULA_CFG_QTHRESH.
         encode(2, &mode),
         encode(4, &BATCH_TIMEOUT_CS.to_be_bytes()),
         encode(5, &MAX_BATCH.to_be_bytes()),

@@ -29,7 +29,8 @@ const ELEMENT_FLAGS: u16 = 3;
 const RECORDED_OF_ELEMENT: [u16; 5] = [1, 2, 3, 6, 10];
 /// Omitted attributes of an element: padding.
 const OMITTED_OF_ELEMENT: [u16; 1] = [8];
-/// Maximum number of bytes of elements per message: an attribute has at most 64 KiB.
+/// Number of bytes of elements after which a new message starts. The elements of a message are in
+/// one attribute, which has at most 64 KiB.
 const MAX_ELEMENTS_BYTES: usize = 16 * 1024;
 
 /// Kind of an object.
@@ -68,8 +69,9 @@ impl ObjectKind {
             // Table, name, hook, policy, type, flags, user data.
             Self::Chain => &[1, 3, 4, 5, 7, 10, 12],
             // Table, name, flags, type and length of key and data, policy, description, timeout,
-            // interval of collection, user data, type of objects.
+            // interval of garbage collection, user data, type of objects.
             Self::Set => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15],
+            // Table, set, elements.
             Self::Elements => &[1, 2, 3],
             // Table, chain, expressions, user data.
             Self::Rule => &[1, 2, 4, 7],
@@ -85,6 +87,7 @@ impl ObjectKind {
             Self::Chain => &[2, 6, 8, 9, 11],
             // Id, padding, handle, implementation, count.
             Self::Set => &[10, 14, 16, 19, 20],
+            // Id of the set.
             Self::Elements => &[4],
             // Handle, handle of the rule before, padding, id.
             Self::Rule => &[3, 6, 8, 9],
@@ -101,7 +104,7 @@ pub(super) struct RulesetObject {
     attributes: Vec<u8>,
 }
 
-/// Iterates over types (with their flags) and values of attributes.
+/// Iterates over types (without their flags) and values of attributes.
 fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), String>> {
     NlasIterator::new(bytes).map(|attribute| {
         let attribute = attribute.map_err(|e| e.to_string())?;
@@ -117,7 +120,8 @@ fn value<'a>(attribute: &NlaBuffer<&'a [u8]>) -> &'a [u8] {
 }
 
 fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
-    // Values are shorter: they are taken from attributes or are bounded.
+    // The length fits in 16 bits: values are taken from attributes, which have the same limit, or
+    // are bounded.
     let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
     let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
     bytes.extend(value);
@@ -218,7 +222,7 @@ impl fmt::Display for RulesetObject {
 #[derive(Debug)]
 pub(super) struct SetReference {
     pub family: u8,
-    /// Attributes with the names of table and set.
+    /// Values of the attributes with the names of table and set.
     table: Vec<u8>,
     name: Vec<u8>,
 }

@@ -179,6 +179,7 @@ impl Lineage {
         for (layer, run) in runs {
             let failed = |e: io::Error| match self.snapshots().get(layer) {
                 Some(snapshot) => SnapshotError::io(snapshot.path())(e),
+                // Does not occur: each layer belongs to a snapshot.
                 None => SnapshotError::Missing(String::new()),
             };
             for chunk in run {

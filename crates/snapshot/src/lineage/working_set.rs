@@ -35,8 +35,8 @@ impl Lineage {
         Ok(recorded.map(|(set, _)| set))
     }
 
-    /// Copies the recorded working set and written pages to the directory `dir` of a snapshot
-    /// without parents. Errors are ignored because they are hints.
+    /// Copies the recorded working set and written pages to the directory `dir` of a merged
+    /// snapshot. Errors are ignored because the sets are hints.
     pub(crate) fn copy_working_set(&self, dir: &Path) {
         for (name, unit) in SET_FILES {
             if let Ok(Some((set, _))) = self.recorded(name, unit)

@@ -48,9 +48,9 @@ impl Snapshot {
         self.put_set(WORKING_SET_FILE, MEMORY_CHUNK, index)
     }
 
-    /// Stores the chunks that a guest touched until it was paused as the working set. An index that
-    /// is empty or has more than 1,024 chunks (64 MiB) is ignored. Returns false if the index was
-    /// ignored. An existing working set is not replaced.
+    /// Stores the working set of a paused guest: the chunks that the guest touched since its
+    /// restore. An index that is empty or has more than 1,024 chunks (64 MiB) is ignored. Returns
+    /// `false` if the index was ignored. An existing working set is not replaced.
     pub fn put_touched(&self, index: &File) -> Result<bool, SnapshotError> {
         let path = self.path().join(WORKING_SET_FILE);
         let length = index.metadata().map_err(SnapshotError::io(&path))?.len();

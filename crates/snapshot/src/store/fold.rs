@@ -219,6 +219,7 @@ fn open_layers(lower: &Snapshot, upper: &Snapshot) -> Result<Vec<LayerFold>, Sna
     Ok(layers)
 }
 
+/// Returns the identities of the layer files, by which a VMM finds its open layers.
 fn identities(layers: &[LayerFold]) -> io::Result<FoldedLayers> {
     let files = |layer: fn(&LayerFold) -> &File| -> io::Result<SnapshotLayerFiles> {
         let all = layers.iter().map(|fold| {
@@ -260,8 +261,8 @@ fn folded_manifest(
 }
 
 impl Fold {
-    /// Returns the id of the snapshot that is folded into its child. It is not needed after the
-    /// commit.
+    /// Returns the id of the snapshot that is folded into its child. This parent is not needed
+    /// after the commit.
     pub fn parent(&self) -> &str {
         &self.parent
     }
@@ -284,8 +285,8 @@ impl Fold {
         };
         link_files(upper.path(), &draft, is_replaced)?;
         for (name, _) in SET_FILES {
-            // Ignore the error: these files are hints, and restores are only slower without them.
-            // The newest file in a lineage is used.
+            // Add the recorded sets that only the parent has. Ignore the error: an existing set of
+            // the snapshot is newer. Without a set, restores are only slower.
             let _ = fs::hard_link(lower.join(name), draft.join(name));
         }
         let path = draft.join(MANIFEST);
@@ -306,8 +307,8 @@ impl Fold {
             let unit = layer.index.unit;
             // Record the units before the copy, so that an incomplete copy is undone as well.
             self.draft.copied.push((file, layer.copied.clone(), unit));
-            // The last unit of a disk may be shorter.
-            let bytes = layer
+            // Length of the layer file. The last unit of a disk may be shorter than the others.
+            let length = layer
                 .lower
                 .file
                 .metadata()
@@ -317,7 +318,7 @@ impl Fold {
             each_run(&layer.copied, unit, |start, end| {
                 // `each_run` has no way to stop: skip the remaining runs.
                 if cancelled.is_continue() {
-                    cancelled = copy(&layer.lower.file, &to, start, end.min(bytes), pace)?;
+                    cancelled = copy(&layer.lower.file, &to, start, end.min(length), pace)?;
                 }
                 Ok(())
             })

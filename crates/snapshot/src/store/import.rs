@@ -28,7 +28,8 @@ pub enum ImportMode {
     Replace,
 }
 
-/// Directory that is removed when it is dropped, unless it was published.
+/// Directory of an import. Its path is removed on drop: after the publication, the path refers to
+/// nothing or to the replaced snapshot.
 struct ImportDraft(PathBuf);
 
 impl Drop for ImportDraft {
@@ -60,10 +61,11 @@ pub fn check_manifest(
 }
 
 impl Store {
-    /// Publishes snapshot `id`. `fill` creates its files in the given directory. On return, the
-    /// snapshot is either checked and durable, or does not exist. If `missing` is given, the memory
-    /// layer has holes, and `fill` must also create the presence file ([`crate::PIN_FILE`]), which
-    /// lists the present chunks.
+    /// Publishes snapshot `id`. `fill` creates its files in the given directory. A returned
+    /// snapshot is checked and durable. A call that fails before the publication leaves the store
+    /// unchanged. If `missing` is given, the memory layer has holes, and is persisted later. `fill`
+    /// must then also create the presence file ([`crate::PIN_FILE`]), which lists the present
+    /// chunks.
     pub fn import(
         &self,
         id: &str,

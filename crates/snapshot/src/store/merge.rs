@@ -108,7 +108,7 @@ fn combine(
     let mut merged = LayerIndex::empty(unit, bytes);
     // The file stays sparse: only stored units are written.
     to.set_len(bytes)?;
-    // Copy runs of units from the same layer together.
+    // Copy runs of units from the same layer together: (index of the layer, first unit, end).
     let mut run: Option<(usize, u64, u64)> = None;
     // Writes the pending run of units.
     let flush = |run: Option<(usize, u64, u64)>| match run {
@@ -150,8 +150,8 @@ fn combine(
     Ok(merged)
 }
 
-/// Returns the units that any of `indexes` stores or marks as zero. Only few units of a large disk
-/// are.
+/// Returns the units that any of `indexes` stores or marks as zero. Skips empty words, because a
+/// layer decides only few units of a large disk.
 fn decided(indexes: &[LayerIndex], units: u64) -> UnitSet {
     let mut all = UnitSet::empty(units);
     for index in indexes {

@@ -49,9 +49,11 @@ impl Store {
         if !path.exists() {
             return Err(SnapshotError::Missing(id.to_owned()));
         }
+        // All files are opened relative to this directory, so a merge does not mix old and new
+        // files.
         let dir = SnapshotDir::at(&path)?;
-        // All files are opened relative to this directory: a merge does not mix old and new files.
-        // Check this file first: a complete snapshot never becomes incomplete.
+        // Check this file first. A complete snapshot never becomes incomplete, so the files opened
+        // later are complete.
         if dir.find(MISSING_FILE)?.is_some() {
             return Err(SnapshotError::Incomplete(id.to_owned()));
         }
@@ -67,6 +69,7 @@ impl Store {
             PartKind::Memory,
             based,
         )?);
+        // `number` and `disk` are the same index, as `u32` and `usize`.
         for (number, disk) in (0..).zip(0..manifest.disks.len()) {
             let (file, index) = (disk_layer(disk), disk_index(disk));
             parts.extend(layer(&dir, &file, &index, PartKind::Disk(number), based)?);

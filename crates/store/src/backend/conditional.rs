@@ -13,7 +13,8 @@ use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, PutResult, UpdateVersion,
 };
 
-/// Attempts at a conditional write that is rejected although the object did not change.
+/// Maximum number of attempts at a conditional write that is rejected although the object did not
+/// change.
 const WRITE_ATTEMPTS: usize = 3;
 
 /// Object in each store that is used to test conditional writes.
@@ -75,7 +76,8 @@ impl Backend {
         let current = match created.await? {
             Written::Done(version) => version,
             Written::Lost(Some(current)) => current.version,
-            // The object existed when it was created, and nothing removes it.
+            // The store rejected the creation, but the object does not exist. No host removes the
+            // object.
             Written::Lost(None) => return Err(ignored()),
         };
         // The object exists: a second creation must fail.
@@ -173,7 +175,8 @@ impl Backend {
         self.write_if(key, bytes, Some(expected), limit).await
     }
 
-    /// Writes an object if its version is `expected`; `None`: if it does not exist.
+    /// Writes an object if its version is `expected`. If `expected` is `None`, the object must not
+    /// exist.
     async fn write_if(
         &self,
         key: &str,

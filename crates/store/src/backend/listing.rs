@@ -56,7 +56,8 @@ impl Backend {
         limit: usize,
     ) -> Result<Vec<Listed>, StoreError> {
         let path = self.path(prefix);
-        // No key below the prefix equals the prefix.
+        // The offset is exclusive. The prefix serves as the first offset, because it sorts before
+        // all keys below it.
         let after = after.map_or_else(|| path.clone(), |after| self.path(after));
         let clock = &self.clock(0);
         self.attempt(prefix, clock, || async {
@@ -114,7 +115,8 @@ impl Backend {
         .await
     }
 
-    /// Object of a listing. `None` if its key is longer than the keys that Jiffy writes.
+    /// Returns the object of a listing. `None` if its key is longer than the keys that Jiffy
+    /// writes.
     fn listed(&self, meta: &ObjectMeta) -> Option<Listed> {
         let skipped = match self.prefix.as_ref().len() {
             0 => 0,

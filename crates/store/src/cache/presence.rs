@@ -6,14 +6,15 @@
 //! | 8 | 4 | version |
 //! | 12 | 4 | bytes per chunk |
 //! | 16 | 8 | length of the layer |
-//! | 24 | 16 | boot id of the host at the writes to the second bitmap |
+//! | 24 | 16 | id of the boot in which the second bitmap was written |
 //! | 40 | 24 | 0 |
 //! | 64 | n | first bitmap: persisted chunks; chunk `c` at bit `c % 8` of byte `c / 8` |
 //! | 64 + n | n | second bitmap: written chunks |
 //!
-//! A chunk is written before its bit in the second bitmap is set. If a process exits, neither is
-//! lost. If the host crashes, the chunk may be lost although its bit is set. Therefore only the
-//! first bitmap counts after a reboot, whose bits are set after their chunks are persisted.
+//! A chunk is written before its bit in the second bitmap is set. Both survive the exit of a
+//! process, because both are in the page cache. If the host crashes, the chunk may be lost although
+//! its bit is set. Therefore only the first bitmap counts after a reboot: its bits are set after
+//! their chunks are synced.
 //!
 //! The locks are open file description locks at offsets far beyond the end of the file. The kernel
 //! releases them when the process that holds them exits.
@@ -39,7 +40,7 @@ const BITMAPS_LOCK: u64 = 1 << 40;
 /// Offset of the lock of chunk 0.
 const CHUNK_LOCKS: u64 = 1 << 41;
 
-/// Boot id of the host.
+/// Id of a boot of the host: the first bytes of a hash of the kernel's boot id.
 pub(super) type BootId = [u8; 16];
 
 /// Bitmaps of present chunks.
@@ -50,8 +51,8 @@ pub(super) struct Presence {
 }
 
 impl Presence {
-    /// Reads the bitmaps in `file` of the layer of `bytes` bytes in `data`. Creates them if they
-    /// are incomplete.
+    /// Reads the bitmaps in `file` of the layer of `bytes` bytes in `data`. Clears them if the
+    /// header does not match or `data` has another length.
     pub fn open(file: Flock<File>, data: &File, bytes: u64, boot: &BootId) -> io::Result<Self> {
         let length = bitmap_bytes(bytes);
         let header = header(bytes, boot);
@@ -146,6 +147,8 @@ impl Presence {
             marked[(number / 8) as usize - first] |= 1 << (number % 8);
         }
         let offset = (HEADER_BYTES + bits.len() + first) as u64;
+        // The file lock excludes other processes. `bits` excludes the threads that share this
+        // value, for which the lock has no effect.
         let _lock = RangeLock::wait(&self.file, BITMAPS_LOCK)?;
         let mut read = vec![0; marked.len()];
         self.file.read_exact_at(&mut read, offset)?;
@@ -185,9 +188,10 @@ impl PersistTask {
         if stored == written {
             return Ok(());
         }
-        // The chunks must be on storage before their bits are set.
+        // Sync after `written` was read, so that the sync includes the chunks of all these bits.
         self.data.sync_data()?;
         let _lock = RangeLock::wait(&self.present, BITMAPS_LOCK)?;
+        // Read the first bitmap again under the lock: another task may have set bits.
         let mut stored = vec![0; length];
         self.present
             .read_exact_at(&mut stored, HEADER_BYTES as u64)?;

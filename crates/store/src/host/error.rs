@@ -21,7 +21,7 @@ pub enum RemoteError {
         /// Path of the file.
         path: PathBuf,
     },
-    /// A tenant that the store had no longer exists in it.
+    /// The tenant of a requested layer does not exist in the store.
     #[error("tenant {tenant} does not exist in the store")]
     NoTenant {
         /// Name of the tenant.

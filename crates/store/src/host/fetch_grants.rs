@@ -57,7 +57,8 @@ pub struct FetchGrant {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrantedLayer {
-    /// Number in the restore.
+    /// Index of the layer in `RestoreConfig::memory` of the VMM, whose layers are ordered oldest
+    /// first.
     pub number: u32,
     /// The layer.
     pub origin: LayerOrigin,
@@ -176,8 +177,8 @@ impl GrantDirectory {
 
     /// Removes a grant and its socket.
     pub fn remove(&self, id: &str) {
-        // Remove the grant last: sockets without a grant are cleaned up only by
-        // `remove_unfinished`.
+        // Remove the grant last. If this process is killed in between, the next fetcher finds the
+        // grant and removes it. A socket without a grant would remain until a daemon starts.
         let _ = fs::remove_file(self.file(id, SOCKET_SUFFIX));
         let _ = fs::remove_file(self.file(id, GRANT_SUFFIX));
     }

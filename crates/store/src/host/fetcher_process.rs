@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Log file of the fetcher in the runtime directory.
 pub const FETCHER_LOG: &str = "fetcher.log";
-/// Size in bytes above which the log is truncated at the next start.
+/// Size in bytes above which the log is removed at the next start.
 const MAX_LOG_BYTES: u64 = 4 << 20;
 /// Interval between checks whether the fetcher has exited.
 pub const FETCHER_WATCH_INTERVAL: Duration = Duration::from_millis(250);
@@ -109,7 +109,8 @@ fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<
         other => other?,
     }
     let started = start();
-    // Restore the namespace, or this thread could not start further processes.
+    // Restore the namespace. Otherwise later children of this thread would be in the fetcher's
+    // namespace, and none could be started after the fetcher has exited.
     setns(&own, CloneFlags::CLONE_NEWPID)?;
     started
 }

@@ -55,6 +55,7 @@ impl ModuleBook {
         let host = host_id(&directory.join("host"))?;
         let mut held = Held::new();
         for tenant in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            // Skips the file `host`, which is not a directory.
             for entry in fs::read_dir(tenant.path()).into_iter().flatten().flatten() {
                 let path = entry.path();
                 if path.extension() != Some("json".as_ref()) {
@@ -111,7 +112,8 @@ impl ModuleBook {
         modules.map(|(digest, _)| digest.clone()).collect()
     }
 
-    /// Marks a module as not stored until it is written again.
+    /// Marks a module as not stored until [`Self::write`]. Changes only the memory of this process:
+    /// a restarted daemon counts the module as stored again.
     pub(crate) fn doubt(&self, tenant: &str, digest: &str) {
         let mut held = self.held();
         let module = held.get_mut(tenant).and_then(|all| all.get_mut(digest));

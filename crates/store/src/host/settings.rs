@@ -27,7 +27,8 @@ pub struct RemoteSettings {
     pub cache_bytes: u64,
     /// Maximum rate of uploads to the store. `None` if unlimited.
     pub upload_bytes_per_second: Option<u64>,
-    /// Maximum time without a received byte of a request to the store, over all attempts.
+    /// Maximum time without a received byte of a request to the store, counted over all attempts of
+    /// the request. Extended for a write according to its size.
     pub timeout: Duration,
 }
 
@@ -59,6 +60,8 @@ impl LastStore {
     pub fn write(settings: &RemoteSettings) -> Result<(), RemoteError> {
         let last = Self {
             url: settings.url.to_string(),
+            // Commands with another working directory read the record, so the path must be
+            // absolute.
             keyring: settings
                 .keyring
                 .as_ref()

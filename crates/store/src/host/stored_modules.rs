@@ -70,7 +70,8 @@ impl StoredModules {
         let name = tenant_name(owner);
         let stored = self.store_known(owner, digest, Arc::new(file)).await;
         if let Err(RemoteError::Store(StoreError::Key { .. })) = &stored {
-            // Another host may have rotated the keys since they were read.
+            // Another host may have rotated the keys since they were read. The next call reads them
+            // again.
             self.remote.forget_tenant(name);
         }
         stored
@@ -84,10 +85,12 @@ impl StoredModules {
     ) -> Result<PushReport, RemoteError> {
         let tenant = self.remote.tenant(owner).await?;
         let held = self.book.find(tenant.name(), digest);
+        // 0 on all hosts, so that they push the same snapshot. Only a host that pushed the module
+        // under a new root (see below) has recorded another time.
         let created_ms = held.map_or(0, |module| module.created_ms);
         match self.push(&tenant, digest, file.clone(), created_ms).await {
             // The last holder has just released the module. A removed root stays removed, so push
-            // under a new root.
+            // the module with the current time, which results in a new root.
             Err(e) if e.is_gone() => self.push(&tenant, digest, file, now_ms()).await,
             pushed => pushed,
         }
@@ -136,7 +139,7 @@ impl StoredModules {
         let Some(mut module) = self.book.find(name, digest) else {
             return Ok(());
         };
-        // If the release fails, the record remains, and a later release removes it.
+        // If the release fails, the record remains, so that a later call can repeat the release.
         module.stored = false;
         let root = module.root;
         self.book.write(module)?;
@@ -148,9 +151,9 @@ impl StoredModules {
         self.book.forget(name, digest)
     }
 
-    /// Fetches a module of an owner. `None` if the owner has no module with this digest. The module
-    /// may be evicted when the file is closed. The caller must verify the hash: any host with the
-    /// owner's keys may have written the content.
+    /// Fetches a module of an owner. `None` if the owner has no module with this digest. The cache
+    /// may evict the module at any time, but the returned open file stays readable. The caller must
+    /// verify the hash: any host with the owner's keys may have written the content.
     pub async fn fetch(
         &self,
         owner: Option<&str>,
@@ -203,13 +206,15 @@ impl StoredModules {
     }
 }
 
-/// Returns the id of a module in the store. Ids of snapshots contain no spaces.
+/// Returns the id of a module in the store. It cannot equal the id of a snapshot, because those
+/// contain no spaces.
 fn id(digest: &str) -> String {
     format!("module {digest}")
 }
 
 fn source(digest: &str, file: Arc<File>, created_ms: u64) -> SnapshotSource {
     SnapshotSource {
+        // The format requires an engine. No reader of a module uses this value.
         engine: EngineKind::Microvm,
         created_ms,
         attributes: Attributes {

@@ -4,8 +4,8 @@ use crate::host::FoundSnapshot;
 use crate::{Layer, LayerKind, RunKind};
 use std::collections::BTreeSet;
 
-/// Maximum size of stored memory that is fetched completely if no working set was recorded. That
-/// takes a few large ranges.
+/// Maximum size of stored memory that is fetched completely if no working set was recorded. Reading
+/// so little memory in large ranges takes few requests.
 const SMALL_MEMORY_BYTES: u64 = 64 << 20;
 
 /// Returns the chunks of memory to fetch before a guest runs, for each snapshot of `lineage`,

@@ -38,7 +38,8 @@ pub type OnProgress<'a> = &'a (dyn Fn(&'static str, u64, u64) + Send + Sync);
 /// Settings of a collection.
 #[derive(Debug, Clone, Copy)]
 pub struct GcOptions {
-    /// Minimum age of an object to be condemned, and minimum time from that to its removal.
+    /// Minimum age at which an object is condemned, and minimum time from its condemnation to its
+    /// removal.
     pub grace: Duration,
     /// Age at which the lock of another collection is considered abandoned.
     pub lock_time: Duration,
@@ -97,6 +98,7 @@ struct Collector<'a> {
     options: GcOptions,
     /// `None` in a dry run.
     lock: Option<CollectionLock>,
+    /// Time of the store when the collection started, in milliseconds since 1970.
     now: i64,
     progress: OnProgress<'a>,
 }
@@ -204,7 +206,8 @@ impl Collector<'_> {
 
     async fn run(&self) -> Result<GcReport, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
-        // Objects that are condemned by this collection are removed by a later one at the earliest.
+        // The list of earlier collections. Only objects in that list may be removed now: an object
+        // that this collection condemns is removed by a later one at the earliest.
         let mut before = store.condemned(tenant).await?;
         // List leases before manifests: a push that ends in between is then seen as a lease, a
         // manifest or both.
@@ -215,6 +218,8 @@ impl Collector<'_> {
         }
         objects.sort();
         let marked = self.mark(&mut objects, &leases.protected).await?;
+        // An object modified at this time or later may belong to a push in progress, or is younger
+        // than the grace period.
         let young = leases
             .oldest
             .unwrap_or(self.now)
@@ -229,7 +234,8 @@ impl Collector<'_> {
             let since = before.all.get(&key).copied();
             condemned.insert(key.clone(), since.unwrap_or(self.now));
             condemned_bytes += object.bytes;
-            // Removable: condemned by an earlier collection, and every push has had time to notice.
+            // Remove an object only if an earlier collection condemned it at least the grace period
+            // ago. With the default period, all pushes that read the list before have ended.
             let grace = millis(self.options.grace);
             if since.is_some_and(|since| self.now - since >= grace && since < self.now) {
                 doomed.push(Doomed {
@@ -238,7 +244,8 @@ impl Collector<'_> {
                 });
             }
         }
-        // An object stays in the list until it is removed.
+        // First write a list that contains the doomed objects, so that no push reuses them during
+        // their removal.
         self.write_condemned(&mut before, &condemned).await?;
         self.sweep(&doomed).await?;
         let removed_bytes = doomed.iter().map(|object| object.bytes).sum();
@@ -291,7 +298,7 @@ impl Collector<'_> {
             store.check_lock(lock).await?;
             let lineage = match store.manifest(tenant, root).await {
                 Ok((_, manifest)) => manifest.lineage,
-                // The references to its ancestors remain.
+                // The ancestors of this manifest are unknown, so references to them remain.
                 Err(StoreError::Damaged { .. } | StoreError::Missing { .. }) => Vec::new(),
                 Err(e) => return Err(e),
             };
@@ -299,6 +306,7 @@ impl Collector<'_> {
             for ancestor in shared.filter(|_| tenant.name() != SHARED_TENANT) {
                 store.unrefer(tenant, &ancestor.root, &root).await?;
             }
+            // The marker comes last: without a marker, an existing manifest counts as needed.
             store.backend.delete(&object.key).await?;
             store.backend.delete(&tenant.removed_key(&root)).await?;
         }

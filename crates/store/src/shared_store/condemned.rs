@@ -34,6 +34,8 @@ enum CondemnedList {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Divided {
+    /// Number of parts, written as an array: a plain number would be read as an entry of
+    /// [`CondemnedList::Single`].
     divided_into: (u16,),
 }
 
@@ -140,7 +142,7 @@ impl SharedStore {
             self.backend.each(changed, write).await?;
         }
         if !before.is_divided {
-            // All parts exist by now.
+            // All parts exist by now, so a push that reads this object finds them.
             let divided = Divided {
                 divided_into: (PARTS,),
             };

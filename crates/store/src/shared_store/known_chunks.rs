@@ -1,6 +1,6 @@
-//! Chunks of a snapshot that the store has. A push reuses the chunks of the snapshot's ancestors
-//! and of the packs that this host wrote last, so that its cost does not depend on the tenant's
-//! other snapshots.
+//! Chunks of a snapshot to be pushed that the store already has. A push reuses the chunks of the
+//! snapshot's ancestors and of the packs that this host wrote last, so that its cost does not
+//! depend on the tenant's other snapshots.
 
 use crate::StoreError;
 use crate::data_keys::{DataKeys, Hash};
@@ -31,7 +31,7 @@ pub(crate) struct KnownChunks {
     pub inherited: HashSet<SnapshotName>,
 }
 
-/// Locations of the chunks with which a push writes the locations of its snapshot.
+/// Location of each chunk of a snapshot. A push encodes them as the locations of the snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkPlaces(pub HashMap<Hash, Location>);
 
@@ -119,6 +119,8 @@ impl SharedStore {
         recent: &RecentPacks<'_>,
     ) -> Result<KnownChunks, StoreError> {
         let mut known = KnownChunks::new(manifest);
+        // A new snapshot has no locations: do not read them, because a failure is logged as a
+        // warning.
         if self
             .backend
             .head(&tenant.manifest_key(&root))
@@ -135,16 +137,18 @@ impl SharedStore {
             for entry in &pack.entries {
                 known.add(&entry.hash, location(pack.id, entry));
             }
+            // The size of this pack is known exactly. Require it if the pack has a chunk of the
+            // snapshot.
             if known.sizes.contains_key(&pack.id) {
                 known.require(pack.id, pack.bytes);
             }
         }
-        let own = manifest.lineage.iter();
-        let own: Vec<Hash> = own
+        let lineage = manifest.lineage.iter();
+        let roots: Vec<Hash> = lineage
             .filter(|name| name.scope == Scope::Tenant)
             .map(|name| name.root)
             .collect();
-        let reading = own.iter().map(|&root| self.ancestor(tenant, keys, root));
+        let reading = roots.iter().map(|&root| self.ancestor(tenant, keys, root));
         let reading: Vec<_> = reading.collect();
         let mut ancestors = futures_util::stream::iter(reading).buffered(ANCESTORS_AT_ONCE);
         let mut is_nearest = true;

@@ -32,6 +32,7 @@ const WITHOUT_LIST: &[u8] = b"lease";
 pub(crate) struct Lease {
     pub id: String,
     key: String,
+    /// Time of the creation of this value, before the lease is written.
     since: Instant,
     is_written: AtomicBool,
 }
@@ -49,14 +50,16 @@ impl SharedStore {
         })
     }
 
-    /// Writes a lease that protects the objects `keys`. Replaces its former list, after which the
-    /// caller must not have written objects.
+    /// Writes the lease with the list `keys` of protected objects, replacing its former list. Must
+    /// be called before the push writes other objects. Each write renews the time of the lease, and
+    /// an unlisted object is protected only if it is written after that time.
     pub(crate) async fn protect(
         &self,
         tenant: &Tenant,
         lease: &Lease,
         keys: &BTreeSet<String>,
     ) -> Result<(), StoreError> {
+        // Set before the write: a write without a response may have been executed.
         lease.is_written.store(true, Ordering::Relaxed);
         self.write_list(tenant, &lease.key, keys).await
     }

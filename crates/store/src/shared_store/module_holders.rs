@@ -42,7 +42,8 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Releases a module after [`Self::hold_module`]. The last holder removes the content.
+    /// Releases a module after [`Self::hold_module`]. The last holder marks the content for
+    /// removal.
     pub async fn release_module(
         &self,
         tenant: &Tenant,
@@ -62,6 +63,8 @@ impl SharedStore {
     /// Returns the root of the module `digest`. `None` if no host holds the module.
     pub async fn module(&self, tenant: &Tenant, digest: &str) -> Result<Option<Hash>, StoreError> {
         let mut holders = self.backend.list(&tenant.module_folder(digest)?).await?;
+        // Hosts may hold the module under several roots, for example after a rotation of keys.
+        // Prefer the newest registration.
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.modified_ms));
         for holder in &holders {
             let damaged = |reason| StoreError::damaged(&holder.key)(FormatError::Damaged(reason));

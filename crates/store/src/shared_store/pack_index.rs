@@ -62,6 +62,7 @@ pub(crate) fn decode_tail(
     if trailer.length as usize != end {
         return Err(short);
     }
+    // The index is authenticated together with the pack's header, which is rebuilt, not read.
     let mut name = [0; 32];
     name[..16].copy_from_slice(&id);
     let header = Header {

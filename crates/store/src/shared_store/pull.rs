@@ -67,7 +67,7 @@ fn select(
                 .filter(|wanted| seen.insert(wanted.number))
                 .collect()
         }
-        // Other parts are always read completely.
+        // Only memory has a working set. Other parts are always read completely.
         Selection::WorkingSet | Selection::All => all.to_vec(),
     }
 }

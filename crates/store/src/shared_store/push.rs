@@ -34,7 +34,7 @@ const MAX_BUILDERS: usize = 4;
 pub struct PushOptions {
     /// Directory with the indexes of the packs that this host wrote last.
     pub index_cache: PathBuf,
-    /// Size of a pack in bytes, between 4 and 16 MiB.
+    /// Target size of a pack in bytes, at most 32 MiB.
     pub pack_bytes: usize,
     /// Becomes true when the push is cancelled. `None` if the push cannot be cancelled.
     pub cancelled: Option<watch::Receiver<bool>>,
@@ -50,7 +50,7 @@ impl PushOptions {
         }
     }
 
-    /// Waits until the push is cancelled.
+    /// Waits until the push is cancelled. Waits forever if no sender can cancel the push.
     async fn cancelled(&self) {
         if let Some(mut cancelled) = self.cancelled.clone()
             && cancelled.wait_for(|cancelled| *cancelled).await.is_ok()
@@ -85,8 +85,9 @@ pub struct PushReport {
 /// Chunks that a push reuses.
 struct Reuse {
     chosen: ChunkPlaces,
-    /// Keys of the objects that contain them, and of the manifests of the ancestors.
-    protected: BTreeSet<String>,
+    /// Keys of the objects that contain these chunks, and of the manifests of the ancestors. They
+    /// must exist until the commit.
+    required_keys: BTreeSet<String>,
     /// Packs that cannot be reused.
     lost: HashSet<PackId>,
 }
@@ -124,7 +125,8 @@ impl SharedStore {
             pushed = self.push_under(tenant, source, options, &lease) => pushed,
             () = options.cancelled() => Err(StoreError::Source("the push was cancelled".into())),
         };
-        // The next push reuses the packs of a failed push.
+        // End the lease of a failed push as well: the next push finds its packs in the index of
+        // recent packs, and protects the packs that still exist.
         self.end_lease(&lease).await;
         pushed
     }
@@ -188,7 +190,7 @@ impl SharedStore {
                 &mut report,
             )
             .await?;
-            self.recheck(&reuse.protected, lease).await?;
+            self.recheck(&reuse.required_keys, lease).await?;
             let commit = Commit {
                 manifest: &manifest,
                 root,
@@ -219,13 +221,15 @@ impl SharedStore {
             .collect();
         let pack_key = |pack: &PackId| tenant.pack_key(keys.generation(), pack);
         let mut lost = HashSet::new();
-        // Each repetition excludes a pack of at least one chunk, and each chunk is in few packs.
+        // The loop ends, because each repetition excludes at least one more pack.
         loop {
             let chosen = known.choose(&lost);
             let packs = chosen.packs();
             let manifests = ancestors.iter().map(|root| tenant.manifest_key(root));
-            let reused: BTreeSet<String> = packs.iter().map(pack_key).chain(manifests).collect();
-            let mut protected = reused.clone();
+            let required_keys: BTreeSet<String> =
+                packs.iter().map(pack_key).chain(manifests).collect();
+            // Also protect the objects that the commit writes. They may exist from an earlier push.
+            let mut protected = required_keys.clone();
             protected.extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
             self.protect(tenant, lease, &protected).await?;
             // Must be read after the lease was written: see `lease`.
@@ -236,6 +240,7 @@ impl SharedStore {
                 .lost_packs(tenant, keys, &packs, known, &unusable)
                 .await?;
             if new.is_empty() {
+                // `is_whole` also requires the packs that only the snapshot's stored locations use.
                 let whole = known.own.iter().flat_map(Locations::packs);
                 let others: HashSet<PackId> = whole.filter(|pack| !packs.contains(pack)).collect();
                 if !others.is_empty() {
@@ -246,7 +251,7 @@ impl SharedStore {
                 }
                 return Ok(Reuse {
                     chosen,
-                    protected: reused,
+                    required_keys,
                     lost,
                 });
             }
@@ -368,10 +373,14 @@ impl SharedStore {
         .await
     }
 
-    /// Checks that the reused objects still exist and that the lease is still valid.
-    async fn recheck(&self, protected: &BTreeSet<String>, lease: &Lease) -> Result<(), StoreError> {
+    /// Checks that the required objects still exist and that the lease is still valid.
+    async fn recheck(
+        &self,
+        required_keys: &BTreeSet<String>,
+        lease: &Lease,
+    ) -> Result<(), StoreError> {
         self.backend
-            .each(protected, |key| async move {
+            .each(required_keys, |key| async move {
                 let object = self.backend.head(key).await?;
                 object
                     .map(drop)
@@ -402,8 +411,8 @@ impl SharedStore {
             .await?;
         let shared = manifest.lineage.iter();
         let shared = shared.filter(|name| name.scope == Scope::Shared);
-        // The references of the nearest ancestor protect its ancestors as long as it exists, which
-        // this snapshot ensures.
+        // Skip the shared ancestors of the nearest ancestor. The references of the nearest ancestor
+        // protect them while it exists, and this snapshot prevents its removal.
         for ancestor in shared.filter(|name| !commit.inherited.contains(name)) {
             // Refer to shared ancestors before the manifest exists, so that they are protected in
             // time.

@@ -19,7 +19,7 @@ pub(crate) const READERS: &str = "readers";
 /// Readers of a tenant's snapshots.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
-    /// Roots of the snapshots that they read.
+    /// Roots of the snapshots with unexpired readers.
     pub roots: Vec<Hash>,
     /// Keys of expired readers.
     pub ended: Vec<String>,
@@ -50,7 +50,8 @@ impl SharedStore {
         self.backend.delete(&tenant.reader_key(&root, host)).await
     }
 
-    /// Returns the readers at the store's time `now`, in milliseconds since 1970.
+    /// Returns the readers at the store's time `now`, in milliseconds since 1970. Readers that were
+    /// not renewed for `time` are expired.
     pub(crate) async fn readers(
         &self,
         tenant: &Tenant,

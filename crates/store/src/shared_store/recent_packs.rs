@@ -78,6 +78,7 @@ impl<'a> RecentPacks<'a> {
         let file = File::open(path).ok()?;
         file.take(limit).read_to_end(&mut tail).ok()?;
         let trailer = tail.len().checked_sub(TRAILER_BYTES)?;
+        // A trailer begins with the offset of the index. The file is the pack from this offset on.
         let offset = tail.get(trailer..)?.first_chunk()?;
         let bytes = u64::from_le_bytes(*offset).checked_add(tail.len() as u64)?;
         let entries = decode_tail(self.tenant, self.keys, id, &tail, bytes).ok()?;

@@ -131,7 +131,8 @@ impl SharedStore {
         repaired
     }
 
-    /// Adds locations of damaged chunks that other snapshots have undamaged in other packs.
+    /// Adds undamaged copies of damaged chunks to `moved`: packs of other snapshots may contain the
+    /// same chunks.
     async fn add_other_places(
         &self,
         tenant: &Arc<Tenant>,
@@ -197,7 +198,8 @@ impl SharedStore {
         rewriter.flush().await
     }
 
-    /// Changes the locations of a snapshot's chunks to the locations that `moved` returns.
+    /// Changes the locations of a snapshot's chunks to the locations that `moved` returns. A chunk
+    /// retains its location if `moved` returns `None`.
     pub(crate) async fn relocate(
         &self,
         tenant: &Tenant,
@@ -317,6 +319,7 @@ fn distrusted_key(tenant: &Tenant) -> String {
     tenant.key("gc/distrusted")
 }
 
+/// Converts an error of writing a pack.
 pub(crate) fn full(reason: crate::FormatError) -> StoreError {
     StoreError::Source(format!("cannot write one of its packs: {reason}"))
 }

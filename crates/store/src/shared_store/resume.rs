@@ -116,6 +116,8 @@ impl SharedStore {
         chosen: &[Chosen],
     ) -> Result<Vec<BundledChunk>, StoreError> {
         let mut by_snapshot: BTreeMap<usize, Vec<ChunkRequest>> = BTreeMap::new();
+        // Number the requests by their index in `chosen`, so that the frames can be stored in its
+        // order.
         for (number, chosen) in (0..).zip(chosen) {
             by_snapshot
                 .entry(chosen.snapshot)
@@ -236,7 +238,8 @@ impl SharedStore {
                         .and_then(|at| wanted.get(at))
                         .map(|found| found.hash);
                     let chunk = hash.and_then(|hash| decode_frame(&keys, &hash, &chunk.frame).ok());
-                    // Damaged chunks are fetched from packs.
+                    // Skip damaged chunks, which are fetched from packs, and chunks that the cache
+                    // already has.
                     let Some(chunk) = chunk.filter(|_| !layer.knows(number)) else {
                         continue;
                     };
@@ -370,6 +373,7 @@ fn working_set(snapshots: &[RemoteSnapshot]) -> Vec<Chosen> {
                 });
             }
             let after = zero.partition_point(|run| run.end <= number);
+            // This layer sets the chunk to zero and hides the chunk of farther layers.
             if zero.get(after).is_some_and(|run| run.contains(&number)) {
                 return None;
             }

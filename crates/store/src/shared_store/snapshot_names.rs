@@ -65,6 +65,8 @@ impl SharedStore {
         self.write_name(tenant, id, root, true).await
     }
 
+    /// Writes a name. Without `moves`, the first name of an id has no version, like the names of
+    /// [`Self::set_new_name`].
     async fn write_name(
         &self,
         tenant: &Tenant,

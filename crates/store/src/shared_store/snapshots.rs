@@ -59,7 +59,8 @@ impl SharedStore {
         Ok(roots.collect())
     }
 
-    /// Records in the shared tenant that a snapshot of `tenant` depends on its snapshot `ancestor`.
+    /// Records in the shared tenant that snapshot `root` of `tenant` depends on snapshot `ancestor`
+    /// of the shared tenant.
     pub(crate) async fn refer(
         &self,
         tenant: &Tenant,

@@ -21,6 +21,8 @@ const MAX_GENERATIONS: usize = 1000;
 /// Number of record versions that are retained for hosts that have just listed them.
 const RETAINED_VERSIONS: usize = 3;
 
+/// Content of a record. [`record_beginning`] depends on the order of these fields and of the fields
+/// of [`Wrapped`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -40,11 +42,14 @@ impl Record {
     }
 }
 
+/// Secret of a generation, encrypted with a master key.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wrapped {
     generation: u32,
+    /// Name of the master key.
     key: String,
+    /// Encrypted secret in hexadecimal.
     secret: String,
 }
 
@@ -170,6 +175,7 @@ impl SharedStore {
             .max();
         let prefix = self.prefix(name);
         let Some(version) = newest else {
+            // Fails if this host has seen a record of the tenant.
             self.versions.check(&prefix, RecordVersion::default())?;
             return Ok(None);
         };

@@ -88,6 +88,7 @@ impl SharedStore {
             list("packs").await?,
         );
         let bytes = |objects: &[Listed]| objects.iter().map(|object| object.bytes).sum::<u64>();
+        // Earlier versions of Jiffy wrote two objects per lease: count them once.
         let leases = list("leases").await?;
         let leases: HashSet<&str> = leases
             .iter()
@@ -144,6 +145,7 @@ impl SharedStore {
             for (bytes, location) in chunks.zip(&locations.0) {
                 usage.snapshot_chunks += 1;
                 usage.snapshot_bytes += bytes;
+                // Counts a chunk twice if two packs contain it.
                 if seen.insert((location.pack, location.offset)) {
                     usage.chunks += 1;
                     usage.chunk_bytes += bytes;

@@ -96,6 +96,7 @@ struct CheckedFrames {
 }
 
 impl CheckedFrames {
+    /// Returns `None` if the frame was not read, and `Some(None)` if it is undamaged.
     fn defect(&self, frame: &ChunkRequest) -> Option<Option<FormatError>> {
         let frames = self.frames.lock();
         let key = (frame.location.pack, frame.location.offset);
@@ -140,9 +141,9 @@ impl SharedStore {
         let all = packs.iter().map(|pack| pack.bytes).sum();
         let mut report = VerifyReport::default();
         let checked = CheckedFrames::default();
-        let read = || progress("bytes", checked.bytes.load(Ordering::Relaxed), all);
+        let report_progress = || progress("bytes", checked.bytes.load(Ordering::Relaxed), all);
         for root in roots {
-            self.verify_root(tenant, root, &checked, &read, &mut report)
+            self.verify_root(tenant, root, &checked, &report_progress, &mut report)
                 .await?;
         }
         if only.is_none() {
@@ -162,7 +163,7 @@ impl SharedStore {
         tenant: &Arc<Tenant>,
         root: Hash,
         checked: &CheckedFrames,
-        read: &(dyn Fn() + Send + Sync),
+        report_progress: &(dyn Fn() + Send + Sync),
         report: &mut VerifyReport,
     ) -> Result<(), StoreError> {
         let mut damaged: Option<DamagedSnapshot> = None;
@@ -179,7 +180,9 @@ impl SharedStore {
             if before == Some(&snapshot.locations) {
                 break;
             }
-            let chunks = self.check_frames(&snapshot, checked, read).await?;
+            let chunks = self
+                .check_frames(&snapshot, checked, report_progress)
+                .await?;
             if chunks.is_empty() {
                 damaged = None;
                 break;
@@ -220,7 +223,7 @@ impl SharedStore {
         &self,
         snapshot: &RemoteSnapshot,
         checked: &CheckedFrames,
-        read: &(dyn Fn() + Send + Sync),
+        report_progress: &(dyn Fn() + Send + Sync),
     ) -> Result<Vec<DamagedFrame>, StoreError> {
         let generation = snapshot.keys.generation();
         let mut damages = Vec::new();
@@ -231,7 +234,7 @@ impl SharedStore {
             self.backend
                 .each(ranges, async |range: PlannedRange| {
                     self.check_range(snapshot, checked, range).await?;
-                    read();
+                    report_progress();
                     Ok(())
                 })
                 .await?;
@@ -285,8 +288,8 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Returns the damaged indexes. Chunks can be read without an index, but pushes do not reuse
-    /// them.
+    /// Returns the packs with damaged indexes. Their chunks remain readable by the locations in
+    /// snapshots, but [`Self::distrust`] excludes these packs from reuse.
     async fn verify_indexes(
         &self,
         tenant: &Tenant,

@@ -32,7 +32,7 @@ impl CopyRequest {
         Ok(Self {
             sources: copy.sources.iter().map(expand).collect::<Result<_, _>>()?,
             to: config.path(&copy.to)?,
-            // An empty owner is the stage's user.
+            // Steps of E2B's clients may have an empty owner, which is the stage's user.
             owner: owner.map(|o| if o.is_empty() { config.user.clone() } else { o }),
             mode: copy.mode.as_ref().map(expand).transpose()?,
             unpack: copy.unpack,
@@ -197,11 +197,12 @@ pub async fn move_into_place(
 
 /// Moves one entry to `to`. An existing directory is merged with a staged one.
 async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<(), BuildFailure> {
-    // Iterative, because the guest determines the depth of the tree.
-    // Pairs of source and destination that are still to be moved.
+    // Entries that are still to be moved: source, destination, and whether the source is a
+    // directory. A list instead of recursion, because the guest determines the tree's depth.
     let mut waiting = vec![(item.path.clone(), to.to_owned(), item.directory)];
     while let Some((from, to, directory)) = waiting.pop() {
         match stat(agent, &to).await? {
+            // An existing link to a directory is followed.
             Some(existing) if directory && is_directory(&existing) => {
                 let list = agent.list_dir(&from, Some(ROOT_USER), 1).await;
                 for entry in list.map_err(|e| BuildFailure::agent(&format!("list {from}"), e))? {
@@ -216,7 +217,7 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
                     "cannot write {to}: a directory of this name exists"
                 )));
             }
-            // A file or a link: `rename` cannot replace all kinds of entries.
+            // A file or a link is removed first: `rename` cannot replace a file by a directory.
             Some(_) => {
                 let removed = agent.remove(&to, Some(ROOT_USER)).await;
                 removed.map_err(|e| BuildFailure::agent(&format!("replace {to}"), e))?;
@@ -290,8 +291,8 @@ fn match_one(pattern: &[char], p: usize, c: char) -> Option<usize> {
         '[' => {
             let negated = matches!(pattern.get(p + 1), Some('^' | '!'));
             let mut at = p + 1 + usize::from(negated);
-            // A `]` directly after the opening bracket is a literal.
             let mut fits = false;
+            // A `]` directly after the opening bracket is a literal.
             let first = at;
             loop {
                 let low = *pattern.get(at)?;

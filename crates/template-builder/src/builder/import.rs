@@ -39,8 +39,9 @@ impl BuilderInner {
     }
 
     /// Distinguishes template names from registry images. `owner/name` is a template if the owner
-    /// can be a key. Otherwise a registry would be queried for a template that a key has withdrawn.
-    /// A name without an owner is a template if it resolves for `owner`.
+    /// can be a key, even if the template does not exist. The name of a template that a key has
+    /// withdrawn must not be sent to a registry. A name without an owner is a template if it
+    /// resolves for `owner`.
     pub(super) fn is_template(&self, name: &str, owner: Option<&str>) -> bool {
         match name.split_once('/') {
             Some((key, _)) => is_id(key),
@@ -50,7 +51,8 @@ impl BuilderInner {
 
     /// Imports an image as a template in the namespace of `owner`. The template's name is derived
     /// from the image. An image that has changed since its last import is imported again. `caller`
-    /// is the key on whose behalf the registry is contacted.
+    /// is the key on whose behalf the registry is contacted. A `caller` of `None` is the host's
+    /// owner.
     pub(super) fn import(
         &self,
         image: &ImageSource,

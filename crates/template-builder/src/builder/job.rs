@@ -80,12 +80,12 @@ impl BuildJob {
         let mut counter = StepCounter { done: 0, total };
         let mut stages: Vec<Option<StageState>> = Vec::with_capacity(count);
         for (stage, needed) in self.spec.stages.iter().zip(needed) {
-            let progressed = if needed {
+            let state = if needed {
                 Some(self.run_stage(stage, &mut stages, &mut counter).await?)
             } else {
                 None
             };
-            stages.push(progressed);
+            stages.push(state);
         }
         // The last stage is always needed.
         let last = stages.pop().flatten();

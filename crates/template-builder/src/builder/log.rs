@@ -76,8 +76,8 @@ impl BuildLog {
                 let text = phase.to_string();
                 self.write(LogLevel::Debug, Some(step), &text);
                 let mut now = self.progress.lock();
-                // A new phase starts with the percentage of the previous one, so that it never
-                // decreases.
+                // A new phase starts with the percentage of the previous phase, so that the
+                // percentage does not fall back to 0.
                 let percent = now.as_ref().map_or(0, |before| before.percent);
                 *now = Some(BuildProgress { text, percent });
             }

@@ -9,9 +9,10 @@ use std::collections::HashMap;
 const OWNER_NAMESPACES: &str = "namespaces";
 
 impl Builder {
-    /// Moves every template of the image store to the owner in the database, once. Templates of
-    /// keys that act for the host's owner become the host's. The migration is idempotent and can be
-    /// repeated after a crash. The daemon accepts requests only afterwards.
+    /// Moves each template of the image store into the namespace of the owner that the database
+    /// records, once. Templates of keys that act for the host's owner become the host's. The
+    /// migration is idempotent and can be repeated after a crash. The daemon accepts requests only
+    /// afterwards.
     pub(super) async fn migrate(&self) -> Result<(), BuilderError> {
         let records = &self.0.records;
         if records.is_migrated(OWNER_NAMESPACES)? {
@@ -46,6 +47,7 @@ impl Builder {
         let templates = self.0.templates.clone();
         let work = move || {
             let moved = templates.move_to_owners(&|name| owners.get(name).cloned())?;
+            // Templates of the host's owner are not moved. Public ones are marked in the store.
             for name in public {
                 match templates.set_visibility(&name, Visibility::Public) {
                     // The template of a record may have been removed.

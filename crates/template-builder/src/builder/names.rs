@@ -88,7 +88,7 @@ pub fn resolve<E: From<RecordError>>(
         return Ok(None);
     };
     if reference.owner().is_none() && caller.is_some() {
-        // An owner that is not a key has no namespace.
+        // `in_namespace` fails if `caller` is not the id of a key: such a caller has no namespace.
         if let Ok(own) = Reference::in_namespace(caller, which)
             && let Some(meaning) = visible(own, ResolvedBy::Own)?
         {
@@ -126,7 +126,8 @@ fn resolve_build<E: From<RecordError>>(
     let Some(resolved_by) = names_template(word, &template, caller) else {
         return Ok(None);
     };
-    // The id of a build without a template must not resolve to the previous build.
+    // A build that is unfinished or failed has no template, and its tags may refer to an earlier
+    // build.
     if build.status != BuildStatus::Ready {
         return Ok(None);
     }
@@ -303,7 +304,8 @@ mod tests {
         let expected = |name: &str, resolved_by| Some((name.to_owned(), resolved_by));
         assert_eq!(store.means(ID, Some(ALICE)), expected(&app, ResolvedBy::Id));
         assert_eq!(store.means(ID, None), expected(&app, ResolvedBy::Id));
-        // Names of earlier versions that look like ids resolve for their owner only.
+        // Data directories of earlier versions of Jiffy may contain names that look like ids. Such
+        // a name resolves for its owner only.
         assert_eq!(
             store.means(ID, Some(MALLORY)),
             expected(&shadow, ResolvedBy::Own)

@@ -32,7 +32,7 @@ pub(super) struct BuildQueue {
 pub(super) struct BuildPermit {
     queue: BuildQueue,
     owner: Owner,
-    /// True once the permit was assigned to a build.
+    /// True if the permit counts in `QueueState::permits_taken`, so that a drop must release it.
     taken: bool,
 }
 

@@ -62,7 +62,8 @@ impl Builder {
     }
 
     /// Creates a build of a template in the namespace of `owner`. `None` stands for the host's
-    /// owner. The build waits for its files and for its start. `caller` is the requesting key.
+    /// owner. The build waits for its files and for its start. `caller` is the requesting key,
+    /// which may act for the host's owner.
     pub fn request(
         &self,
         new: &BuildRequest,
@@ -98,6 +99,7 @@ impl Builder {
         if tags.len() > MAX_TAGS {
             return Err(BuilderError::Tags);
         }
+        // Checked without the owner, because a key's own template would hide the stock template.
         let reference = Reference::in_namespace(None, &template.name)?;
         if reference.is_stock() {
             return Err(BuilderError::Taken(template.name));
@@ -105,7 +107,7 @@ impl Builder {
         if is_reserved(&template.name) {
             return Err(BuilderError::Reserved(template.name));
         }
-        // Reserves a build and its template until the build is in the database.
+        // Reserves a build of the caller's quota until the database counts the build.
         let _permit = match (caller, self.0.quota.lock().clone()) {
             (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
             _ => None,
@@ -154,9 +156,11 @@ pub(super) fn check_name(reference: &str) -> Result<(), BuilderError> {
         .map_err(|_| BuilderError::Name(printable(reference)))
 }
 
-/// Returns a random UUID in the format of version 4.
+/// Returns a random UUID in the format of version 4: digits 12 and 16 are the version and the
+/// variant.
 fn uuid() -> Result<String, IdentityError> {
     let token = new_token()?;
+    // A token has 40 hexadecimal digits. The filter and the padding only guard the slices below.
     let digits: String = token.chars().filter(char::is_ascii_hexdigit).collect();
     let digits = format!("{digits:0<32}");
     let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default().to_owned();

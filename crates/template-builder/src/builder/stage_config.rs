@@ -38,7 +38,8 @@ impl StageConfig {
         }
     }
 
-    /// Returns the configuration for a stage based on this one, without build arguments.
+    /// Returns the initial configuration of a stage that is based on this stage. Build arguments
+    /// are not inherited.
     pub fn inherited(&self) -> Self {
         Self {
             args: BTreeMap::new(),

@@ -42,15 +42,15 @@ impl BuilderInner {
         }
     }
 
-    /// Returns the time in milliseconds since 1970 up to which a last use makes a step unused. This
-    /// time is always before the start of every running build, so that no step of a running build
-    /// is pruned.
+    /// Returns the pruning cutoff in milliseconds since 1970. A step is unused if its last use was
+    /// at or before the cutoff. The cutoff is before the start of every running build, so that no
+    /// step of a running build is pruned.
     fn prune_cutoff_ms(&self, now: u64, unused_for: Duration) -> Result<u64, BuilderError> {
         let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
-        let oldest = now.saturating_sub(unused_ms);
+        let cutoff_ms = now.saturating_sub(unused_ms);
         Ok(match self.records.building_since()? {
-            Some(began) => oldest.min(began.saturating_sub(1)),
-            None => oldest,
+            Some(start_ms) => cutoff_ms.min(start_ms.saturating_sub(1)),
+            None => cutoff_ms,
         })
     }
 
@@ -61,24 +61,26 @@ impl BuilderInner {
         of: Option<&str>,
     ) -> Result<PrunableBuildCache, BuilderError> {
         let now = now_ms();
-        let oldest = self.prune_cutoff_ms(now, unused_for)?;
+        let cutoff_ms = self.prune_cutoff_ms(now, unused_for)?;
         let last_uses = self.records.last_uses()?;
         let mut steps = self.sandboxes.build_steps().list();
         steps.retain(|step| {
             let used = last_uses.get(step.fingerprint()).copied();
             let of_owner = of.is_none() || step.owner() == of;
-            // A step without a recorded use was created by an earlier version.
-            of_owner && used.unwrap_or(step.created_ms()) <= oldest
+            // A step may have no recorded use, for example if an earlier version of Jiffy created
+            // it. Its creation time then counts as the last use.
+            of_owner && used.unwrap_or(step.created_ms()) <= cutoff_ms
         });
         let uploads = self
             .uploads
-            .prunable(Duration::from_millis(now - oldest), of);
+            .prunable(Duration::from_millis(now - cutoff_ms), of);
         let mut imports = Vec::new();
         if of.is_none() && self.running.lock().is_empty() {
             // A running build may use an imported image that no template refers to yet.
             let all = self.templates.list()?;
+            // `created` is in seconds since 1970.
             let old =
-                |m: &&TemplateManifest| is_imported_image(&m.name) && m.created <= oldest / 1000;
+                |m: &&TemplateManifest| is_imported_image(&m.name) && m.created <= cutoff_ms / 1000;
             imports.extend(all.iter().filter(old).map(TemplateManifest::reference));
         }
         Ok(PrunableBuildCache {
@@ -95,17 +97,18 @@ impl BuilderInner {
         of: Option<&str>,
     ) -> Result<PrunedBuildCache, BuilderError> {
         let now = now_ms();
-        let oldest = self.prune_cutoff_ms(now, unused_for)?;
+        let cutoff_ms = self.prune_cutoff_ms(now, unused_for)?;
         let mut last_uses = self.records.last_uses()?;
         let mut pruned = PrunedBuildCache::default();
         for step in self.sandboxes.build_steps().list() {
             if of.is_some() && step.owner() != of {
-                // Retain the record of the use.
+                // The record of the use is retained: only entries that remain in `last_uses` are
+                // deleted below.
                 last_uses.remove(step.fingerprint());
                 continue;
             }
             let used = last_uses.get(step.fingerprint()).copied();
-            let is_removed = used.unwrap_or(step.created_ms()) <= oldest
+            let is_removed = used.unwrap_or(step.created_ms()) <= cutoff_ms
                 // Fails if sandboxes or other snapshots depend on the snapshot.
                 && self.sandboxes.snapshots().remove(step.id()).is_ok();
             if is_removed {
@@ -116,26 +119,29 @@ impl BuilderInner {
         }
         // Entries that remain belong to removed steps.
         for (key, used) in last_uses {
-            if of.is_none() && used <= oldest {
+            if of.is_none() && used <= cutoff_ms {
                 self.records.delete_step_use(&key)?;
             }
         }
         if of.is_none() {
-            self.gc_imported_images(oldest)?;
+            self.gc_imported_images(cutoff_ms)?;
         }
-        let freed = self.uploads.prune(Duration::from_millis(now - oldest), of);
+        let freed = self
+            .uploads
+            .prune(Duration::from_millis(now - cutoff_ms), of);
         pruned.upload_bytes = freed.map_err(BuilderError::Directory)?;
         Ok(pruned)
     }
 }
 
 impl BuilderInner {
-    /// Removes templates imported from registries before `oldest_ms`, unless a build is running.
-    fn gc_imported_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
+    /// Removes templates that were imported from registries at or before `cutoff_ms`, unless a
+    /// build is running.
+    fn gc_imported_images(&self, cutoff_ms: u64) -> Result<(), BuilderError> {
         // A build enters `running` before it starts: no build can start while this lock is held.
         let running = self.running.lock();
         if running.is_empty() {
-            self.templates.remove_imported_images(oldest_ms / 1000)?;
+            self.templates.remove_imported_images(cutoff_ms / 1000)?;
         }
         Ok(())
     }

@@ -6,7 +6,8 @@ use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};
 use sha2::{Digest, Sha256};
 
 /// Returns the key of a base, from its owner and the fingerprint of all inputs of its template's
-/// sandboxes. Owners share no steps, because the owner of a sandbox can change it outside of steps.
+/// sandboxes. Owners share no steps: the owner of a build's sandbox can also change the sandbox
+/// outside of the build's steps.
 pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
     // The first part distinguishes the kinds of keys, and contains the version of their
     // computation.
@@ -16,21 +17,22 @@ pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
 /// Returns the key of a step after the step `before`. `files` identifies the copied files: the hash
 /// of an upload, or the key of a stage.
 pub fn step_key(before: &str, step: &BuildStep, files: &str) -> String {
-    // The key covers the content of the copied files, and not their names.
+    // The key covers the content of the copied files, and not the upload's name or the stage's
+    // number.
     let mut action = step.action.clone();
     if let StepAction::Copy(copy) = &mut action
         && !matches!(copy.from, CopySource::Inline(_))
     {
-        // Upload names are chosen by the client, and stage numbers do not identify content.
+        // The client chooses the names of uploads, and stage numbers do not identify content.
         copy.from = CopySource::Files(files.to_owned());
     }
     let action = serde_json::to_string(&action).unwrap_or_default();
     hash(&["step 1", before, &action])
 }
 
-/// Returns the key of a template, from its last step and its settings.
-pub fn template_key(last: &str, about: &str) -> String {
-    hash(&["template 1", last, about])
+/// Returns the key of a template, from the key of its last step and its serialised settings.
+pub fn template_key(last: &str, settings: &str) -> String {
+    hash(&["template 1", last, settings])
 }
 
 /// Returns the SHA-256 of the parts. Each part is preceded by its length, so that different lists

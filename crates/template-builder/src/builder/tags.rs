@@ -28,14 +28,14 @@ impl Builder {
             check_name(&job::tagged(&template.name, tag))?;
         }
         let names: Vec<String> = tags.iter().map(|tag| template.reference(tag)).collect();
-        // Held until the tags exist.
         let owner = template.owner.as_deref();
+        // Held until the tags exist.
         let _permit = self.0.reserve_template(owner, &names, 0).await?;
         let (from, named) = (template.reference(tag), template.clone());
         let (templates, new_tags) = (self.0.templates.clone(), tags.to_vec());
         let work = move || {
             let mut references = new_tags.iter().map(|tag| named.reference(tag));
-            // Applies to new tags only; existing tags keep their visibility.
+            // Fallback of `tag`: a new tag inherits the visibility of the template's other tags.
             let visibility = Visibility::default();
             references.try_for_each(|to| templates.tag(&from, &to, visibility).map(drop))
         };
@@ -97,6 +97,7 @@ impl Builder {
         } else {
             Visibility::Private
         };
+        // The name without a tag stands for the template with all its tags.
         let (templates, name) = (self.0.templates.clone(), template.reference(DEFAULT_TAG));
         match blocking(move || templates.set_visibility(&name, visibility)).await? {
             // The template is not built yet; its build sets the visibility.

@@ -19,7 +19,8 @@ const MAX_QUEUED_CHUNKS: usize = 8;
 /// First bytes of gzip data.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Returns the options of an extraction. `owner` is the default owner.
+/// Returns the options of an extraction. `owner` applies if the request has no owner. Without both,
+/// the owners in the archive apply.
 fn archive_options(request: &CopyRequest, owner: Option<&str>, gzip: bool) -> ArchiveOptions {
     ArchiveOptions {
         user: Some(ROOT_USER.to_owned()),
@@ -153,7 +154,7 @@ pub async fn unpack_archives(
             .map_err(unreadable)?;
         let mut piece = reader.next().await.map_err(unreadable)?;
         let gzip = piece.as_ref().is_some_and(|b| b.starts_with(&GZIP_MAGIC));
-        // Before the transfer: the agent decompresses gzip only.
+        // Checked before the transfer: the agent decompresses gzip only.
         if !gzip && !item.name.ends_with(".tar") {
             return Err(BuildFailure::new(format!(
                 "cannot unpack {}: ADD supports only tar and gzipped tar; unpack the archive with RUN",
@@ -176,7 +177,8 @@ pub async fn unpack_archives(
 }
 
 /// Returns a blocking reader of a file that the agent sends. A task receives the file and passes
-/// its chunks through a bounded channel. Must be called inside a runtime.
+/// its chunks through a bounded channel. Must be called inside a runtime. Only a thread that may
+/// block can use the reader.
 pub fn blocking_reader(mut from: FileReader) -> impl Read + Send {
     let (pieces, received) = mpsc::channel(MAX_QUEUED_CHUNKS);
     tokio::spawn(async move {
@@ -187,7 +189,7 @@ pub fn blocking_reader(mut from: FileReader) -> impl Read + Send {
                 Err(e) => Err(io::Error::other(e)),
             };
             let failed = piece.is_err();
-            // Stop when the receiver has stopped, which reports its own error.
+            // Stop if the reader was dropped, or after an error, which the reader reports.
             if pieces.send(piece).await.is_err() || failed {
                 return;
             }

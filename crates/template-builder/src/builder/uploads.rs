@@ -20,8 +20,9 @@ use tokio::fs::File;
 
 /// Lifetime of an upload ticket.
 const TICKET_LIFETIME: Duration = Duration::from_secs(3600);
-/// Maximum number of tickets, in total and per key.
+/// Maximum number of tickets in total.
 const MAX_TICKETS: usize = 10_000;
+/// Maximum number of tickets per key.
 const MAX_TICKETS_PER_KEY: usize = 1_000;
 /// Maximum number of concurrent uploads of one key.
 const MAX_INCOMING_PER_KEY: usize = 16;
@@ -83,7 +84,8 @@ pub struct UploadStore {
     directory: PathBuf,
     /// Tickets by token.
     tickets: Arc<Mutex<HashMap<String, UploadTicket>>>,
-    /// Number and bytes of stored uploads by owner. Updated together with the files.
+    /// Number of stored uploads and their charged bytes, by owner. The lock is also held while an
+    /// upload is added, replaced or removed.
     stored: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     /// Number of uploads in flight by owner.
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
@@ -297,13 +299,13 @@ impl UploadStore {
             _ => QuotaPermit::unlimited(),
         };
         let target = ticket.path;
-        let owner = target.parent().unwrap_or(&self.directory);
+        let directory = target.parent().unwrap_or(&self.directory);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(owner)?;
+            .create(directory)?;
         // Temporary name. The file is renamed to `target` when the upload is complete.
-        let new = owner.join(format!(
+        let new = directory.join(format!(
             "{UNFINISHED_PREFIX}{}",
             jiffy_engine_api::new_id()?
         ));

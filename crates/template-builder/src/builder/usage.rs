@@ -134,6 +134,7 @@ impl BuilderInner {
             let Some(held) = permit.disk_bytes() else {
                 return Ok(());
             };
+            // `bytes` is the total of the import, including the bytes that are already reserved.
             let grown = permit.grow(bytes.saturating_sub(held));
             grown.map_err(|refusal| refusal.message)
         }))
@@ -157,7 +158,8 @@ impl BuilderInner {
         };
         let request = QuotaRequest {
             amount,
-            // Images are counted after they are written.
+            // If less than `max_bytes` is free, the rest of the quota is reserved: `max_bytes` is
+            // an upper bound, and builds check the image's size after writing it.
             disk_floor: Some(1),
         };
         self.reserve(owner, request).await

@@ -21,7 +21,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
             "`{name}` is not a valid user name: use lower-case letters, digits, `_` and `-`"
         )));
     }
-    // A missing file is created.
+    // A missing file is read as empty, and created below.
     let passwd = read(agent, "/etc/passwd").await?;
     if passwd
         .lines()
@@ -54,7 +54,8 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
             agent,
             "/etc/shadow",
             &shadow,
-            // `!` denotes a locked password.
+            // `!` denotes a locked password. 19000 is the date of its last change, in days since
+            // 1970.
             &format!("{name}:!:19000:0:99999:7:::\n"),
         )
         .await?;

@@ -16,8 +16,8 @@ const MAX_FAILED_BUILDS: usize = 200;
 const WAITING_GC_INTERVAL: Duration = Duration::from_secs(600);
 
 impl BuilderInner {
-    /// Fails if too many builds of `caller` wait for their start. The caller must hold
-    /// `names_lock`.
+    /// Fails if too many builds of `caller` wait for their start. First expires waiting builds of
+    /// all callers, and deletes old failed builds of `caller`. The caller must hold `names_lock`.
     pub(super) fn check_waiting(&self, caller: Option<&str>) -> Result<(), BuilderError> {
         // Expired builds must not count.
         self.fail_waiting(WAITING_BUILD_TIMEOUT)?;
@@ -37,7 +37,7 @@ impl BuilderInner {
         }
     }
 
-    /// Fails builds that were not started for `life`.
+    /// Marks builds as failed that were not started within `life` after their creation.
     fn fail_waiting(&self, life: Duration) -> Result<(), RecordError> {
         let life = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
         let reason = FailureReason {

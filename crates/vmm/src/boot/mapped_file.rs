@@ -7,7 +7,8 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-/// File mapped for reading. The file must not shrink while it is mapped: the host has verified it.
+/// File mapped for reading. The file must not shrink while it is mapped: a read beyond its end
+/// would kill the process with SIGBUS.
 pub struct MappedFile {
     start: NonNull<libc::c_void>,
     length: NonZeroUsize,
@@ -30,8 +31,8 @@ impl MappedFile {
                 None,
                 length,
                 ProtFlags::PROT_READ,
-                // Populate the mapping at once: the whole file is copied next, and each page would
-                // cause a fault.
+                // Populate the mapping at once: the whole file is copied next, and otherwise each
+                // page would cause a fault.
                 MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE,
                 file,
                 0,

@@ -47,7 +47,7 @@ fn floating_pointer(table: u64) -> Result<Vec<u8>, VmmError> {
 }
 
 fn table(vcpus: u8) -> Vec<u8> {
-    // APIC ids of the processors are `0..vcpus`.
+    // The APIC ids of the processors are `0..vcpus`, so the I/O APIC has the next id.
     let ioapic_id = vcpus;
     let mut entries: Vec<u8> = Vec::new();
     let mut count = 0u16;
@@ -66,8 +66,8 @@ fn table(vcpus: u8) -> Vec<u8> {
     entries.extend([2, ioapic_id, IOAPIC_VERSION, 1]);
     entries.extend(low32(IOAPIC_START));
     count += 2;
-    // Interrupt entries (type 3).
-    // Each pin carries the ISA interrupt with the same number, edge-triggered like ISA interrupts.
+    // Interrupt entries (type 3). Each pin carries the ISA interrupt with the same number. Flags
+    // of 0 select the polarity and trigger mode of the ISA bus: edge-triggered.
     for pin in 0..IOAPIC_PINS {
         entries.extend([3, 0, 0, 0, ISA_BUS, pin, ioapic_id, pin]);
         count += 1;

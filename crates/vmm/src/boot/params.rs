@@ -17,6 +17,8 @@ const HIGH_MEMORY: u64 = 0x10_0000;
 
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
+
+// Values of the setup header (Linux Documentation/arch/x86/boot.rst). The magic is "HdrS".
 const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const LOADER_UNKNOWN: u8 = 0xff;

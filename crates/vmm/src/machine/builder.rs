@@ -98,9 +98,9 @@ impl MachineBuilder {
         shape: MachineShape,
         layers: MemoryLayers,
     ) -> Result<Machine, VmmError> {
+        // A device can fail while a vCPU accesses it. The vCPU's thread then signals this eventfd,
+        // and the event loop reports the failure.
         let device_failed = new_eventfd()?;
-        // A device can fail while a vCPU accesses it. The eventfd lets the event loop report the
-        // failure.
         let wake = device_failed
             .try_clone()
             .map_err(|e| VmmError::host("eventfd", e))?;
@@ -181,13 +181,13 @@ pub fn build(
     let memory = kvm.take_memory(config.memory_mib)?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
 
-    // The kernel finds devices only through its command line, because there is no PCI bus and no
-    // ACPI.
     let kernel = File::from(fds.take(config.kernel, "kernel")?);
     let initrd = config
         .initrd
         .map(|fd| fds.take(fd, "initrd").map(File::from))
         .transpose()?;
+    // The guest's kernel finds devices only through its command line, because there is no PCI bus
+    // and no ACPI.
     let line = format!(
         "{}{}",
         config.cmdline,
@@ -244,7 +244,8 @@ fn check_config(config: &VmConfig) -> Result<(), VmmError> {
             limits::MAX_DISKS
         ));
     }
-    // Context ids 0 to 2 are the hypervisor, the local host and the host.
+    // Context ids 0 to 2 are `VMADDR_CID_HYPERVISOR`, `VMADDR_CID_LOCAL` (loopback) and
+    // `VMADDR_CID_HOST`.
     if config.vsock.as_ref().is_some_and(|v| v.guest_cid < 3) {
         return reject("vsock context ids below 3 are reserved".to_owned());
     }

@@ -2,9 +2,9 @@
 //! without it.
 //!
 //! The text consists of feature words in hexadecimal: the words of the processor, `/`, and the
-//! words that KVM offers. Both matter because a guest without hardware virtualization sees the
-//! processor's features. For a guest with a processor level, the text is the level, `:`, and the
-//! words that KVM offers.
+//! words that KVM offers. Both matter: without hardware virtualization, programs in the guest see
+//! the processor's features despite the CPUID of KVM. For a guest with a processor level, the text
+//! is the level, `:`, and the words that KVM offers, reduced to the level.
 
 use super::cpu_level::feature_name;
 use crate::error::VmmError;
@@ -73,8 +73,8 @@ fn hexadecimal(words: &[u32]) -> String {
     })
 }
 
-/// Returns the text form of the features of a guest with `level`. KVM offers the features
-/// `supported`.
+/// Returns the text form of the features of a guest with `level`. `supported` is the CPUID that KVM
+/// offers, reduced to the level ([`mask`](super::cpu_level::mask)).
 pub fn name_of(supported: &CpuId, level: CpuLevel) -> String {
     let kvm = hexadecimal(&kvm_words(supported));
     if !level.is_host() {
@@ -87,10 +87,10 @@ pub fn name_of(supported: &CpuId, level: CpuLevel) -> String {
     format!("{}/{kvm}", hexadecimal(&processor))
 }
 
-/// Checks that a guest with the features `saved` can run on this host. The error names missing
-/// features.
+/// Checks that a guest with the features `saved` can run on this host, whose KVM offers
+/// `supported`. The error names missing features.
 pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
-    // Equal text is the common case. It also covers two texts that cannot be parsed.
+    // A guest that sees the host's processor requires equal text, which is the common case.
     let this_host = name_of(supported, CpuLevel::Host);
     if saved == this_host {
         return Ok(());
@@ -101,7 +101,7 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
              restore it on a host of the same kind, or build the template again on this one"
         )))
     };
-    // A guest with a level: only the features that KVM offered at its start matter.
+    // A guest with a level requires only the features in its own CPUID.
     if let Some((level, needed)) = saved.split_once(':') {
         let Some(needed) = parse(needed) else {
             return rejected("they cannot be read".to_owned());
@@ -120,7 +120,7 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
     let (Some(saved), Some(this_host)) = (both(saved), both(&this_host)) else {
         return rejected("they cannot be read".to_owned());
     };
-    // A guest that sees the host's processor requires the same features in both directions.
+    // The text differs, and the guest sees the host's processor: find the difference for the error.
     let missing_in = |one: &(Vec<u32>, Vec<u32>), other: &(Vec<u32>, Vec<u32>)| {
         let by_processor = missing(&one.0, &other.0);
         if by_processor.is_empty() {

@@ -44,7 +44,7 @@ const V4: [Feature; 5] = [
     ("avx512bw", 7, EBX, 30),
     ("avx512vl", 7, EBX, 31),
 ];
-/// Features that programs use and that belong to no level.
+/// Features that belong to no level. Only errors use these names.
 const OTHERS: [Feature; 8] = [
     ("pclmulqdq", 1, ECX, 1),
     ("aes", 1, ECX, 25),

@@ -30,6 +30,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 const FIRST_VIRTIO_PIN: u32 = 5;
 /// Number of event loop slots per device.
 pub const SLOT_STRIDE: u32 = 2;
+/// First event loop slot of a device. Lower slots belong to the VMM itself.
 const FIRST_SLOT: u32 = 16;
 /// Maximum size of an index file in bytes, sufficient for a disk of 1 TiB.
 const MAX_INDEX_BYTES: u64 = 65 << 20;

@@ -29,8 +29,8 @@ pub struct ExitCounters {
 }
 
 impl ExitCounters {
-    /// Opens the statistics of vCPUs that are not running yet: a running vCPU does not handle the
-    /// request. Kernels before 5.14 have no counters.
+    /// Opens the statistics of vCPUs that are not running yet. For a running vCPU, the request
+    /// would block until `KVM_RUN` returns. Kernels before 5.14 have no counters.
     pub fn new(vcpus: &[VcpuFd]) -> Self {
         let open = |vcpu: &VcpuFd| {
             // SAFETY: this request takes no argument and returns a new descriptor.

@@ -22,8 +22,8 @@ pub(crate) fn file_identity(file: &File) -> io::Result<FileIdentity> {
     })
 }
 
-/// Returns the position of the lower of two adjacent files, oldest first. `None` if they are not
-/// adjacent or cannot be identified.
+/// Returns the position of `lower` in `files`, which are sorted from oldest to newest. `None` if
+/// `upper` does not follow directly, or if a file cannot be identified.
 pub(crate) fn adjacent<'a>(
     files: impl Iterator<Item = &'a File>,
     lower: FileIdentity,
@@ -37,7 +37,7 @@ pub(crate) fn adjacent<'a>(
 
 impl Machine {
     /// Folds the adjacent layers of memory and all disks. Returns `false` if a disk is in use: the
-    /// caller must repeat the call.
+    /// caller must repeat the call later.
     pub fn fold_layers(&mut self, layers: &FoldedLayers) -> bool {
         let (lower, upper) = (&layers.lower, &layers.upper);
         // No lock is required: only the event loop uses the memory layers.

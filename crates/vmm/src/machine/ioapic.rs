@@ -151,8 +151,8 @@ impl<R: IoApicRouting> IoApic<R> {
             (old & !u64::from(u32::MAX)) | (u64::from(value) & !ENTRY_READ_ONLY_BITS)
         };
         self.table[pin] = new;
-        // Changing the routes takes time. A kernel writes both halves of masked entries at its
-        // start.
+        // A pin that remains masked has no route before and after the write. Changing the routes
+        // takes time, and a kernel writes both halves of masked entries at its start.
         if old & ENTRY_MASKED != 0 && new & ENTRY_MASKED != 0 {
             return Ok(());
         }

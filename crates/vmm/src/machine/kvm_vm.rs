@@ -13,7 +13,8 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 /// Number of vCPUs of a spare VM: the default of sandboxes.
 pub const SPARE_VCPUS: usize = 2;
-/// Maximum memory of a spare VM, in MiB. The kernel's tables for it take a 400th of its size.
+/// Maximum memory of a spare VM, in MiB. The tables of the host's kernel for this memory take about
+/// 1/400 of its size.
 const MAX_SPARE_MEMORY_MIB: u32 = 4096;
 
 /// VM whose vCPUs have no state. Its memory, if any, is empty.
@@ -31,8 +32,8 @@ pub struct KvmVm {
 
 impl KvmVm {
     /// Creates a spare VM for a future guest that probably has `memory_mib` MiB of memory (0 if
-    /// unknown). This saves the guest's start the time of these steps, for example an exit for each
-    /// CPUID leaf if the host is itself a VM.
+    /// unknown). The guest's start then does not wait for these steps. For example, reading the
+    /// CPUID causes an exit for each leaf if the host is itself a VM.
     pub fn prepare(kvm: OwnedFd, memory_mib: u32) -> Result<Self, VmmError> {
         let mut vm = Self::new(kvm)?;
         vm.add_vcpus(SPARE_VCPUS as u64)?;

@@ -63,7 +63,8 @@ impl LazyLayerSet {
         present.is_some_and(|present| !present.contains(chunk))
     }
 
-    /// Maps memory by the plan. If memory is missing, starts the thread that fetches it.
+    /// Maps memory by the plan. If memory is missing, starts the thread that fetches it. The thread
+    /// calls `fail` if a fetch fails finally.
     pub fn map(
         mut self,
         plan: &MappingPlan,
@@ -98,8 +99,9 @@ impl LazyLayerSet {
             listener: source.listener,
             timeout: source.timeout,
         };
+        // `map_layers` has registered all missing ranges, which `LazyMemory` and the thread
+        // require.
         let memory = LazyMemory::new(userfaultfd, linear.clone(), plan);
-        // Started after mapping, because the thread must know all registered ranges.
         let memory = Arc::new(memory);
         fault_handler::start(memory.clone(), source, fail)?;
         Ok(Some(memory))

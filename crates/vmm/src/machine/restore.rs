@@ -25,8 +25,8 @@ use std::fs::File;
 
 /// Builds the machine from a snapshot. Opens no file: all descriptors come from `fds`. `spare` is
 /// used if it has at most as many vCPUs as the snapshot. `on_memory_failure` is called on another
-/// thread if missing memory cannot be fetched. It must end the process because any thread may wait
-/// for that memory.
+/// thread if missing memory cannot be fetched. The callback must terminate the process, because any
+/// thread may be waiting for that memory.
 pub fn restore(
     config: &RestoreConfig,
     fds: &mut ReceivedFds,
@@ -97,8 +97,9 @@ pub fn restore(
     machine.lazy = lazy;
     machine.deferred_copies = deferred_copies;
     machine.mapped = mapped;
-    // Interrupts are routed from here on. An interrupt that was raised by `restore` above was lost,
-    // so raise it again. A spurious interrupt is harmless.
+    // `finish` has installed the interrupt routes. A console interrupt that `ports.restore` raised
+    // before that was lost, so raise it again. A spurious interrupt is harmless. Ignore the error:
+    // the counter is full, so an interrupt is already pending.
     let _ = irq_trigger.write(1);
     restore_devices(&machine, &state)?;
     Ok(machine)
@@ -133,7 +134,8 @@ impl PopulatePages {
         let pages = read(later.pages)?;
         let at_start = at_start.unwrap_or_else(|| UnitSet::empty(pages.units()));
         Ok(Some(Self {
-            // The set of all pages includes `at_start`, so that `advise_huge_pages` excludes both.
+            // The set of all pages includes `at_start`: `advise_huge_pages` must skip the pages of
+            // both sets.
             later: Some((pages.with(&at_start), later.from)),
             at_start,
         }))

@@ -121,8 +121,8 @@ impl Machine {
     ) -> Result<(), VmmError> {
         let linear = LinearMemory::new(&self.memory)?;
         let (plan, layers) = (&target.plan, &target.layers);
-        // The changes below bypass KVM's page tables, which must not refer to the old pages
-        // afterwards.
+        // The changes below replace guest memory, including the guest's page tables. KVM does not
+        // detect these changes, so its shadow page tables must be dropped first.
         self.drop_shadows()?;
         let captured = self.captured.take();
         // Captured pages describe the newest layer at the time of the capture. They are only valid

@@ -38,6 +38,8 @@ pub fn cpuid(supported: &CpuId, id: u8, vcpus: u8) -> CpuId {
                 // 23).
                 entry.ebx =
                     (entry.ebx & 0x0000_ffff) | u32::from(vcpus) << 16 | u32::from(id) << 24;
+                // KVM's list may omit the deadline timer, which requires that KVM emulates the
+                // local APIC (Documentation/virt/kvm/api.rst, KVM_GET_SUPPORTED_CPUID).
                 entry.ecx |= CPUID_HYPERVISOR | CPUID_TSC_DEADLINE;
             }
             // Extended topology: EDX is the x2APIC id of the processor that executes CPUID.
@@ -63,7 +65,7 @@ pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), Vm
     .map_err(|e| VmmError::host("setting up a vCPU", format!("{e:?}")))?;
     // Ignore the error: some hosts do not support this register, and the guest runs without it.
     let _ = vcpu.set_msrs(&msrs);
-    // FPU state after a reset, with all exceptions masked.
+    // FPU state as after FNINIT, and MXCSR as after a reset: all exceptions are masked.
     let fpu = kvm_fpu {
         fcw: 0x37f,
         mxcsr: 0x1f80,
@@ -75,7 +77,7 @@ pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), Vm
     set_lapic_register(&mut lapic, LAPIC_LVT_LINT0, LVT_EXTINT);
     set_lapic_register(&mut lapic, LAPIC_LVT_LINT1, LVT_NMI);
     vcpu.set_lapic(&lapic).map_err(failed)?;
-    // The guest's kernel starts these vCPUs by sending INIT and SIPI to their APICs.
+    // The guest's kernel starts all vCPUs except vCPU 0 by sending INIT and SIPI to their APICs.
     if id != 0 {
         return vcpu
             .set_mp_state(kvm_mp_state {

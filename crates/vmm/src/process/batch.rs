@@ -22,8 +22,7 @@ impl Vm {
             if let Err(e) = poller.wait_batch(timeout, |batch| self.dispatch_batch(batch)) {
                 return VmmError::host("epoll", e).into();
             }
-            // `ending` may stop the guest and return `None`, so it is called before further copies
-            // are made.
+            // Check for the end before the copies: a VM that ends needs no further copies.
             if let Some(cause) = self.ending() {
                 return cause;
             }

@@ -6,7 +6,8 @@ use jiffy_proto::snapshot::CapturedSnapshot;
 use jiffy_proto::vm::{Event, StopCause};
 
 impl Vm {
-    /// Returns the captured snapshot that no controller has committed or aborted yet.
+    /// Returns the captured snapshot that no controller has committed or aborted yet. The caller
+    /// must ensure that a current background copy belongs to a captured snapshot.
     pub(super) fn captured_snapshot(&self) -> Option<Box<CapturedSnapshot>> {
         let writing = self.background_copy.as_ref().map(|copy| (&copy.id, None));
         let prepared = self
@@ -36,7 +37,8 @@ impl Vm {
         if !self.background_copy.as_ref().is_some_and(|c| c.captured) {
             return Some(cause);
         }
-        // Stop the guest and report its end only once: this is called again after every event.
+        // Stop the guest and report its end only once: another cause may follow, for example a
+        // request to stop.
         if self.ended_cause.is_none() {
             self.halt();
             self.link.send(&Event::Stopped(cause.clone()), &[]);

@@ -25,7 +25,8 @@ struct DiskGateState {
 }
 
 impl DiskGate {
-    /// Waits until the gate is open. Then [`Self::close`] waits for [`Self::leave`].
+    /// Waits until the gate is open, and enters it. From then on, [`Self::close`] waits for
+    /// [`Self::leave`].
     fn enter(&self) {
         let state = self
             .changed
@@ -84,8 +85,9 @@ impl DiskThread {
             let Some(shared) = devices.get(device) else {
                 return;
             };
-            // Enter the gate before taking the device's lock. The thread that closes the gate takes
-            // the same lock afterwards, and must not wait for a request there.
+            // Enter the gate before taking the device's lock. Otherwise this thread could hold the
+            // lock while it waits for the gate to open, and the thread that closed the gate takes
+            // the same lock.
             gate_of_thread.enter();
             match EventSlot::decode(ready.slot) {
                 EventSlot::Queue(_) => {

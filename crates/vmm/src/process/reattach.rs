@@ -82,10 +82,9 @@ impl Vm {
         // The newest controller replaces an older one: a daemon connects only after it has replaced
         // the daemon that was connected before.
         let slot = self.machine.poller.slot(SLOT_CONTROL);
-        // The replaced channel is dropped, which closes it and thereby removes it from the event
-        // loop.
         if watch(&slot, socket.as_fd()).is_ok() {
             self.drop_controller_requests();
+            // Dropping the replaced channel closes it, which also removes it from the event loop.
             *lock(&self.link.0) = Some(Channel::new(socket));
         }
     }

@@ -56,7 +56,8 @@ impl Vm {
         for device in self.machine.devices_of_event_loop() {
             lock(&device).device_mut(Net::open_gate);
         }
-        // Only now, because closing many layers takes some time that the guest would be stopped.
+        // Close the layers only now: closing many layers takes time, during which the guest would
+        // have been stopped.
         self.former_disks.clear();
     }
 

@@ -28,12 +28,13 @@ use std::time::Instant;
 /// Snapshot whose memory a forked process writes while the guest runs.
 pub(super) struct BackgroundCopy {
     pub id: String,
-    /// True if the snapshot is completed without a controller and after the guest has ended.
+    /// True if the snapshot is completed even if the controller disconnects or the guest ends.
     pub captured: bool,
     child: WriterProcess,
     files: MemoryFiles,
     report: SnapshotReport,
     began: Instant,
+    /// Frozen disks, by device number. They are thawed if the snapshot fails.
     disks: Vec<usize>,
     /// Error outside the writer process.
     failure: Option<VmmError>,
@@ -43,7 +44,6 @@ pub(super) struct BackgroundCopy {
 }
 
 impl BackgroundCopy {
-    /// Cancels the snapshot.
     pub fn cancel(&self) {
         self.child.cancel();
     }
@@ -68,6 +68,7 @@ struct MemoryFiles {
 struct SnapshotOutputs {
     memory: MemoryFiles,
     state: File,
+    /// `/proc/PID/pagemap` of this process, which is only read.
     pagemap: Option<File>,
     working_set: Option<File>,
     disks: Vec<(File, File)>,
@@ -95,8 +96,7 @@ impl FrozenMachine {
         Ok(())
     }
 
-    /// Returns an upper bound for the size of layers, indexes and state, in bytes. Every chunk that
-    /// may have changed counts as stored.
+    /// Returns the maximum bytes of layers, indexes and state, as if all candidates were stored.
     fn max_bytes(&self, chunks_of_memory: u64) -> u64 {
         let chunks = self.candidates.count().saturating_mul(MEMORY_CHUNK.into());
         let index = LayerIndex::encoded_len(chunks_of_memory) as u64;
@@ -158,7 +158,6 @@ impl Vm {
         self.commit_or_abort(SnapshotDecision::Commit)?;
         self.thaw(Vec::new())?;
         let linear = LinearMemory::new(&self.machine.memory)?;
-
         let stopped = Instant::now();
         self.pause();
         // Held until memory is forked or written, so that devices, disks and memory are consistent.
@@ -196,7 +195,7 @@ impl Vm {
         let large = report.candidates >= LARGE_LAYER_CHUNKS;
         let direct = files.memory.direct.as_ref().filter(|_| large);
         let hashes = match direct {
-            // Without hashes, the next snapshot compares memory with the layer's file.
+            // Ignore an error: the next snapshot then compares memory with the layer's file.
             Some(_) if resumes => ChunkHashes::new(linear.chunks()).ok(),
             _ => None,
         };
@@ -227,8 +226,7 @@ impl Vm {
             drop(paused_disks);
             self.resume();
             report.stopped_us = micros(stopped);
-            // The guest runs already. An error from here on fails the snapshot when the writer
-            // process has exited.
+            // The guest runs: an error from here on fails the snapshot after the writer's exit.
             let failure = frozen.write(&files.state).err();
             if config.captured && failure.is_none() {
                 let stopped_us = report.stopped_us;
@@ -335,7 +333,7 @@ impl Vm {
             Some(pages) => pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE)),
             None => UnitSet::full(linear.chunks()),
         };
-        // Check this after the search. Memory that is missing now had no page during the search. It
+        // Check this after the search: memory that is missing now had no page during the search. It
         // equals the layers below, but would read as zero in the writer process.
         if let Some(lazy) = &self.machine.lazy {
             lazy.missing()
@@ -399,9 +397,9 @@ impl Vm {
         match index {
             Ok(index) => {
                 let (files, hashes) = (background_copy.files, background_copy.hashes);
-                let captured = |private_pages| CapturedPages::new(&files.layer, private_pages).ok();
-                // Without these pages, a rollback maps more memory again.
-                self.machine.captured = background_copy.private_pages.and_then(captured);
+                let captured_pages = |pages| CapturedPages::new(&files.layer, pages).ok();
+                // Ignore an error: a rollback to this snapshot then maps more memory.
+                self.machine.captured = background_copy.private_pages.and_then(captured_pages);
                 let report = self.complete(
                     background_copy.report,
                     background_copy.began,
@@ -417,19 +415,18 @@ impl Vm {
                 self.link.send(&Event::Snapshotted(report), &[]);
             }
             Err(e) => {
-                // Ignore the error: disks that cannot be thawed are retried before the next
-                // snapshot. They work in this state.
+                // Ignore the error: such disks work, and are thawed before the next snapshot.
                 let _ = self.thaw(background_copy.disks);
                 self.report_failure(&e);
             }
         }
         self.send_reattach_state();
-        // The guest ended before the snapshot was complete.
+        // If the guest ended during the copy, the VM ends now.
         self.cause = self.cause.take().or_else(|| self.ended_cause.take());
     }
 
     /// Commits or aborts the last snapshot. If aborting fails, the memory layers are as before the
-    /// snapshot, and the disks are thawed before the next one.
+    /// snapshot, and the disks are thawed before the next snapshot.
     pub(super) fn commit_or_abort(&mut self, decision: SnapshotDecision) -> Result<(), VmmError> {
         match self.prepared.take() {
             Some(snapshot) if decision == SnapshotDecision::Abort => {

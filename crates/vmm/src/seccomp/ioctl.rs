@@ -1,9 +1,9 @@
 //! `ioctl` requests that confined threads of a VMM may make.
 //!
-//! Requests that modify state are needed for rollbacks: they affect only the guest's registers,
-//! interrupts, clock and memory. All other requests kill the process. These include other requests
-//! of KVM (new machines, vCPUs, devices, another CPUID), and all requests of other drivers, sockets
-//! and terminals.
+//! Requests that modify state affect only the guest's registers, interrupts, clock and memory, and
+//! the offloads of its TAP device. Most of them are needed for rollbacks. All other requests kill
+//! the process. These include other requests of KVM (new machines, vCPUs, devices, another CPUID),
+//! and all requests of other drivers, sockets and terminals.
 
 use crate::snapshot::userfaultfd;
 use kvm_bindings::{
@@ -49,8 +49,8 @@ macro_rules! requests {
     };
 }
 
-/// Requests of threads that run vCPUs. The filter compares in this order, and nearly all requests
-/// are the first.
+/// Requests of threads that run vCPUs. The filter compares in this order. `KVM_RUN` is first
+/// because nearly all requests are `KVM_RUN`.
 pub const VCPU_IOCTLS: &[IoctlRequest] = requests![
     "KVM_RUN" = DIRECTION_NONE, KVMIO, 0x80, 0;
     "KVM_KVMCLOCK_CTRL" = DIRECTION_NONE, KVMIO, 0xad, 0;
@@ -89,7 +89,7 @@ pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
     "TUNSETOFFLOAD" = DIRECTION_WRITE, b'T', 208, size_of::<libc::c_uint>();
 ];
 
-/// Requests of the thread that fetches missing memory. No request changes a present page.
+/// Requests of the thread that fills missing memory. No request changes a present page.
 pub const FAULT_IOCTLS: &[IoctlRequest] = &[
     IoctlRequest {
         name: "UFFDIO_COPY",

@@ -54,7 +54,7 @@ impl ChunkHashes {
         }
     }
 
-    /// Returns the hash of a stored chunk.
+    /// Returns the hash of a chunk. The chunk must be stored: the hash of any other chunk is zero.
     pub fn get(&self, chunk: u64) -> Option<ChunkHash> {
         // SAFETY: the pointer is inside the mapping, and the processes that wrote the hash have
         // exited.

@@ -120,7 +120,7 @@ impl FaultHandler {
     fn serve(&mut self) -> Result<(), VmmError> {
         loop {
             let ready = self.wait().map_err(failed("waiting for page faults"))?;
-            // Handle the listener first: a new fetcher must receive all open requests.
+            // Accept a new fetcher before `send`, so that it receives all open requests at once.
             if ready.listener {
                 self.accept();
             }
@@ -185,8 +185,8 @@ impl FaultHandler {
 
     fn replace_fetcher(&mut self, next: Option<OwnedFd>) {
         if let Some(former) = std::mem::replace(&mut self.fetcher, next) {
-            // In builds with assertions, dropping the descriptor would make an additional system
-            // call.
+            // In builds with debug assertions, dropping an `OwnedFd` also calls `fcntl`, which the
+            // filter of this thread forbids.
             let _ = nix::unistd::close(former);
         }
     }
@@ -265,7 +265,8 @@ impl FaultHandler {
             .memory
             .chunk_of(address)
             .ok_or_else(|| failed("serving a page fault")(Errno::EFAULT))?;
-        // Another fault of the same chunk has filled it, or the guest returned the page since.
+        // Another fault of the same chunk has filled it, or the guest has returned the page since.
+        // If the page is present, `zero` only resumes the waiting threads.
         if !self.memory.is_missing(chunk) {
             let zeroed = self.memory.zero(address);
             return zeroed.map_err(failed("filling memory with zeroes"));

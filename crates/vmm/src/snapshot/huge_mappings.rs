@@ -23,9 +23,10 @@ pub fn advise_huge_pages(plan: &MappingPlan, written: &UnitSet, linear: &LinearM
                 let offset = usize::try_from((region.start - first) * CHUNK_SIZE);
                 let length = usize::try_from((region.end - region.start) * CHUNK_SIZE);
                 if let (Ok(offset), Ok(length)) = (offset, length) {
+                    // Ignore the error: kernels without huge pages for files reject the advice.
+                    //
                     // SAFETY: the range is inside guest memory, and the advice does not change its
                     // content.
-                    // Ignore the error: kernels without huge pages for files reject the advice.
                     let _ = unsafe {
                         libc::madvise(host.add(offset).cast(), length, libc::MADV_HUGEPAGE)
                     };

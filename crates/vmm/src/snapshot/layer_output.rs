@@ -16,8 +16,8 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
 
 /// Maximum number of bytes written by one call.
 pub const MAX_RUN_BYTES: usize = 4 << 20;
-/// Minimum size of a run that bypasses the page cache, in bytes. For a shorter run, the call costs
-/// more than the saved pages.
+/// Minimum size of a run that bypasses the page cache, in bytes. For a shorter run, an additional
+/// call costs more than the page cache that it saves.
 const MIN_DIRECT_RUN_BYTES: usize = 256 << 10;
 
 /// File of a memory layer, opened once or twice.
@@ -118,7 +118,9 @@ fn huge_buffer() -> Option<NonNull<u8>> {
     let skip = start.as_ptr().align_offset(HUGE_PAGE_BYTES);
     // SAFETY: the mapping exceeds the buffer by the maximum number of skipped bytes.
     let buffer = unsafe { start.add(skip.min(HUGE_PAGE_BYTES)) };
-    // With huge pages, storage receives few long segments instead of many pages.
+    // With huge pages, storage receives few long segments instead of many pages. Ignore the error:
+    // the buffer also works without huge pages.
+    //
     // SAFETY: advice for a mapping owned by this function.
     let _ = unsafe { madvise(buffer.cast(), MAX_RUN_BYTES, MmapAdvise::MADV_HUGEPAGE) };
     Some(buffer)

@@ -154,7 +154,8 @@ impl<'a> LayerWriter<'a> {
         }
         // SAFETY: the run consists of whole, contiguous chunks of guest memory in one mapping.
         let data = unsafe { std::slice::from_raw_parts(self.run.host, bytes) };
-        // A failed write fails the whole layer, so the lost run does not matter.
+        // The next chunk starts a new run. If the write fails, this run is lost, but then the whole
+        // layer fails.
         self.run.host = std::ptr::null();
         self.output.write(data, self.run.offset)
     }
@@ -199,15 +200,16 @@ impl<'a> LayerWriter<'a> {
     }
 }
 
-/// Returns whether a run must end at `offset` of the file. Runs end at multiples of the maximum
-/// length, so that the page cache contains whole huge pages.
+/// Returns whether a run must end at `offset` of the file. Runs end at multiples of
+/// [`MAX_RUN_BYTES`], the maximum length of a write. The page cache then contains whole huge pages.
 fn must_split_at(offset: i64) -> bool {
     usize::try_from(offset).is_ok_and(|offset| offset.is_multiple_of(MAX_RUN_BYTES))
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // SAFETY: any bytes are a valid u128.
     // Compare 16 bytes at a time. The fold has no branches, so that the compiler can vectorise it.
+    //
+    // SAFETY: any bytes are a valid u128.
     let (head, words, tail) = unsafe { bytes.align_to::<u128>() };
     head.iter().chain(tail).all(|&b| b == 0)
         && words

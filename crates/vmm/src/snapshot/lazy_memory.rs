@@ -1,4 +1,5 @@
-//! Guest memory that is fetched on demand ("lazily") from another host.
+//! Guest memory of which some chunks are not stored on this host yet. The fetcher obtains such a
+//! chunk when it is accessed ("lazily").
 //!
 //! Each chunk is either missing or complete: its pages are filled in one step, under the lock. No
 //! page of a missing chunk is present, so the search for written pages never reports such a chunk,
@@ -104,8 +105,8 @@ impl LazyMemory {
         }
         let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
         let freed: Vec<u64> = state.freed.iter_range(pages.clone()).collect();
-        // Fill the runs between returned pages. A returned page remains missing, and is zeroed when
-        // it is accessed.
+        // Fill the runs between returned pages. A returned page stays empty. When it is accessed,
+        // `zero` fills it.
         let mut next = pages.start;
         for stop in freed.iter().copied().chain([pages.end]) {
             let offset = usize::try_from((next - pages.start) * PAGE);
@@ -120,7 +121,8 @@ impl LazyMemory {
         }
         state.missing.remove(chunk);
         freed.iter().for_each(|&page| state.freed.remove(page));
-        // An access waiting for a returned page faults again and then receives a zero page.
+        // `copy` has resumed the threads that wait for copied pages. Also resume a thread that
+        // waits for a returned page: the thread faults again and then receives a zero page.
         if freed.is_empty() {
             Ok(())
         } else {

@@ -128,7 +128,8 @@ impl MappingPlan {
                 _ => ranges.push(range),
             }
         }
-        // Each run is completely inside one gap or outside all gaps.
+        // Each run of `map` and `copy` is completely inside one closed gap or outside all of
+        // `ranges`.
         let inside = |run: &(usize, Range<u64>)| {
             let after = ranges.partition_point(|range| range.start <= run.1.start);
             let before = after.checked_sub(1).and_then(|at| ranges.get(at));
@@ -155,8 +156,8 @@ pub struct ChunkExtent {
 
 /// Source of restored memory. Each part is mapped, read, or fetched later.
 pub trait ChunkSource {
-    /// Maps the part, so that its pages are read on first access. Returns `false` if it must be
-    /// read.
+    /// Maps the part, so that its pages are read on first access. Returns `false` if the source
+    /// cannot map the part: the caller must then read it.
     fn map(&self, piece: &ChunkExtent) -> Result<bool, Errno>;
 
     /// Reads the whole part.

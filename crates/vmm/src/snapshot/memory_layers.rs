@@ -171,7 +171,8 @@ impl MemoryLayers {
                     }
                 }
             }
-            // A chunk without a hash is compared by reading it.
+            // The added chunks have no hashes. A layer has hashes of all its stored chunks or none,
+            // so all its chunks are compared by reading the file.
             (Some(_), None) if added.count() > 0 => layer.hashes = None,
             _ => {}
         }
@@ -252,9 +253,10 @@ mod tests {
         layers.fold(identities[1], identities[2]);
         assert_eq!(layers.len(), 2);
         assert_eq!(of_all(&layers), before);
-        // Chunks of a layer without hashes are compared by reading them.
+        // The lower layer adds no chunks, so the hashes of the upper layer remain.
         layers.fold(identities[0], identities[2]);
         assert_eq!((layers.len(), decided(&layers, 4)), (1, "hash 7"));
+        // The lower layer adds chunks without hashes, so all chunks are compared by reading them.
         layers.push(layer(&[5], &[]));
         let newest = crate::machine::file_identity(layers.file(1).unwrap()).unwrap();
         layers.0[1].hashes = Some(ChunkHashes::new(256).unwrap());

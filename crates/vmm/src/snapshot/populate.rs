@@ -13,9 +13,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 const CHUNK_PAGES: u64 = CHUNK_SIZE / MEMORY_PAGE as u64;
-/// Maximum number of pages and of calls per step of deferred copies. A step then takes about 0.1
+/// Maximum number of pages per step of deferred copies. With both limits, a step takes about 0.1
 /// ms.
 const STEP_PAGES: u64 = 64;
+/// Maximum number of runs per step. Each run costs at least one system call.
 const STEP_RUNS: usize = 32;
 
 /// Makes private copies of the `pages` that `plan` maps. This is a hint: a page that cannot be
@@ -28,12 +29,13 @@ pub fn populate(plan: &MappingPlan, pages: &UnitSet, linear: &LinearMemory) {
 #[derive(Debug, Default)]
 pub struct DeferredCopies {
     runs: VecDeque<Range<u64>>,
-    /// Moment after which the copies are due. `None` if the moment has passed.
+    /// Moment after which the copies are due. `None` if they are due already.
     awaited: Option<PopulateMoment>,
 }
 
 impl DeferredCopies {
-    /// Creates copies of the `pages` that `plan` maps.
+    /// Plans copies of the `pages` that `plan` maps, after the moment `from`. [`Self::step`] makes
+    /// them.
     pub fn of(plan: &MappingPlan, pages: &UnitSet, from: PopulateMoment) -> Self {
         Self {
             runs: mapped_runs(plan, pages).collect(),
@@ -168,8 +170,8 @@ mod tests {
     #[test]
     fn deferred_copies_are_made_in_short_steps() {
         let (_memory, linear, plan) = mapped();
-        // 32 of 48 mapped pages are requested. A step copies more pages than this in one run, and
-        // more runs.
+        // 20 of the 32 mapped pages (16 to 47) are requested, in 13 runs. Both numbers are below
+        // the limits of one step.
         let mut pages = UnitSet::empty(linear.bytes() / PAGE);
         pages.insert_range(8..24);
         (24..48).step_by(2).for_each(|page| pages.insert(page));

@@ -2,9 +2,11 @@
 //!
 //! Each chunk is handled in one of three ways:
 //! - If the same file is mapped before and after the rollback, only the guest's private pages are
-//!   handled. They are dropped, or read from the file again if a restored guest writes them first.
-//! - A chunk of the latest snapshot of this memory retains its mapping, which is below the new
-//!   snapshot's layer. The private pages are read from that layer.
+//!   handled. They are dropped. Pages that a restored guest writes first are read from the file
+//!   again instead, and remain private.
+//! - If the target is the latest snapshot of this memory, a chunk of its layer is not mapped from
+//!   that layer. The chunk retains its present mapping, and its private pages are read from the
+//!   layer.
 //! - All other chunks are mapped again.
 //!
 //! If this fails, memory is inconsistent, and the guest must not run again.
@@ -38,7 +40,9 @@ pub struct MappedFiles(Vec<(FileIdentity, Range<u64>)>);
 /// Guest's private pages at the time of the newest snapshot of this memory.
 #[derive(Debug)]
 pub struct CapturedPages {
+    /// File of the snapshot's layer.
     layer: FileIdentity,
+    /// Guest's private pages at the time of the snapshot.
     own: UnitSet,
 }
 
@@ -175,15 +179,18 @@ fn complement(set: &UnitSet) -> UnitSet {
 
 /// Changes from one set of mapped files to another.
 struct RevertPlan {
-    /// Chunks mapped from the same file: private pages are dropped.
+    /// Chunks mapped from the same file: private pages are dropped, or read again.
     unchanged: UnitSet,
-    /// Chunks mapped as below the captured snapshot: private pages are read.
+    /// Chunks of the captured snapshot's layer that retain their present mapping: private pages are
+    /// read from that layer.
     captured: UnitSet,
-    /// Anonymous chunks before and after: chunks with private pages are dropped.
+    /// Chunks that are anonymous before and after: if a chunk has private pages, the whole chunk is
+    /// dropped.
     anonymous: UnitSet,
     /// Chunks mapped from a file before, and anonymous afterwards.
     unmapped: UnitSet,
-    /// Chunks mapped from another file or none before, and chunks to read.
+    /// Part of the plan that [`map_layers`] executes: chunks mapped from another file or none
+    /// before, and chunks to read.
     remaining: MappingPlan,
 }
 
@@ -192,12 +199,12 @@ impl RevertPlan {
         from: &MappedFiles,
         to: &MappedFiles,
         plan: &MappingPlan,
-        own: &PrivatePages<'_>,
+        pages: &PrivatePages<'_>,
         chunks: u64,
     ) -> Self {
         let (before, after) = (from.chunks(chunks), to.chunks(chunks));
         let unchanged = from.common(to, chunks);
-        let captured = own.captured_chunks(to, chunks).without(&unchanged);
+        let captured = pages.captured_chunks(to, chunks).without(&unchanged);
         // Words of 64 chunks are combined at a time.
         let combine = |word: fn(u64, u64) -> u64| {
             let words = before.words().iter().zip(after.words());
@@ -238,7 +245,7 @@ pub fn revert_memory(
     let to = MappedFiles::of(plan, layers)?;
     let revert = RevertPlan::new(from, &to, plan, &pages, chunks);
     let dropping = failed("dropping written memory");
-    let mut own = UnitSet::empty(chunks * CHUNK_PAGES);
+    let mut to_drop = UnitSet::empty(chunks * CHUNK_PAGES);
     let mut to_read = UnitSet::empty(chunks * CHUNK_PAGES);
     let is_retainable = |page| pages.retainable.is_some_and(|pages| pages.contains(page));
     // Sort the private pages by the method of reverting them.
@@ -251,16 +258,16 @@ pub fn revert_memory(
                 let set = if is_retainable(page) {
                     &mut to_read
                 } else {
-                    &mut own
+                    &mut to_drop
                 };
                 set.insert(page);
             } else if revert.anonymous.contains(chunk) {
                 // Drop whole chunks: this needs fewer calls and splits fewer huge pages.
-                own.insert_range(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES);
+                to_drop.insert_range(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES);
             }
         }
     }
-    for run in runs(&own, 0..chunks * CHUNK_PAGES) {
+    for run in runs(&to_drop, 0..chunks * CHUNK_PAGES) {
         drop_pages(linear, run).map_err(&dropping)?;
     }
     // `plan.map` names the layer of each chunk that `to_read` contains.
@@ -273,8 +280,8 @@ pub fn revert_memory(
             linear
                 .each_extent_of_pages(run, |offset, bytes, host| {
                     if pages.protected {
-                        // The fork of a snapshot has write-protected the pages, and each page would
-                        // fault during the read otherwise.
+                        // The writer process of a snapshot has write-protected the pages. Without
+                        // this call, each page would fault during the read.
                         make_private(host, bytes);
                     }
                     read(file, offset, bytes as u64, host)

@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-/// `_IOR`, `_IOWR` and `_IOWR` of type 0xaa. `seccomp::ioctl` allows these requests.
+/// `UFFDIO_WAKE` is an `_IOR` request of type 0xaa, the next two are `_IOWR`. The filter in
+/// `seccomp::ioctl` allows these three requests by number.
 pub(crate) const UFFDIO_WAKE: u32 = 0x8010_aa02;
 pub(crate) const UFFDIO_COPY: u32 = 0xc028_aa03;
 pub(crate) const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;

@@ -24,11 +24,12 @@ pub struct WriterProcess {
 
 impl WriterProcess {
     /// Forks the writer. No vCPU may be running. Must be called from the main thread, because the
-    /// child is killed when the calling thread exits. The child retains only the descriptors in
-    /// `keep`.
+    /// child is killed when the calling thread exits. The child retains only the standard streams
+    /// and the descriptors in `keep`.
     pub fn start(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> Result<Self, VmmError> {
         let mut keep = keep.to_vec();
-        // `run_writer` closes the gaps between them.
+        // `run_writer` closes all descriptors between those to keep, which requires ascending
+        // order.
         keep.sort_unstable();
         // SAFETY: the child continues in `run_writer`.
         match unsafe { fork() } {
@@ -66,8 +67,8 @@ unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
     let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: libc::c_int = -1;
     // SAFETY: without CLONE_VM, the child continues here. Otherwise guaranteed by the caller.
-    // The arguments of clone on x86-64: flags, stack (0: same address), pidfd, child tid, tls.
     let pid = unsafe {
+        // Arguments of clone on x86-64: flags, stack (0: same address), pidfd, child tid, tls.
         libc::syscall(
             libc::SYS_clone,
             libc::c_long::from(flags),
@@ -79,10 +80,10 @@ unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
     };
     match pid {
         0 => {
-            // If the parent has exited before this call, no signal is sent. The writer then exits
-            // by itself when the layer is written.
             // SAFETY: the call has no pointer arguments.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            // If the parent exited before the call, no signal is sent. The writer then exits by
+            // itself when the layer is written.
             Ok(None)
         }
         // SAFETY: the kernel has just created this descriptor for this process.
@@ -97,7 +98,8 @@ enum ProcessEnd {
     Killed(i32),
 }
 
-/// Waits for a child process. Makes only one system call.
+/// Waits for a child process. Makes only one system call, so a forked child may call this function
+/// too.
 fn wait(pidfd: &OwnedFd) -> Result<ProcessEnd, Errno> {
     // SAFETY: an all-zero siginfo_t is valid, and the kernel fills it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -118,8 +120,8 @@ fn wait(pidfd: &OwnedFd) -> Result<ProcessEnd, Errno> {
 
 /// Main function of the writer process.
 fn run_writer(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> ! {
-    // SAFETY: system calls without pointer arguments. The closed descriptors are copies of this
-    // process.
+    // SAFETY: system calls without pointer arguments. This process has its own descriptor table,
+    // and uses none of the closed descriptors.
     unsafe {
         // Copies of the descriptors of KVM and sockets must not outlive the VMM.
         let mut next = 3;
@@ -156,7 +158,8 @@ fn write_in_two_processes(writer: &mut LayerWriter<'_>, middle_chunk: u64) -> Re
         exit_with(written);
     };
     let written = writer.write_range(0..middle_chunk);
-    // Wait for the helper even if this process failed, so that no process writes after the exit.
+    // Wait for the helper even if this process failed, so that the helper does not write after this
+    // process has exited.
     match wait(&helper)? {
         ProcessEnd::Exited(0) => written?,
         ProcessEnd::Exited(errno) => return Err(Errno::from_raw(errno)),
@@ -204,6 +207,7 @@ impl SharedWords {
 fn exit_with(written: Result<(), Errno>) -> ! {
     let status = match written {
         Ok(()) => 0,
+        // `UnknownErrno` is 0, which would report success.
         Err(Errno::UnknownErrno) => libc::EIO,
         Err(errno) => errno as libc::c_int,
     };

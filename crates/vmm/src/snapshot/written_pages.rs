@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 
 const PAGE: u64 = MEMORY_PAGE as u64;
-const HUGE_PAGES: u64 = HUGE_PAGE_BYTES as u64 / PAGE;
+const PAGES_PER_HUGE_PAGE: u64 = HUGE_PAGE_BYTES as u64 / PAGE;
 
 /// Writes the index of the written pages to `file`. `pagemap` is this process's
 /// `/proc/PID/pagemap`.
@@ -31,8 +31,8 @@ fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno
     let mut pages = scan_pages(pagemap, linear, PageFilter::Private)?;
     let mut start = 0;
     // Pages that remain after the last whole huge page cannot form a huge page.
-    while start + HUGE_PAGES <= pages.units() {
-        let huge_page = start..start + HUGE_PAGES;
+    while start + PAGES_PER_HUGE_PAGE <= pages.units() {
+        let huge_page = start..start + PAGES_PER_HUGE_PAGE;
         // Assume a huge page if all of its pages are private.
         if huge_page.clone().all(|page| pages.contains(page)) {
             for page in huge_page {
@@ -41,7 +41,7 @@ fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno
                 }
             }
         }
-        start += HUGE_PAGES;
+        start += PAGES_PER_HUGE_PAGE;
     }
     Ok(pages)
 }
@@ -70,9 +70,10 @@ mod tests {
     fn zero_pages_of_a_private_huge_page_do_not_count_as_written() {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
-        // Two pages of a huge page, which the host makes private as a whole.
+        // Write zeroes to all pages, so that the whole huge page is private. Then write other bytes
+        // to two of them.
         let start = 4 * HUGE_PAGE_BYTES as u64;
-        for page in 0..HUGE_PAGES {
+        for page in 0..PAGES_PER_HUGE_PAGE {
             let address = GuestAddress(start + page * PAGE);
             memory.write_obj(0u8, address).unwrap();
         }
@@ -81,9 +82,9 @@ mod tests {
             memory.write_obj(1u8, address).unwrap();
         }
         let pagemap = File::open("/proc/self/pagemap").unwrap();
-        let first = 4 * HUGE_PAGES;
+        let first = 4 * PAGES_PER_HUGE_PAGE;
         let private = scan_pages(&pagemap, &linear, PageFilter::Private).unwrap();
-        assert!((first..first + HUGE_PAGES).all(|page| private.contains(page)));
+        assert!((first..first + PAGES_PER_HUGE_PAGE).all(|page| private.contains(page)));
         let written = written_pages(&pagemap, &linear).unwrap();
         assert_eq!(written.iter().collect::<Vec<_>>(), [first + 3, first + 511]);
     }
@@ -93,11 +94,11 @@ mod tests {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
         // SAFETY: advice for memory of this test that was never written.
-        let small = unsafe {
+        let result = unsafe {
             let at = linear.chunk(0).unwrap().cast();
             libc::madvise(at, 128 << 20, libc::MADV_NOHUGEPAGE)
         };
-        assert_eq!(small, 0);
+        assert_eq!(result, 0);
         memory.write_obj(0u8, GuestAddress(700 * PAGE)).unwrap();
         let pagemap = File::open("/proc/self/pagemap").unwrap();
         let written = written_pages(&pagemap, &linear).unwrap();

@@ -1,8 +1,8 @@
 //! virtio-balloon (virtio 1.2 section 5.5). The guest returns memory to the host on request
 //! (inflate), or as soon as the memory becomes free (free page reporting). The device drops
 //! returned pages with `MADV_DONTNEED`, so that they take no memory on the host until the guest
-//! touches them again. A dropped page then contains zeroes, or the content of the snapshot below. A
-//! page that has not been fetched yet becomes zero.
+//! touches them again. A dropped page then contains zeroes, or the content of the snapshot below.
+//! If guest memory is fetched lazily, a page that is dropped before it was fetched becomes zero.
 
 use super::device::RingState;
 use super::device::chain::{DeferredKick, GuestBuffers, check_queue, drain};
@@ -23,8 +23,8 @@ const F_REPORTING: u64 = 1 << 5;
 
 const INFLATE_QUEUE: usize = 0;
 const DEFLATE_QUEUE: usize = 1;
-/// Queue number 4 in the specification. Linux counts only queues whose features were negotiated, as
-/// do devices. Without statistics and free page hints, the number is 2.
+/// Queue number 4 in the specification. Linux and this device count only queues whose features were
+/// negotiated. Without statistics and free page hints, the number is 2.
 const REPORTING_QUEUE: usize = 2;
 const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
 
@@ -44,7 +44,7 @@ struct ActiveBalloon {
 
 /// The memory balloon.
 pub struct Balloon {
-    // In pages of 4 KiB, as in the configuration space.
+    // Both numbers are in pages of 4 KiB, as in the configuration space.
     target_pages: u32,
     actual_pages: u32,
     active: Option<ActiveBalloon>,
@@ -206,7 +206,7 @@ impl VirtioDevice for Balloon {
     fn write_config(&mut self, offset: u64, data: &[u8]) {
         let mut config = self.config();
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        // Only `actual` is writable: the target of a modified copy is ignored.
+        // Only `actual` is writable: `config` is a copy, of which a changed target is ignored.
         for (to, from) in config.iter_mut().skip(offset).zip(data) {
             *to = *from;
         }
@@ -248,7 +248,7 @@ impl VirtioDevice for Balloon {
 
     fn reset(&mut self) {
         self.active = None;
-        // The target is the controller's, so it survives a reset.
+        // The host sets the target, so the target survives a reset by the guest.
         self.actual_pages = 0;
         self.deferred_kick.stop();
     }

@@ -115,7 +115,7 @@ impl Block {
     /// device offers no flush: the host's page cache outlives the guest, and a sandbox does not
     /// survive a crash of its host.
     ///
-    /// A VMM never enables this, so its filter ([`crate::seccomp`]) does not allow the system call.
+    /// A VMM never enables this, so its filter ([`crate::seccomp`]) does not allow `fdatasync`.
     pub fn flush_to_host(mut self, yes: bool) -> Self {
         self.flush_to_host = yes;
         self
@@ -148,8 +148,8 @@ impl Block {
         self.disk.thaw()
     }
 
-    /// Replaces all layers above the image by `layers`, and returns the former layers. The device
-    /// must be reset.
+    /// Replaces all layers above the image by `layers`, and returns the former layers. The caller
+    /// must then reset the device.
     pub fn revert(&mut self, layers: DiskLayers) -> Option<DiskLayers> {
         self.warning = None;
         self.warned = false;
@@ -176,9 +176,8 @@ impl Block {
         put(0, &(self.disk.bytes() / SECTOR_BYTES).to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &512u32.to_le_bytes());
-        // Offset 24: topology.
-        // The physical block has 2^3 sectors and the optimal I/O size is 8 sectors, so that writes
-        // cover whole blocks.
+        // Offset 24: topology. The physical block has 2^3 sectors and `min_io_size` is 8 sectors,
+        // so that writes cover whole blocks.
         put(24, &[3, 0, 8, 0]);
         // `num_queues`.
         put(34, &1u16.to_le_bytes());

@@ -54,16 +54,18 @@ pub trait Interrupt: Send + Sync {
     fn config(&self);
 }
 
-/// Resources that a device receives when the driver sets `DRIVER_OK`.
+/// Resources that a device receives when the driver sets `DRIVER_OK`, or when the state of an
+/// active device is restored.
 pub struct Activation {
     /// Guest memory; cheap to clone.
     pub memory: GuestMemory,
     /// Queues in device order. The addresses come from the driver and are not trusted. event-idx is
-    /// set on each queue.
+    /// enabled on each queue if the driver negotiated it.
     pub queues: Vec<Queue>,
     /// Interrupt line.
     pub interrupt: std::sync::Arc<dyn Interrupt>,
-    /// Feature bits that the driver accepted, a subset of [`VirtioDevice::features`].
+    /// Feature bits that the driver accepted, a subset of [`VirtioDevice::features`] and the
+    /// transport's own bits.
     pub features: u64,
     /// Event loop for host descriptors of the device (tap, streams).
     pub poller: SlotPoller,
@@ -86,11 +88,12 @@ pub trait VirtioDevice: Any + Send {
     fn quiet_interrupts(&self) -> bool {
         true
     }
-    /// Reads from the configuration space. Bytes beyond its end remain zero.
+    /// Reads from the configuration space. Bytes of `data` beyond its end remain unchanged; the
+    /// transport has zeroed them.
     fn read_config(&self, offset: u64, data: &mut [u8]);
     /// Writes to the configuration space. Writes to read-only fields are ignored.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
-    /// Called when the driver is ready, at most once between resets.
+    /// Called when the driver is ready or restored, at most once between resets.
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
     /// Returns the progress in each queue, in device order. Empty while no driver is active.
     fn rings(&self) -> Vec<RingState>;

@@ -29,7 +29,8 @@ const MMIO_VERSION: u32 = 2;
 const VENDOR_QUIET: u32 = 0x4646_494a;
 const VENDOR_PLAIN: u32 = 0;
 
-/// Offset of the register that kicks a queue, and address of its ioeventfd.
+/// Offset of the register to which the guest writes a queue's number to kick the queue. The
+/// ioeventfds of all queues are registered at this offset.
 pub const QUEUE_NOTIFY: u64 = 0x50;
 const CONFIG_SPACE_OFFSET: u64 = 0x100;
 const INTERRUPT_BIT_QUEUE: u32 = 1;
@@ -40,7 +41,7 @@ const STATUS_KNOWN_BITS: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE
     | VIRTIO_CONFIG_S_FEATURES_OK
     | VIRTIO_CONFIG_S_FAILED;
 
-/// Interrupt line of one device: status bits and an irqfd.
+/// Interrupt line of one device: status bits, configuration generation and an irqfd.
 pub struct IrqLine {
     status: AtomicU32,
     generation: AtomicU32,
@@ -71,8 +72,8 @@ impl Interrupt for IrqLine {
     }
 
     fn config(&self) {
-        // The guest reads the generation before and after the configuration, to detect a change
-        // between.
+        // The guest reads the generation before and after it reads the configuration, to detect a
+        // change between the two reads.
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.raise(INTERRUPT_BIT_CONFIG);
     }
@@ -250,6 +251,7 @@ impl MmioDevice {
         }
         let queue = &mut self.queues[at];
         match offset {
+            // `build_queue` rejects a size of 0.
             0x38 => queue.size = u16::try_from(value).unwrap_or(0),
             0x44 => queue.ready = value == 1,
             0x80 => set_low(&mut queue.descriptors, value),
@@ -309,6 +311,8 @@ impl MmioDevice {
     }
 
     fn reset(&mut self) {
+        // The configuration generation is retained, and so is a failure that the VMM has not
+        // reported yet.
         self.device.reset();
         self.status = 0;
         self.feature_page = 0;

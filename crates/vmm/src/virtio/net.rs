@@ -93,7 +93,7 @@ pub struct Net {
     deferred_kick: DeferredKick,
     rx: FrameReceiver,
     tx: FrameSender,
-    /// True while no frames pass.
+    /// True between `close_gate` and `open_gate`: no frames pass.
     closed: bool,
 }
 
@@ -127,8 +127,9 @@ impl Net {
         })
     }
 
-    /// Drops all frames from now on. They belong to the time that is lost in a rollback: replies to
-    /// the guest's earlier packets, or packets of its earlier connections.
+    /// Lets no frames pass until `open_gate`. The frames of this period belong to the time that is
+    /// lost in a rollback: replies to the guest's earlier packets, or packets of its earlier
+    /// connections.
     pub fn close_gate(&mut self) {
         self.closed = true;
     }
@@ -226,7 +227,8 @@ impl FrameSender {
         features: u64,
     ) -> Result<(), DeviceError> {
         let mut frame = chain.readable;
-        // The guest chooses both. The kernel would reject a longer frame only after copying it.
+        // The guest chooses both lengths. The kernel would reject a longer frame only after copying
+        // it.
         if !chain.writable.is_empty() || frame.len() > MAX_FRAME_BYTES {
             return Err(DeviceError::Guest(format!(
                 "frame of {} bytes to send, {} bytes writable (5.1.6.2)",

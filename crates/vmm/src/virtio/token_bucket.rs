@@ -29,6 +29,7 @@ impl TokenBucket {
         self.paid.saturating_sub(now)
     }
 
+    /// Charges `amount` at the time `now`, even if the bucket contains fewer tokens.
     pub fn take(&mut self, amount: u64, now: Duration) {
         // 128 bits: the product of an amount and a second in nanoseconds exceeds 64 bits.
         let nanos = (u128::from(amount) * 1_000_000_000).div_ceil(u128::from(self.per_s.get()));

@@ -3,11 +3,11 @@
 //!
 //! Every connection joins a pair of ports to one Unix stream. Bytes are copied directly from the
 //! stream to the guest's receive buffers, and from the guest's transmit buffers to the stream. The
-//! process only buffers bytes that a slow host does not accept at once. They never exceed the
-//! guest's credit (256 KiB, `credit::BUF_ALLOC_BYTES`).
+//! process only buffers bytes that a slow host does not accept at once. For each connection, they
+//! never exceed the guest's credit (256 KiB, `credit::BUF_ALLOC_BYTES`).
 //!
 //! Bytes that the guest sent before closing still reach the host, as long as the host keeps its end
-//! open. A guest can therefore make the process buffer at most [`MAX_CONNECTIONS`] times this size,
+//! open. A guest can therefore make the process buffer at most [`MAX_CONNECTIONS`] times 256 KiB,
 //! and only data that the host does not read. While a guest requests too many connections, the
 //! device does not read from the guest (`connect_limit`).
 //!

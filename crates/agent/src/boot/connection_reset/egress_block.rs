@@ -3,7 +3,7 @@
 //! When the kernel resets a connection, it notifies the peer. In a clone, the peer still
 //! communicates with the parent. A filter on the root control group drops every packet of every
 //! socket, except packets to a loopback interface. The filter does not depend on addresses, routes
-//! or names of interfaces. It is removed when its descriptor is closed.
+//! or names of interfaces. The kernel removes the filter when the descriptor of its link is closed.
 
 use crate::sys;
 use std::io;
@@ -31,9 +31,11 @@ const fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> [u8; 8
 const FILTER: [[u8; 8]; 4] = [
     // r0 = context->ifindex, 40 bytes into struct __sk_buff
     instruction(0x61, 0x10, 40, 0),
-    // if r0 == 1 return r0
+    // if r0 == 1, skip the next instruction
     instruction(0x15, 0x00, 1, 1),
+    // r0 = 0
     instruction(0xb7, 0x00, 0, 0),
+    // return r0
     instruction(0x95, 0x00, 0, 0),
 ];
 
@@ -61,7 +63,7 @@ struct LinkCreateAttr {
     flags: u32,
 }
 
-/// Active egress block. No packet leaves the guest until it is dropped.
+/// Active egress block. No packet leaves the guest until this value is dropped.
 pub struct EgressBlock {
     _link: OwnedFd,
 }

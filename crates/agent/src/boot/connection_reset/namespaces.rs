@@ -76,7 +76,8 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Calls `work` in a namespace on a temporary thread, since the thread cannot leave that namespace.
+/// Calls `work` in a namespace on a temporary thread, so that the threads of the agent remain in
+/// their namespace.
 fn in_namespace(
     namespace: &File,
     work: &(impl Fn() -> io::Result<bool> + Sync),
@@ -102,6 +103,7 @@ fn mounted(mounts: &[u8]) -> Vec<PathBuf> {
 
 /// Returns the mount point in a line if a network namespace is mounted there.
 fn namespace(line: &[u8]) -> Option<&[u8]> {
+    // The first fields are mount id, parent id, device, root and mount point.
     let mut fields = line.split(|b| *b == b' ').skip(3);
     let root = fields.next()?;
     root.starts_with(b"net:[").then(|| fields.next())?

@@ -14,9 +14,9 @@ const NETLINK_HEADER_BYTES: usize = 16;
 const SOCKET_ID_BYTES: usize = 48;
 /// Offset of the socket id in `struct inet_diag_msg`, including the netlink header.
 const SOCKET_ID_OFFSET: usize = NETLINK_HEADER_BYTES + 4;
-/// Bit mask of the states of `net/tcp_states.h` that are connections. `TCP_CLOSE` (7) and
-/// `TCP_LISTEN` (10) are not connections. A socket in `TCP_TIME_WAIT` (6) has no owner and only
-/// answers incoming packets.
+/// Bit mask of the states of `net/tcp_states.h` that are connections, out of the states 1 to 12.
+/// `TCP_CLOSE` (7) and `TCP_LISTEN` (10) are not connections. A socket in `TCP_TIME_WAIT` (6) has
+/// no owner and only answers incoming packets.
 const CONNECTION_STATES: u32 = 0x1fff & !(1 | 1 << 6 | 1 << 7 | 1 << 10);
 /// Size of the receive buffer. The kernel fills at most 32 KiB at a time.
 const RECV_BUFFER_BYTES: usize = 64 * 1024;
@@ -39,6 +39,8 @@ impl TcpConnection {
         })
     }
 
+    /// Returns the address at offset `at` of the socket id: 4 for the local address, 20 for the
+    /// peer.
     fn address(&self, at: usize) -> IpAddr {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&self.id[at..at + 16]);

@@ -22,6 +22,7 @@ const LABELS_LINK: &str = "/run/e2b";
 /// agent, so that a full `/run` does not matter. [`LABELS_LINK`] is a symbolic link to this
 /// directory.
 pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
+    // Otherwise the file system does not belong to the agent.
     if std::process::id() != 1 {
         return Ok(());
     }
@@ -34,14 +35,14 @@ pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
         fs::write(&next, value)?;
         fs::rename(next, directory.join(format!(".{name}")))?;
     }
-    // Labels of an earlier identity that the current one does not have.
+    // Remove labels of an earlier identity that the current one does not have.
     for entry in fs::read_dir(&directory)?.flatten() {
         let is_given = |(name, _): &(&str, &str)| entry.file_name() == *format!(".{name}");
         if !given.iter().any(is_given) {
             fs::remove_file(entry.path())?;
         }
     }
-    // Ignore the error: the sandbox may have a file of this name.
+    // Ignore the error: the link may exist already, or the sandbox may have a file of this name.
     let _ = symlink("jiffy/e2b", LABELS_LINK);
     Ok(())
 }

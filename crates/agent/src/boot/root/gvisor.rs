@@ -1,7 +1,7 @@
 //! Root of a gVisor sandbox.
 //!
-//! Programs cannot mount the images. They are mounted on `/images/0` (the lowest), `/images/1` and
-//! so on before the agent starts. The changes of the sandbox are in a tmpfs.
+//! Programs cannot mount the images. Therefore gVisor mounts them on `/images/0` (the lowest),
+//! `/images/1` and so on before the agent starts. The changes of the sandbox are in a tmpfs.
 
 use super::{container_storage, image_count, mount_overlay, system, text, writable};
 use crate::boot::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
@@ -10,9 +10,10 @@ use rustix::mount::UnmountFlags;
 use std::ffi::CStr;
 use std::io;
 
-/// Maximum number of images of a template.
+/// Maximum number of images of a template, equal to `jiffy_image::MAX_IMAGES`.
 const MAX_IMAGES: usize = 6;
-/// Directory in the agent's image with the directories that every root has. It is the lowest layer.
+/// Directory in the agent's image that is the lowest layer of every root. It contains the mount
+/// points of the container storage.
 const BELOW: &str = "/below";
 /// Controllers that gVisor supports. Each has a separate hierarchy (cgroup v1).
 const CONTROLLERS: [&CStr; 6] = [
@@ -35,7 +36,8 @@ pub fn enter() -> Result<(), String> {
     // overlayfs expects the uppermost layer first.
     let images = (0..count).rev().map(|n| format!("/images/{n}"));
     let lower: Vec<_> = images.chain([BELOW.to_owned()]).collect();
-    // gVisor's overlay always copies whole files, and accepts no option for this.
+    // gVisor's overlay always copies whole files, and accepts no option for this (`metacopy=off` in
+    // microVMs).
     mount_overlay(&lower.join(":"), "/overlay", c"/newroot", "")?;
     container_storage::bind(storage, "/overlay", "/newroot")?;
     directory("/newroot/dev", 0o755);

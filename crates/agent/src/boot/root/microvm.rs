@@ -25,11 +25,12 @@ const DISK_WAIT: Duration = Duration::from_secs(2);
 /// disk after the last image contains the modules.
 const IMAGE_DISKS: &[u8] = b"acdefgh";
 
-/// Options of the overlay. Every changed file is complete and has its own name in the upper
-/// directory, because layers are created from this directory. If a directory of a template is
-/// renamed, it has an attribute with its path in the template, and layers contain the whole
-/// directory (`jiffy_archive::pack`). Inode numbers in directory entries equal the numbers of
-/// `stat`.
+/// Options of the overlay:
+/// - `metacopy=off`, `index=off`: every changed file is complete and has its own name in the upper
+///   directory, because layers are created from this directory.
+/// - `redirect_dir=on`: a renamed directory of a template has an attribute with its path in the
+///   template. Layers contain the whole directory (`jiffy_archive::pack`).
+/// - `xino=on`: inode numbers in directory entries equal the numbers of `stat`.
 const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=on,index=off,xino=on";
 
 /// Devices that every user may open, as with udev on other systems. Their effects are limited to
@@ -120,8 +121,8 @@ fn open_console() {
     }
 }
 
-/// Mounts the images above the lowest. Returns their names in the format of overlayfs: uppermost
-/// first, each followed by a colon.
+/// Mounts the images above the lowest. Returns their mount points in the format of overlayfs:
+/// uppermost first, each followed by a colon.
 fn mount_others(count: usize) -> Result<String, String> {
     let mut lower = String::new();
     for letter in IMAGE_DISKS
@@ -138,7 +139,8 @@ fn mount_others(count: usize) -> Result<String, String> {
     Ok(lower)
 }
 
-/// Mounts the image with the modules if there is one. Returns its name in the format of overlayfs.
+/// Mounts the image with the modules if there is one. Returns its mount point after a colon, or an
+/// empty string.
 fn mount_modules(images: usize) -> Result<&'static str, String> {
     if std::env::var_os(MODULES).is_none() {
         return Ok("");
@@ -170,6 +172,7 @@ fn mount_tracing() {
         NO_PROGRAMS_OR_DEVICES,
         c"mode=0700",
     );
+    // The image with the modules also contains the types of the kernel (BTF).
     let types = modprobe::directory().join("btf");
     if let Ok(types) = crate::sys::cpath(&types) {
         let _ = raw(&types, c"/sys/kernel/btf", c"", libc::MS_BIND, c"");
@@ -233,7 +236,8 @@ fn switch() -> Result<(), String> {
         if !moved(c"/dev", c"/root-new/dev") {
             return Err(failed("mount /dev in the new root"));
         }
-        // Releases the memory of the archive, except for pages of this program.
+        // Removes this program, the only regular file of the archive. The kernel releases its
+        // memory when no process uses the file.
         libc::unlink(c"/init".as_ptr());
         if libc::chdir(c"/root-new".as_ptr()) != 0
             || !moved(c".", c"/")

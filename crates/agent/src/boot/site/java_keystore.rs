@@ -8,7 +8,7 @@ use sha1::{Digest, Sha1};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Common directories of Java installations.
+/// Common paths of Java installations.
 const PLACES: [&str; 6] = [
     "/usr/lib/jvm",
     "/usr/java",
@@ -29,7 +29,8 @@ const SALT: &[u8] = b"Mighty Aphrodite";
 /// Maximum number of entries of a store that is read.
 const MAX_ENTRIES: u32 = 4096;
 
-/// Returns whether the file system on `root` contains a Java installation.
+/// Returns whether the file system on `root` contains a Java installation, in a common place or at
+/// `JAVA_HOME` of `env`.
 pub fn is_java_installed(root: &Path, env: &BTreeMap<String, String>) -> bool {
     let java_home = env.get("JAVA_HOME").map(Path::new);
     let mut places = PLACES.iter().map(Path::new).chain(java_home);

@@ -6,7 +6,9 @@ use std::process::Command;
 use tempfile::TempDir;
 
 const COMPANY: &str = include_str!("../../../../sandbox-manager/src/site/company.pem");
-/// Returns another certificate. Stores do not check its content.
+
+/// Returns PEM text that stands for the certificate of a public authority. The encoded certificate
+/// is invalid, but the tested code does not parse it.
 fn public() -> String {
     COMPANY.replacen("MIIB8j", "MIIB8k", 1)
 }
@@ -128,6 +130,7 @@ fn authorities_that_the_distributions_tool_copied_are_removed_too() {
     site.withdraw(root.path());
     assert_eq!(text(&root, DEBIAN), public());
     let certs = fs::read_dir(root.path().join("etc/ssl/certs")).unwrap();
+    // Only the bundle and the directory `java` remain.
     assert_eq!(certs.count(), 2);
     let remaining = Keystore::decode(&fs::read(&java).unwrap()).unwrap();
     assert_eq!(remaining.len(), 1);
@@ -139,6 +142,8 @@ fn an_authority_of_the_sandbox_itself_is_not_removed() {
     let root = root(&[(DEBIAN, &public()), (own, COMPANY)]);
     let mut site = InstalledSite::default();
     site.replace(root.path(), company(), &none()).unwrap();
+    // The distribution's tool would write the same content, since the administrator's own file
+    // contains the authority as well.
     fs::write(root.path().join(DEBIAN), public() + COMPANY).unwrap();
     site.withdraw(root.path());
     assert_eq!(text(&root, DEBIAN), public() + COMPANY);
@@ -279,6 +284,7 @@ fn java_uses_a_store_of_all_authorities_and_proxy_options() {
     assert!(options.ends_with("nonProxyHosts=localhost|127.0.0.1|::1|*.corp|db.corp"));
     let bytes = fs::read(root.path().join(&store[1..])).unwrap();
     assert_eq!(Keystore::decode(&bytes).unwrap().len(), 2);
+    // A store begins with a magic number and ends with a SHA-1 digest of 20 bytes.
     assert_eq!(Keystore::decode(&bytes[1..]), None);
     assert_eq!(Keystore::decode(&bytes[..bytes.len() - 21]), None);
 }

@@ -15,7 +15,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 /// Files with all authorities: Debian, Ubuntu, Alpine and Arch; Fedora and Red Hat; older versions
-/// of these; SUSE (two files); BSD's location, which Alpine also uses.
+/// of Fedora and Red Hat; SUSE (two files); BSD's location, which Alpine also uses.
 const BUNDLES: [&str; 6] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -51,7 +51,7 @@ const MAX_EQUAL_HASHES: usize = 32;
 pub struct StoreChanges {
     /// Files with one certificate each, as paths in the sandbox.
     anchors: Vec<PathBuf>,
-    /// Symbolic links to these files.
+    /// Symbolic links in [`HASHED`] that lead to these files.
     links: Vec<PathBuf>,
     /// Files that were extended or created, and the bytes that were written.
     written: Vec<(PathBuf, Vec<u8>)>,
@@ -87,7 +87,7 @@ pub fn add(
     }
     changes.contained = find_contained(root, &bundles, authorities);
     // Set for each authority that some bundle lacked. An authority in all bundles belongs to the
-    // template, and must remain when the site's settings are removed.
+    // template, and needs no anchor.
     let mut unknown = vec![false; authorities.len()];
     for bundle in &bundles {
         append(root, bundle, authorities, &mut unknown, changes)?;
@@ -107,8 +107,8 @@ pub fn add(
         if at(HASHED).is_dir() {
             let named = Path::new(HASHED).join(format!("{NAME}-{number}.pem"));
             link(root, &anchor, named.clone(), changes)?;
-            // OpenSSL searches for `<hash>.0`, `<hash>.1` and so on. Names of other authorities
-            // with the same hash are in use.
+            // OpenSSL searches for `<hash>.0`, `<hash>.1` and so on. Lower numbers may be in use
+            // for other authorities with the same hash.
             let hashed = |n| Path::new(HASHED).join(format!("{}.{n}", authority.subject_hash));
             let mut free = (0..MAX_EQUAL_HASHES).map(hashed);
             let free = free.find(|path| fs::symlink_metadata(beneath(root, path)).is_err());
@@ -197,14 +197,15 @@ fn append(
     written
 }
 
-/// Removes authorities, also from files that a tool of the distribution built meanwhile.
-/// Authorities that the sandbox itself had before are not removed. A file that cannot be removed is
-/// ignored.
+/// Removes authorities, also from files that a tool of the distribution built meanwhile. An
+/// authority in an anchor file of the sandbox itself is not removed. A file that cannot be removed
+/// is ignored.
 pub fn remove(root: &Path, authorities: &[Authority], changes: StoreChanges) {
     for path in changes.links.iter().chain(&changes.anchors) {
         let _ = fs::remove_file(beneath(root, path));
     }
-    // Authorities that the sandbox's administrator has also added must remain.
+    // Authorities that the sandbox's administrator has also added must remain. The anchors that
+    // `add` created are already removed, so that only files of the administrator are found here.
     let is_addition = |authority: &&Authority| {
         let anchors = ANCHORS.iter();
         let mut anchors = anchors.map(|(_, directory, _)| beneath(root, Path::new(directory)));
@@ -225,7 +226,7 @@ pub fn remove(root: &Path, authorities: &[Authority], changes: StoreChanges) {
             // A tool has rebuilt the bundle, so the block may be in another place or form.
             _ => remove_certificates(&text, &changes.new_in(&bundle, &removed)),
         };
-        // The bundle was created by `add`, as it contains nothing else.
+        // The bundle contains nothing else, so `add` created it.
         if rest.is_empty() && block.is_some() {
             let _ = fs::remove_file(&path);
         } else if rest != text {

@@ -71,6 +71,7 @@ fn java_options(facts: &VariableSources<'_>) -> Vec<String> {
     let Some(proxy) = facts.proxy.filter(|_| facts.has_java) else {
         return options;
     };
+    // Java has no options for the user and the password of a proxy.
     let url = proxy.public_url();
     let (scheme, host) = url.split_once("://").unwrap_or(("http", &url));
     let default_port = if scheme == "https" { "443" } else { "80" };

@@ -33,7 +33,8 @@ pub async fn answer(
     // Requires root.
     let username = ArchiveQuery::of(request.uri()).username;
     crate::rest::only_root(agent, username.as_deref(), "layers are").await?;
-    // Sandboxes of the new template may run in another network.
+    // Removes the certificate authorities and the proxy of this network, since sandboxes of the new
+    // template may run in another network.
     agent.withdraw_site().await?;
     let failed = |e: io::Error| RestError::io("cannot open the changes of this sandbox", &e);
     let written = root::upper_directory().ok_or_else(|| {
@@ -52,8 +53,8 @@ pub async fn answer(
         layer: true,
     };
     send::stream(agent, contents, move |packer| {
-        // Flushes the file system, since the reads bypass the overlay. SAFETY: the descriptor is
-        // open.
+        // Flushes the file system, since the reads bypass the overlay.
+        // SAFETY: the descriptor is open.
         if unsafe { libc::syncfs(top.as_raw_fd()) } != 0 {
             return Err(ArchiveError::File {
                 action: "write down",
@@ -68,13 +69,14 @@ pub async fn answer(
         })?;
         packer.set_overlay(root.into());
         packer.tree(top, b"")?;
-        // Files below these places are on the disk itself and not in the overlay.
+        // The files of container storage are outside of the overlay.
         let mut stored = stored.into_iter();
         stored.try_for_each(|(directory, place)| packer.tree(directory, place.as_bytes()))
     })
 }
 
-/// Returns the directories of the disk for container storage that contain files, and their places.
+/// Returns the non-empty directories for container storage, and their mount points relative to the
+/// root. Fails if a directory contains container images.
 fn stored_directories() -> Result<Vec<(OwnedFd, &'static str)>, RestError> {
     let failed = |e: io::Error| RestError::io("cannot open the storage of containers", &e);
     let mut stored = Vec::new();
@@ -110,12 +112,14 @@ fn copy_up_parents(place: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether a path belongs to a boot or to the sandbox's identity instead of its changes.
+/// Returns whether a path, relative to the root, belongs to a boot or to the sandbox's identity
+/// instead of its changes.
 pub fn is_excluded(path: &[u8]) -> bool {
     IDENTITY_PATHS.contains(&path)
         || VOLATILE_DIRECTORIES
             .iter()
             .any(|above| path.starts_with(above))
+        // For example `/tmp/.jiffy-build`, in which the template builder prepares copied files.
         || path.starts_with(b"tmp/.jiffy")
 }
 

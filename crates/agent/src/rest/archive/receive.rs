@@ -63,7 +63,8 @@ pub async fn answer(
         // The worker may finish or fail before the end of the body.
         outcome = &mut work => outcome?,
         sent = forward => {
-            // An interrupted body causes both errors. Its own error is the cause.
+            // If the body is interrupted, `forward` and the worker both fail. The error of
+            // `forward` is the cause, and is returned first.
             let outcome = work.await;
             sent?;
             outcome?
@@ -153,6 +154,8 @@ fn mode(text: &str) -> Result<u32, RestError> {
 /// The worker's end of the body. A body that is interrupted is an error, not the end of the
 /// archive.
 struct ArchiveReader {
+    /// Pieces of the body, and `None` at its end. The channel closes without `None` if the body was
+    /// interrupted.
     receiver: mpsc::Receiver<Option<Bytes>>,
     progress: Progress,
     piece: Bytes,

@@ -60,7 +60,7 @@ fn tree(path: PathBuf, progress: &Progress) -> Result<(PathBuf, Vec<u8>), RestEr
         .map_err(|e| RestError::io(&format!("cannot read '{}'", path.display()), &e))?;
     let name = name_of(&path)
         .map_err(|e| RestError::io(&format!("cannot resolve '{}'", path.display()), &e))?;
-    // `file/` and `file/.` are valid only for directories.
+    // A path without a name, such as `dir/.`, must be a directory.
     if name == b"." && !found.is_dir() {
         return Err(RestError::bad(format!(
             "'{}' is not a directory",
@@ -103,7 +103,7 @@ pub fn stream(
     tokio::task::spawn_local(async move {
         let outcome = workers.run(CallClass::Archive, WHAT, work).await;
         let failure = match outcome {
-            // The client has disconnected.
+            // The archive is complete, or the client has disconnected.
             Ok(Ok(()) | Err(ArchiveError::Send(_))) => return,
             Ok(Err(e)) => io::Error::other(e),
             Err(e) => e.into(),
@@ -141,8 +141,8 @@ impl Write for ArchiveWriter {
         if self.piece.capacity() == 0 {
             self.piece.reserve(CHUNK);
         }
-        // `flush` empties a full piece, so there is always space for at least one byte.
         self.progress.advance();
+        // `flush` empties a full piece, so there is always space for at least one byte.
         let n = bytes.len().min(CHUNK - self.piece.len());
         self.piece.extend_from_slice(&bytes[..n]);
         if self.piece.len() == CHUNK {

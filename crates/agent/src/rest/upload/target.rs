@@ -81,7 +81,8 @@ impl Upload {
         }
     }
 
-    /// Adds bytes. Waits while a full batch is being written.
+    /// Adds bytes. If the current batch is full, waits until the previous batch is written, and
+    /// starts to write the current batch.
     pub async fn write(&mut self, piece: Bytes) -> Result<(), RestError> {
         self.batch.extend_from_slice(&piece);
         if self.batch.len() < BATCH_BYTES {
@@ -120,8 +121,8 @@ impl Upload {
         workers.attempt(CallClass::Files, self.what, work).await
     }
 
-    /// Returns the file. If no batch was written yet, the returned function creates the file in a
-    /// worker.
+    /// Waits until the previous batch is written. Returns a function that a worker must call. The
+    /// function returns the open file. If no batch was written yet, it creates the file.
     async fn file(
         &mut self,
     ) -> Result<impl FnOnce(&Progress) -> Result<UploadFile, RestError> + Send + 'static, RestError>
@@ -191,6 +192,8 @@ impl UploadFile {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o666);
         let options = options.write(true).create(true).truncate(true);
         let file = sys::open_regular(&path, options).map_err(|e| match e.raw_os_error() {
+            // EINVAL comes from `open_regular`. ENXIO comes from the kernel, for a socket or for a
+            // named pipe without a reader.
             Some(libc::EINVAL | libc::ENXIO) => {
                 RestError::bad(format!("'{}' is not a regular file", path.display()))
             }

@@ -78,7 +78,7 @@ fn a_tampered_or_truncated_layer_is_refused_and_an_interrupted_one_resumed() {
         "{message}"
     );
 
-    // After an interrupted download, the first half is not requested again.
+    // After an interrupted download, the first third is not requested again.
     fs::write(&blob, &packed).unwrap();
     let part = home.blobs().join(format!("sha256-{}", sum_of(&packed)));
     fs::write(&part, &packed[..packed.len() / 3]).unwrap();

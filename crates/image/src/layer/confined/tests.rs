@@ -22,7 +22,8 @@ fn call(number: libc::c_long, arguments: [libc::c_long; 4]) -> bool {
     unsafe { libc::syscall(number, a, b, c, d) >= 0 }
 }
 
-/// Operations that the unpacker needs: name and function. Each returns whether it succeeded.
+/// Operations that the unpacker needs: name and function. Each function returns whether the
+/// operation succeeded.
 const WORK: &[(&str, Attempt)] = &[
     ("make a file", || {
         opens(c"/file", libc::O_CREAT | libc::O_WRONLY)
@@ -37,7 +38,8 @@ const WORK: &[(&str, Attempt)] = &[
     }),
 ];
 
-/// Operations that the privileges or the filter of the process deny.
+/// Operations that the privileges or the filter of the process deny. 0x103 is the device number of
+/// `/dev/null`, and 16 is `PTRACE_ATTACH`.
 const ATTACKS: &[(&str, Attempt)] = &[
     ("read a file of the host", || {
         opens(c"/etc/passwd", libc::O_RDONLY)
@@ -80,10 +82,10 @@ fn succeeds(place: &Path, attempt: Attempt) -> bool {
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let confined = confine(place, &UnpackLimits::default());
+            // Exit codes that no operation uses by itself.
             let code = match confined {
                 Ok(_) if attempt() => 7,
                 Ok(_) => 8,
-                // Exit codes that no operation uses by itself.
                 Err(_) => 9,
             };
             // SAFETY: terminates the child immediately.
@@ -196,7 +198,8 @@ fn reports_of_the_process_are_bounded() {
     let read = |output: &str| read_output(output.as_bytes(), &limits, &|_| Ok(()));
     let (line, marks) = read("+8388608\n+16777216\n{}\na\0b").unwrap();
     assert_eq!((&line[..], &marks[..]), (&b"{}\n"[..], &b"a\0b"[..]));
-    // Too few bytes since the last report, invalid numbers, more than the limit, and no line end.
+    // Too few bytes since the last report (`REPORT_BYTES` is 8388608), invalid numbers, more than
+    // the limit, and no line end.
     for bad in [
         "+1\n",
         "+8388608\n+8388609\n",

@@ -73,6 +73,8 @@ impl BlobProofs {
         blobs.any(|blob| blob.served_by.contains(by))
     }
 
+    /// Adds a proof. Returns whether the proofs changed: a known proof is not added again, and no
+    /// proof is added beyond [`MAX_PROOFS`].
     fn add(&mut self, sha256: &str, by: Option<&Repository>) -> bool {
         let count: usize = self.0.iter().map(|b| 1 + b.served_by.len()).sum();
         // One call adds at most a blob and a repository.

@@ -171,6 +171,8 @@ fn gnu_tar_with_holes_and_long_names_is_read_as_it_was_written() {
         let is_equal = fs::read(dirs.inside("holes")).unwrap()
             == fs::read(source.path().join("holes")).unwrap();
         assert!(is_equal, "{format}");
+        // Each of the 40 pieces of data needs one block of 4 KiB, or 8 sectors. The limit is twice
+        // as many.
         assert!(
             fs::metadata(dirs.inside("holes")).unwrap().blocks() < 8 * 80,
             "{format}"
@@ -183,6 +185,7 @@ fn gnu_tar_with_holes_and_long_names_is_read_as_it_was_written() {
 fn the_diff_id_is_the_digest_of_the_uncompressed_archive() {
     let dirs = test_dirs!(the_diff_id_is_the_digest_of_the_uncompressed_archive);
     let mut archive = Tar::default().file("a", b"1").end();
+    // The padding after the end mark is a part of the diff id.
     archive.resize(10240, 0);
     let plain = dirs.unpack(&archive).unwrap();
     assert_eq!(plain.diff_id, crate::verified::sum_of(&archive));

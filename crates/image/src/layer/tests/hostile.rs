@@ -204,7 +204,8 @@ fn a_bomb_stops_at_its_bounds() {
 #[test]
 fn unpacking_stops_at_the_maximum_compression_ratio() {
     let dirs = test_dirs!(unpacking_stops_at_the_maximum_compression_ratio);
-    // An endless file of zeros with a high compression ratio.
+    // The header claims 2 GiB of zeros, and 400 MiB follow. The ratio applies after 256 MiB
+    // (`RATIO_SLACK`).
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
     let header = Tar::header("zeros", EntryType::Regular, 2 << 30);
     encoder
@@ -227,7 +228,8 @@ fn holes_count_toward_the_size_limit() {
 
 #[test]
 fn invalid_maps_of_holes_are_refused() {
-    // Unsorted, overlapping, beyond the size, overflowing, longer than the content, incomplete.
+    // In this order: unsorted, overlapping, beyond the size, overflowing, longer than the content,
+    // incomplete.
     let maps = [
         ("5,3,0,2", "8"),
         ("0,3,2,2", "8"),
@@ -287,10 +289,11 @@ fn a_truncated_archive_is_distinguished_from_an_invalid_one() {
         let error = dirs.unpack(half).unwrap_err();
         assert!(matches!(error, LayerError::Truncated), "{error}");
     }
-    // A missing end mark between entries is reported in the result; after the header of a long name
-    // it is an error.
+    // The result reports whether the archive has an end mark. 512 bytes are the header of `a`, and
+    // 3072 bytes are its padded content.
     assert!(dirs.unpack(&whole).unwrap().end_mark);
     assert!(!dirs.unpack(&whole[..512 + 3072]).unwrap().end_mark);
+    // An archive must not end after an extended header, which applies to the next entry.
     let named = Tar::default().pax(&[("path", "b")]).0;
     assert!(matches!(dirs.unpack(&named), Err(LayerError::Truncated)));
     assert!(dirs.refused(&[b'x'; 2048]).contains("not a tar archive"));

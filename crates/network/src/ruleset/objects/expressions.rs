@@ -2,7 +2,8 @@
 
 use super::{attributes, encode};
 
-/// Attribute of a rule with its expressions, attribute of an expression, and its name and data.
+/// Attributes: the expressions of a rule, one expression in this list, and the name and the data of
+/// an expression.
 const EXPRESSIONS: u16 = 4;
 const EXPRESSION: u16 = 1;
 const NAME: u16 = 1;

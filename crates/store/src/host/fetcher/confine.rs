@@ -33,7 +33,8 @@ const TOKEN_VARIABLES: [&str; 2] = [
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
 ];
-/// Directories of libraries, some of which the resolver loads if the user is not root.
+/// Directories of libraries, from which the resolver may load modules. Only a fetcher without a new
+/// root sees them: a new root contains the visible paths only.
 const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/etc/ld.so.cache"];
 
 /// Drops the privileges that the fetcher does not need: other files, its user, capabilities, other
@@ -76,7 +77,8 @@ fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePat
     }
     let files = RESOLVER_FILES.iter().map(PathBuf::from);
     let tokens = TOKEN_VARIABLES.iter().filter_map(std::env::var_os);
-    // Such a file is replaced by changing symbolic links in its directory.
+    // Such a file may be replaced by changing symbolic links in its directory. Therefore the whole
+    // directory is visible, unless it is `/` or directly below `/`.
     let tokens = tokens.map(|path| match Path::new(&path).parent() {
         Some(parent) if parent.components().count() > 2 => parent.to_owned(),
         _ => path.into(),
@@ -92,7 +94,7 @@ fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePat
 }
 
 /// Enters new namespaces, a new root and, if the host permits it, a separate user. Returns the
-/// mounts.
+/// mount table, or `None` if the process still has the host's root or the table is unavailable.
 fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Error>> {
     let namespaces = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWIPC
@@ -109,6 +111,8 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
         return Ok(mounts);
     }
     let is_host = jiffy_rootless::is_host_root();
+    // `/proc` still belongs to the daemon's PID namespace: the link contains this process's id
+    // there.
     let own_pid = fs::read_link("/proc/self")?;
     let own_pid = own_pid.to_str().and_then(|pid| pid.parse().ok());
     match unshare(namespaces) {
@@ -121,7 +125,8 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
         other => other?,
     }
     let user = match (is_host, own_pid, std::process::id()) {
-        // The daemon starts the fetcher as process 1 of a PID namespace.
+        // Creating a user requires a PID namespace. The daemon starts the fetcher as process 1 of
+        // one unless the host denies this.
         (true, Some(host_pid), 1) => match OwnUser::create(host_pid) {
             Ok(user) => Some(user),
             Err(e) => {

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Maximum number of concurrent fetches per VMM. A guest has fewer waiting threads.
+/// Maximum number of concurrent fetches per VMM: several for each of a guest's at most 8 vCPUs.
+/// Further requests wait.
 const MAX_FETCHES: usize = 32;
 /// Maximum time for sending an answer while the VMM does not read earlier ones.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -116,9 +117,11 @@ impl VmmService {
             .layers
             .get(&request.layer)
             .ok_or(RemoteError::NotGranted)?;
+        // Cannot fail: the semaphore is never closed.
         let _permit = self.fetches.acquire().await;
         let part = self.parts.open(&layer.slot, &layer.origin).await?;
-        // A chunk that is not stored is a hole of the file, as is a chunk beyond the file's end.
+        // Ignore whether the part stores the chunk. A chunk that is not stored is a hole of the
+        // file and needs no fetch, and neither does a chunk beyond the end of the file.
         let shared = &self.parts.remote().shared;
         shared.fetch_chunk(part, request.chunk).await?;
         Ok(())
@@ -134,7 +137,7 @@ impl VmmService {
         futures_util::future::join_all(opening).await;
     }
 
-    /// Fetches all layers completely, topmost layer first. Retries without limit.
+    /// Fetches all layers completely, newest layer (highest number) first. Retries without limit.
     async fn fetch_all(&self) {
         for layer in self.layers.values().rev() {
             let mut wait = FIRST_RETRY;

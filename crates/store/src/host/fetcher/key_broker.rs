@@ -38,7 +38,7 @@ pub(super) fn keyring(path: &Path, keyring: Keyring) -> Result<Keyring, RemoteEr
     Ok(keyring.with_broker(broker))
 }
 
-/// Main function of the key broker's process. It exits together with the fetcher.
+/// Main function of the key broker's process, which exits together with the fetcher.
 pub fn main() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// First argument of a program that runs as the fetcher. The second argument is its
-/// [`FetcherSettings`].
+/// First argument of a program that runs as the fetcher. The second argument is a
+/// [`FetcherSettings`] in JSON.
 pub const FETCHER_ARGUMENT: &str = "--as-fetcher";
 
 /// File in the directory of grants that a running fetcher locks.
@@ -122,7 +122,8 @@ pub fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn Error>> {
     let settings = std::env::args().nth(2).unwrap_or_default();
     let settings: FetcherSettings = serde_json::from_str(&settings)?;
-    // Leave the session of the daemon's terminal: its signals must not stop the guests.
+    // Leave the session of the daemon's terminal, whose signals (Ctrl-C) must not stop the fetcher:
+    // guests wait for its chunks.
     let _ = nix::unistd::setsid();
     let grants = GrantDirectory::open(&settings.run)?;
     let lock = FetcherLock::open(&grants)?;
@@ -132,6 +133,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let _inside = runtime.enter();
     let store = settings.store()?;
     let check = DirectoryCheck::default();
+    // Opened before the confinement, which denies reading the key file and starting the key broker.
     let remote = RemoteStore::open_for(&store, Some(check.clone()), key_broker::keyring)?;
     confine(&store, &grants, &check)?;
     while lock.take() {

@@ -1,5 +1,5 @@
-//! Serves missing memory and disk chunks from the remote store to restored VMMs. A grant is a file
-//! that permits one VMM to fetch the layers of its snapshot.
+//! Serves missing chunks of memory from the remote store to restored VMMs. A grant is a file that
+//! permits one VMM to fetch the memory layers of its snapshot.
 
 use super::connection::{ServiceEnd, VmmService};
 use super::link::{VmmLink, registered};
@@ -57,6 +57,7 @@ impl FetchService {
             tokio::select! {
                 changed = drained(&watch) => changed.map_err(RemoteError::io(&path))?,
                 Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => {
+                    // The id of a panicked task remains in the set: its grant is not served again.
                     if let Ok(id) = ended {
                         self.served.remove(&id);
                     }

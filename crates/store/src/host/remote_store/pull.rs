@@ -101,6 +101,7 @@ impl PulledFile {
     /// file if the file system cannot clone.
     pub fn place(&self, to: &Path) -> io::Result<()> {
         let linked = fs::hard_link(self.layer.path(), to);
+        // An incomplete file must be the cached file itself, to which the fetcher adds chunks.
         if linked.is_ok() || self.origin.is_some() {
             return linked;
         }
@@ -175,6 +176,7 @@ impl RemoteStore {
         }
     }
 
+    /// Like [`Self::find`], with cached secrets of the tenants, which may be outdated.
     async fn find_known(
         &self,
         name: &str,
@@ -193,14 +195,16 @@ impl RemoteStore {
         let Some(root) = self.shared.named(&tenant, id).await? else {
             return Ok(None);
         };
-        // The snapshot may have no shared ancestor.
+        // Ignore an error: only a snapshot with shared ancestors needs this tenant, and
+        // `open_ancestors` then requests the tenant again.
         let shared = shared.ok().flatten();
         let reading = self
             .shared
             .resume_bundle(&tenant, shared.as_ref(), root, &self.cache);
         let opening = self.shared.open(&tenant, root);
         let (reading, opening) = (std::pin::pin!(reading), std::pin::pin!(opening));
-        // Few snapshots have no bundle. These are opened without a delay.
+        // Bundle and snapshot are requested concurrently. Thus a snapshot without a bundle is
+        // opened without a delay.
         let (bundle, opening) = match select(reading, opening).await {
             Either::Left((bundle, opening)) => (bundle, opening.left_future()),
             Either::Right((opened, reading)) => {
@@ -270,6 +274,7 @@ impl RemoteStore {
             Some((_, part)) if part.bytes > MAX_DOCUMENT_BYTES => {
                 Err(damaged(&snapshot.id, "has an oversized document"))
             }
+            // The tenant names the source of missing chunks, and `All` leaves no chunk missing.
             Some((number, _)) => self
                 .pull_part(snapshot, number, MemoryPull::All, "")
                 .await?
@@ -313,7 +318,7 @@ impl RemoteStore {
     }
 
     /// Pulls a part. Verifies chunks that were already cached, and fetches the part again if it is
-    /// damaged.
+    /// damaged. `tenant` names the source of the chunks that `memory` leaves out.
     pub(crate) async fn pull_part(
         &self,
         snapshot: &FoundSnapshot,
@@ -343,6 +348,7 @@ impl RemoteStore {
             attempts += 1;
             let pulling = self.shared.pull(remote, number, selection, &self.cache);
             let (layer, report) = pulling.await?;
+            // A lazy restore requests the chunks that the bitmap lacks, and holes need no request.
             if origin.is_some() {
                 layer.mark_holes(&part)?;
             }
@@ -351,7 +357,7 @@ impl RemoteStore {
                 layer,
                 origin: origin.clone(),
             };
-            // Chunks that were just fetched are verified.
+            // The chunks that were just fetched, by this pull or in a resume bundle, are verified.
             let verified = report.fetched + snapshot.written_of(number, selection);
             if verified == report.chunks {
                 return Ok((file, report));
@@ -375,6 +381,7 @@ impl RemoteStore {
                 "cached layer is damaged: fetching it again"
             );
             drop(file);
+            // Has no effect while the layer is in use. The second attempt then fails.
             self.cache.forget(&root)?;
         }
     }

@@ -26,7 +26,8 @@ pub struct PushRequest<'a> {
     pub parts: &'a SnapshotParts,
     /// Record that this host has of the snapshot.
     pub record: &'a [u8],
-    /// Id of the API key that owns the snapshot. Empty if the owner of the host does.
+    /// Id of the API key that owns the snapshot. Empty if the snapshot belongs to the owner of the
+    /// host.
     pub owner: &'a str,
     /// Time of creation in milliseconds since 1970.
     pub created_ms: u64,
@@ -91,6 +92,7 @@ impl RemoteStore {
             let naming = self.shared.set_new_name(&tenant, &parts.id, name.root);
             naming.await?;
         }
+        // gVisor snapshots have no bundle, because they are always fetched completely.
         let is_microvm = source.engine == EngineKind::Microvm;
         if request.resumable && is_microvm && !*request.cancelled.borrow() {
             self.write_bundle(&tenant, &parts.id, name.root).await;
@@ -118,7 +120,8 @@ impl RemoteStore {
     }
 
     /// Returns the lineage for children of the pushed snapshot `root` of `tenant`, nearest first:
-    /// the snapshot and its ancestors. `None` if the snapshot is no longer in the store.
+    /// the snapshot and its ancestors. `None` if the snapshot is missing or damaged in the store,
+    /// or if `root` is not a hash.
     pub async fn stored_lineage(
         &self,
         tenant: &str,

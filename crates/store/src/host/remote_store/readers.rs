@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-/// Interval after which a registration is renewed.
+/// Interval after which a registration is renewed: one day.
 const RENEWAL_TIME: Duration = Duration::from_secs(READER_TIME.as_secs() / 7);
 
 /// Registrations of this host in the store.
@@ -31,14 +31,15 @@ struct Reader {
     tenant: String,
     #[serde(with = "hash")]
     snapshot: Hash,
-    /// Time of the last renewal in milliseconds since 1970. 0 if the store may not have the
-    /// registration.
+    /// Time of the last renewal in milliseconds since 1970. 0 until the first
+    /// registration has succeeded.
     renewed_ms: u64,
 }
 
 impl RemoteStore {
-    /// Registers this host as a reader of exactly the snapshots with layers in `missing`. Sends
-    /// requests only for changes and for daily renewals. Must not be called concurrently.
+    /// Registers this host as a reader of exactly the snapshots with layers in `missing`: the
+    /// layers that this host has not fetched completely. Sends requests only for changes and for
+    /// daily renewals. Must not be called concurrently.
     pub async fn keep_readers(&self, missing: &[LayerOrigin]) -> Result<(), RemoteError> {
         let needed = missing.iter().map(|layer| (&layer.tenant, layer.snapshot));
         let needed: BTreeSet<(&String, Hash)> = needed.collect();
@@ -92,6 +93,7 @@ impl RemoteStore {
         needed: bool,
     ) -> Result<(), RemoteError> {
         let Some(tenant) = self.find_tenant(&reader.tenant).await? else {
+            // Without the tenant, the store has no snapshot to retain.
             return Ok(());
         };
         let (shared, root) = (&self.shared, reader.snapshot);
@@ -111,8 +113,10 @@ impl RemoteStore {
             Err(e) => return Err(failed(e)),
             Ok(text) => text,
         };
-        // If the file is unreadable, start without registrations: those in the store expire.
+        // If the file is missing or malformed, start without registrations: those in the store
+        // expire.
         let mut book: ReaderBook = serde_json::from_slice(&text).unwrap_or_default();
+        // Registrations in another store expire there.
         if book.store != self.url() {
             book.store = self.url().to_owned();
             book.readers.clear();

@@ -48,7 +48,7 @@ impl RecentFinds {
         }
     }
 
-    /// Removes snapshot `id` of `tenant`, which was retracted.
+    /// Removes snapshot `id` of `tenant`, which is being retracted or added again.
     pub fn forget(&self, tenant: &str, id: &str) {
         let mut finds = self.0.lock();
         finds.retain(|find| find.tenant != tenant || find.id != id);

@@ -21,7 +21,8 @@ fn open(dir: &Path, home: &str) -> Arc<RemoteStore> {
     remote.unwrap()
 }
 
-/// Returns the files of a snapshot whose memory has 8 chunks, of which `changed` are its own.
+/// Returns the files of a snapshot whose memory has 8 chunks. All chunks outside `changed` are
+/// inherited.
 fn parts(dir: &Path, id: &str, changed: std::ops::Range<u64>) -> SnapshotParts {
     let memory = tempfile::tempfile_in(dir).unwrap();
     memory.set_len(8 * CHUNK as u64).unwrap();
@@ -144,7 +145,7 @@ async fn a_resume_on_another_host_needs_few_requests() {
     let newest = parts(dir.path(), "p2", 6..8);
     let second = push(&one, LOCAL_TENANT, &newest, &first.lineage).await;
     let now = one.traffic();
-    // Lease, pack, locations, manifest, name, bundle; removal of the lease.
+    // Puts of lease, pack, locations, manifest, name and bundle; one delete of the lease.
     let sent = [
         now.puts - before.puts,
         now.lists - before.lists,
@@ -172,7 +173,8 @@ async fn a_resume_on_another_host_needs_few_requests() {
     three.prepare().await;
     let before = requests(&three);
     resume(&three, "p2").await;
-    // List and read the name; read the bundle. The manifest and locations are requested meanwhile.
+    // List and read of the name, and read of the bundle. The manifest and the locations are
+    // requested concurrently with the bundle.
     assert!(requests(&three) - before <= 5, "{:?}", three.traffic());
     // Without the bundle, the resume succeeds with more requests.
     let tenant = three.tenant(None).await.unwrap();
@@ -224,6 +226,7 @@ async fn a_host_that_did_not_push_a_snapshot_retracts_it_when_it_is_replaced() {
     assert_eq!((listed("names").await, listed("resume").await), (2, 2));
     assert_eq!(listed("removed").await, 0);
     assert!(two.find(None, "p1").await.unwrap().is_none());
+    // A push that is based on the remaining content succeeds.
     push(
         &two,
         LOCAL_TENANT,

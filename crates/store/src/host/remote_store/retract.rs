@@ -37,9 +37,10 @@ impl RemoteStore {
     /// the replacement. Can be repeated.
     ///
     /// If `current` is based on `former`, only the name and the resume bundle are removed. The
-    /// content is not marked for removal, because a push that is based on marked content starts
-    /// again with that content. The caller must retract it when the sandbox is removed, or when its
-    /// state is no longer based on it. Returns whether the content was marked for removal.
+    /// content is not marked for removal, because a push that is based on marked content must
+    /// upload that content again. The caller must retract the content later: when the sandbox is
+    /// removed, or when the sandbox's state is no longer based on `former`. Returns whether the
+    /// content was marked for removal.
     ///
     /// # Errors
     /// [`StoreError::Missing`](crate::StoreError::Missing) if the store lacks `current`. The former

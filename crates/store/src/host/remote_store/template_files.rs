@@ -12,7 +12,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct StoredTemplate(RemoteSnapshot);
 
-/// Returns the id of a template in the store. Ids of snapshots contain no spaces.
+/// Returns the id of a template in the store. It cannot equal the id of a snapshot, because those
+/// contain no spaces.
 fn id_of(name: &str) -> String {
     format!("template {name}")
 }
@@ -75,8 +76,8 @@ impl RemoteStore {
         Ok(None)
     }
 
-    /// Fetches the file `name` of a template. `None` if the template has no such file. The file may
-    /// be evicted from the cache when it is closed.
+    /// Fetches the file `name` of a template. `None` if the template has no such file. The cache
+    /// may evict the file at any time, but the returned open file stays readable.
     pub async fn template_file(
         &self,
         template: &StoredTemplate,

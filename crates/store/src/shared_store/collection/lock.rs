@@ -124,8 +124,10 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Replaces the lock. Repeats the write while the store is unavailable: the content is unique,
-    /// so that a write that was executed without a response is recognised.
+    /// Replaces the lock, and repeats the write while the store is unavailable. If a write was
+    /// executed without a response, the repetition finds the lock with the same content, and
+    /// succeeds. A repeated release may also find that another host has released the lock, which is
+    /// harmless.
     async fn replace_lock(
         &self,
         key: &str,

@@ -22,7 +22,8 @@ pub(super) struct Leases {
     pub count: u64,
 }
 
-/// Maximum number of snapshots whose marking is prepared at once.
+/// Maximum number of snapshots per call of `Backend::each`, which creates the futures of all its
+/// items first.
 const MARKED_AT_ONCE: usize = 1024;
 
 /// Live part of a pack.
@@ -30,7 +31,7 @@ const MARKED_AT_ONCE: usize = 1024;
 pub(super) struct PackUse {
     /// Offsets and lengths of the live frames, in ascending order.
     frames: Vec<(u32, u32)>,
-    /// Indexes in [`Marked::roots`] of the snapshots that use it.
+    /// Indexes in [`Marked::roots`] of the snapshots that use the pack.
     pub roots: Vec<u32>,
 }
 
@@ -155,6 +156,7 @@ impl Collector<'_> {
             .iter()
             .filter_map(|object| root_of(&object.key))
             .collect();
+        // Keys: `references/<root of the needed snapshot>/<dependent tenant>-<dependent root>`.
         let referenced = store.backend.list(&tenant.key("references")).await?;
         let referenced = referenced.iter().filter_map(|object| {
             let mut parts = object.key.rsplit('/');
@@ -195,6 +197,8 @@ impl Collector<'_> {
         // An unreadable snapshot stops the collection: the objects that it needs are unknown.
         let (keys, manifest) = self.store.manifest(tenant, root).await?;
         let locations = self.store.locations(tenant, &keys, root).await?;
+        // All ancestors of the shared tenant's snapshots are in that tenant. For other tenants,
+        // `references` in the shared tenant protect the shared ancestors.
         let own = tenant.name() == SHARED_TENANT;
         let lineage = manifest.lineage.iter();
         let ancestors = lineage.filter(|name| own || name.scope == Scope::Tenant);

@@ -141,7 +141,7 @@ impl StoredObjects {
     }
 }
 
-/// Returns an error if `count` objects are too many to be numbered.
+/// Converts the index of a snapshot to 32 bits. Returns an error if the index is too large.
 pub(super) fn number(at: usize) -> Result<u32, StoreError> {
     u32::try_from(at).map_err(|_| StoreError::TooMany {
         prefix: "manifests".to_owned(),

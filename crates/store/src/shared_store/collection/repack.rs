@@ -2,8 +2,8 @@
 //!
 //! New packs are written first, then the locations of the snapshots that used the old packs. Both
 //! sets of locations are valid throughout: an interrupted collection leaves only packs that the
-//! next one collects. An old pack without users is condemned, so that no push reuses it. A push
-//! that already does so has a lease that lists the pack and protects it.
+//! next one collects. An old pack without users is condemned, so that no push reuses it. If a push
+//! in progress already reuses the pack, its lease lists the pack and protects it.
 
 use super::mark::{Leases, Marked, PackUse};
 use super::objects::{ObjectName, StoredObjects};
@@ -38,8 +38,9 @@ impl Candidate<'_> {
 /// Result of moving chunks.
 #[derive(Default)]
 struct Moved {
-    /// New locations by old ones (pack and offset).
+    /// New locations by old pack and offset.
     places: HashMap<(PackId, u32), Location>,
+    /// New locations by hash of the chunk, so that equal chunks are copied once.
     by_hash: HashMap<Hash, Location>,
     /// Packs in which a chunk had to remain.
     retained: HashSet<PackId>,
@@ -47,7 +48,8 @@ struct Moved {
 }
 
 impl Collector<'_> {
-    /// Moves chunks out of packs that are worth repacking, and condemns those packs.
+    /// Moves chunks out of packs that are worth repacking, and condemns those packs. Packs modified
+    /// at the store's time `young` (milliseconds since 1970) or later are not repacked.
     pub(super) async fn repack(
         &self,
         objects: &StoredObjects,
@@ -113,8 +115,8 @@ impl Collector<'_> {
     ) -> Vec<Candidate<'a>> {
         let object =
             |&(generation, id): &(u32, PackId)| objects.get(&ObjectName::Pack(generation, id));
-        // If a pack of a snapshot is missing, do not change its locations: a push will restore the
-        // pack.
+        // If a snapshot uses a missing pack, do not change the snapshot's locations: a push of the
+        // snapshot writes the missing chunks to new packs.
         let missing = marked
             .packs
             .iter()
@@ -148,6 +150,7 @@ impl Collector<'_> {
                 });
             }
         }
+        // Order by the live part of the pack, in thousandths.
         candidates.sort_by_key(|pack| (pack.live * 1000 / pack.bytes.max(1), pack.id));
         let mut sum = 0;
         candidates.retain(|pack| {
@@ -227,6 +230,7 @@ impl Collector<'_> {
             done += range.frames.len() as u64;
             self.move_range(keys, &range, &mut writer, moved).await?;
             self.report("chunks moved", done, total);
+            // Finish the pack if another range of this size may exceed the limit.
             if writer.len() + range_bytes(&range) > REPAIR_PACK_BYTES {
                 let full = std::mem::replace(&mut writer, begin()?);
                 moved.written += self.write_pack(keys, full).await?;

@@ -1,5 +1,6 @@
 //! Fill of a cached layer. Chunks are locked while they are fetched. Thus concurrent fills of a
-//! layer share the work, and a fill of few chunks does not wait for a fill of many.
+//! layer, also in other processes, share the work. A fill of few chunks does not wait for a fill of
+//! many.
 
 use super::{PullReport, Selection, select};
 use crate::cache::{CachedLayer, ChunkLocks, LayerCache};
@@ -14,31 +15,38 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
+/// Number of ranges that a fill reads at the same time.
 const RANGES_AT_ONCE: usize = 8;
-/// Maximum number of chunks of an urgent selection, which a guest waits for.
-const MAX_STRAGGLERS: usize = 64;
-/// Bytes for which the cache frees space before the first of several urgent chunks.
-const STRAGGLER_PLACE_BYTES: u64 = 4 << 20;
-/// Number of urgent chunks after which the written chunks are persisted.
-const STRAGGLERS_PER_SYNC: u64 = 512;
-/// Time that a fill waits for a chunk fetched by another fill before fetching it as well.
-const STRAGGLER_PATIENCE: Duration = Duration::from_millis(20);
+/// Maximum number of chunks of an urgent selection. A guest waits for such a selection.
+const MAX_URGENT_CHUNKS: usize = 64;
+/// Minimum number of bytes for which the cache frees space when an urgent fetch requires space.
+/// Later urgent fetches use the rest.
+const URGENT_PLACE_BYTES: u64 = 4 << 20;
+/// Number of urgently fetched chunks after which the written chunks are persisted.
+const URGENT_CHUNKS_PER_SYNC: u64 = 512;
+/// Time that an urgent fill waits for a chunk fetched by another fill before fetching it as well.
+const URGENT_PATIENCE: Duration = Duration::from_millis(20);
+/// Like [`URGENT_PATIENCE`], for other fills.
 const BULK_PATIENCE: Duration = Duration::from_secs(10);
+/// Interval between checks for chunks that fills of other processes have written. Fills of this
+/// process notify each other.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Part of a snapshot in the cache of a host, with the source of its other chunks.
+/// Part of a snapshot in the cache of a host, with the locations of its absent chunks in the store.
 #[derive(Debug)]
 pub struct CachedPart {
     number: usize,
     layer: Arc<CachedLayer>,
     cache: Arc<LayerCache>,
     source: RwLock<Arc<Source>>,
-    stragglers: AtomicU64,
+    /// Number of chunks fetched by [`SharedStore::fetch_chunk`].
+    urgent_chunks: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Source {
     snapshot: RemoteSnapshot,
+    /// Stored chunks of the part, ascending by number.
     wanted: Vec<ChunkRequest>,
 }
 
@@ -97,7 +105,7 @@ impl CachedPart {
         if self.layer.take_reserved(bytes) {
             return Ok(());
         }
-        let place = STRAGGLER_PLACE_BYTES.max(bytes);
+        let place = URGENT_PLACE_BYTES.max(bytes);
         match self.cache.make_place(place) {
             // Exceed the maximum size rather than fail a running guest.
             Err(StoreError::CacheFull { .. }) => {}
@@ -127,7 +135,7 @@ impl SharedStore {
                 wanted: snapshot.wanted(number),
                 snapshot: snapshot.clone(),
             })),
-            stragglers: AtomicU64::new(0),
+            urgent_chunks: AtomicU64::new(0),
         })
     }
 
@@ -146,8 +154,8 @@ impl SharedStore {
         }
         self.fill_numbers(part, vec![number], true, &mut PullReport::default())
             .await?;
-        let fetched = part.stragglers.fetch_add(1, Ordering::Relaxed) + 1;
-        if fetched.is_multiple_of(STRAGGLERS_PER_SYNC) {
+        let fetched = part.urgent_chunks.fetch_add(1, Ordering::Relaxed) + 1;
+        if fetched.is_multiple_of(URGENT_CHUNKS_PER_SYNC) {
             part.layer.persist_in_background();
         }
         Ok(true)
@@ -172,7 +180,7 @@ impl SharedStore {
             .collect();
         if !missing.is_empty() {
             let urgent =
-                matches!(selection, Selection::Chunks(chunks) if chunks.len() <= MAX_STRAGGLERS);
+                matches!(selection, Selection::Chunks(chunks) if chunks.len() <= MAX_URGENT_CHUNKS);
             let filled = self.fill_numbers(part, missing, urgent, &mut report).await;
             part.layer.persist_in_background();
             filled?;
@@ -245,7 +253,7 @@ impl SharedStore {
     ) -> Result<(), StoreError> {
         let locks = Arc::new(part.layer.locks()?);
         let patience = if urgent {
-            STRAGGLER_PATIENCE
+            URGENT_PATIENCE
         } else {
             BULK_PATIENCE
         };

@@ -29,6 +29,7 @@ pub(super) struct PackBuilder {
 impl PackBuilder {
     pub fn run(&self) {
         if let Err(e) = self.build() {
+            // Ignore the error: the push has ended, and no task receives the result.
             let _ = self.sender.blocking_send(Err(e));
         }
     }

@@ -116,6 +116,7 @@ impl BuildJob {
                 transfer::write_inline(agent, &files, STAGING, &request).await?;
                 copy::find_sources(agent, STAGING, &sources).await?
             }
+            // Not reachable: `copied_files` returns files for every `COPY` and `ADD`.
             None => return Ok(()),
         };
         // `ADD` unpacks archives at the destination. All other files are moved there.

@@ -28,12 +28,14 @@ impl BuildJob {
             memory_mib: Some(at.size.memory_mib),
             disk_mib: at.size.disk_mib,
         };
-        // The image is written only if no template with the same content and settings exists.
+        // The image is written only if the first name has no template with the same content and
+        // settings.
         let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
         let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
         let names = self.template_names();
         let existing = self.inner.templates.manifest(&names[0]);
-        // Images have at most twice the size of the sandbox's disk, plus the base's images.
+        // Reserved for the write: twice the size of the sandbox's disk, plus the base's images,
+        // which the write may merge into the new image.
         let images: u64 = at.base.images.iter().map(|i| i.size).sum();
         let max_bytes = (at.size.disk_mib << 20)
             .saturating_mul(2)
@@ -277,7 +279,8 @@ impl BuildJob {
                 .templates()
                 .hand_over(&reference, name);
         }
-        // The tags share the image. The internal name is not needed any longer.
+        // The tags share the image, so that the internal name is not needed any longer. After a
+        // failure, this removes the unfinished template.
         if is_unfinished && let Err(e) = self.inner.templates.remove(&reference) {
             tracing::warn!(template = reference, error = %e, "cannot remove an unfinished template");
         }

@@ -48,7 +48,8 @@ impl StageState {
     }
 }
 
-/// Number of executed steps, and of all steps, as shown in the log.
+/// Number of the current step and number of all steps, as shown in the log. Generated steps do not
+/// count.
 pub(super) struct StepCounter {
     pub(super) done: usize,
     pub(super) total: usize,
@@ -107,8 +108,8 @@ impl BuildJob {
             let from = before.get(*n).and_then(Option::as_ref);
             let from =
                 from.ok_or_else(|| BuildFailure::new("a stage cannot be based on a later stage"))?;
-            // The stage has no sandbox yet. Its first step starts one from the other stage's
-            // snapshot.
+            // The stage has no sandbox yet. `agent` creates a sandbox from the source of stage `n`
+            // for the first step that is executed.
             return Ok(StageState {
                 key: from.key.clone(),
                 config: from.config.inherited(),
@@ -257,11 +258,11 @@ pub(super) fn needed_stages(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure>
             },
             _ => None,
         });
-        let begun = match stage.from {
+        let base = match stage.from {
             StageBase::Stage(n) => Some(n),
             _ => None,
         };
-        for n in copied.chain(begun) {
+        for n in copied.chain(base) {
             if n >= number {
                 return Err(BuildFailure::new(format!(
                     "stage {number} cannot depend on stage {n}: it must be an earlier stage"

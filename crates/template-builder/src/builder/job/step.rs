@@ -17,8 +17,9 @@ use std::time::Instant;
 const BASH_PATH: &str = "/bin/bash";
 
 impl BuildJob {
-    /// Runs a step, or restores the cached result of an identical step. `fresh` is true if a
-    /// previous step of the stage was not restored. `before` contains the earlier stages.
+    /// Runs a step, or restores the cached result of an identical step. `before` contains the
+    /// earlier stages. If `fresh` is true, no cached result is used: the build or a step requested
+    /// that, or an earlier step of the stage was executed.
     pub(super) async fn run_step(
         &self,
         step: &BuildStep,
@@ -62,8 +63,8 @@ impl BuildJob {
             log_step(&format!("CACHED {shown}"));
             at.config.apply(&step.action).map_err(BuildFailure::new)?;
             at.source = SandboxSource::Snapshot(snapshot.id().to_owned());
-            // The sandbox has the state of an earlier step. The next executed step starts another
-            // one.
+            // The sandbox has the state of an earlier step. The next executed step creates a new
+            // sandbox from the snapshot.
             self.release_sandbox(at).await;
             at.push_history(step, None);
             return Ok(());
@@ -79,6 +80,7 @@ impl BuildJob {
             }
             StepAction::Copy(copy) => self.run_copy(&agent, at, copy, files, before).await,
             StepAction::AddUser(user) => add_user(&agent, user).await,
+            // `WORKDIR` creates its directory below, because `config.apply` determines the path.
             _ => Ok(()),
         };
         // A step fails after a disk failure, even if its programs ignored the I/O errors.
@@ -128,10 +130,10 @@ impl BuildJob {
             .split_first()
             .ok_or_else(|| BuildFailure::new("the command is empty"))?;
         // E2B's clients always send bash; images without it get `/bin/sh`.
-        let bash =
+        let is_bash_missing =
             program.as_str() == BASH_PATH && agent.stat(BASH_PATH, Some(ROOT_USER)).await.is_err();
         // Only the default shell is replaced, and not another missing program.
-        let program: &str = if bash { "/bin/sh" } else { program };
+        let program: &str = if is_bash_missing { "/bin/sh" } else { program };
         let limit = self.inner.settings.step_limit;
         let spec = ProcessSpec {
             envs: at.config.environment(),

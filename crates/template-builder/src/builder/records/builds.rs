@@ -75,11 +75,12 @@ pub struct BuildRecord {
     pub id: String,
     /// Id of its template.
     pub template: String,
-    /// Key that requested the build and owns its sandboxes. `None` for the host's owner.
+    /// Key that requested the build, and that owns the sandboxes in which the steps run. `None` for
+    /// the host's owner.
     pub caller: Option<String>,
-    /// Tags of the build.
+    /// Requested tags. For a ready build, the tags that refer to this build now.
     pub tags: Vec<String>,
-    /// Size of the sandboxes.
+    /// Requested size of the build's sandboxes and of the template's sandboxes.
     pub size: WantedSize,
     /// Current status.
     pub status: BuildStatus,
@@ -252,7 +253,8 @@ impl BuildRecords {
     }
 
     /// Deletes the failed builds of `caller` except for the newest `keep`, and templates without
-    /// builds.
+    /// builds. The caller must hold `names_lock`: [`Builder::request`](crate::Builder::request)
+    /// inserts a new template before its build.
     pub(in crate::builder) fn gc_failed(
         &self,
         caller: Option<&str>,

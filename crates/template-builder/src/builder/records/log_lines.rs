@@ -4,7 +4,8 @@ use super::{BuildRecords, RecordError, from_sql, to_sql};
 use jiffy_engine_api::now_ms;
 use rusqlite::{Row, params};
 
-/// Maximum number of stored lines of one build; later lines are dropped.
+/// Maximum number of stored lines of one build. `BuildLog` replaces the next line by a warning and
+/// drops all later lines.
 pub const MAX_LOG_LINES: u64 = 50_000;
 /// Maximum length of a line in bytes.
 const MAX_LOG_LINE_BYTES: usize = 4096;

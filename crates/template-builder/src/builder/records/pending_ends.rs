@@ -1,13 +1,14 @@
-//! Results of builds that are not in the database yet, because the disk is full. Reads of the
-//! database take these results into account.
+//! Results of builds that are not in the database yet, for example because the disk is full. Reads
+//! of the database take these results into account.
 
 use super::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Delays before a retry: the first, and the maximum.
+/// Delay before the first retry of a failed write. The delay doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Maximum delay between retries.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Result of a build.

@@ -117,12 +117,15 @@ impl IncomingUpload {
             Err(e) => return Err(e.into()),
         };
         let verified = before.strip_suffix(VERIFIED_MARK);
+        // Equal content needs no permission. A content that matches its archive name may replace
+        // any content.
         if verified.unwrap_or(&before) == sum || self.naming == UploadNaming::OfArchive {
             return Ok(());
         }
         let mut tickets = self.tickets.lock();
         match tickets.get_mut(&self.token) {
-            // Once per ticket: concurrent uploads must not replace each other repeatedly.
+            // Once per ticket, so that concurrent uploads do not replace each other repeatedly. Not
+            // permitted if the name of the existing upload was verified.
             Some(ticket) if ticket.replaces && verified.is_none() => {
                 ticket.replaces = false;
                 Ok(())
@@ -136,6 +139,7 @@ impl IncomingUpload {
     /// Fails if the content does not match the name, or differs from an earlier upload that the
     /// ticket may not replace.
     pub async fn finish(mut self) -> Result<(), UploadError> {
+        // An empty upload is charged one block, which no `write` has reserved.
         self.reserve()?;
         self.file.flush().await?;
         // On storage before the rename: a crash leaves no incomplete upload under its name.
@@ -144,7 +148,7 @@ impl IncomingUpload {
         let mut sum = HEXLOWER.encode(&std::mem::take(&mut self.hash).finalize());
         let sums = self.target.with_extension("sum");
         {
-            // The permit is released after the upload is counted.
+            // `self.permit` is dropped at the end of this function, after the upload is counted.
             let stored = self.stored.clone();
             let mut stored = stored.lock();
             self.check_replacement(&sums, &sum)?;

@@ -78,7 +78,8 @@ async fn uploads_are_verified_against_their_name_or_the_first_upload() {
         matches!(refused, Err(UploadError::Differs(_))),
         "{refused:?}"
     );
-    // For other names the first upload is retained, unless a later link replaces it, once.
+    // For other names, only a link that was created after the first upload may replace the upload,
+    // and only once.
     let [early, late] = [(); 2].map(|()| ticket(&name(), UploadNaming::OfClient));
     send(&uploads, &early, b"one").await.unwrap();
     send(&uploads, &early, b"one").await.unwrap();

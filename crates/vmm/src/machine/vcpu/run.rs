@@ -19,7 +19,7 @@ pub enum VcpuEnd {
 pub(super) enum VcpuStep {
     /// The exit was served.
     Served,
-    /// The vCPU was kicked because a command is pending.
+    /// No exit: the vCPU was kicked because a command is pending, or can be entered again at once.
     Kicked,
     /// The vCPU will not run again.
     End(VcpuEnd),

@@ -138,6 +138,7 @@ impl Vcpus {
     pub fn pause_within(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         for done in self.begin_pause() {
+            // Ignore the error: the thread has ended, or the time is over.
             let _ = done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
@@ -146,6 +147,8 @@ impl Vcpus {
         let threads = self.threads.iter();
         let pauses = threads.map(|thread| {
             let (reply, done) = channel();
+            // Send the command before the kick: the thread checks its inbox after each kick. Ignore
+            // both errors: the thread has ended.
             let _ = thread.commands.send(VcpuCommand::Pause(reply));
             let id: Pthread = thread.handle.as_pthread_t();
             let _ = pthread_kill(id, KICK_SIGNAL);
@@ -252,8 +255,8 @@ impl VcpuWorker {
 
     /// Runs the guest until a `Pause` command. Returns the channel that confirms the command.
     fn run(&mut self) -> Result<Sender<()>, VcpuEnd> {
-        // A kick that arrived before this thread set its vCPU is lost, but the command is in the
-        // inbox.
+        // A kick that arrived before this thread set `IMMEDIATE_EXIT` is lost, but its command is
+        // in the inbox.
         if let Some(reply) = self.pause_command() {
             return Ok(reply);
         }
@@ -262,8 +265,9 @@ impl VcpuWorker {
                 VcpuStep::Served => {}
                 VcpuStep::End(end) => return Err(end),
                 VcpuStep::Kicked => {
-                    // The last exit is not complete yet: KVM completes it on the next entry, which
-                    // the kick then aborts.
+                    // The exit before the kick is complete: KVM completes an exit on the next
+                    // entry, which the kick then aborted. Clear the flag before reading the inbox,
+                    // so that a later kick sets it again.
                     self.vcpu.set_kvm_immediate_exit(0);
                     if let Some(reply) = self.pause_command() {
                         return Ok(reply);
@@ -279,8 +283,8 @@ impl VcpuWorker {
             // While the guest runs, the event loop sends only `Pause`, so no other command is
             // dropped.
             if let VcpuCommand::Pause(reply) = command {
-                // Prevents the guest's watchdogs from firing after the pause. Guests without
-                // kvmclock ignore it.
+                // Prevents the guest's watchdogs from firing after the pause. Ignore the error: KVM
+                // rejects the request if the guest does not use kvmclock.
                 let _ = self.vcpu.kvmclock_ctrl();
                 return Some(reply);
             }

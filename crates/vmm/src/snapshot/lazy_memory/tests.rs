@@ -1,4 +1,4 @@
-//! Tests of lazy memory: which mappings it plans and which pages it loads.
+//! Tests of lazy memory: filled chunks, pages that the guest returns, and forked processes.
 
 use super::super::map_layers::{MAX_MAPPINGS, map_layers, plan_lazy_mappings};
 use super::super::memory_layers::MemoryLayer;
@@ -123,7 +123,8 @@ fn returned_pages_are_zero_before_and_after_their_chunk_is_filled() {
         [0, 1, 3, 15].map(|n| byte(&memory, first + n)),
         [7, 0, 7, 7]
     );
-    // Return pages after they were filled, and a whole chunk across the boundary of filled ones.
+    // Return the last page of this chunk, all pages of the missing chunk 46, and the first page of
+    // the missing chunk 47.
     discard(&memory, &lazy, first + 15..first + 33);
     assert_eq!(
         [14, 15, 16, 31, 32, 33].map(|n| byte(&memory, first + n)),
@@ -140,7 +141,8 @@ fn a_forked_process_reads_missing_memory_as_zero() {
     let Some((memory, lazy)) = lazy_memory() else {
         return;
     };
-    // This is why missing chunks must not be candidates: the child reads zeroes and does not wait.
+    // Missing chunks must not be candidates of a snapshot: like a snapshot writer, the child reads
+    // zeroes and does not wait.
     //
     // SAFETY: the child only reads memory and exits.
     let child = unsafe { nix::unistd::fork() }.unwrap();

@@ -51,7 +51,7 @@ fn layer(numbers: &mut Numbers, fill: u8) -> (File, LayerIndex) {
 
 fn layers(of: &[&(File, LayerIndex)]) -> MemoryLayers {
     let layers = of.iter().map(|(file, index)| {
-        // Another file description of the same file, as a daemon would send it.
+        // Duplicate the descriptor: files are identified by device and inode.
         MemoryLayer::new(file.try_clone().unwrap(), index.clone())
     });
     MemoryLayers::new(layers.collect(), CHUNKS * CHUNK_SIZE).unwrap()

@@ -32,7 +32,8 @@ fn byte(harness: &DeviceHarness, addr: u64) -> u8 {
     harness.memory.read_obj(GuestAddress(addr)).unwrap()
 }
 
-fn pfns(harness: &DeviceHarness, at: u64, pfns: &[u32]) -> u32 {
+/// Writes page numbers to address `at`. Returns their size in bytes.
+fn write_pfns(harness: &DeviceHarness, at: u64, pfns: &[u32]) -> u32 {
     let bytes: Vec<u8> = pfns.iter().flat_map(|p| p.to_le_bytes()).collect();
     harness
         .memory
@@ -45,7 +46,7 @@ fn pfns(harness: &DeviceHarness, at: u64, pfns: &[u32]) -> u32 {
 fn inflated_pages_are_dropped_and_their_neighbours_are_not() {
     let (mut balloon, mut rings, harness) = start();
     fill(&harness, 0x80..0x88);
-    let len = pfns(&harness, 0x9000, &[0x85, 0x81, 0x83, 0x82, 0x82]);
+    let len = write_pfns(&harness, 0x9000, &[0x85, 0x81, 0x83, 0x82, 0x82]);
     rings[0].add(&[readable(0x9000, len)]);
     balloon.queue_event(INFLATE_QUEUE).unwrap();
     assert_eq!(rings[0].used(), [(0, 0)]);
@@ -59,7 +60,7 @@ fn inflated_pages_are_dropped_and_their_neighbours_are_not() {
 #[test]
 fn contiguous_pages_in_any_order_are_one_run() {
     let (_balloon, mut rings, harness) = start();
-    let len = pfns(&harness, 0x9000, &[9, 7, 8, 3, 8, u32::MAX]);
+    let len = write_pfns(&harness, 0x9000, &[9, 7, 8, 3, 8, u32::MAX]);
     rings[0].add(&[readable(0x9000, 6), readable(0x9006, len - 6)]);
     let mut queue = rings[0].queue(true);
     let chain = crate::virtio::device::chain::next_chain(&mut queue, &harness.memory);
@@ -74,7 +75,7 @@ fn contiguous_pages_in_any_order_are_one_run() {
 fn a_run_may_cross_regions() {
     let (mut balloon, mut rings, harness) = start();
     fill(&harness, 0xfe..0x102);
-    let len = pfns(&harness, 0x9000, &[0xff, 0x100]);
+    let len = write_pfns(&harness, 0x9000, &[0xff, 0x100]);
     rings[0].add(&[readable(0x9000, len)]);
     balloon.queue_event(INFLATE_QUEUE).unwrap();
     let remaining: Vec<_> = (0xfe..0x102)
@@ -87,10 +88,11 @@ fn a_run_may_cross_regions() {
 fn a_page_outside_memory_is_rejected() {
     for pfn in [0x200, u32::MAX] {
         let (mut balloon, mut rings, harness) = start();
-        let len = pfns(&harness, 0x9000, &[0x80, pfn]);
+        let len = write_pfns(&harness, 0x9000, &[0x80, pfn]);
         rings[0].add(&[readable(0x9000, len)]);
         let outcome = balloon.queue_event(INFLATE_QUEUE);
         assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
+        // A further call after the error must not panic.
         let _ = balloon.queue_event(INFLATE_QUEUE);
     }
 }
@@ -108,7 +110,7 @@ fn malformed_requests_are_rejected() {
         (REPORTING_QUEUE, writable(0, u32::MAX)),
     ];
     for (index, buffer) in cases {
-        let (mut balloon, mut rings, _around) = start();
+        let (mut balloon, mut rings, _harness) = start();
         rings[index].add(&[buffer]);
         let outcome = balloon.queue_event(index);
         assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
@@ -133,7 +135,7 @@ fn only_whole_pages_of_reported_memory_are_dropped() {
 #[test]
 fn deflating_is_acknowledged() {
     let (mut balloon, mut rings, harness) = start();
-    let len = pfns(&harness, 0x9000, &[0x80]);
+    let len = write_pfns(&harness, 0x9000, &[0x80]);
     rings[1].add(&[readable(0x9000, len)]);
     balloon.queue_event(DEFLATE_QUEUE).unwrap();
     assert_eq!(rings[1].used(), [(0, 0)]);
@@ -155,7 +157,7 @@ fn a_new_target_interrupts_once_and_can_be_read() {
 
 #[test]
 fn the_guest_sets_the_actual_size_and_nothing_else() {
-    let (mut balloon, _rings, _around) = start();
+    let (mut balloon, _rings, _harness) = start();
     balloon.write_config(4, &(5 * 256u32).to_le_bytes());
     assert_eq!(balloon.actual_mib(), 5);
     for offset in [0, 3, 8, u64::MAX] {
@@ -182,7 +184,7 @@ fn a_reset_balloon_works_again_even_without_all_queues() {
     balloon
         .activate(harness.activation(vec![ring.queue(true), absent], 0))
         .unwrap();
-    let len = pfns(&harness, 0x9000, &[0x80]);
+    let len = write_pfns(&harness, 0x9000, &[0x80]);
     ring.add(&[readable(0x9000, len)]);
     for index in 0..5 {
         balloon.queue_event(index).unwrap();

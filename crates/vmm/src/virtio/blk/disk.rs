@@ -179,7 +179,8 @@ impl Disk {
         let (Some(top), Some(frozen)) = (&self.overlay, self.layers.last_mut()) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        // If copying fails, both files are unchanged for reads: `thaw` can be repeated.
+        // If copying fails, reads are unaffected because the overlay still covers all copied
+        // blocks: `thaw` can be repeated.
         frozen.copy_blocks_of(top, self.bytes)?;
         self.overlay = self.layers.pop();
         self.share_overlay();
@@ -198,9 +199,9 @@ impl Disk {
         })
     }
 
-    /// Folds the frozen layer with the file `lower` into the next newer layer. Its file `upper`
-    /// must contain every block that only `lower` contained. Does nothing if the layers are not
-    /// adjacent.
+    /// Folds the frozen layer with the file `lower` into the next newer layer with the file
+    /// `upper`. The file `upper` must already contain every block that only `lower` contained, at
+    /// the same offset. Does nothing if the layers are not adjacent.
     pub fn fold_layers(&mut self, lower: FileIdentity, upper: FileIdentity) {
         let files = self.layers.iter().map(|layer| &*layer.file);
         let Some(at) = adjacent(files, lower, upper) else {
@@ -213,8 +214,8 @@ impl Disk {
         }
     }
 
-    /// Returns the number of the layer below the overlay that contains `block`, starting at 1; 0 is
-    /// the base.
+    /// Returns the number of the newest frozen layer that contains `block`. The oldest layer is 1;
+    /// 0 is the base.
     fn layer_below(&self, block: u64) -> usize {
         self.layers
             .iter()
@@ -307,7 +308,8 @@ impl Disk {
         iovecs.extend(iovec(&mut head));
         iovecs.extend(data);
         iovecs.extend(iovec(&mut tail));
-        // One call for head, data and tail: the block is never owned with only a part of its bytes.
+        // Head, data and tail are complete in the file before the blocks are owned: after a failed
+        // write, the overlay owns no block of which a part is missing.
         transfer(libc::pwritev, &overlay.file, from, iovecs)?;
         if let Some(overlay) = &mut self.overlay {
             overlay.own(blocks);

@@ -22,7 +22,7 @@ pub const MAX_REQUEST_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 enum BlockRequestError {
     Unsupported,
-    /// The request is invalid.
+    /// The request is invalid, or a file is shorter than the disk.
     Io,
     /// The host failed to read or write a file.
     Host(io::Error),
@@ -49,7 +49,8 @@ pub struct RequestServer<'d> {
     pub flush_to_host: bool,
     /// First error of the host's files.
     pub failed: Option<io::Error>,
-    /// Number of segments that were zeroed or discarded so far.
+    /// Number of segments that were zeroed or discarded. The caller resets this number after each
+    /// request.
     pub zeroed_segments: u64,
 }
 

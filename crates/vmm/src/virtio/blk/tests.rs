@@ -44,6 +44,7 @@ impl BlockDriver {
         Self::with(Block::new("blk0", backend).unwrap())
     }
 
+    /// Returns the driver of a disk with the base `content`, and its overlay file.
     fn overlay(content: &[u8]) -> (Self, File) {
         let overlay = file(b"what was here before must never be seen");
         let seen = overlay.try_clone().unwrap();
@@ -152,11 +153,14 @@ impl BlockDriver {
         self.request(kind, 0, &[readable(DATA_ADDRESS, len)]).0
     }
 
+    /// Sends a request that the device must answer with an error instead of a status. Returns the
+    /// error.
     fn rejected(mut self, buffers: &[Buffer]) -> DeviceError {
         self.header(REQUEST_IN, 0);
         self.ring.add(buffers);
         let error = self.block.queue_event(0).unwrap_err();
         assert!(self.ring.used().is_empty());
+        // A further call after the error must not panic.
         let _ = self.block.queue_event(0);
         error
     }

@@ -83,7 +83,8 @@ impl DiskThrottle {
         }
     }
 
-    /// Returns the time until the next request may start. `None` if it may start now.
+    /// Returns the time until the next request may start, and records that the disk waits. `None`
+    /// if the request may start now: the disk then takes its turn.
     pub fn wait_for_tokens(&self) -> Option<Duration> {
         let now = self.shared.now();
         // The lock is held for a short calculation only, so the disks do not delay each other.

@@ -118,9 +118,9 @@ fn ring_error(error: virtio_queue::Error) -> DeviceError {
 
 /// Returns whether the available ring contains a chain.
 fn has_chain(queue: &Queue, memory: &GuestMemory) -> Result<bool, DeviceError> {
+    // Acquire: the descriptors must be read after the index that makes them available.
     let available = queue
         .avail_idx(memory, Ordering::Acquire)
-        // Acquire: the descriptors must be read after the index that makes them available.
         .map_err(ring_error)?;
     Ok(available.0 != queue.next_avail())
 }
@@ -187,9 +187,9 @@ pub enum DrainStatus {
     Throttled(Duration),
 }
 
-/// Serves available chains, at most as many as the queue's size. Stops when they have `byte_budget`
-/// bytes. `serve` returns the number of bytes that it wrote. Kicks are disabled meanwhile, and the
-/// guest is interrupted once, at the end.
+/// Serves available chains, at most as many as the queue's size. Stops when the served chains have
+/// `byte_budget` bytes. `serve` returns the number of bytes that it wrote. Kicks are disabled
+/// meanwhile, and the guest is interrupted once, at the end.
 ///
 /// Returns whether chains remain. The caller must then continue without a kick (see
 /// [`DeferredKick`]).
@@ -268,6 +268,7 @@ pub fn drain_throttled<'m>(
                 // This would block the event loop forever. A driver can cause it by placing the
                 // used ring over the index, or by writing the index from another CPU.
                 Ok(true) if !progress => break Err(guest("available index goes back (2.7.6)")),
+                // A chain was added before kicks were enabled: serve it.
                 Ok(true) => progress = false,
                 Err(e) => break Err(ring(e)),
             },

@@ -11,7 +11,8 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{Address, Bytes, GuestAddress};
 
 /// Layout of rings in bytes (virtio 1.2 sections 2.7.6 and 2.7.8): sizes of the header and of an
-/// entry. The event index of the other side follows the last entry.
+/// entry, and offset of the available index. After the last entry, the writer of a ring stores its
+/// event index: the position in the other ring at which it requests a notification.
 const AVAIL_HEADER_BYTES: u64 = 4;
 const AVAIL_BYTES: u64 = 2;
 const AVAIL_INDEX: u64 = 2;
@@ -136,7 +137,8 @@ impl MmioDevice {
     }
 
     /// Returns whether the driver waits for a buffer that the device has not returned yet.
-    /// Otherwise the driver polls, or is handling an interrupt and will check again.
+    /// Otherwise the driver polls, is handling an interrupt, or has not received an interrupt that
+    /// the device raised for a returned buffer.
     fn driver_waits(&self, queue: &QueueSetup, ring: RingState) -> bool {
         // `used_event`: the driver requests an interrupt when the device uses the buffer with this
         // index.

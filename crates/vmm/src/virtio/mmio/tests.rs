@@ -67,6 +67,8 @@ fn set(device: &mut MmioDevice, offset: u64, value: u32) {
     device.write(offset, &value.to_le_bytes());
 }
 
+/// Starts the device like a driver. Queue 0 has 16 entries, and its used ring is at `used`.
+/// Registers: virtio 1.2 section 4.2.2, table 4.1.
 fn bring_up(device: &mut MmioDevice, used: u32) {
     bring_up_with(device, used, 0);
 }
@@ -190,6 +192,7 @@ fn a_driver_is_interrupted_unless_it_waits_for_an_unused_buffer() {
     assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 6)])));
     // The driver requests a notification only after some more buffers.
     assert!(!interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 9)])));
+    // The distance to the event index must be less than the size of the queue, 16.
     assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 23)])));
     // Without event indexes, the state of the driver is unknown.
     assert!(interrupted(with_rings(0, 7, &[(USED_EVENT, 7)])));

@@ -71,7 +71,8 @@ impl FrameReceiver {
         }
     }
 
-    /// Drops the waiting frame, if any.
+    /// Drops the frame that was read but not delivered, if any. `readable` is set again when the
+    /// tap is added to the event loop, or by `open_gate`.
     pub fn reset(&mut self) {
         self.len = 0;
         self.readable = false;
@@ -84,15 +85,17 @@ impl FrameReceiver {
     }
 
     /// Moves frames until the tap is empty, the guest has no buffers, or the budget is spent.
-    /// Returns whether the budget is spent.
+    /// Returns whether the budget is spent and the tap may have more frames.
     pub fn run(&mut self, tap: &Tap, mut to: ReceiveQueue<'_>) -> Result<bool, DeviceError> {
         if !to.queue.ready() {
             return Ok(false);
         }
         // The guest may need an interrupt if the used index advances.
         let before = to.queue.next_used();
+        // `has_buffers` and `deliver` enable kicks again when buffers are missing.
         to.queue.disable_notification(to.memory).map_err(ring)?;
         let outcome = self.move_frames(tap, &mut to);
+        // After an error, the driver must still learn of the frames delivered before.
         if to.queue.next_used() != before && to.needs_interrupt(before)? {
             to.interrupt.queue();
         }
@@ -138,7 +141,8 @@ impl FrameReceiver {
 }
 
 impl ReceiveQueue<'_> {
-    /// Returns whether a chain is available. If not, enables kicks.
+    /// Returns whether a chain is available. If not, enables kicks, and checks again for a chain
+    /// added in the meantime.
     fn has_buffers(&mut self) -> Result<bool, DeviceError> {
         let avail = self.queue.avail_idx(self.memory, Ordering::Acquire);
         if avail.map_err(ring)?.0 != self.queue.next_avail() {
@@ -147,6 +151,8 @@ impl ReceiveQueue<'_> {
         self.queue.enable_notification(self.memory).map_err(ring)
     }
 
+    /// Copies `frame` into available chains, and publishes them. Subtracts the number of chains
+    /// taken from `budget`.
     fn deliver(
         &mut self,
         frame: &mut [u8],
@@ -171,6 +177,8 @@ impl ReceiveQueue<'_> {
             let Some(chain) = next_chain(self.queue, self.memory)? else {
                 // Kicks are enabled for chains that follow the last chain seen.
                 let more = self.queue.enable_notification(self.memory).map_err(ring)?;
+                // A chain was added before kicks were enabled: take it. Retry only once: an index
+                // that goes back each time would cause an endless loop.
                 if more && !std::mem::replace(&mut retried, true) {
                     continue;
                 }

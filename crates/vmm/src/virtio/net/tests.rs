@@ -99,6 +99,7 @@ impl NetDriver {
             .write_slice(payload, GuestAddress(TX_FRAME_ADDRESS + 12))
             .unwrap();
         let len = u32::try_from(payload.len()).unwrap();
+        // The boundary of the descriptors is inside the header.
         self.tx.add(&[
             readable(TX_FRAME_ADDRESS, 7),
             readable(TX_FRAME_ADDRESS + 7, 5 + len),
@@ -118,6 +119,7 @@ impl NetDriver {
         ring.add(buffers);
         let outcome = driver.net.queue_event(index);
         assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
+        // Further events may fail, but must not panic.
         let _ = driver.net.queue_event(index);
         let _ = driver.net.host_event(TAP_TOKEN, EpollFlags::EPOLLIN);
     }
@@ -290,6 +292,7 @@ fn the_largest_frame_is_sent_and_a_larger_frame_is_rejected() {
 fn offloads_that_were_not_negotiated_are_dropped() {
     let csum = 1 << VIRTIO_NET_F_CSUM;
     let tso4 = 1 << VIRTIO_NET_F_HOST_TSO4;
+    // GSO types: 1 is TCPv4, 3 UDP, 4 TCPv6, and 0x80 the ECN flag. Flag 1 is NEEDS_CSUM.
     for (features, flags, gso, passes) in [
         (0, 0, 0, true),
         (0, 1, 0, false),
@@ -359,6 +362,7 @@ fn malformed_buffers_are_rejected() {
 #[test]
 fn errors_of_the_tap_are_counted_and_the_device_continues() {
     let mut driver = NetDriver::new(0);
+    // Close the other end of the interface's socket.
     let (other, wire) = UnixDatagram::pair().unwrap();
     drop(std::mem::replace(&mut driver.wire, wire));
     drop(other);

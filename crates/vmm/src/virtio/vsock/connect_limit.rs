@@ -7,8 +7,8 @@ use crate::virtio::token_bucket::{BURST_WINDOW, TokenBucket};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-/// Maximum number of requests per second, and of consecutive requests after a pause: the maximum
-/// number of connections. An agent sends one request for its greeting.
+/// Maximum number of requests per second, and of consecutive requests after an idle second: the
+/// maximum number of connections. An agent sends one request for its greeting.
 const PER_S: NonZeroU64 = NonZeroU64::MIN.saturating_add(MAX_CONNECTIONS as u64 - 1);
 /// Time for which the transmit queue is not served after too many requests.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -37,6 +37,7 @@ impl ConnectLimit {
 
     /// Counts a request at `now`. Returns whether the queue must be paused.
     pub fn count(&mut self, now: Instant) -> bool {
+        // A bucket requires an origin at least `BURST_WINDOW` before the first call.
         let since = now.duration_since(self.began) + BURST_WINDOW;
         // Charge before checking: a request above the rate is still served, but pauses the queue.
         self.bucket.take(1, since);
@@ -61,7 +62,8 @@ mod tests {
     fn a_burst_is_accepted_at_once_and_then_one_request_per_interval() {
         let mut limit = ConnectLimit::default();
         let now = limit.began;
-        // Costs are rounded up to nanoseconds.
+        // A request costs 1/1024 s, rounded up to nanoseconds. Therefore the last request of a full
+        // burst may already be above the rate.
         let (burst, interval) = (PER_S.get() - 1, Duration::from_secs(1) / 1000);
         assert!((0..burst).all(|_| !limit.count(now)));
         assert!((0..2).any(|_| limit.count(now)));

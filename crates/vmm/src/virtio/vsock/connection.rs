@@ -102,13 +102,14 @@ pub struct VsockConnection {
     host_send_closed: bool,
     /// True if the host has closed its receiving side.
     host_receive_closed: bool,
-    /// True if both directions of the stream have ended. If it were watched, it would always be
-    /// ready.
+    /// True if both directions of the stream have ended. Such a stream is not watched, because it
+    /// would always be ready.
     hung_up: bool,
     /// `SHUT_*` flags received from the guest.
     guest_shut: u32,
     /// `SHUT_*` flags sent to the guest.
     sent_shutdown: u32,
+    /// True if the guest requested a credit update that was not sent yet.
     update_requested: bool,
     credit_request: CreditRequestState,
 }

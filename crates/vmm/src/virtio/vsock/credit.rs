@@ -20,6 +20,7 @@ pub struct Credit {
     sent: u32,
     /// Receive buffer of the guest, as last announced.
     guest_buf_alloc: u32,
+    /// Bytes that the guest has consumed (`fwd_cnt`), as last announced.
     guest_forwarded: u32,
 }
 
@@ -44,7 +45,7 @@ impl Credit {
 
     /// Counts bytes received from the guest. Returns `false` if they exceed the guest's credit.
     pub fn receive(&mut self, bytes: u32) -> bool {
-        // A guest without a bug never exceeds its credit. This bounds the backlog.
+        // This check bounds the backlog. A correct guest never exceeds its credit.
         let allowed = bytes <= BUF_ALLOC_BYTES.saturating_sub(self.unacknowledged());
         if allowed {
             self.received = self.received.wrapping_add(bytes);
@@ -63,9 +64,10 @@ impl Credit {
         self.announced
     }
 
-    /// Returns whether a credit update must be sent: the guest knows of less than half of the
-    /// buffer as free, and enough more has become free. A host that reads a few bytes at a time
-    /// does not cause an update each time.
+    /// Returns whether a credit update must be sent. The guest must know of less than half of the
+    /// buffer as free. The update must announce all received bytes, or at least an eighth of the
+    /// buffer. Without this minimum, a host that reads a few bytes at a time would cause an update
+    /// each time.
     pub fn needs_update(&self) -> bool {
         let unannounced = self.forwarded.wrapping_sub(self.announced);
         let all_forwarded = self.forwarded == self.received;

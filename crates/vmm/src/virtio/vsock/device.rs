@@ -1,5 +1,4 @@
-//! Vsock device: serves the rings with the multiplexer of connections, interrupts the guest, and
-//! sets the timer.
+//! Vsock device: serves the rings with the connections' multiplexer, interrupts, sets the timer.
 
 use super::connect_limit::ConnectLimit;
 use super::connection::MAX_PACKET_BYTES;
@@ -26,13 +25,13 @@ const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
 const TX_QUEUE: usize = 1;
 /// Maximum number of packets per direction before control returns to the event loop.
 const MAX_BATCH_PACKETS: usize = 512;
-/// Maximum number of additional receive buffers that one read of a stream fills, and maximum number
-/// of pieces of guest memory in them.
+/// Maximum number of additional receive buffers that one read of a stream fills.
 const MAX_GATHERED_BUFFERS: usize = 32;
+/// Pieces of guest memory after which no buffer is added. The kernel accepts at most 1024 per call.
 const MAX_GATHERED_PIECES: usize = 512;
-/// Maximum number and age of sent packets whose buffers are returned without an interrupt. The
-/// guest is notified with the next other interrupt, after this time, or at a quarter of the ring.
-/// This is sufficient because the guest does not wait for these buffers until the ring is full.
+/// Maximum number and age of packets from the guest whose buffers are returned without an
+/// interrupt. The guest is notified with the next other interrupt, after this time, or at a quarter
+/// of the ring. The guest needs these buffers only when the ring is full.
 const MAX_UNREPORTED_PACKETS: u16 = 32;
 const MAX_UNREPORTED_TIME: Duration = Duration::from_millis(1);
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (section 5.10.6.7), a le32.
@@ -105,8 +104,7 @@ impl Vsock {
         Ok(self.run(false)?)
     }
 
-    /// Closes the host's side of every connection without accessing guest memory. The guest must be
-    /// stopped.
+    /// Closes all connections without accessing guest memory. The guest must be stopped.
     pub fn disconnect(&mut self) {
         if let Some(active) = &mut self.active {
             active.muxer.clear();

@@ -19,7 +19,8 @@ use std::time::Instant;
 /// Maximum number of RSTs that wait for a receive buffer, more than a well-behaved guest with the
 /// maximum number of connections causes.
 const MAX_RESETS: usize = 2 * MAX_CONNECTIONS;
-/// First host port of connections into the guest. Guests may only connect to lower ports.
+/// Smallest host port of connections into the guest. Bit 30 is set in each of these ports. They
+/// exclude the ports in `host_ports`.
 const FIRST_EPHEMERAL: u32 = 1 << 30;
 /// Smallest token of a connection. The device uses lower tokens.
 pub const FIRST_TOKEN: u32 = 16;
@@ -38,7 +39,8 @@ pub struct Muxer {
     poller: SlotPoller,
     // By token. A token also identifies the stream in the event loop.
     connections: HashMap<u32, VsockConnection>,
-    /// Connections that the guest knows. Lingering connections are not included.
+    /// Tokens of connections by their ports. Lingering connections are not included: they are
+    /// closed for the guest, which may reuse their ports.
     tokens: HashMap<PortPair, u32>,
     /// Connections with packets to send, once each, in round-robin order.
     ready: VecDeque<u32>,
@@ -46,6 +48,8 @@ pub struct Muxer {
     // Last assigned values. The search for a free value starts after them.
     last_token: u32,
     last_port: u32,
+    /// Earliest deadline of a connection. The value may be earlier if that deadline was changed or
+    /// removed.
     wake_at: Option<Instant>,
     pub timeouts: VsockTimeouts,
 }
@@ -61,8 +65,8 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             last_token: FIRST_TOKEN - 1,
-            // A clone of this guest may still have sockets from before the snapshot, so the first
-            // port is random.
+            // A random first port: after a restore, the guest may still have sockets from before
+            // the snapshot, whose ports should not be reused.
             last_port: u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0),
             wake_at: None,
             timeouts: VsockTimeouts::default(),
@@ -182,9 +186,10 @@ impl Muxer {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// Returns the next packet for the guest, and its connection if that still exists. The data is
-    /// already in `buffer`, which starts after the header. RSTs are sent first, so that they do not
-    /// close a later connection with the same ports. Connections follow in round-robin order.
+    /// Returns the next packet for the guest, and the token of its connection (`None` for an RST).
+    /// The data is already in `buffer`, which starts after the header. RSTs are sent first, so that
+    /// they do not close a later connection with the same ports. Connections follow in round-robin
+    /// order.
     pub fn next_packet(&mut self, buffer: &GuestBuffers<'_>) -> Option<(VsockHeader, Option<u32>)> {
         if let Some(PendingReset { ports, kind }) = self.resets.pop_front() {
             let header = VsockHeader {
@@ -225,7 +230,7 @@ impl Muxer {
         None
     }
 
-    /// Returns whether no other connection waits to send packets.
+    /// Returns whether neither an RST nor another connection's packet waits to be sent.
     pub fn is_alone(&self, token: u32) -> bool {
         self.resets.is_empty() && self.ready.iter().all(|ready| *ready == token)
     }
@@ -239,7 +244,8 @@ impl Muxer {
             .unwrap_or(0)
     }
 
-    /// Stops watching the streams of ready connections for data while the guest has no buffers.
+    /// Updates the events for which the streams of ready connections are watched, because no more
+    /// packets can be sent now. Data that waits in a stream then causes no further events.
     pub fn update_watch(&mut self) {
         // Clone the list: `update_watch_of` borrows all of `self`.
         for token in self.ready.clone() {

@@ -14,6 +14,7 @@ pub const TIMER_TOKEN: u32 = 0;
 pub struct VsockTimer {
     timer: TimerFd,
     poller: SlotPoller,
+    /// Time at which the timer fires. `None` if the timer is not set.
     set_for: Option<Instant>,
 }
 
@@ -37,7 +38,7 @@ impl VsockTimer {
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
     }
 
-    /// Makes sure that the timer fires at `at` or earlier.
+    /// Makes sure that the timer fires at `at` or earlier. Does nothing if `at` is `None`.
     pub fn fire_by(&mut self, at: Option<Instant>) -> Result<(), DeviceError> {
         let Some(at) = at.filter(|at| self.set_for.is_none_or(|set| *at < set)) else {
             return Ok(());

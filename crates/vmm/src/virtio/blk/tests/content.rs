@@ -144,11 +144,13 @@ fn writes_survive_a_reset_of_the_device() {
     let (mut driver, _) = BlockDriver::overlay(&pattern(8192));
     assert_eq!(driver.write(3, &[0x42; 512]), STATUS_OK);
     driver.block.reset();
+    // Without a driver, an event is ignored.
     driver.block.queue_event(0).unwrap();
     driver.ring = Ring::new(&driver.harness.memory, 0x1000, 16);
     let activation = driver.harness.activation(vec![driver.ring.queue(false)], 0);
     driver.block.activate(activation).unwrap();
     assert_eq!(driver.read(3, 512), [0x42; 512]);
+    // The disk has only queue 0.
     driver.block.queue_event(9).unwrap();
 }
 

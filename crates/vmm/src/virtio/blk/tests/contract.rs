@@ -178,6 +178,7 @@ fn many_requests_cost_one_interrupt_and_long_work_is_finished_by_the_event_loop(
         ]);
     }
     driver.block.queue_event(0).unwrap();
+    // Three requests of 3 MiB exceed the budget of 8 MiB per event.
     assert_eq!(driver.ring.used().len(), 3);
     assert_eq!(driver.harness.interrupt.queue_count(), 1);
     let ready = driver.harness.ready(0);

@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 
 const DISK_BYTES: usize = 16 * 4096;
 
-fn block(at: u64) -> u64 {
+/// Returns the first sector of block `at`.
+fn first_sector(at: u64) -> u64 {
     at * 8
 }
 
@@ -41,13 +42,13 @@ fn base_and_two_layers() -> (File, Vec<(File, LayerIndex)>) {
         base: base.try_clone().unwrap(),
         overlay,
     });
-    assert_eq!(driver.write(block(1), &[1; 4096]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(1), &[1; 4096]), STATUS_OK);
     let second = file(b"");
     let index = driver.block.freeze(second.try_clone().unwrap()).unwrap();
     assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1]);
     let mut layers = vec![(first, index)];
-    assert_eq!(driver.write(block(1) + 1, &[2; 512]), STATUS_OK);
-    assert_eq!(driver.write(block(2), &[2; 512]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(1) + 1, &[2; 512]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(2), &[2; 512]), STATUS_OK);
     let index = driver.block.freeze(file(b"")).unwrap();
     assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
     layers.push((second, index));
@@ -76,9 +77,9 @@ fn siblings_over_the_same_layers_do_not_see_each_other() {
     let mut drivers: Vec<BlockDriver> =
         (0..3).map(|_| layered(&base, &layers, file(b""))).collect();
     for (number, driver) in (10u8..).zip(&mut drivers) {
-        assert_eq!(driver.write(block(1) + 3, &[number; 512]), STATUS_OK);
+        assert_eq!(driver.write(first_sector(1) + 3, &[number; 512]), STATUS_OK);
         assert_eq!(
-            driver.zero(REQUEST_WRITE_ZEROES, &[(block(2), 8, 0)]),
+            driver.zero(REQUEST_WRITE_ZEROES, &[(first_sector(2), 8, 0)]),
             STATUS_OK
         );
     }
@@ -96,15 +97,15 @@ fn siblings_over_the_same_layers_do_not_see_each_other() {
 #[test]
 fn a_thaw_preserves_writes_before_and_after_the_freeze() {
     let (mut driver, overlay) = BlockDriver::overlay(&pattern(DISK_BYTES));
-    assert_eq!(driver.write(block(1), &[1; 4096]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(1), &[1; 4096]), STATUS_OK);
     driver.block.freeze(file(b"")).unwrap();
-    assert_eq!(driver.write(block(1), &[2; 512]), STATUS_OK);
-    assert_eq!(driver.write(block(5), &[3; 4096]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(1), &[2; 512]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(5), &[3; 4096]), STATUS_OK);
     let before = driver.read(0, DISK_BYTES);
     driver.block.thaw().unwrap();
     assert_eq!(driver.read(0, DISK_BYTES), before);
     assert_eq!(driver.block.owned_blocks(), [0b10_0010]);
-    assert_eq!(driver.write(block(6), &[4; 4096]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(6), &[4; 4096]), STATUS_OK);
     assert_eq!(whole(&overlay)[6 * 4096..7 * 4096], [4; 4096]);
 }
 
@@ -141,7 +142,8 @@ fn folded_layers_read_the_same_and_the_lower_file_is_closed() {
         .iter()
         .map(|(file, _)| file_identity(file).unwrap())
         .collect();
-    // Blocks that only the second layer contains, at places that the third does not use.
+    // Copy the blocks that only the second layer contains into the third layer's file, as a fold
+    // requires. The third layer does not own these blocks yet, so reads do not change.
     let copied = &before[4096..3 * 4096];
     layers[2].0.write_all_at(copied, 4096).unwrap();
     assert_eq!(driver.read(0, DISK_BYTES), before);
@@ -151,9 +153,10 @@ fn folded_layers_read_the_same_and_the_lower_file_is_closed() {
     // The lower file is no longer read.
     layers[1].0.write_all_at(&[9; 3 * 4096], 0).unwrap();
     assert_eq!(driver.read(0, DISK_BYTES), before);
-    // Layers that are not adjacent remain unchanged.
+    // Ignored: the second layer no longer exists.
     driver.block.fold_layers(identities[1], identities[0]);
-    assert_eq!(driver.write(block(1), &[7; 512]), STATUS_OK);
+    assert_eq!(driver.write(first_sector(1), &[7; 512]), STATUS_OK);
+    // The first and third layers are adjacent now.
     driver.block.fold_layers(identities[0], identities[2]);
     layers[0].0.write_all_at(&[9; 4 * 4096], 0).unwrap();
     let mut now = before;

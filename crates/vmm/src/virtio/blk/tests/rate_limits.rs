@@ -72,6 +72,7 @@ fn kicks_do_not_exceed_the_rate_limit() {
     for _ in 0..1000 {
         driver.block.queue_event(0).unwrap();
     }
+    // A full bucket, one request ahead of the rate, and one token per 50 ms.
     let max_served = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
     let served = driver.ring.used().len();
     assert!((20..=max_served).contains(&served), "{served}");
@@ -125,7 +126,7 @@ fn each_discarded_segment_counts() {
     assert_eq!(driver.zero(REQUEST_DISCARD, &[(0, 8, 0); 16]), STATUS_OK);
     assert_eq!(pending_wait(&driver), None);
     assert_eq!(driver.zero(REQUEST_DISCARD, &[(0, 8, 0); 16]), STATUS_OK);
-    // 12 requests more than tokens.
+    // The 32 segments exceed the 20 tokens of the bucket by 12, which take 600 ms.
     let wait = pending_wait(&driver).unwrap();
     assert!(wait <= Duration::from_millis(600), "{wait:?}");
 }

@@ -227,7 +227,8 @@ fn a_used_ring_over_the_available_index_does_not_block_the_device() {
     let interrupt = CountingInterrupt::default();
     let (ring, _) = ring(&memory);
     let mut queue = ring.queue(false);
-    // The flags that enable kicks are at the address of the available index.
+    // Without event-idx, kicks are enabled by zeroing the used ring's flags, here at 0x2004. The
+    // available index is at the same address, and then differs from `next_avail`.
     queue.set_avail_ring_address(Some(0x2002), None);
     queue.set_used_ring_address(Some(0x2004), None);
     queue.set_next_avail(1);

@@ -30,12 +30,14 @@ fn tap(flags: libc::c_int) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Returns a raw socket on the interface, which is enabled without IPv6, so that only the test
-/// sends frames.
+/// Enables the interface without IPv6, so that only the test sends frames. Returns a raw socket on
+/// it.
 fn raw_socket() -> File {
+    // Ignore the error: a kernel without IPv6 does not have this file.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/jiffytest/disable_ipv6", "1");
     // SAFETY: the call accesses no memory, and the descriptor has no other owner.
     let socket = unsafe {
+        // 0x0300 is `ETH_P_ALL` in network byte order.
         let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300);
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
         File::from_raw_fd(fd)
@@ -63,6 +65,7 @@ fn raw_socket() -> File {
     socket
 }
 
+/// Returns a broadcast frame of the experimental EtherType 0x88b5 (IEEE 802).
 fn ethernet(payload: u8) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(MAC);
@@ -97,7 +100,7 @@ fn exchange_frames() {
     driver.send([0; HEADER_BYTES], &ethernet(0x22)).unwrap();
     assert_eq!(driver.net.counters().tx_frames, 1);
     let mut frame = [0; 100];
-    // The socket receives its own frame first.
+    // The socket receives all frames of the interface: skip frames of the kernel, if any.
     let mut seen = Vec::new();
     while seen.last() != Some(&0x22) {
         let count = socket.read(&mut frame).unwrap();

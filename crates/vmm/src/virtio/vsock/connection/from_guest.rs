@@ -15,7 +15,7 @@ impl VsockConnection {
         header: &VsockHeader,
         data: &mut GuestBuffers<'_>,
     ) -> ConnectionAction {
-        // Must not be answered, and does not carry credit.
+        // An RST must not be answered, and does not carry credit.
         if op == VsockOp::Rst {
             return ConnectionAction::Remove;
         }
@@ -47,12 +47,13 @@ impl VsockConnection {
                 self.update_requested = true;
                 ConnectionAction::Keep
             }
+            // The credit was updated above. RSTs were handled above.
             (_, VsockOp::CreditUpdate | VsockOp::Rst) => ConnectionAction::Keep,
         }
     }
 
     fn receive_data(&mut self, len: u32, data: &mut GuestBuffers<'_>) -> ConnectionAction {
-        // The packet is shorter than its header claims.
+        // `take` fails if the packet is shorter than its header claims.
         let data = usize::try_from(len).ok().and_then(|len| data.take(len));
         let Some(mut data) = data else {
             return ConnectionAction::SendReset;
@@ -77,6 +78,7 @@ impl VsockConnection {
                 Ok(sent) => sent,
                 Err(Errno::EAGAIN) => 0,
                 Err(_) => {
+                    // The host has closed its end: drop the data, as above.
                     self.credit.forward(len);
                     self.host_receive_closed = true;
                     return ConnectionAction::Keep;

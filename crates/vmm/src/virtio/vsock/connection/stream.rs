@@ -60,8 +60,8 @@ impl VsockConnection {
         self.credit.forward(self.backlog.clear());
     }
 
-    /// Updates the event loop and the deadline according to the state. Called when no packet can be
-    /// sent.
+    /// Updates the event loop and the deadline according to the state. Called for a new connection
+    /// of the host, and when the connection cannot send a packet now.
     pub fn update_watch(
         &mut self,
         poller: &SlotPoller,
@@ -89,7 +89,8 @@ impl VsockConnection {
             _ => {}
         }
         self.watched = wanted_events;
-        // The stream was removed from the event loop above (`wanted_events` is `None`).
+        // Only the guest's RST is pending, so the stream is no longer needed. It was removed from
+        // the event loop above (`wanted_events` is `None`).
         if self.state == VsockConnectionState::Closing {
             self.close(poller);
         }

@@ -146,7 +146,8 @@ impl VsockConnection {
                 return None;
             }
         };
-        // After a full buffer, the stream may contain more data. A shorter read has emptied it.
+        // After a full buffer, the stream may contain more data. A shorter read has emptied it. A
+        // stream that hung up is not watched, so it must be read until its end.
         self.readable = bytes == limit || self.hung_up;
         if bytes == 0 {
             self.readable = false;

@@ -113,8 +113,8 @@ fn data_beyond_the_guests_credit_waits_even_if_many_buffers_are_free() {
     stream.write_all(&data).unwrap();
     let mut got = Vec::new();
     while got.len() < data.len() {
-        let sent = link.fwd_cnt;
-        while got.len() < usize::try_from(sent + credit).unwrap().min(data.len()) {
+        let consumed = link.fwd_cnt;
+        while got.len() < usize::try_from(consumed + credit).unwrap().min(data.len()) {
             got.extend(guest.next().1);
         }
         guest.run_until_idle();

@@ -1,4 +1,6 @@
-//! Regular and irregular closing of connections: no data is lost, and no resources leak.
+//! Regular and irregular closing of connections: no data is lost, and no resources leak. The flags
+//! of a shutdown packet are 1 if its sender will receive no more, 2 if it will send no more, and 3
+//! for both (`header::SHUT_*`).
 
 use super::super::header::VsockOp;
 use super::{GuestSocket, Pattern, VsockGuest};
@@ -275,9 +277,11 @@ fn a_reset_by_the_driver_closes_every_stream_and_a_new_driver_works() {
 fn a_device_that_failed_closes_every_stream() {
     let mut guest = VsockGuest::ready();
     let (_, mut stream) = guest.connected_by_guest(50, 4096);
+    // The index is invalid: it is more than the size of the ring ahead.
     guest.rings[1].set_avail_idx(40_000);
     assert!(guest.device.queue_event(1).is_err());
     assert_stream_ended(&mut stream);
+    // A failed device ignores kicks.
     assert!(guest.device.queue_event(1).is_ok());
 }
 
@@ -317,10 +321,12 @@ fn no_descriptor_leaks() {
             _ => guest.rings[0].set_avail_idx(40_000),
         }
         if end == 5 {
+            // The device does not use the broken receive ring before it has a packet to send.
             assert!(guest.device.queue_event(1).is_ok());
             assert!(guest.connect(22).1.is_err());
         }
         if end == 4 {
+            // A reset device needs a new driver.
             guest.activate();
             guest.fill();
         }
@@ -329,7 +335,7 @@ fn no_descriptor_leaks() {
         guest.run_until_idle();
         guest.received.clear();
         while guest.host.try_recv().is_ok() {}
-        // A failed device has also closed its timer.
+        // A failed device has also closed its timer, whose descriptor existed before the loop.
         assert_eq!(descriptors(), before - usize::from(end == 5), "{end}");
     }
 }
@@ -356,7 +362,9 @@ fn a_transport_reset_drops_everything_and_sends_one_event() {
     memory
         .read_slice(&mut event, GuestAddress(0x4_0000))
         .unwrap();
+    // The device wrote only the 4 bytes of the event, whose id is 0 (transport reset).
     assert_eq!(event, [0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    // A further buffer does not cause a second event.
     guest.rings[2].add(&[writable(0x4_0000, 4)]);
     guest.device.queue_event(2).unwrap();
     guest.handle_interrupt();

@@ -161,7 +161,7 @@ fn a_second_request_for_the_same_ports_ends_the_first() {
 
 #[test]
 fn a_connection_above_the_limit_is_rejected_and_the_others_continue() {
-    // Two descriptors each, both in this process.
+    // Each connection needs two descriptors: both ends of its stream are in this process.
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let mut guest = VsockGuest::ready();
@@ -200,6 +200,7 @@ fn every_connection_into_the_guest_has_a_port_of_its_own() {
     for _ in 0..100 {
         streams.push(guest.connect(22).0);
         let request: VsockHeader = guest.next().0;
+        // `FIRST_EPHEMERAL` of the multiplexer.
         assert!(request.src_port >= 1 << 30);
         assert!(ports.insert(request.src_port));
     }

@@ -25,14 +25,20 @@ pub struct VsockGuest {
     pub device: Vsock,
     pub harness: DeviceHarness,
     pub rings: [Ring; 3],
+    /// Connections that the guest opened: host port and stream.
     pub host: Receiver<(u32, UnixStream)>,
     /// Packets from the device that no test has read yet.
     pub received: VecDeque<(VsockHeader, Vec<u8>)>,
+    /// Number of events received on the event queue.
     pub events: usize,
+    /// True if each used receive buffer is replaced by a new one.
     pub refill: bool,
     event_idx: bool,
+    /// Available index of each ring at the last call of `kick` for it.
     kicked: [u16; 3],
+    /// Number of interrupts handled so far.
     interrupts: usize,
+    /// Offset in [`TX_AREA`] at which the next packet is written.
     tx_at: u64,
 }
 
@@ -82,6 +88,7 @@ impl VsockGuest {
         guest
     }
 
+    /// Sets the timeouts, in milliseconds.
     pub fn set_timeouts(&mut self, connect: u64, close: u64, credit: u64) {
         self.device.set_timeouts(VsockTimeouts {
             connect: Duration::from_millis(connect),
@@ -90,6 +97,7 @@ impl VsockGuest {
         });
     }
 
+    /// Fills the empty receive queue with buffers.
     pub fn fill(&mut self) {
         for i in 0..u64::from(QUEUE_SIZES[0]) {
             self.rings[0].add(&[writable(RX_AREA + i * 4096, RX_BUFFER_BYTES)]);
@@ -106,6 +114,7 @@ impl VsockGuest {
     }
 
     fn add_rx_buffer(&mut self) {
+        // Index of the descriptor, from which `handle_interrupt` derives the address.
         let index = u64::from(self.avail(0) % QUEUE_SIZES[0]);
         self.rings[0].add(&[writable(RX_AREA + index * 4096, RX_BUFFER_BYTES)]);
     }
@@ -119,14 +128,14 @@ impl VsockGuest {
     pub fn kick(&mut self, ring: usize) -> Result<(), DeviceError> {
         let new = self.avail(ring);
         let old = std::mem::replace(&mut self.kicked[ring], new);
-        let wanted_events = if self.event_idx {
+        let needs_kick = if self.event_idx {
             let event = self.rings[ring].avail_event();
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
         } else {
             let flags = GuestAddress(self.rings[ring].used_addr());
             self.harness.memory.read_obj::<u16>(flags).unwrap() & 1 == 0
         };
-        if wanted_events {
+        if needs_kick {
             self.device.queue_event(ring)?;
         }
         self.handle_interrupt();
@@ -198,8 +207,8 @@ impl VsockGuest {
         assert_eq!(self.poll_events(20), 0);
     }
 
-    /// Adds `header` and `data` to the transmit queue without a kick. They are split into
-    /// descriptors of the sizes `cuts`; the last descriptor contains the rest.
+    /// Adds `header` and `data` to the transmit queue without a kick. Both together are split into
+    /// descriptors of the sizes `cuts`. The last descriptor contains the rest.
     pub fn queue_packet(&mut self, header: VsockHeader, data: &[u8], cuts: &[usize]) {
         let mut bytes = header.to_bytes().to_vec();
         bytes.extend_from_slice(data);
@@ -214,6 +223,7 @@ impl VsockGuest {
             let memory = &self.harness.memory;
             memory.write_slice(&part, GuestAddress(at)).unwrap();
             buffers.push(readable(at, len));
+            // The gap of 7 bytes makes most addresses unaligned.
             self.tx_at = (self.tx_at + u64::from(len) + 7) % 0x80_0000;
         }
         self.rings[1].add(&buffers);
@@ -276,7 +286,9 @@ pub struct GuestSocket {
     pub buf_alloc: u32,
     pub fwd_cnt: u32,
     pub sent: u32,
+    /// Size of the device's receive buffer, as last announced.
     host_alloc: u32,
+    /// Number of bytes that the host has consumed, as last announced.
     pub host_fwd: u32,
 }
 

@@ -73,6 +73,7 @@ fn a_flood_of_connection_requests_pauses_the_transmit_queue() {
         answered += 1;
         assert!(answered < 5000, "the device never pauses the queue");
     }
+    // The device pauses the queue at about 1024 requests (`connect_limit`).
     assert!(answered >= 1000, "{answered}");
     // Later packets wait, and none is lost.
     let header = link.data(3);
@@ -105,6 +106,7 @@ fn packets_with_other_context_ids_are_ignored() {
     let mut guest = VsockGuest::ready();
     let (link, _stream) = guest.connected_by_guest(50, 4096);
     let header = link.header(VsockOp::Rst);
+    // Only packets from guest 3 to host 2 are valid.
     for (src_cid, dst_cid) in [
         (4, 2),
         (2, 2),
@@ -135,6 +137,7 @@ fn packets_with_other_context_ids_are_ignored() {
 #[test]
 fn socket_types_other_than_streams_are_rejected() {
     let mut guest = VsockGuest::ready();
+    // Socket type, operation, and whether the device answers. It never answers a reset (3).
     for (kind, op, answer) in [(2, 1, true), (0, 5, true), (77, 77, true), (2, 3, false)] {
         let header = VsockHeader {
             kind,
@@ -202,7 +205,8 @@ fn data_after_the_end_of_data_is_reset() {
 #[test]
 fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
     let mut guest = VsockGuest::new(true);
-    // The guest does not wait for space in its ring.
+    // The limit of connection requests is disabled. It would pause the transmit queue, and the test
+    // does not wait for free descriptors.
     guest.device.allow_all_connects();
     let header = GuestSocket::new(50, 9, 4096).header(VsockOp::Request);
     for _ in 0..200 {
@@ -216,8 +220,9 @@ fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
     while !guest.received.is_empty() || guest.poll_events(0) > 0 {
         count += guest.received.drain(..).count();
     }
+    // `MAX_RESETS` of the multiplexer. Further resets are dropped.
     assert_eq!(count, 2048);
-    // The pause is over: connections work.
+    // Connections work after the flood.
     guest.connected_by_guest(50, 4096);
 }
 
@@ -345,7 +350,8 @@ fn queues_outside_memory_are_rejected_at_activation() {
 #[test]
 fn packets_of_random_bytes_do_not_break_anything() {
     let mut guest = VsockGuest::ready();
-    // The guest does not wait for space in its ring.
+    // The limit of connection requests is disabled. It would pause the transmit queue, and the test
+    // does not wait for free descriptors.
     guest.device.allow_all_connects();
     let (mut pattern, mut streams) = (Pattern(99), Vec::new());
     for _ in 0..20_000 {

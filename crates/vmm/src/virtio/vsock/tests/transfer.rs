@@ -16,7 +16,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 const TRANSFER_BYTES: usize = 10 << 20;
 
-/// Sends `total` bytes of a pattern from the host in random chunks, then closes its direction.
+/// Sends `total` bytes of a pattern from the host in random chunks, then closes the direction from
+/// the host to the guest.
 fn host_writes(mut stream: UnixStream, seed: u64, total: usize) -> JoinHandle<()> {
     thread::spawn(move || {
         let (mut pattern, mut chunks) = (Pattern(seed), Pattern(seed + 1));
@@ -47,7 +48,7 @@ fn host_reads(mut stream: UnixStream, seed: u64) -> JoinHandle<usize> {
     })
 }
 
-/// Receives all packets of `link`. Returns whether the host has closed its direction.
+/// Receives all packets of `link`. Returns whether the host has closed the direction to the guest.
 fn take(
     guest: &mut VsockGuest,
     link: &mut GuestSocket,
@@ -65,6 +66,7 @@ fn take(
             *got += data.len();
             link.fwd_cnt = link.fwd_cnt.wrapping_add(header.len);
         } else {
+            // Credit updates and credit requests.
             assert!([6, 7].contains(&header.op), "{header:?}");
         }
     }
