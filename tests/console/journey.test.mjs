@@ -1,0 +1,97 @@
+// The journey of a user who has only a browser: create a sandbox, break it, roll it back, fork it and
+// promote a fork. On each engine.
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import {
+  ENGINES, go, launch, open, owner, signInByCode, terminalShows, type, violations,
+} from './browser.mjs'
+
+let browser
+let page
+before(async () => {
+  browser = await launch()
+  page = await signInByCode(await open(browser))
+})
+after(() => browser?.close())
+
+const button = (name) => page.getByRole('button', { name, exact: true })
+const dialog = () => page.getByRole('dialog')
+
+for (const engine of ENGINES) {
+  test(`a sandbox is created, broken, rolled back, forked and promoted in the browser (${engine})`, async () => {
+    const name = `journey-${engine}`
+    await go(page, '/new')
+    await dialog().getByLabel('Name', { exact: true }).fill(name)
+    await dialog().getByLabel('Engine').selectOption(engine)
+    await dialog().getByLabel('Metadata').fill('suite=journey')
+    await dialog().getByRole('button', { name: 'Create', exact: true }).click()
+    await page.waitForURL(/\/terminal$/)
+    await terminalShows(page, /[$#] *$/)
+    await type(page, 'echo $((6 * 7))-answer')
+    await terminalShows(page, /42-answer/)
+
+    // A reload shows the same shell with its output.
+    await type(page, 'state=retained')
+    await page.reload()
+    await terminalShows(page, /42-answer/)
+    await type(page, 'echo $state-value')
+    await terminalShows(page, /retained-value/)
+
+    await button('Snapshot').click()
+    await dialog().getByLabel('Name').fill('before')
+    await button('Take the snapshot').click()
+    await dialog().waitFor({ state: 'detached' })
+
+    // `rm` removes itself, and the following command fails.
+    await type(page, 'sudo rm -rf /usr/bin; ls /usr/bin/env; echo broken-$?')
+    await terminalShows(page, /broken-1(?:2)?[0-9]/)
+
+    await button('Roll back').click()
+    await page.locator('.point', { hasText: 'before' }).click()
+    await button('Roll back to here').click()
+    await dialog().getByRole('checkbox', { name: 'Take a snapshot before' }).uncheck()
+    await dialog().getByRole('button', { name: 'Roll back', exact: true }).click()
+    await dialog().waitFor({ state: 'detached' })
+
+    await page.getByRole('link', { name: 'Terminal' }).click()
+    const again = button('New terminal')
+    await terminalShows(page, /[$#] *$/).catch(async () => {
+      await again.last().click()
+      await terminalShows(page, /[$#] *$/)
+    })
+    await type(page, 'ls /usr/bin/env && echo whole-$?')
+    await terminalShows(page, /whole-0/)
+
+    await button('Fork').click()
+    await dialog().getByLabel('Number of copies').fill('5')
+    await button('Fork 5').click()
+    await dialog().waitFor({ state: 'detached' })
+    const forks = async () => {
+      const list = await owner('GET', '/v2/sandboxes?limit=100')
+      const parent = list.find((s) => s.name === name)
+      return list.filter((s) => s.forkedFrom === parent.sandboxID)
+    }
+    assert.equal((await forks()).length, 5)
+    const [chosen] = await forks()
+    await go(page, `/sandboxes/${chosen.sandboxID}/details`)
+    await button('More actions').click()
+    await page.getByRole('menuitem', { name: 'Promote' }).click()
+    await dialog().getByRole('button', { name: 'Promote', exact: true }).click()
+    await dialog().waitFor({ state: 'detached' })
+    const remaining = await owner('GET', '/v2/sandboxes?limit=100')
+    assert.ok(remaining.some((s) => s.sandboxID === chosen.sandboxID))
+    assert.equal(remaining.filter((s) => s.forkedFrom === chosen.forkedFrom && s.sandboxID !== chosen.sandboxID).length, 0)
+    assert.deepEqual(violations, [])
+  })
+}
+
+test('all sandboxes that match are killed together, and the table shows it', async () => {
+  await go(page, '/sandboxes?q=journey')
+  await page.getByRole('checkbox', { name: 'Select all that match' }).check()
+  await page.getByRole('toolbar').getByRole('button', { name: 'Kill' }).click()
+  await dialog().getByRole('button', { name: 'Kill', exact: true }).click()
+  await dialog().getByRole('button', { name: 'Close', exact: true }).last().click()
+  await page.waitForFunction(() => !document.querySelector('tbody tr[aria-rowindex]'))
+  const list = await owner('GET', '/v2/sandboxes?limit=100')
+  assert.deepEqual(list.filter((s) => s.metadata.suite === 'journey').map((s) => s.sandboxID), [])
+})
