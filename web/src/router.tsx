@@ -8,7 +8,7 @@ import { OverviewPage } from './pages/overview'
 
 const root = createRootRoute({
   component: Shell,
-  notFoundComponent: () => <Empty title="This page does not exist" />,
+  notFoundComponent: () => <Empty isPage title="This page does not exist" />,
   errorComponent: ({ error }) => <div className="page"><Problem error={error} onRetry={() => location.reload()} /></div>,
 })
 

@@ -25,7 +25,7 @@ export function SandboxPage() {
   if (isGone || (sandbox?.state === 'killed')) {
     return (
       <div className="page">
-        <Empty title={sandbox ? 'This sandbox was killed' : 'This sandbox does not exist'}>
+        <Empty isPage title={sandbox ? 'This sandbox was killed' : 'This sandbox does not exist'}>
           <p className="muted">{sandbox ? visible(sandbox.name ?? id) : <code>{visible(id)}</code>}</p>
           {query.error && <p className="muted">{visible(query.error.message)}</p>}
           <Link className="button" to="/sandboxes">All sandboxes</Link>

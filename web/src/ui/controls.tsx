@@ -132,10 +132,16 @@ export function Problem({ error, onRetry, title }: { error: unknown; onRetry?: (
   )
 }
 
-export function Empty({ title, command, children }: { title: string; command?: string; children?: ReactNode }) {
+/** A state without content. `isPage` if the page has no other heading. */
+export function Empty({ title, command, isPage, children }: {
+  title: string
+  command?: string
+  isPage?: boolean
+  children?: ReactNode
+}) {
   return (
     <div className="empty">
-      <h2>{title}</h2>
+      {isPage ? <h1>{title}</h1> : <h2>{title}</h2>}
       {children}
       {command && <pre className="mono">{command}</pre>}
     </div>
