@@ -33,7 +33,8 @@ pub use confinement::ConfinementArgs;
 pub use create::{CreateArgs, NetworkSwitch, TimeoutAction};
 pub use engine::{EngineArgs, EngineSelection};
 pub use fleet::{
-    FleetCommand, FleetInitArgs, FleetJoinArgs, FleetMemberArgs, FleetTokenArgs, MemberAddressArgs,
+    FleetCommand, FleetInitArgs, FleetJoinArgs, FleetMemberArgs, FleetTokenArgs, FleetTryArgs,
+    MemberAddressArgs,
 };
 pub use function::{
     FunctionArgs, FunctionBuildArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,

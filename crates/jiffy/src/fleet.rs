@@ -5,6 +5,7 @@ mod join;
 mod local;
 mod members;
 mod token;
+mod try_fleet;
 
 use crate::cli::FleetCommand;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
         FleetCommand::Init(args) => init::run(args)?,
         FleetCommand::Join(args) => join::run(args)?,
         FleetCommand::Token(args) => token::run(args)?,
+        FleetCommand::Try(args) => try_fleet::run(args)?,
         command => members::run(command)?,
     }
     Ok(ExitCode::SUCCESS)

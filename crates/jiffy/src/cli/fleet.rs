@@ -19,6 +19,8 @@ pub enum FleetCommand {
     Join(FleetJoinArgs),
     /// Create a token for hosts that join
     Token(FleetTokenArgs),
+    /// Start a fleet of several hosts on this machine, and remove it at exit
+    Try(FleetTryArgs),
     /// Show the state of the fleet
     Status(FleetOutputArgs),
     /// List the members
@@ -157,6 +159,18 @@ pub struct FleetJoinArgs {
     /// Output
     #[command(flatten)]
     pub output: FleetOutputArgs,
+}
+
+/// `jiffy fleet try`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Needs root, util-linux, iproute2, and the S3 server versitygw in PATH or JIFFY_VERSITYGW. \
+                  The network of this machine is not changed. Ctrl-C removes everything."
+)]
+pub struct FleetTryArgs {
+    /// Number of hosts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub hosts: u8,
 }
 
 /// `jiffy fleet token`.

@@ -55,7 +55,10 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
             (Method::POST, path, json!({}), output.json)
         }
         // These commands need no daemon.
-        FleetCommand::Init(_) | FleetCommand::Join(_) | FleetCommand::Token(_) => return Ok(()),
+        FleetCommand::Init(_)
+        | FleetCommand::Join(_)
+        | FleetCommand::Token(_)
+        | FleetCommand::Try(_) => return Ok(()),
     };
     let answer: Value = crate::runtime()?.block_on(async {
         let client = local_daemon::local_client().await?;
