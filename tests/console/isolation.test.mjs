@@ -49,7 +49,7 @@ after(async () => {
   await browser?.close()
 })
 
-/** Tries to read and to change through the console from a page of a guest. Returns what succeeded. */
+/** Attacks the console from a page of a guest. Returns the names of the attacks that succeeded. */
 async function attack(page) {
   return page.evaluate(async (target) => {
     const successes = []

@@ -275,7 +275,7 @@ impl Heads {
                 matches!(effect, ResumeEffect::StartRestore(stored) if stored.id != snapshot)
             });
             if is_newer && !is_own {
-                // Nothing was written yet.
+                // No write has started, so this error is final.
                 return Err(HeadError::newer(sandbox));
             }
             file.restart();

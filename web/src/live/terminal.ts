@@ -26,9 +26,9 @@ export interface PaneEvents {
   onEnding: (ending: Ending) => void
   onFailed: (message: string) => void
   onConnection: (isConnected: boolean) => void
-  /** Asks the user whether a text of several lines is pasted. */
+  /** Shows a dialog that confirms the paste of several lines. */
   confirmPaste: (text: string, paste: () => void) => void
-  /** Asks the user whether a link of the guest's output is opened. */
+  /** Shows a dialog that confirms a link of the guest's output. */
   confirmLink: (url: string) => void
 }
 

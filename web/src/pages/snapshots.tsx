@@ -114,7 +114,7 @@ export function SnapshotsPage() {
   )
 }
 
-/** Shows what a prune removes before it is done. */
+/** Shows the snapshots that a prune would remove, and confirms it. */
 function PruneDialog({ onClose }: { onClose: () => void }) {
   const refresh = useRefresh()
   const preview = useQuery({

@@ -57,7 +57,7 @@ export function FileView({ id, entry, onClose, onDownload, onSaved }: {
   onDownload: () => void
   onSaved: () => void
 }) {
-  // The file is loaded once: changes in the guest must not replace what the user edits.
+  // The file is loaded once: changes in the guest must not replace the user's edits.
   const [opened, setOpened] = useState(entry)
   const [draft, setDraft] = useState<string>()
   const [busy, setBusy] = useState(false)

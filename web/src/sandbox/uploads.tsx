@@ -35,7 +35,7 @@ export const useUploads = () =>
     return () => listeners.delete(listener)
   }, () => uploads)
 
-/** Uploads files into a directory, one after another. Asks before a file is replaced. */
+/** Uploads files into a directory, one after another. Shows a dialog before a file is replaced. */
 export async function upload(id: string, directory: string, files: { file: File; path: string }[], names: Set<string>) {
   const queue = files.map(({ file, path }) => {
     const item: Upload = { key: next++, name: path, sent: 0, size: file.size, state: 'waiting', cancel: () => {} }

@@ -96,7 +96,7 @@ async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String
             Ok(outcome) => return outcome,
             Err(e @ (CallError::NoAnswer { .. } | CallError::Exhausted { .. })) => {
                 let mut position = lock(&work.position);
-                // The stuck worker must not change the position any more.
+                // From here on, the stuck worker must not change the position.
                 position.run = run + 1;
                 let step = STEPS.get(position.step).ok_or_else(|| e.to_string())?;
                 if !(step.may_be_skipped)(work) {
