@@ -85,7 +85,7 @@ export function Shell() {
           <Link key={page.to} to={page.to} className="nav-link"><Icon name={page.icon} />{page.label}</Link>
         ))}
         <div className="side-foot">
-          <Button small icon="search" className="palette-button" onClick={() => setOverlay('palette')} aria-label="Go to a page or object"><span className="grow">Go to…</span> <kbd>Ctrl K</kbd></Button>
+          <Button small icon="search" className="palette-button" onClick={() => setOverlay('palette')} title="Go to a page or object"><span className="grow">Go to…</span> <kbd>Ctrl K</kbd></Button>
           <div className="row">
           <div className="who grow">
             <div className="truncate" title={who}><strong>{visible(who)}</strong></div>

@@ -3,7 +3,7 @@
 use crate::daemon_command;
 use anyhow::Context;
 use hyper::Method;
-use jiffy_client::{Client, has_error_code};
+use jiffy_client::{Client, UnknownServer};
 use jiffy_daemon::local_daemon::{client_over, connect};
 use jiffy_image::Home;
 use serde::Deserialize;
@@ -48,8 +48,8 @@ async fn sign_in_url() -> anyhow::Result<String> {
 pub async fn address(client: &Client) -> anyhow::Result<Option<String>> {
     match client.call::<Address>(Method::GET, "/console", &()).await {
         Ok(address) => Ok(Some(address.url)),
-        // The daemon has no console, or its version has none.
-        Err(e) if has_error_code(&e, "no_such_call") => Ok(None),
+        // The daemon has no such call: its console is off, or its address was in use.
+        Err(e) if e.is::<UnknownServer>() => Ok(None),
         Err(e) => Err(e),
     }
 }

@@ -5,7 +5,9 @@ use crate::support::{alive, finish, jiffy, read_until, vmm_of, wait_for};
 use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -13,6 +15,8 @@ use std::process::Stdio;
 fn named_objects(home: &Path) -> BTreeSet<String> {
     let mut things = BTreeSet::new();
     let ours = home.display().to_string();
+    let digest = Sha256::digest(home.canonicalize().unwrap().as_os_str().as_bytes());
+    let prefix = format!("jf{:02x}{:02x}{:02x}-", digest[0], digest[1], digest[2]);
     let mut folders = vec![home.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -41,7 +45,11 @@ fn named_objects(home: &Path) -> BTreeSet<String> {
         .flatten()
         .flatten()
     {
-        things.insert(format!("interface {}", entry.file_name().display()));
+        // Daemons of other tests may add interfaces at any time.
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&prefix) {
+            things.insert(format!("interface {name}"));
+        }
     }
     for root in [
         "/sys/fs/cgroup",

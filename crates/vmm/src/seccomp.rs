@@ -139,7 +139,6 @@ pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_epoll_ctl,
     SYS_epoll_wait,
     SYS_exit_group,
-    SYS_fcntl,
     SYS_ftruncate,
     SYS_futex,
     SYS_getpid,
