@@ -40,7 +40,7 @@ pub(crate) struct AgentCall<'a> {
     pub method: Method,
     /// Path and query.
     pub path: &'a str,
-    /// Content type of the body.
+    /// Content type of the body. Empty if the call has no body.
     pub content: &'static str,
     /// User in the sandbox on whose behalf the call is made.
     pub user: Option<&'a str>,
@@ -56,8 +56,8 @@ impl AgentClient {
         Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        // HTTP/1.1 requires a host name. The agent ignores it.
         let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static("agent"))]);
-        // The agent itself ignores the host name.
         Self::over(ConnectionPool::new(connector), headers)
     }
 
@@ -100,6 +100,7 @@ impl AgentClient {
                 RequestBody::Whole(None),
             )
             .await?;
+        // Reading the response to the end returns the connection to the pool.
         self.expect_success(answer).await?.collect(1024).await?;
         Ok(())
     }

@@ -86,7 +86,8 @@ struct PoolShared {
 }
 
 impl PoolShared {
-    /// Adds a connection to the idle connections. Closes it if there are enough.
+    /// Adds a connection to the idle connections. Closes the connection if the pool has
+    /// [`MAX_IDLE`] idle connections.
     fn put_idle(&self, sender: SendRequest<RequestBody>) {
         let mut idle = self.idle.lock();
         // Otherwise dropping the sender closes the connection.

@@ -52,7 +52,8 @@ pub enum ClientError {
         /// The agent's message.
         message: String,
     },
-    /// The agent responded to a file request with an error.
+    /// An HTTP endpoint of the agent (files, archives, health, metrics) responded with an error, or
+    /// a gateway responded in the agent's place.
     #[error("{message}")]
     Status {
         /// HTTP status.

@@ -1,5 +1,5 @@
-//! Frames of the Connect protocol, on the client's side: five bytes (flags, length) and a JSON
-//! message. The flag 2 marks the last frame of a stream.
+//! Frames of the Connect protocol, on the client's side. A frame has one byte of flags, four bytes
+//! of length (big-endian) and a JSON message. The flag 2 marks the last frame of a stream.
 
 use crate::connection_pool::PooledResponse;
 use crate::error::{ClientError, WireError};
@@ -111,7 +111,8 @@ impl ResponseFrames {
                 "frame with flags {flags:#x} and {length} bytes"
             )));
         }
-        // The limit above also bounds the buffer.
+        // The limit above also bounds the buffer: more is received only while a frame is
+        // incomplete.
         if self.buffer.len() < 5 + length {
             return Ok(None);
         }

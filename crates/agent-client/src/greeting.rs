@@ -87,8 +87,8 @@ impl AssignedGreeting {
     }
 }
 
-/// Sends an identity with the current time. The time of the request would be too old if the guest
-/// booted in between.
+/// Sends an identity with the current time. The `time_ns` of `identity` is not used: it would be
+/// too old if the guest booted since `identity` was created.
 async fn send(stream: &mut UnixStream, identity: &Identity) -> Result<(), GreetingError> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     let time_ns = since_epoch.and_then(|t| u64::try_from(t.as_nanos()).ok());

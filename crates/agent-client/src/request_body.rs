@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 pub enum RequestBody {
     /// Body of one chunk, or without content.
     Whole(Option<Bytes>),
-    /// Chunks from a channel. The agent determines the rate.
+    /// Chunks from a channel. The sender waits while the agent reads more slowly.
     Channel(mpsc::Receiver<Bytes>),
 }
 

@@ -9,8 +9,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Length of one message in bytes. It is large enough for throughput and requires no base64
-/// padding.
+/// Maximum length of the input in one message, in bytes before base64. It is large enough for
+/// throughput, and a multiple of 3, so that full messages have no base64 padding.
 pub(crate) const CHUNK_BYTES: usize = 48 * 1024;
 
 /// Open stream to the input of a process. At most a few hundred KiB are buffered. Then `write`

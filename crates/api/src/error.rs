@@ -7,20 +7,23 @@ use jiffy_api_types::ErrorBody;
 use jiffy_engine_api::EngineError;
 use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState};
 
-/// Error codes that are caused by the host rather than by a limit.
+/// Error code: resources of the host are exhausted, in contrast to the limits of a key.
 pub(crate) const HOST_BUSY: &str = "host_busy";
+/// Error code: a failure of the host.
 pub(crate) const INTERNAL: &str = "internal";
+/// Error code: a temporary failure of the snapshot store.
 const STORE_UNAVAILABLE: &str = "store_unavailable";
 /// Error code of a sandbox whose host is dead or does not answer.
 pub(crate) const HOST_LOST: &str = "host_lost";
 /// Response header that states whether a retry can succeed.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
-/// Marks the response of a function. Error responses of functions are not converted.
+/// Marks the response of a function. [`convert_error`] leaves marked responses unchanged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FunctionAnswer;
 
-/// Cause of an internal error. It travels with the response, and only administrators are shown it.
+/// Cause of an internal error, as an extension of the response. Only for administrators, [`reveal`]
+/// copies it to the body.
 #[derive(Debug, Clone)]
 pub(crate) struct Detail {
     pub message: String,
@@ -131,6 +134,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, message)
     }
 
+    /// Returns whether only trusted callers are shown the message (see [`Self::body`]).
     fn is_internal(&self) -> bool {
         self.status == StatusCode::INTERNAL_SERVER_ERROR || self.error_code == STORE_UNAVAILABLE
     }
@@ -213,6 +217,7 @@ impl From<OperationError> for ApiError {
                 let message = format!("sandbox `{id}` does not exist: {message}");
                 Self::not_found("sandbox_not_found", message)
             }
+            // The head: the record in the store that decides which host runs the sandbox.
             (O::Head(_), ErrorKind::Unknown) => Self::not_found("sandbox_not_found", message),
             (O::Head(_), ErrorKind::Busy) => {
                 let wait = error.retry_after().unwrap_or_default();
@@ -230,7 +235,7 @@ impl From<OperationError> for ApiError {
             }
             (O::InUse { .. }, _) => Self::conflict("in_use", message),
             (O::IncompatibleSnapshot { .. }, _) => Self::conflict("wrong_snapshot", message),
-            // Errors without a code of their own, by kind.
+            // The other errors by kind. An error with a code of its own precedes its kind.
             (_, ErrorKind::Unknown) => Self::not_found("not_found", message),
             (_, ErrorKind::Invalid) => Self::invalid(message),
             (_, ErrorKind::Conflict) => Self::conflict("wrong_state", message),
@@ -298,7 +303,7 @@ pub(crate) fn reveal(mut response: Response) -> Response {
         message: detail.message,
         error_code: Some(detail.error_code.to_owned()),
     };
-    // The headers of the first response would otherwise be lost.
+    // Only the headers about retries are copied below; `Json` sets the content type.
     let headers = response.headers().clone();
     // A new response, because the length of the body changes.
     let mut revealed = (response.status(), Json(body)).into_response();
@@ -426,7 +431,7 @@ pub const ERROR_CODES: [&str; 74] = [
 
 /// Returns `code`. Panics in builds with debug assertions if [`ERROR_CODES`] lacks the code.
 fn listed(code: &'static str) -> &'static str {
-    // Tests compare the list with the documentation.
+    // Every listed code is documented: tests compare the list with `docs/troubleshooting.md`.
     debug_assert!(
         ERROR_CODES.binary_search(&code).is_ok(),
         "ERROR_CODES lacks {code}"

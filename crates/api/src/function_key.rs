@@ -245,7 +245,8 @@ mod tests {
         ] {
             assert!(may(Method::GET, path), "{path}");
         }
-        // A link to upload files permits replacing the files of a build.
+        // Not permitted. The link that a request for `files` returns permits replacing the files of
+        // a build.
         for path in [
             "/templates/t/files/ab",
             "/templates/t/builds/b/status",

@@ -102,7 +102,8 @@ pub struct FunctionCall {
     /// Prefix that was removed from the request's path. `None` if the function has its own host
     /// name.
     pub prefix: Option<String>,
-    /// Permit that is held until the end of the response.
+    /// Permit within the owner's limit of concurrent requests, held until the end of the response.
+    /// `None` if the host's owner owns the function.
     pub permit: Option<Box<dyn Any + Send>>,
     /// Request with the path that the function receives.
     pub request: Request,
@@ -174,11 +175,11 @@ impl TemplateSource for Templates {
         if let Some(manifest) = self.look_up(&reference).map_err(refusal)? {
             return Ok(info(manifest));
         }
-        // In normalised form, for example in lower case.
+        // The name in normalised form, for example in lower case.
         let unknown = reference.to_string();
-        // The template is not built yet. The recipe is read only in this case, because every
-        // request to create a sandbox looks up its template here.
-        // Stock templates can be used before they are built.
+        // The template is not built. Stock templates can be used nevertheless: their first use
+        // builds them. The recipe is read only in this case, because every request to create a
+        // sandbox looks up its template here.
         match Recipe::built_in(&unknown) {
             Ok(recipe) => Ok(TemplateInfo {
                 name: unknown,
@@ -248,7 +249,7 @@ pub enum PortRefusal {
     /// The sandbox was killed, or is paused and may not be resumed.
     #[error("the sandbox is not running: resume it first")]
     NotRunning,
-    /// The owner's limit is reached.
+    /// The sandbox is paused, and its owner's quota does not permit a resume.
     #[error("{0}")]
     Limit(String),
     /// Other failure.

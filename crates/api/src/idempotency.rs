@@ -56,7 +56,7 @@ struct ReplayCache {
     order: VecDeque<String>,
 }
 
-/// Stored responses, by caller and key.
+/// Stored responses, by the id of the caller's API key (`None`: the host's owner).
 #[derive(Debug, Default)]
 pub(crate) struct ReplayCaches(Mutex<HashMap<Option<String>, ReplayCache>>);
 
@@ -188,8 +188,9 @@ impl Drop for PendingReplay {
     }
 }
 
-/// Removes expired requests, and the oldest requests above the maximum.
 impl ReplayCache {
+    /// Removes expired requests, and the oldest requests until a new one does not exceed
+    /// [`MAX_REPLAYS`].
     fn evict_expired(&mut self) {
         while let Some(oldest) = self.order.front() {
             let is_expired = |s: &ReplaySlot| s.since.elapsed() > REPLAY_LIFETIME;
@@ -205,7 +206,8 @@ impl ReplayCache {
 /// Reads a response completely, so that it can be repeated.
 async fn buffered(response: Response) -> Answer {
     let (parts, body) = response.into_parts();
-    // Response bodies are in memory: reading them cannot fail.
+    // Response bodies are in memory, so that reading fails only above the limit. Responses that
+    // create a sandbox are far smaller.
     let body = to_bytes(body, MAX_ANSWER_BYTES).await.unwrap_or_default();
     Answer {
         status: parts.status,

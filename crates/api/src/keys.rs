@@ -76,7 +76,7 @@ pub enum KeyError {
     /// The expiry time is in the past.
     #[error("the expiry time of the key is in the past: use a later time")]
     Expired,
-    /// No key matches.
+    /// No key matches the id or name, or several keys match the name.
     #[error(
         "key `{0}` does not exist, has expired or was revoked, or its name is ambiguous; use an id from `jiffy key ls`"
     )]

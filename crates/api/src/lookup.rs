@@ -38,7 +38,7 @@ pub(crate) enum Liveness {
 pub(crate) enum Resumable {
     /// This host has the sandbox.
     Here(Sandbox),
-    /// Another host stored the sandbox.
+    /// The sandbox is paused in the store, where another host stored it.
     Stored(Sandbox),
 }
 
@@ -59,8 +59,8 @@ pub(crate) enum Origin {
 }
 
 impl App {
-    /// Finds a sandbox by its id or name. The host's owner may also give a prefix of the id, and
-    /// finds sandboxes in any state.
+    /// Finds a sandbox by id or name. The host's owner and read-only callers may also give a prefix
+    /// of the id. The host's owner finds sandboxes in any state.
     pub(crate) fn sandbox(
         &self,
         caller: &Caller,
@@ -178,8 +178,8 @@ impl App {
         all.into_iter().find(is_match)
     }
 
-    /// Finds the newest snapshot of the caller with this name. Names of other owners' snapshots are
-    /// ignored.
+    /// Finds the caller's newest snapshot with this name; other owners are ignored. The host's
+    /// owner and keys with the scope `admin` or `read` share their snapshot names.
     fn snapshot_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Snapshot>, ApiError> {
         let named = |s: &Snapshot| s.name() == Some(name) && self.shows(caller, s);
         // Newest first.
@@ -206,7 +206,7 @@ impl App {
         }
     }
 
-    /// Returns whether `owner` is the host's owner or a key that may act for the host's owner.
+    /// Returns whether `owner` is the host's owner or a key with the scope `admin` or `read`.
     fn is_host_owner(&self, owner: Option<&str>) -> Result<bool, ApiError> {
         let Some(owner) = owner else {
             return Ok(true);
@@ -239,8 +239,8 @@ impl App {
         let rank = resolved.as_ref().map(|resolved| resolved.resolved_by);
         let snapshot = match rank {
             Some(ResolvedBy::Id) => None,
-            // A new template or snapshot cannot have a name that looks like an id, but an old data
-            // directory may contain such names.
+            // The id of a snapshot precedes the name of a template. New templates cannot have a
+            // name that looks like an id, but an old data directory may contain such names.
             Some(ResolvedBy::Own) => self.snapshot_by_id(caller, id),
             Some(ResolvedBy::Shared) | None => match self.snapshot_by_id(caller, id) {
                 None => self.snapshot_by_name(caller, id)?,
@@ -448,7 +448,7 @@ fn if_visible(
                 ),
             )))
         }
-        // The client does not know the id of a sandbox that is being created.
+        // Clients do not know the id of a sandbox in creation, and are not shown killed sandboxes.
         SandboxState::Creating | SandboxState::Killed => None,
     }
 }

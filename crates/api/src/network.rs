@@ -14,7 +14,8 @@ pub(crate) fn check_update(
     update: NetworkUpdate,
 ) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
     let restrict_traffic = update.allow_public_traffic.map(|allowed| !allowed);
-    // Clone the field before the empty name is replaced: an absent field has another meaning.
+    // An empty name removes the mask, and an absent name retains it. `body` below has `None` in
+    // both cases, so that `mask` is needed to distinguish them.
     let mask = update.mask_request_host.clone();
     let body = NetworkBody {
         allow_out: update.allow_out,
@@ -25,11 +26,12 @@ pub(crate) fn check_update(
         rules: update.rules,
         https_ports: update.https_ports,
         allow_public_traffic: update.allow_public_traffic,
-        // An empty name removes the mask.
+        // `check_rules` rejects an empty host name.
         mask_request_host: update.mask_request_host.filter(|host| !host.is_empty()),
     };
     let new = check_rules(Some(body), update.allow_internet_access)?;
-    // Absent egress rules are cleared, but an absent mask and access to ports remain.
+    // Absent egress rules are cleared. An absent `maskRequestHost` or `allowPublicTraffic` retains
+    // the previous setting.
     Ok(move |network: &mut NetworkSettings| {
         let before = std::mem::take(network);
         *network = NetworkSettings {

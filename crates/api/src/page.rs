@@ -14,10 +14,10 @@ use jiffy_sandbox_manager::{ListOrder, ListPosition};
 pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");
 /// Maximum and default number of items per page.
 pub(crate) const MAX_PAGE_SIZE: usize = 100;
-/// Maximum length of a token in bytes. A token contains the name of a template with its owner.
+/// Maximum length of a token in bytes. In lists by name, a token contains `[owner/]name`.
 const MAX_TOKEN_BYTES: usize = 128;
 
-/// Position of an item in its list.
+/// Position of an item in its list: creation time and id. In lists by name, 0 and the name.
 pub(crate) type PagePosition = ListPosition;
 
 /// Requested page of a list.
@@ -46,7 +46,7 @@ impl Page {
     /// Parses a page of a list sorted by name in ascending order. The page size
     /// defaults to `default_limit`.
     pub fn by_name(query: &Query, default_limit: usize) -> Result<Self, ApiError> {
-        // Only an absent limit has another default, so a present one is validated as usual.
+        // Validate a present limit as in other lists: only the default differs.
         let limit = query.get("limit").map(|_| Self::from_query(query));
         let limit = limit.transpose()?.map_or(default_limit, |page| page.limit);
         Ok(Self {
@@ -66,7 +66,7 @@ impl Page {
         self.limit
     }
 
-    /// Returns the token of the page after the item `name`.
+    /// Returns the token of the page after the item `name`, for lists by name.
     pub fn next_name(name: &str) -> Option<HeaderValue> {
         token(&(0, name.to_owned()))
     }

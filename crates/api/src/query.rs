@@ -28,7 +28,7 @@ impl Query {
         Ok(Self(pairs))
     }
 
-    /// Returns the first value of a parameter that is not empty.
+    /// Returns the first non-empty value of a parameter.
     pub fn get(&self, name: &str) -> Option<&str> {
         // Clients send empty values for parameters that they do not use.
         self.values(name).find(|value| !value.is_empty())
@@ -101,8 +101,8 @@ impl Query {
         }
     }
 
-    /// Parses pairs `k=v&k2=v2` inside one parameter. Clients encode each key and value, and then
-    /// the whole query.
+    /// Parses pairs `k=v&k2=v2` inside one parameter. E2B's clients encode three times: each
+    /// key and value, then the pairs as a query, then the query as a parameter value.
     pub fn pairs(&self, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
         let Some(value) = self.get(name) else {
             return Ok(BTreeMap::new());

@@ -52,13 +52,15 @@ pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
     }
 }
 
-/// Quotas of all keys. Each source (`host`, `builds`, ...) returns the usage of a key.
+/// Quotas of all keys. The sources `host`, `builds` and `function_bytes` return the usage of a key.
+/// `builds` and `function_bytes` are set later than the rest, and count as 0 until then.
 pub(crate) struct Quota {
     keys: Arc<Keys>,
     /// Disk budget in MiB of keys with the scope `create` that have no limit of their own.
     default_disk_mib: Option<u64>,
     host: HostSource,
-    /// Bytes that may be written to the host's disk in addition to the space reserved for guests.
+    /// Returns the bytes that may be written to the host's disk in addition to the space reserved
+    /// for guests. `None` if the free space is unknown.
     writable_disk_bytes: DiskSource,
     builds: OnceLock<BuildSource>,
     function_bytes: OnceLock<ByteSource>,
@@ -116,6 +118,7 @@ impl QuotaHold for QuotaReservation {
             amount: more,
             disk_floor: None,
         };
+        // Without a floor, the whole amount is granted, so the granted amount is not needed.
         let granted = self.quota.grant(&self.key, request, None);
         granted.map_err(|(refusal, _)| refusal.quota())?;
         self.amount = self.amount + more;
@@ -283,8 +286,8 @@ impl Quota {
     ) -> Result<(QuotaAmount, DiskLimit), (ApiError, bool)> {
         let limits = self.limits_of(key);
         let mut ledger = self.ledger.lock();
-        // The usage is read under the lock: the resources of a request are counted as used before
-        // its reservation is released.
+        // Read the usage under the lock. The resources of a request are counted as used before its
+        // reservation is released, so they are in `used`, in `reserved` or in both.
         let usage = self.usage_of(&key.id).map_err(|e| (e, false))?;
         let used = usage.amount();
         let reserved = ledger.reserved(&key.id);
@@ -311,8 +314,8 @@ impl Quota {
         if amount.disk_bytes > 0
             && let Some(left) = (self.writable_disk_bytes)()
         {
-            // The disk of the host also has to satisfy the reservations of guests, which take
-            // precedence over the quota of a key.
+            // `left` excludes the space that is reserved for guests, because guests take precedence
+            // over the quota of a key. Here the space for requests in flight is subtracted as well.
             let in_flight = ledger.all_disk_bytes();
             let left = left.saturating_sub(in_flight);
             if let Some(refusal) = refusal::check_host_disk(left, in_flight, &request) {
@@ -320,13 +323,15 @@ impl Quota {
             }
             amount.disk_bytes = amount.disk_bytes.min(left);
         }
+        // The last check, because it records the creates: a request that is rejected must not
+        // count.
         if let Some(count) = new {
             ledger.count_creates(key, count).map_err(|e| (e, false))?;
         }
         let mut disk_limit = DiskLimit::Host;
         if let Some(limit) = refusal::disk_limit(&limits) {
             let left = limit.saturating_sub((used + reserved).disk_bytes);
-            // The key's remaining quota is tighter than the request or the disk.
+            // The key's remaining quota is at most the request and the free space of the host.
             if left <= amount.disk_bytes {
                 (amount.disk_bytes, disk_limit) = (left, DiskLimit::Key);
             }
@@ -384,8 +389,8 @@ impl Quota {
 struct Budgets(Arc<Quota>);
 
 impl Budgets {
-    /// Returns the key, unless it was revoked. Sandboxes of a revoked key have no limits, because
-    /// only the host's owner can act on them.
+    /// Returns the key, unless it was revoked. Operations on the sandboxes of a revoked key have no
+    /// limits, because that key can no longer request any.
     fn key(&self, owner: &str) -> Result<Option<Key>, QuotaRefusal> {
         self.0.keys.in_force(owner).map_err(|e| {
             tracing::error!(error = %e, "cannot read an API key");

@@ -198,6 +198,8 @@ pub fn calls() -> Vec<(Method, &'static str)> {
 pub fn router(app: App) -> Router {
     let guarded = guarded_calls().router.merge(functions::invoke::by_path());
     guarded
+        // Runs after `authenticate`, which inserts the caller: layers that are added later run
+        // earlier.
         .route_layer(from_fn_with_state(app.clone(), members::route))
         // A route layer: unknown paths are answered with 404 without authentication.
         .route_layer(from_fn_with_state(app.clone(), authenticate))

@@ -12,12 +12,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Maximum depth of directories. Each level holds a descriptor.
+/// Maximum depth of directories. Each level holds two descriptors ([`OpenDir`]).
 const MAX_DEPTH: usize = 1000;
 /// Maximum number of ranges of a sparse file. If a file has more, holes are written as zeros.
 const MAX_RUNS: usize = 10_000;
 const BUFFER: usize = 64 << 10;
 
+/// Attribute of a directory in the upper directory. It hides the content of the directory with the
+/// same path in the lower directories.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 /// Attribute of a renamed directory in the upper directory. It contains the path in the lower
 /// directories with the remaining content.
@@ -167,8 +169,10 @@ impl<W: Write> Packer<W> {
         self.writer.finish().map_err(ArchiveError::Send)
     }
 
-    /// Writes the entry of a directory. Returns the opened directory, or `None` if its content is
-    /// not packed: it is on a file system of the kernel, or mounted in a merged directory.
+    /// Writes the entry of a directory. `above` is the device of its parent, and `None` for the top
+    /// directory. Returns the opened directory, or `None` if the content of the directory is not
+    /// packed. Kernel file systems are not packed, and file systems mounted in a merged directory
+    /// do not belong to the layer.
     fn add_directory(
         &mut self,
         mut fd: OwnedFd,
@@ -219,7 +223,7 @@ impl<W: Write> Packer<W> {
         }))
     }
 
-    /// Adds `file` in `parent`, which is not a directory.
+    /// Adds `file`, a non-directory in `parent`.
     fn add_non_directory(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -248,7 +252,7 @@ impl<W: Write> Packer<W> {
             // Skip sockets: they are useless without their servers.
             _ => return Ok(()),
         };
-        // Links and devices can have several names, like regular files.
+        // Symbolic links and devices can have several names, like regular files.
         if self.add_hard_link(path, found)? {
             return Ok(());
         }
@@ -369,8 +373,8 @@ fn entry_of(kind: ArchiveEntryKind, path: &[u8], found: &Stat) -> ArchiveEntry {
     entry
 }
 
-/// Returns the ranges of a file that have content. Searches for holes only if the file has fewer
-/// blocks than bytes.
+/// Returns the ranges of a file that have content. Searches for holes only if the allocated blocks
+/// are smaller in total than the file.
 fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
     let size = found.st_size.unsigned_abs();
     if found.st_blocks.unsigned_abs().saturating_mul(512) >= size {

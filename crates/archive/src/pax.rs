@@ -30,7 +30,8 @@ type PaxResult<T> = Result<T, &'static str>;
 impl Pax {
     /// Parses the content of an extended header.
     pub(crate) fn read(&mut self, mut text: &[u8]) -> PaxResult<()> {
-        // The name field of sparse files takes precedence, independently of the order.
+        // `GNU.sparse.name` takes precedence over `path`, independently of the order of the
+        // records.
         let mut sparse_name = None;
         // Some writers pad the header with zeros.
         while !text.is_empty() && text[0] != 0 {
@@ -82,7 +83,7 @@ impl Pax {
 
 /// Splits off the first record `<length> <key>=<value>\n`.
 fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    // The length has at most 20 digits.
+    // A valid length is at most `text.len()`, so it has at most 19 digits, and a space follows.
     let space = text.iter().take(20).position(|b| *b == b' ')?;
     let length = usize::try_from(number(&text[..space]).ok()?).ok()?;
     let record = text.get(space + 1..length)?;

@@ -157,8 +157,8 @@ impl<R: Read> ArchiveReader<R> {
     ) -> Result<ArchiveEntry, ArchiveError> {
         let bad = |problem| ArchiveError::entry(&path, problem);
         let kind = kind(header, &path).map_err(bad)?;
-        // Ignore the size field of other kinds, as does Go's reader, with which most layers were
-        // created.
+        // Ignore the size field of other kinds, as does the tar reader of Go, the language of most
+        // programs that write layers.
         let stored = match kind {
             ArchiveEntryKind::File => pax.size.unwrap_or(size),
             _ => 0,
@@ -171,6 +171,7 @@ impl<R: Read> ArchiveReader<R> {
         let uid = id(pax.uid, header.uid(), "has an invalid owner")?;
         let gid = id(pax.gid, header.gid(), "has an invalid group")?;
         let mode = header.mode().map_err(|_| bad("has an invalid mode"))?;
+        // An invalid time in the plain header becomes 0: it has no effect on access to the file.
         let seconds = i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0);
         self.begin(stored);
         let (size, runs) = self.content(header, &pax, kind, stored)?;
@@ -200,8 +201,8 @@ impl<R: Read> ArchiveReader<R> {
             return Ok((0, Vec::new()));
         }
         let (size, runs) = if header.entry_type().is_gnu_sparse() {
-            // Further blocks of the map precede the content and are not part of it. They are read
-            // as raw blocks: `block` does not count them as content.
+            // Further blocks of the map precede the content and are not part of it. No content is
+            // therefore pending while the map is read.
             let content = (self.remaining, self.padding);
             (self.remaining, self.padding) = (0, 0);
             let map = self.old_gnu_map(header)?;
@@ -319,7 +320,7 @@ impl<R: Read> ArchiveReader<R> {
         self.padding = size.wrapping_neg() % BLOCK;
     }
 
-    /// Skips unread content of the current entry.
+    /// Skips unread content of the current entry and the padding after it.
     fn skip_rest(&mut self) -> Result<(), ArchiveError> {
         let mut buffer = [0; 8 << 10];
         while self.remaining > 0 {
@@ -381,8 +382,8 @@ impl<R: Read> ArchiveReader<R> {
             match self.input.read(buffer) {
                 Ok(n) => return Ok(n),
                 Err(e) => match e.kind() {
-                    // Decompressors report their errors by these kinds.
                     io::ErrorKind::Interrupted => {}
+                    // Decompressors report their errors by these kinds.
                     io::ErrorKind::UnexpectedEof => return Err(self.truncated()),
                     io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
                         return Err(self.broken("its compression is invalid"));

@@ -30,7 +30,7 @@ pub enum UnpackOwner {
 pub struct UnpackOptions {
     /// Owner of the files.
     pub owner: UnpackOwner,
-    /// Permissions of all files. Defaults to the permissions in the archive.
+    /// Permissions of all files and directories. Defaults to the permissions in the archive.
     pub mode: Option<u32>,
     /// True for an untrusted archive: devices, named pipes, set-user-id bits and attributes are not
     /// unpacked, and symbolic links are not followed.
@@ -50,7 +50,8 @@ pub struct UnpackStats {
     pub entries: u64,
     /// Bytes of the files, excluding holes.
     pub bytes: u64,
-    /// Number of devices and named pipes that were skipped because the archive is untrusted.
+    /// Number of devices, named pipes and hard links to them that were skipped because the archive
+    /// is untrusted.
     pub skipped: u64,
     /// Name of the first skipped entry, for display.
     pub first_skipped: Option<String>,
@@ -245,7 +246,7 @@ impl<R: Read> Unpacker<'_, R> {
         let fd = self.replacing(path, |parent, name| {
             fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
         })?;
-        // Ranges at the end may be holes, which are not written.
+        // Holes are not written, so the writes do not extend the file over a hole at its end.
         if entry.is_sparse() {
             fs::ftruncate(&fd, entry.size).map_err(failed("write"))?;
         }
@@ -411,8 +412,8 @@ fn attributes(
         if name.starts_with(b"trusted.overlay.") || name.contains(&0) {
             continue;
         }
-        // The file system has no attributes, or the process may not set this one.
         match fs::fsetxattr(fd, name.as_slice(), value, XattrFlags::empty()) {
+            // The file system has no attributes, or the process may not set this one.
             Ok(()) | Err(Errno::NOTSUP | Errno::PERM) => {}
             Err(e) => {
                 return Err(ArchiveError::file("set an attribute of", path.bytes(), e));

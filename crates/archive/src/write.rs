@@ -88,9 +88,10 @@ impl<W: Write> ArchiveWriter<W> {
         let text = &mut self.extended;
         text.clear();
         if sparse {
-            // Readers without support for sparse files show the name in the plain header instead.
             pax::append(text, b"GNU.sparse.major", b"1");
             pax::append(text, b"GNU.sparse.minor", b"0");
+            // This name replaces the `path` field. Readers without support for sparse files use the
+            // name in the plain header, which may be truncated.
             pax::append(text, b"GNU.sparse.name", &entry.path);
             pax::append(
                 text,

@@ -40,7 +40,7 @@ pub(crate) fn value(fd: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Vec<u8>>, 
 }
 
 /// Returns the output of `read` with a sufficiently large buffer. `None` if the attribute does not
-/// exist.
+/// exist or the file system has no attributes.
 fn filled(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {
     let mut small = [0; SMALL_BUFFER_BYTES];
     match read(&mut small) {

@@ -33,7 +33,8 @@ impl Counters {
         }
     }
 
-    /// Returns the number of KVM exits of the guest. `None` if its kernel does not count them.
+    /// Returns the number of KVM exits of the guest. `None` if the host's kernel does not count
+    /// them.
     pub fn exits(self) -> Option<f64> {
         self.exits
     }
@@ -42,6 +43,7 @@ impl Counters {
 /// Collects counters by kind of operation.
 #[derive(Default)]
 pub struct Meter {
+    /// Counters by operation. A list preserves the order of the operations in the report.
     rows: Mutex<Vec<(String, Vec<Counters>)>>,
 }
 
@@ -78,7 +80,6 @@ impl Meter {
     pub fn add(&self, operation: &str, counters: Counters) {
         let mut rows = self.rows();
         match rows.iter_mut().find(|(name, _)| name == operation) {
-            // A list preserves the order of the operations in the report.
             Some((_, list)) => list.push(counters),
             None => rows.push((operation.to_owned(), vec![counters])),
         }

@@ -25,7 +25,8 @@ struct Created {
     cost: Counters,
 }
 
-/// Measures a create from the template, and the first run of `true`.
+/// Measures creates from the template, the first and the tenth run of `true`, and the removal. Runs
+/// `n` measured rounds after `warm_up` others, `c` at a time.
 pub async fn create(
     template: &str,
     n: usize,
@@ -40,7 +41,8 @@ pub async fn create(
     let (rows, wall) = load(template, n, c, &daemon).await?;
     let goal = |goal| goals::if_sequential(goal, c).and_then(|goal| goals::of_base(goal, template));
     let mut series = Vec::new();
-    // A create from the warm pool is not comparable to a create that restores a snapshot.
+    // A create from the warm pool is not comparable to a create that restores a snapshot. Creates
+    // in other boot modes count only in the total time.
     for (mode, name) in [
         (BootMode::Snapshot, "create"),
         (BootMode::WarmPool, "create from the warm pool"),

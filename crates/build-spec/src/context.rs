@@ -126,8 +126,8 @@ impl ContextError {
 }
 
 /// Finds the files that a Dockerfile copies from the directory `context`, and sets the names of
-/// their archives in its steps. `dockerfile` is the path of the Dockerfile. The ignore file of the
-/// Dockerfile takes precedence over the ignore file of the context.
+/// their archives in its steps. `dockerfile` is the path of the Dockerfile, or `None` for standard
+/// input. The ignore file next to the Dockerfile replaces the ignore file of the context.
 pub fn prepare(
     parsed: ParsedDockerfile,
     context: &Path,
@@ -141,6 +141,7 @@ pub fn prepare(
     for stage in &mut spec.stages {
         known.begin(&stage.from);
         for step in &mut stage.steps {
+            // The parser sets the line of every step.
             let line = step.line.unwrap_or(0);
             known.apply(&step.action, line)?;
             let StepAction::Copy(copy) = &mut step.action else {

@@ -4,8 +4,9 @@
 //!   here-documents.
 //! * `words`: splits instructions into words, with quotes and escapes.
 //! * `stages`: handles `FROM`, `ARG` and references to stages.
-//! * `steps`: handles instructions in a stage, except the instructions below.
-//! * `copy`, `run`: handle `COPY`, `ADD` and `RUN`.
+//! * `stages::copy`, `stages::run`: handle `COPY`, `ADD` and `RUN`.
+//! * `stages::steps`: handles all other instructions in a stage.
+//! * `flags`: splits flags such as `--from=NAME` from the arguments of an instruction.
 
 mod error;
 mod flags;

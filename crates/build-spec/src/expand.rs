@@ -46,8 +46,11 @@ pub fn expand(
 }
 
 /// Returns the names of the variables in a word, with repetitions.
+///
+/// # Errors
+/// The word is invalid, or contains `${NAME:?word}`, which requires a value.
 pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
-    // Values are irrelevant here: all names occur even if no variable is set.
+    // All names occur, because the word of a substitution is expanded even if it is not used.
     let mut found = Vec::new();
     expand(word, |name| {
         found.push(name.to_owned());
@@ -96,7 +99,7 @@ impl EscapedWord {
         self.backslashes = 0;
     }
 
-    /// Appends a character of a variable, which belongs to its name or is a brace.
+    /// Appends a character of a variable: of its name or operator, or a brace.
     pub(crate) fn part(&mut self, c: char) {
         self.text.push(c);
         self.backslashes = 0;

@@ -127,9 +127,10 @@ pub enum StepAction {
     AddUser(String),
     /// Sets the shell of later steps.
     Shell(Vec<String>),
-    /// Sets the entry point of the image. It is recorded and not started.
+    /// Sets the entry point of the image. It is started only with
+    /// [`BuildSpec::start_image_command`].
     Entrypoint(Vec<String>),
-    /// Sets the arguments of the entry point. They are recorded only.
+    /// Sets the arguments of the entry point. Without an entry point, they are the command.
     Cmd(Vec<String>),
     /// Declares ports of the image, in the form `80/tcp`.
     Expose(Vec<String>),
@@ -155,8 +156,9 @@ pub struct CopyAction {
     pub from: CopySource,
     /// Paths or patterns (`*`, `?`, `[a-z]`), relative to the root of the origin.
     pub sources: Vec<String>,
-    /// Destination, relative to the working directory. It is a directory if it ends with `/`, if
-    /// there are several sources, or if a source is a directory.
+    /// Destination, relative to the working directory. A file is copied into it if it ends with `/`
+    /// or is an existing directory. Several files or directories require such a destination. A
+    /// source directory copies only its contents.
     pub to: String,
     /// Owner as `user` or `user:group`, by name or number. By default, uploaded files belong to
     /// root, and files of stages retain their owner.

@@ -45,7 +45,8 @@ pub(crate) fn kind_number(kind: ExternalKind) -> Result<usize> {
     }
 }
 
-/// Returns the number of an import's kind.
+/// Returns the number of an import's kind. Fails for tags and for functions of an exact type, which
+/// are not supported.
 pub(crate) fn kind_of(import: &TypeRef) -> Result<usize> {
     match import {
         TypeRef::Func(_) => Ok(FUNCTION),
@@ -61,8 +62,8 @@ pub(crate) fn narrow(number: usize) -> Result<u32> {
     u32::try_from(number).map_err(|_| Unmergeable)
 }
 
-/// Parsed core module. The lists are in the order of the binary, so a definition's position in a
-/// list is its index without the imports.
+/// Parsed core module. The lists are in the order of the binary. The position of a definition in
+/// its list is its index minus the number of imports of its kind.
 #[derive(Default)]
 pub(crate) struct CoreModule<'a> {
     /// Types of functions.

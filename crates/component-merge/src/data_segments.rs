@@ -43,7 +43,7 @@ pub fn merge(binary: &[u8]) -> Cow<'_, [u8]> {
 /// Merges segments of a module or component. Returns `None` if nothing changes.
 fn merge_within(binary: &[u8], depth: usize) -> Result<Option<Vec<u8>>> {
     if let Some(body) = binary.strip_prefix(MODULE_HEAD) {
-        // Indices of other sections do not change, so they are copied.
+        // A merge changes no index that other sections use, so those sections are copied.
         let mut sections = sections(body)?;
         let is_merged = merge_module(&mut sections)?;
         return Ok(is_merged.then(|| assemble(MODULE_HEAD, &sections)));
@@ -141,8 +141,8 @@ struct Segment {
     bytes: Vec<u8>,
 }
 
-/// Returns the merged segments in the same order. Returns `None` if the offset of a segment is not
-/// constant.
+/// Returns the merged segments in the same order. Returns `None` if a segment belongs to a memory
+/// other than 0, or if its offset is not constant.
 fn merge_data(reader: DataSectionReader<'_>) -> Result<Option<Vec<Segment>>> {
     // Segments are applied in order and may overlap, so their order is retained.
     let mut merged: Vec<Segment> = Vec::new();

@@ -158,7 +158,8 @@ impl<'a> Items<'a> {
                     self.add_canon(canon?)?;
                 }
             }
-            // Other sections are copied unchanged, so their indices must not change.
+            // Other sections are copied unchanged, so they must not contain indices that a merge
+            // changes.
             _ => {
                 check_section(section, content, MAX_DEPTH)?;
                 let content = Cow::Borrowed(content);
@@ -233,7 +234,8 @@ impl<'a> Items<'a> {
     }
 }
 
-/// Fails if an alias refers to a core module: the module could then be instantiated more often.
+/// Fails if an alias refers to a core module. The module could then have further instances, but a
+/// merged module has only one.
 fn check_alias(alias: &ComponentAlias<'_>) -> Result<()> {
     match alias {
         ComponentAlias::InstanceExport {

@@ -46,7 +46,7 @@ pub struct Limits {
     pub memories: u32,
     /// Maximum number of tables.
     pub tables: u32,
-    /// Maximum size of an instance's record in bytes, without memories and tables.
+    /// Maximum size of the runtime's record of an instance in bytes, without memories and tables.
     pub instance_bytes: usize,
 }
 
@@ -55,8 +55,8 @@ pub struct Limits {
 /// the merged module exceeds `limits`.
 #[must_use]
 pub fn merge_core_modules(component: &[u8], limits: &Limits) -> Option<Vec<u8>> {
+    // On an error, the caller uses the original component, so the reason is not needed.
     let items = Items::parse(component).ok()?;
-    // Errors need no report: the caller uses the component as it is.
     let modules = parse_modules(&items);
     let plan = Plan::make(&items, &modules).ok().flatten()?;
     Output::write(&plan, limits).ok()

@@ -11,8 +11,8 @@ use std::convert::Infallible;
 use wasm_encoder::reencode::{self, Reencode};
 use wasmparser::{ConstExpr, ElementItems, FuncType, Name, Operator, TypeRef};
 
-/// Upper bounds of the bytes in Wasmtime's record of an instance: for each function that is
-/// imported, exported or in an element segment, for each global, and for everything else.
+/// Upper bounds of the bytes in Wasmtime's record of an instance: for each import, export and entry
+/// of an element segment, for each global, and for everything else.
 const REFERENCE_BYTES: usize = 32;
 const GLOBAL_BYTES: usize = 16;
 const OTHER_INSTANCE_BYTES: usize = 64 << 10;
@@ -317,10 +317,11 @@ impl Linker {
         Ok(())
     }
 
-    /// Adds the imports that no member defines. Returns the kind and the index of each, by number.
+    /// Adds the imports that no member defines. Returns the kind and the new index of each external
+    /// item, by the number of the item.
     fn import(&mut self, members: &[Member<'_>], externals: usize) -> Result<Vec<(usize, u32)>> {
-        // The first member that imports an external item determines the type of the import.
-        // By number of the external item: the importing member and the type of the import.
+        // By number of the external item: the first member that imports the item, and the type of
+        // this import. The linked module imports the item with the same type.
         let mut found = vec![None; externals];
         for (at, member) in members.iter().enumerate() {
             for (import, target) in member.module.imports.iter().zip(&member.imports) {
@@ -440,8 +441,8 @@ impl Linker {
         if let Some(data) = &module.data {
             relocation.parse_data_section(&mut self.data, data.clone())?;
         }
-        // The first function indices belong to imports. The member that defines a function names
-        // it.
+        // Imported functions have the first indices. Their names are skipped: a function gets its
+        // name from the member that defines it.
         let imported = module.imports.iter();
         let imported = imported.filter(|import| matches!(import.ty, TypeRef::Func(_)));
         let imported = narrow(imported.count())?;

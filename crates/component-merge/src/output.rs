@@ -28,7 +28,8 @@ fn export_kind(kind: usize) -> Result<ExportKind> {
 pub(crate) struct Output<'p, 'a> {
     plan: &'p Plan<'p, 'a>,
     binary: Vec<u8>,
-    /// New indices of core instances and of their items, by position of the defining item.
+    /// New indices of core instances and core items, by position of the defining item in
+    /// `plan.items.list`.
     numbers: HashMap<usize, u32>,
     /// Index of the next core instance.
     next_instance: u32,
@@ -58,11 +59,12 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
             &plan.exports(&is_written)?,
             limits,
         )?;
+        // The merged module is instantiated in place of the last member: all other items that it
+        // requires are written before.
         let (last_instance, last_module) = *plan.members.last().ok_or(Unmergeable)?;
         let last = plan.items.target(Reference::Instance(last_instance))?;
         let replaced: HashSet<_> = plan.members.iter().map(|(_, module)| *module).collect();
-        // The merged module is instantiated in place of the last member: all other items that it
-        // requires are written before.
+        // Index of the next core module.
         let mut modules = 0;
         // Items that require a member but precede the last member. They are written after it.
         let mut deferred = Vec::new();
@@ -85,7 +87,8 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                     output.item(at, item)?
                 }
             } else if at == last {
-                // All external items have their new indices now.
+                // The last member itself is not written. All external items have their new indices
+                // now.
                 output.instantiate(last_module, &externals)?;
                 for (at, item) in deferred.drain(..) {
                     output.item(at, item)?;
@@ -147,7 +150,8 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
     /// Writes the instance of the merged module with its imports.
     fn instantiate(&mut self, module: usize, externals: &[External<'a>]) -> Result<()> {
         let mut exports = Vec::new();
-        // The instance of items passes the imports by their number as name.
+        // The only argument is an instance that lists the imported items. The name of each item is
+        // its number.
         for (number, external) in externals.iter().enumerate() {
             let (kind, index) = match *external {
                 External::Core { kind, index } => {
@@ -288,6 +292,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         let renumbered = |option: &CanonicalOption| {
             let number = match option_reference(*option) {
                 Some(reference) => self.new_number(reference)?,
+                // `number` is not used for these options.
                 None => 0,
             };
             Ok(match option {

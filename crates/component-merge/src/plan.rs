@@ -18,7 +18,8 @@ pub(crate) enum Placement {
     Before,
     /// The item is a member, or an alias or instance of exports of members.
     Within,
-    /// The item requires a member and cannot be merged. It is written after the merged module.
+    /// The item is written after the merged module. Either it requires a member and cannot be
+    /// merged, or it is a canonical function that follows the last possible member.
     After,
 }
 
@@ -78,7 +79,8 @@ impl<'p, 'a> Plan<'p, 'a> {
                     is_member_forbidden = true;
                     Placement::Before
                 }
-                // Such an item stays where its references permit it.
+                // Sections and modules have no references, so their placement is `Before`. An alias
+                // has the placement of its instance.
                 Item::Other { .. } | Item::Module(_) | Item::Alias { .. } => needed,
                 Item::Canon(CanonicalFunction::Lift { .. }) => {
                     is_member_forbidden = true;
@@ -126,8 +128,8 @@ impl<'p, 'a> Plan<'p, 'a> {
     /// Returns the last placement among the items that `item` refers to.
     fn placement_of_references(&self, item: &Item<'a>) -> Result<Placement> {
         let mut last = Placement::Before;
-        // An unknown target belongs to an invalid component. A reference to a later item would also
-        // be invalid.
+        // Only an invalid component refers to an unknown target or to a later item. Such a
+        // reference counts as `After`, so that the item does not become a member.
         item.references(|reference| {
             let target = self.items.target(reference).ok();
             let placement = target.and_then(|at| self.placements.get(at)).copied();

@@ -11,7 +11,8 @@ const LIMITS: Limits = Limits {
     instance_bytes: 1 << 20,
 };
 
-/// One in this number of changed components is compiled. A compilation takes some milliseconds.
+/// Interval, in bytes, between the positions at which a changed component is also compiled. A
+/// compilation takes some milliseconds.
 const COMPILED_SHARE: usize = 31;
 
 /// Component in the form that linkers emit for languages with libraries. `env` has memory, table,
@@ -101,7 +102,7 @@ fn merge(component: &[u8]) -> Option<Vec<u8>> {
     merge_core_modules(component, &LIMITS)
 }
 
-/// Returns the answer of `run` to 7.
+/// Calls the export `run` of a component with 7, and returns the result.
 fn run(component: &[u8]) -> wasmtime::Result<u32> {
     let engine = Engine::default();
     let component = Component::from_binary(&engine, component)?;
@@ -133,7 +134,8 @@ fn parsed(text: &str) -> Vec<u8> {
 fn merged_libraries_give_the_same_result() {
     let component = parsed(LIBRARIES);
     let merged = merge(&component).unwrap();
-    // (7 + 5) * 2 by name and by the table, two calls, a name of four bytes.
+    // Once by name and once through the table: (7 + 5) * 2 = 24. Two calls count 1,000 each, and a
+    // name of four bytes counts 100,000 for each byte.
     assert_eq!(run(&component).unwrap(), 402_048);
     assert_eq!(run(&merged).unwrap(), 402_048);
     assert_eq!((modules(&component), modules(&merged)), (5, 2));
@@ -168,7 +170,8 @@ fn a_table_of_merged_modules_is_filled_from_constants() {
     );
 }
 
-/// Returns a component with two modules. The second module imports `item` of the first.
+/// Returns a component with two modules and the definitions `more`. The second module imports items
+/// of the first module from `a`.
 fn two(first: &str, second: &str, more: &str) -> Vec<u8> {
     parsed(&format!(
         r#"(component
@@ -262,8 +265,8 @@ fn corrupted_components_are_rejected_or_merged_correctly() {
         for value in [0, 1, 0x7f, 0xff, component[at].wrapping_add(1), flipped] {
             changed[at] = value;
             let merged = merge(&changed);
-            // Some components are compiled as well: the answer must be the same, or the component
-            // is rejected.
+            // Wasmtime runs some of the changed components in both forms. If both forms are valid,
+            // their results must be equal.
             if at % COMPILED_SHARE == 0
                 && value == flipped
                 && let Some(merged) = merged

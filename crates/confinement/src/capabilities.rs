@@ -19,7 +19,8 @@ fn all() -> impl Iterator<Item = CapabilitySet> {
 /// process cannot gain the others. Without `CAP_SETPCAP`, the set is not changed.
 pub fn limit_bounding_set(retained: CapabilitySet) {
     for capability in all().filter(|capability| !retained.contains(*capability)) {
-        // Ignore the error: a capability that this kernel does not know cannot be held either.
+        // Ignore the error: a capability that this kernel does not know cannot be held either, and
+        // a process without CAP_SETPCAP may not change the set.
         let _ = remove_capability_from_bounding_set(capability);
     }
 }

@@ -167,8 +167,8 @@ impl CgroupTrees {
                 if !is_alive(&group.file_name()) {
                     is_incomplete |= fs::remove_dir(group.path()).is_err();
                 } else if is_older(&group, MAX_EMPTY) {
-                    // This fails if the group has processes. Otherwise its process id was reused by
-                    // another process.
+                    // Removes an empty group: its process id was reused, or its process never
+                    // entered. This fails if the group has processes, which is the usual case.
                     let _ = fs::remove_dir(group.path());
                 }
             }
@@ -204,7 +204,7 @@ fn is_older(group: &fs::DirEntry, age: Duration) -> bool {
 /// Returns whether a process exists and is not a zombie.
 fn is_alive(pid: &OsStr) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
-    // proc_pid_stat(5): the state follows the name, which is in parentheses.
+    // proc_pid_stat(5): the state follows the name, which is in parentheses and may contain others.
     let state = |stat: String| stat.rsplit(')').next()?.trim_start().chars().next();
     stat.ok()
         .and_then(state)

@@ -16,7 +16,8 @@ use std::path::Path;
 /// Newest known version of Landlock. Older kernels enforce the part that they support.
 const LANDLOCK: ABI = ABI::V6;
 
-/// Denies all paths and ports, and connections and signals to other processes.
+/// Denies all paths and TCP ports, connections to abstract Unix sockets of other processes, and
+/// signals to other processes.
 pub fn restrict_everything() -> Result<(), RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -28,9 +29,10 @@ pub fn restrict_everything() -> Result<(), RulesetError> {
     Ok(())
 }
 
-/// Denies all files except the paths in `visible` and `libraries`. Paths in `libraries` may be
-/// missing on a host. Also denies execution, listening on ports, connections to abstract sockets,
-/// and signals to other processes.
+/// Denies all files except the paths in `visible` and `libraries`. Paths in `visible` cannot be
+/// executed. Paths in `libraries` can be read and executed, and may be missing on a host. Also
+/// denies listening on TCP ports, connections to abstract Unix sockets of other processes, and
+/// signals to other processes.
 pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(), Box<dyn Error>> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)

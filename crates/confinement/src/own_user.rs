@@ -64,15 +64,16 @@ pub struct OwnUser(OwnedFd);
 impl OwnUser {
     /// Creates the namespace for the user that belongs to this process. The process must be root of
     /// the host, be single-threaded, and have its own mount and PID namespaces. Mounts a new
-    /// `/proc`. `host_pid` is the id of this process on the host.
+    /// `/proc`, which has the process ids of this PID namespace. `host_pid` is the id of this
+    /// process on the host.
     pub fn create(host_pid: u32) -> io::Result<Self> {
         private_mounts()?;
         let proc = Some(c"proc");
         mount(proc, c"/proc", proc, crate::root::RESTRICTED, None::<&str>)?;
-        let ((ready, ready_sender), (wait, go)) = (pipe()?, pipe()?);
         // Only a process outside of a user namespace can map ids other than its own. Therefore a
-        // child creates the namespace, and this process writes the maps. The child waits, since the
-        // namespace would end with its last process before the descriptor is opened.
+        // child creates the namespace, and this process writes the maps. The child waits on a pipe,
+        // since the namespace would end with its last process before the descriptor is opened.
+        let ((ready, ready_sender), (wait, go)) = (pipe()?, pipe()?);
         // SAFETY: this process has one thread, and the child makes system calls only.
         let child = match unsafe { fork() }? {
             ForkResult::Child => {

@@ -57,6 +57,6 @@ pub fn forbid_inspection() -> io::Result<()> {
 /// Kills this process when the thread that started it exits. A later change of the user clears this
 /// setting.
 pub fn end_with_parent() -> io::Result<()> {
-    // SIGKILL cannot be blocked by a process that has been taken over.
+    // A compromised process cannot block SIGKILL.
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }

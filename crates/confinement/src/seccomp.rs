@@ -154,8 +154,8 @@ impl AllowedCalls {
         self.allow_if(libc::SYS_prctl, [vec![equals(0, libc::PR_SET_NAME)]])
     }
 
-    /// Compiles the list. Not for threads that start other threads: fails after
-    /// [`Self::allow_threads`].
+    /// Compiles the list into one filter. Fails after [`Self::allow_threads`], which requires a
+    /// second filter that only [`Self::enforce`] installs.
     pub fn compile(self) -> io::Result<SyscallFilter> {
         if self.hides_clone3 {
             Err(io::ErrorKind::InvalidInput.into())
@@ -167,14 +167,14 @@ impl AllowedCalls {
     /// Restricts the calling thread and all threads that it starts.
     pub fn enforce(mut self) -> io::Result<()> {
         if std::mem::take(&mut self.hides_clone3) {
-            // A filter cannot read the flags of clone3, which lie in memory. Without clone3, libc
-            // starts threads by clone. This filter is installed first because the other one denies
-            // the installation of further filters.
+            // A filter cannot read the flags of clone3, which lie in memory. If clone3 fails with
+            // ENOSYS, libc starts threads by clone. This ENOSYS filter is installed before the
+            // list, because the list may deny seccomp(2).
             let absent = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
             let clone3 = rules_of(&[libc::SYS_clone3]);
             SyscallFilter::compile(clone3, absent, SeccompAction::Allow)?.apply()?;
-            // Allowed by this filter, so that the other filter decides. The kernel applies the
-            // strictest result of all filters.
+            // The kernel applies the strictest result of all filters. The list must therefore allow
+            // clone3, so that the ENOSYS filter decides.
             self.rules.insert(libc::SYS_clone3, Vec::new());
         }
         self.compile()?.apply()

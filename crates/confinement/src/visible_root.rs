@@ -52,7 +52,8 @@ impl DetachedMount {
             attributes.attr_set |= libc::MOUNT_ATTR_IDMAP;
             attributes.userns_fd = u64::try_from(users.as_raw_fd()).map_err(io::Error::other)?;
         }
-        // SAFETY: the descriptor is open, the path is empty, and the structure has its size.
+        // SAFETY: the descriptor is open, the path is an empty C string, and the last argument is
+        // the size of `attributes`.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_mount_setattr,
@@ -152,7 +153,8 @@ pub fn enter_root(
     }
     let proc = new_root.join("proc");
     fs::create_dir_all(&proc)?;
-    // Fails if the process has no PID namespace of its own. The mount table is then unavailable.
+    // Fails if the process is unprivileged in the user namespace that owns its PID namespace. The
+    // mount table is then unavailable.
     let has_proc = mount(Some("proc"), &proc, Some("proc"), RESTRICTED, None::<&str>).is_ok();
     chdir(PIVOT_MOUNT_POINT)?;
     pivot()?;
@@ -166,7 +168,8 @@ pub fn enter_root(
     Ok(mounts)
 }
 
-/// Creates the directory or file `to` as the mount point for `path`.
+/// Creates the directory or file `to` as the mount point for `path`. Does nothing if `to` exists,
+/// for example in a directory that is already mounted.
 fn place(path: &Path, to: &Path) -> io::Result<()> {
     if to.exists() {
         return Ok(());

@@ -57,7 +57,7 @@ pub struct ApiServer {
     address: Option<ApiListener>,
     direct: Option<DirectListener>,
     metrics: Option<MetricsServer>,
-    /// Streams of other members of the fleet.
+    /// Streams on which other members of the fleet forward requests of their clients.
     forwarded: Option<mpsc::Receiver<ForwardedConnection>>,
     console: Option<ConsoleServer>,
 }
@@ -114,8 +114,8 @@ impl ControlPlane for ControlPlaneRouter {
     }
 }
 
-/// Marks the client as known if its request reached a function, as for requests that reach a
-/// sandbox.
+/// Marks the client as known if the response has a `RequestId`, which [`FunctionGateway`] adds when
+/// it forwards a request. A client whose request reaches a sandbox is also known.
 fn mark_known_if_invoked(mut response: hyper::Response<Body>) -> hyper::Response<Body> {
     if response.extensions().get::<RequestId>().is_some() {
         response.extensions_mut().insert(KnownCaller);
@@ -247,6 +247,7 @@ impl ApiServer {
         let app = app.with_ports(Arc::new(guests.clone()));
         let metrics_routes = metrics::routes(&app, sandboxes.clone());
         let mut routes = jiffy_api::router(app.clone());
+        // Other members may call the API, but not the routes that are merged below.
         if let Some(calls) = calls {
             calls.set_router(routes.clone());
         }
@@ -395,7 +396,8 @@ impl ApiListener {
 /// have created a key.
 fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<PathBuf>> {
     if keys.is_fleet() {
-        // The keys may not be loaded yet. A fleet has no key of its own for each host.
+        // The keys of a fleet may not be loaded yet, so they are not checked. No key is created for
+        // a single host of a fleet; an existing file is only reported.
         let path = home.path().join("api-key");
         return Ok(path.exists().then_some(path));
     }

@@ -1,15 +1,15 @@
 //! Limits of direct connections to functions, per owner and in total.
 //!
-//! A direct connection counts as an in-flight request of its owner's key only while a request is in
-//! flight. Otherwise clients without a key could exhaust the limit of an owner with idle
-//! connections.
+//! A direct connection counts as an in-flight request of the key that owns the function only while
+//! a request is in flight. Otherwise clients without a key could exhaust the limit of that key with
+//! idle connections.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum number of direct connections to functions of an owner. A function process accepts the
-/// same number.
+/// Maximum number of direct connections to the functions of an owner. A function process accepts
+/// the same number (`TenantLimits::connections`).
 pub const MAX_PER_OWNER: usize = 4096;
 
 /// Open direct connections.

@@ -141,8 +141,8 @@ impl DirectListener {
         let Some(direct_connection) = self.connections.acquire(owner) else {
             return send_error(stream, DirectError::Connections).await;
         };
-        // A request is in flight, so that the connection holds a permit of the key until it is
-        // idle.
+        // The first request is in flight, so the connection starts with a permit of the key. The
+        // permit is released when the connection becomes idle.
         let exchange = owner.map(|owner| self.exchanges.exchange(owner));
         let exchange = match exchange.transpose() {
             Ok(exchange) => exchange,
@@ -152,7 +152,8 @@ impl DirectListener {
         let Ok(stream) = stream.into_std().map(OwnedFd::from) else {
             return;
         };
-        // The request reaches a function, so the connection may be idle for longer.
+        // The request reaches a function, so the connection no longer counts towards the limit of
+        // connections of unknown clients.
         permit.mark_known();
         let permit: BoxConnectionPermit = Box::new(DirectUse {
             _connection: permit,
@@ -274,6 +275,7 @@ async fn send_error(mut stream: TcpStream, error: DirectError) {
 /// Serialises a response as HTTP/1.1.
 async fn serialize(response: Response) -> Vec<u8> {
     let (mut head, body) = response.into_parts();
+    // The limit only bounds memory. A larger body would be omitted.
     let body = to_bytes(body, MAX_DRAINED_BYTES).await.unwrap_or_default();
     head.headers.insert(CONTENT_LENGTH, body.len().into());
     let close = HeaderValue::from_static("close");

@@ -17,7 +17,8 @@ pub struct GatewaySandboxes {
 }
 
 impl GatewaySandboxes {
-    /// Provides access to `sandboxes` of `keys`. `auto_resume` resumes paused sandboxes.
+    /// Gives access to `sandboxes`, except for sandboxes of terminated keys. `keys` contains the
+    /// status of all keys. `auto_resume` resumes paused sandboxes.
     pub fn new(sandboxes: Sandboxes, auto_resume: AutoResume, keys: Arc<Keys>) -> Self {
         Self {
             sandboxes,
@@ -34,6 +35,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         // This function is called for every request, so it copies only the required fields.
         let (access, is_hidden) = self.sandboxes.with_sandbox(id, |record| {
             let access = SandboxAccess {
+                // Set below, because the status of the key is not read under the lock of the
+                // sandbox.
                 links_revoked: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
                 mask_request_host: record.settings().network.mask_request_host.clone(),
@@ -121,11 +124,12 @@ impl GatewaySandboxes {
             _ => return Err(OpenError::NotRunning),
         }
         let is_agent = u32::from(port) == ENVD_PORT;
-        // Servers on loopback addresses are only accessible through the agent.
+        // If the connection over the network interface fails, the agent connects to the port. For
+        // example, servers on loopback addresses are only accessible through the agent.
         if !is_agent && let Some(stream) = self.sandboxes.connect_tcp(id, port).await {
             return Ok(stream);
         }
-        // The agent forwards streams on its TCP port to the port that the handshake names.
+        // The agent forwards streams on `TCP_PORT` to the port that the handshake names.
         let target = if is_agent { ENVD_PORT } else { TCP_PORT };
         let mut stream = self
             .sandboxes

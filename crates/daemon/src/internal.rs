@@ -1,5 +1,5 @@
-//! Transfer of connections to the control plane from the network and from functions to the gateway,
-//! within the daemon.
+//! Connections of sandboxes and functions to the control plane. The network and the functions pass
+//! them to the gateway through a queue within the daemon.
 
 use jiffy_gateway::InternalConnection;
 use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin};

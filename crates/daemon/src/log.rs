@@ -20,8 +20,8 @@ const FILTER_VARIABLE: &str = "JIFFY_LOG";
 /// Size in bytes at which a log file is rotated.
 const MAX_LOG_BYTES: u64 = 8 << 20;
 
-/// Starts logging, and forwards spans to `traces`. With a file, standard error already refers to
-/// this file, which is rotated.
+/// Starts logging, and forwards spans to `traces`. If `options.file` is set, standard error must
+/// already refer to this file, which is then rotated.
 pub fn init(options: &LogOptions, traces: Option<&TraceExport>) -> anyhow::Result<()> {
     let directives = std::env::var(FILTER_VARIABLE).unwrap_or_else(|_| "info".to_owned());
     let filter = EnvFilter::try_new(&directives).with_context(|| {

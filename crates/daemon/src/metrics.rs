@@ -35,7 +35,8 @@ pub fn add_gateway_counters(sandboxes: &Sandboxes, counters: Arc<GatewayCounters
 }
 
 /// Returns the route `GET /metrics` for callers with access to the metrics of the host. The client
-/// address grants no access: behind a proxy on this host, all clients have its address.
+/// address grants no access: behind a proxy on this host, all clients have the address of the
+/// proxy.
 pub fn routes(app: &App, sandboxes: Sandboxes) -> Router {
     let handler = move |Extension(caller): Extension<Caller>| {
         let response = if caller.sees_host() {

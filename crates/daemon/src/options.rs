@@ -32,7 +32,8 @@ pub struct ServeOptions {
     pub functions_listen: Option<SocketAddr>,
     /// Mode of the memory reset after each request to a function.
     pub functions_reset: SlotReset,
-    /// Address of `/metrics` without a key.
+    /// Address at which `/metrics` is served without a key, in addition to the API. `None` for the
+    /// API only.
     pub metrics_listen: Option<SocketAddr>,
     /// Web console. `None` disables the console.
     pub console: Option<ConsoleOptions>,
@@ -48,7 +49,7 @@ pub struct ServeOptions {
     pub build_cache_days: u16,
     /// Domains whose names refer to sandbox ports.
     pub domains: Vec<String>,
-    /// Additional accepted host names.
+    /// Host names that clients may use in addition, such as the name of a reverse proxy.
     pub allowed_hosts: Vec<String>,
     /// TLS of the API address.
     pub tls: TlsOptions,
@@ -89,10 +90,10 @@ pub enum FeatureMode {
 pub struct ConsoleOptions {
     /// Address of the listener.
     pub address: SocketAddr,
-    /// True if the address may be another one than loopback without TLS: the port is published on
-    /// loopback addresses only, for example by a container engine.
+    /// True if the console may listen on any address without TLS. The operator must publish the
+    /// port on loopback addresses of the host only, for example by a container engine.
     pub published: bool,
-    /// True if the daemon starts without the console if the address is in use.
+    /// True if the daemon starts without the console when it cannot listen on the address.
     pub optional: bool,
 }
 

@@ -91,6 +91,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         Some(remote) => fleet::Member::start(&home, remote).await?,
         None => None,
     };
+    // Members of a fleet always share their sandboxes. Other hosts of a store share them by option.
     let heads = match (&options.store, &remote) {
         (Some(_), Some(remote)) if let Some(member) = &member => Some(member.heads(remote)),
         (Some(shared), Some(remote)) => store::heads(shared, remote, &home)?,
@@ -220,7 +221,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         member.stop().await;
     }
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
-    // Without the request, sandboxes continue to run, and the next daemon adopts them.
+    // Unless the request kills the sandboxes, they continue to run, and the next daemon adopts
+    // them.
     if !request.kill_sandboxes {
         functions.detach_all().await;
         let running = sandboxes.figures().running_guests();
@@ -233,7 +235,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if result.is_err() {
         tracing::warn!("timed out stopping warm-pool guests");
     }
-    // After the warm pool is stopped, whose guests use slots.
+    // The guests of the warm pool use network slots, so the network is closed after them.
     network::close(network).await;
     if let Some(traces) = traces {
         // Last, so that the spans of the shutdown are exported too.
@@ -299,8 +301,9 @@ fn lock_path(home: &Home) -> PathBuf {
     home.path().join("locks").join("daemon")
 }
 
-/// Acquires the lock of the data directory, which ensures that it has at most one daemon. The
-/// kernel releases the lock when the process exits. `None` if another process holds the lock.
+/// Acquires the lock of the data directory, which ensures that at most one daemon uses the
+/// directory. The kernel releases the lock when the process exits. `None` if another process holds
+/// the lock.
 pub(crate) fn lock(home: &Home) -> anyhow::Result<Option<Flock<File>>> {
     let path = lock_path(home);
     let file = File::options()

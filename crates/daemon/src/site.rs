@@ -25,7 +25,7 @@ pub fn log_settings(site: &SiteSettings, granted: &[IpNet]) {
     }
 }
 
-/// Returns the address in a URL. `None` if it is a name or not a private address.
+/// Returns the address of the host in a URL. `None` if the host is a name or not a private address.
 fn private_address(url: &str) -> Option<IpAddr> {
     let host = url.split_once("://")?.1;
     let bare = match host.strip_prefix('[') {

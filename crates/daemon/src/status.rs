@@ -39,6 +39,7 @@ pub fn daemon_status(
 /// Describes the missing protections of the daemon's sandboxes in one line. `None` if the daemon
 /// runs as root.
 fn missing_protections() -> Option<String> {
+    // `current` returns the namespaces of an ordinary user that the daemon has entered.
     let users = match current() {
         Some(own) if own.has_ranges() => "separate users on gVisor only",
         Some(_) => "no separate users",

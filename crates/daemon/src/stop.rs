@@ -65,8 +65,8 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
             None => bail!("a daemon is starting or stopping: retry the command"),
         }
     };
-    // The network slots of the sandboxes are removed as well.
-    // The sandboxes are only killed, so default options suffice.
+    // The network and the functions are opened as well, to remove network slots and to stop
+    // function processes. Default options suffice, because the sandboxes are only killed.
     let mut host = Host::open()?;
     let engine = engine::choose(None, &host).engine;
     let network = network::open(

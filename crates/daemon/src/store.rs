@@ -17,7 +17,7 @@ const MIN_GC_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_GC_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Returns the source of memory for guests that are restored before all their memory is on this
-/// host. A process that outlives this process fetches the memory.
+/// host. A separate process fetches the memory and outlives the daemon.
 pub fn lazy(
     options: &StoreOptions,
     remote: &Arc<RemoteStore>,
@@ -83,8 +83,8 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
     Ok(remote)
 }
 
-/// Returns the records by which hosts decide who runs a stored sandbox. `None` if this host does
-/// not share its sandboxes.
+/// Returns the records that decide which host runs a stored sandbox. `None` if this host does not
+/// share its sandboxes.
 pub fn heads(
     options: &StoreOptions,
     remote: &Arc<RemoteStore>,
@@ -97,6 +97,7 @@ pub fn heads(
     tracing::info!(host = %member, "sharing stored sandboxes with the other hosts of the store");
     let owner = Owner {
         member,
+        // Epochs count registrations in a fleet. Outside a fleet, a host has only one.
         epoch: Epoch(1),
     };
     Ok(Some(Heads::new(remote.clone(), owner)))

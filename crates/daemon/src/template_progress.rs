@@ -43,7 +43,8 @@ impl TemplateProgress {
         self.phase == phase
     }
 
-    /// Prints a log line of a build, above the bar if there is one. A bold line needs a terminal.
+    /// Prints a log line of a build, above the bar if there is one. With `is_bold`, standard error
+    /// must be a terminal.
     pub fn print(&self, line: &str, is_bold: bool) {
         let line = terminal::without_colours(line);
         let print = || {

@@ -75,7 +75,7 @@ pub fn api_span<B>(request: &Request<B>) -> tracing::Span {
             span.record("request_id", id.as_str());
         }
         let parent = TraceContextPropagator::new().extract(&HeaderExtractor(request.headers()));
-        // The span exists in the log only if its level is enabled there.
+        // The error is ignored: a span that only the log enables has no trace context.
         let _ = span.set_parent(parent);
     }
     span
@@ -154,12 +154,13 @@ impl TraceExport {
         });
         tracing_opentelemetry::layer()
             .with_tracer(self.provider.tracer_with_scope(scope))
-            // `exported` would remove these fields anyway.
+            // Not recorded, because the function `exported` would remove these fields.
             .with_location(false)
             .with_threads(false)
             .with_target(false)
             .with_level(false)
             .with_tracked_inactivity(false)
+            // No code of the daemon uses the current OpenTelemetry context.
             .with_context_activation(false)
             .with_filter(exported)
     }
@@ -270,7 +271,7 @@ async fn export(
         {
             batch.push(span);
         }
-        // Only after a stop: no span is left.
+        // The batch is empty only if `stop` is cancelled and the queue is empty.
         if batch.is_empty() {
             return;
         }

@@ -1,8 +1,9 @@
 //! Coordinator of a shard: registrations, acknowledgements and verdicts.
 //!
 //! All changes of members are made in a draft of the shard's record. The draft replaces the record
-//! every 3 s, and 0.5 s after the last replace if it contains a registration or verdict (group
-//! commit). A change takes effect when the replace is known to have succeeded.
+//! every 3 s. If the draft contains a registration or verdict, it replaces the record 0.5 s after
+//! the last replace (group commit). A change takes effect when the replace is known to have
+//! succeeded.
 
 mod budgets;
 mod membership;
@@ -63,11 +64,12 @@ pub(crate) struct Coordinator {
     next_judge: Millis,
     /// Time of the sending of the last replace.
     replaced: Millis,
-    /// Time of the sending of the last successful replace.
+    /// Time of the first sending of the last successful replace.
     renewed: Millis,
     /// Time before which no verdict is made.
     grace_ends: Millis,
-    /// Time after which shares are granted although members have not reported theirs.
+    /// Time after which shares are granted although members have not reported theirs. `None` in
+    /// production ([`Timing::unreported_shares`]).
     shares_known: Option<Millis>,
     peers: BTreeMap<MemberId, Peer>,
     /// Process and number of the latest registration of each member in this term.
@@ -293,6 +295,7 @@ impl Coordinator {
                 }
             } else {
                 self.scheduler.remove_host(row.id.host());
+                // The peer stays if the draft already has the next registration of the member.
                 if self
                     .draft
                     .row(row.id)
@@ -425,8 +428,9 @@ fn report_of(row: &MemberRow, status: Option<&crate::message::HostStatus>) -> Ho
     }
 }
 
-/// Returns the number of the first list of a registration in a term. Lists of different
-/// registrations have different numbers, so that late pages of a former process are ignored.
+/// Returns the number of the first list of a registration in a term. [`RowReceiver`] increments the
+/// number for each further list. Lists of different registrations have different numbers, so that
+/// late pages of a former process are ignored.
 fn list_number(term: Term, registration: u64) -> u64 {
     term.0 << 32 | registration << 16
 }

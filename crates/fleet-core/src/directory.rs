@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use table::{Meta, Table};
 
-/// Maximum number of hosts that a directory distinguishes.
+/// Maximum number of hosts that a directory distinguishes. A row has 13 bits for its host.
 const MAX_HOSTS: usize = 1 << 13;
 /// Number of tables.
 const TABLES: usize = 256;
@@ -162,7 +162,8 @@ impl Directory {
 
     /// Stores a row that a host reports. A report is ignored if its revision is lower than the
     /// current one, or equal to the revision of another host: the sandbox has moved. A host can
-    /// therefore not report sandboxes of another host that were never stored.
+    /// therefore not report another host's sandboxes that were never stored: their revision is
+    /// zero.
     ///
     /// # Errors
     /// [`DirectoryError`] if the row cannot be stored. The directory is unchanged then.
@@ -180,7 +181,8 @@ impl Directory {
                 return Ok(());
             }
             Some(current) if current.revision() > meta.revision() => {
-                // An older report of the same host is part of a list that is being replayed.
+                // The host reports an older revision, for example in a list that is being replayed.
+                // The current row stays. The mark prevents its removal by [`Self::finish_list`].
                 table.put(high, low, current.with_mark(true));
                 return Ok(());
             }
@@ -192,7 +194,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Removes the row of a sandbox if it is on this host. Returns whether it was removed.
+    /// Removes the row of a sandbox if the row belongs to this host. Returns whether it was
+    /// removed.
     pub fn remove(&mut self, host: MemberId, hash: SandboxHash) -> bool {
         let Some(&number) = self.numbers.get(&host) else {
             return false;

@@ -10,7 +10,8 @@ use crate::record::ShardRecord;
 pub enum WriteOutcome<R> {
     /// The record has the written content and this version.
     Done(Version),
-    /// The record has another version. The record that was read, `None` if it does not exist.
+    /// The record has another version. Contains the record that was read, or `None` if no record
+    /// exists.
     Lost(Option<Box<(R, Version)>>),
     /// The write was not sent, or was rejected. It will not arrive later.
     Rejected,
@@ -97,8 +98,8 @@ pub enum Effect {
         /// Maximum number of rows.
         limit: usize,
     },
-    /// This member is registered. Before it accepts requests, it must compare the heads of all
-    /// sandboxes that it has ([`crate::reconcile`]) if the epoch is new.
+    /// This member is registered. If the epoch is new, the member must compare the heads of all its
+    /// sandboxes ([`crate::reconcile`]) before it accepts requests.
     Registered {
         /// Epoch.
         epoch: Epoch,
@@ -119,9 +120,11 @@ pub enum Effect {
     },
     /// The verdict on an epoch is committed: act upon it.
     Verdict(Owner),
-    /// Mass silence has started or ended: no verdicts are made while it lasts.
+    /// Mass silence has started or ended. While it lasts, silence leads to no verdict unless an
+    /// operator confirms the death.
     MassSilence {
-        /// Number of silent members. Zero if the mass silence has ended.
+        /// Number of members without a recent heartbeat ([`crate::Timing::unacknowledged`]). Zero
+        /// if the mass silence has ended.
         silent: usize,
         /// Number of members.
         members: usize,
@@ -148,9 +151,9 @@ pub enum Effect {
 /// Reason for the end of a term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TermEnd {
-    /// The record was replaced by another member. Its term, if known.
+    /// The record was replaced by another member.
     Replaced {
-        /// Term in the record.
+        /// Term in the record. `None` if the record does not exist.
         by: Option<Term>,
     },
 }

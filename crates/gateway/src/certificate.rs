@@ -78,6 +78,7 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
         names,
         expires: seconds(now + LIFETIME),
     };
+    // Serialising strings and numbers cannot fail.
     let about = serde_json::to_vec(&about).unwrap_or_default();
     DirBuilder::new()
         .recursive(true)

@@ -31,10 +31,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Flow control windows in bytes of an HTTP/2 stream and of a connection.
+/// Flow control window of an HTTP/2 stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// Flow control window of an HTTP/2 connection, in bytes.
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-/// Size of the send buffer of an HTTP/2 stream whose client reads slowly.
+/// Size of the send buffer of an HTTP/2 stream whose client reads slowly, in bytes.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
 /// Interval of HTTP/2 pings, and timeout of a ping.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -149,15 +150,16 @@ async fn exchange<S, C, T>(
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(true);
             }
-            // The completion of a request does not wake this task. Therefore an armed timer stays
-            // armed, and without a deadline the next check is after the idle timeout.
+            // A connection with a request in flight has no deadline. The completion of the request
+            // sets one but does not wake this task, so the timer must wake it. An armed timer stays
+            // armed. Otherwise the next check is after the idle timeout.
             let wake = deadline.or(armed.filter(|armed| *armed > now));
             let wake = wake.or(now.checked_add(limits.idle)).unwrap_or(now);
             if armed != Some(wake) {
                 armed = Some(wake);
                 timer.as_mut().reset(wake);
             }
-            // The timer has already expired: check the deadline again.
+            // If the timer has already expired, check the deadline again.
             if timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }

@@ -45,6 +45,7 @@ impl Upstream {
     /// Returns the gateway of a host, for the client `peer`.
     pub fn host(hosts: &Arc<dyn OtherHosts>, host: Arc<str>, peer: Peer) -> Self {
         Self::Host {
+            // The second part, the port for guests, is the TLS state of the client.
             key: (format!("{host} {}", peer.ip), u16::from(peer.tls)),
             hosts: hosts.clone(),
             host,
@@ -81,8 +82,8 @@ impl Upstream {
     }
 }
 
-/// Sends a request and waits, without timeout, for the head of the response. Uses a new connection
-/// if `fresh`.
+/// Sends a request and waits, without timeout, for the head of the response. If `fresh` is true
+/// (for upgrades), uses a new connection.
 pub(crate) async fn send<S: Sandboxes>(
     shared: &GatewayState<S>,
     upstream: &Upstream,
@@ -91,6 +92,8 @@ pub(crate) async fn send<S: Sandboxes>(
     fresh: bool,
 ) -> Result<(Response<Incoming>, GuestConnection), RequestError> {
     let counters = &shared.counters;
+    // False for an upgrade, too: awaiting the upgraded stream does not drive the connection, so a
+    // separate task must do so.
     let is_body_complete = !fresh && body.is_end_stream();
     // Only an idempotent request without a body can be repeated if the reused connection fails.
     let repeatable = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
@@ -113,7 +116,7 @@ pub(crate) async fn send<S: Sandboxes>(
                     request =
                         Request::from_parts(parts, GuestRequestBody::empty(Arc::clone(counters)));
                 }
-                // The guest may have processed the request: do not repeat it.
+                // The receiver may have processed the request: do not repeat it.
                 (None, None) => return Err(upstream.failure(error.error())),
             },
         }
@@ -143,7 +146,7 @@ fn interrupted(error: &hyper::Error) -> RequestError {
     RequestError::Unavailable(reason.to_owned())
 }
 
-/// Opens a connection into the sandbox.
+/// Opens a connection to `upstream`.
 async fn connect<S: Sandboxes>(
     shared: &GatewayState<S>,
     upstream: &Upstream,

@@ -147,7 +147,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             let route = match &self.origin {
                 None if self.is_forwarded => match self.shared.decide(&parts) {
                     route @ (Route::Sandbox(_) | Route::Refused(..)) => route,
-                    // The other host answers these requests itself.
+                    // The host that forwarded the request answers such requests itself.
                     Route::ControlPlane | Route::Function(_) => Route::Refused(
                         StatusCode::MISDIRECTED_REQUEST,
                         "Hosts forward requests to sandboxes only",

@@ -32,7 +32,8 @@ pub fn is_host_only(path: &str) -> bool {
     is_host_only_segment(&resolved) || is_host_only_segment(&segments)
 }
 
-/// Returns the segments in lower case, without empty ones and parameters.
+/// Returns the segments in lower case, without white space at their ends and without empty
+/// segments. Each segment is cut off at a parameter, a decoded `?` or `#`, or a NUL byte.
 fn segments(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|b| matches!(b, b'/' | b'\\'))
         .map(|segment| {

@@ -78,8 +78,8 @@ pub async fn serve<S, C>(
             }
             Err(full) => {
                 add(&gateway.shared.counters.connections_refused, 1);
-                // Without a permit, the connection is closed at once: rejections must not exhaust
-                // memory.
+                // Beyond `MAX_CONCURRENT_REFUSALS`, the connection is closed at once: rejections
+                // must not exhaust memory.
                 if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
                     let tls = tls.clone();
                     tasks.spawn(async move {

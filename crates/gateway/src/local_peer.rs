@@ -17,7 +17,7 @@ struct Privileges {
     is_root: bool,
     effective: u64,
     bounding: u64,
-    /// Inode of its user namespace. `None` if this process may not read it.
+    /// Inode of its user namespace. `None` if the daemon may not read it.
     user_namespace: Option<u64>,
 }
 
@@ -49,7 +49,8 @@ impl Privileges {
     /// `is_first` states whether the daemon is in the initial user namespace.
     fn may_own(self, daemon: Self, is_first: bool) -> bool {
         let is_same_namespace = self.user_namespace == daemon.user_namespace;
-        // Only a process that the daemon confined has an empty bounding set.
+        // The daemon empties the bounding set of processes that it confines, such as VMMs. Other
+        // processes usually retain theirs.
         let is_confined = self.bounding == 0 && daemon.bounding != 0;
         // A daemon in the initial namespace trusts no process in another user namespace.
         let is_outer = is_first && !is_same_namespace;
@@ -61,8 +62,9 @@ impl Privileges {
     }
 }
 
-/// Returns whether the process `pid`, which has the owner's user id, may be the owner. `None` means
-/// that the process is outside this PID namespace, and is therefore not confined by this daemon.
+/// Returns whether the process `pid`, which has the owner's user id, may be the owner. `None` or 0
+/// means that the process is outside this PID namespace, and is therefore not confined by this
+/// daemon.
 pub(crate) fn may_be_owner(pid: Option<i32>) -> bool {
     let Some(pid) = pid.filter(|pid| *pid > 0) else {
         return true;

@@ -1,5 +1,5 @@
-//! Pool of connections into guests. It keeps idle connections for reuse and limits the number of
-//! all connections per sandbox.
+//! Pools of connections into guests and to gateways of other hosts. A pool keeps idle connections
+//! for reuse and limits the number of all connections per sandbox, or per client of another host.
 
 use crate::request_body::GuestRequestBody;
 use jiffy_http::{ConnectionPool, PoolLimits, PooledBody, PooledConnection};
@@ -19,7 +19,7 @@ const LIMITS: PoolLimits = PoolLimits {
     idle: 1_024,
 };
 
-/// Sandbox id and port.
+/// Sandbox id and port. For another host, `Upstream::host` forms the key from host and client.
 pub(crate) type PoolKey = (String, u16);
 /// Connection into a guest.
 pub(crate) type GuestConnection =
@@ -28,7 +28,7 @@ pub(crate) type GuestConnection =
 pub(crate) type GuestResponseBody = PooledBody<PoolKey, GuestRequestBody, GuestConnectionPermit>;
 type IdlePool = ConnectionPool<PoolKey, GuestRequestBody, GuestConnectionPermit>;
 
-/// Number of open connections per sandbox.
+/// Number of open connections by the first part of their [`PoolKey`].
 type OpenConnections = Arc<Mutex<HashMap<String, usize>>>;
 
 /// Permit for a connection into a sandbox.

@@ -1,7 +1,6 @@
 //! Preview links: signed URLs of one port of a sandbox with a limited lifetime, for users without a
 //! token.
 //!
-//!
 //! In a link by path, the signature is in the query, and a cookie scoped to the port's path carries
 //! it in later requests. In a link by host name, the signature is in the first label, so that all
 //! requests of the page contain it and the page has its own origin.
@@ -69,7 +68,8 @@ impl LinkSigner {
     /// Creates a signer with a key of 32 secret random bytes.
     #[must_use]
     pub fn new(key: &[u8; 32]) -> Self {
-        // HMAC fills keys that are shorter than its block with zeros.
+        // `Hmac::new` takes a key of the block's size. Zeros at the end do not change the
+        // signatures, because HMAC fills shorter keys with zeros.
         let mut block = [0; 64];
         block[..32].copy_from_slice(key);
         Self {
@@ -95,8 +95,9 @@ impl LinkSigner {
     /// Returns the first label of a link's host name.
     ///
     /// # Errors
-    /// [`LinkError::InvalidTarget`] as above. [`LinkError::TooLong`] if the label has more than 63
-    /// characters, which an id of at most 23 characters excludes.
+    /// [`LinkError::InvalidTarget`] if the id or the port is invalid. [`LinkError::TooLong`] if the
+    /// label has more than 63 characters. An id of at most 23 characters fits while the expiry has
+    /// 6 digits in base 36, which is until 2038.
     pub fn label(&self, id: &str, port: u16, expires: u64) -> Result<String, LinkError> {
         check_target(id, port)?;
         // In the order in which `host_name::classify` parses the parts.

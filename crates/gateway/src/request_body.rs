@@ -12,16 +12,18 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Maximum size and time of reading the remainder of an unwanted request body, after which its
-/// connection can serve the next request.
+/// Maximum size of the unwanted remainder of an HTTP/1 request body that is read, so that the
+/// connection can serve the next request. The connection is closed after the response if the
+/// remainder is larger.
 const MAX_UNREAD_BYTES: u64 = 64 * 1024;
+/// Maximum time for reading the remainder.
 const UNREAD_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Body of a client's request. If it is dropped before its end, the remainder moves to its
 /// [`UnreadBody`].
 #[derive(Debug)]
 pub struct ClientRequestBody {
-    /// `None` if it was read to its end.
+    /// `None` if the body is empty or was read to its end.
     inner: Option<Incoming>,
     unread: UnreadBody,
 }

@@ -146,7 +146,7 @@ impl RequestError {
             sandbox_id: about.map(|about| about.id),
             message,
             port: about
-                // As E2B's proxy does.
+                // Only this error contains the port, as in E2B's proxy.
                 .filter(|_| *self == Self::PortClosed)
                 .map(|about| about.port),
             // E2B's clients read the status from the body.

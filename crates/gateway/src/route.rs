@@ -38,7 +38,8 @@ pub struct SandboxTarget {
     pub id: String,
     /// TCP port in the guest. Not 0.
     pub port: u16,
-    /// Path and query as sent to the guest.
+    /// Path and query for the guest, without the prefix of [`Addressing::Path`]. May contain the
+    /// parameters of a signed link, which are removed when access is checked.
     pub path: PathAndQuery,
     /// Form in which the request specified the sandbox.
     pub addressing: Addressing,
@@ -47,7 +48,7 @@ pub struct SandboxTarget {
 /// Form in which a request specifies its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Addressing {
-    /// By two headers.
+    /// By the headers [`SANDBOX_ID`] and [`SANDBOX_PORT`].
     Headers,
     /// By host name, with expiry and signature if it contains them.
     Host(Option<(String, String)>),

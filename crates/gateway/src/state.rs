@@ -58,7 +58,7 @@ impl<S: Sandboxes> GatewayState<S> {
                     "Pages without an origin may not call the control plane",
                 )
             }
-            // Other requests already name their sandbox.
+            // A signed link to a file may name no sandbox. `route` then returns the control plane.
             Route::ControlPlane => self.route_file_link(parts),
             route => route,
         }
@@ -86,6 +86,7 @@ impl<S: Sandboxes> GatewayState<S> {
                 id,
                 port: AGENT_PORT,
                 path: path.clone(),
+                // As if addressed by headers: the path has no prefix to remove.
                 addressing: Addressing::Headers,
             }),
             // The control plane has no files, so the request would fail there, too.

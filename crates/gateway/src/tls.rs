@@ -1,4 +1,5 @@
-//! TLS for the listener. The client selects HTTP/2 or HTTP/1.1 by ALPN.
+//! TLS for the listener. Of the protocols that a client offers by ALPN, the server prefers HTTP/2
+//! to HTTP/1.1.
 
 use crate::certificate::{self, CertificatePaths};
 use crate::tls_error::TlsError;
@@ -56,7 +57,7 @@ impl Tls {
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .map_err(unusable)?;
-        // In order of preference.
+        // rustls selects the first of these protocols that the client offers.
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Self {
             acceptor: TlsAcceptor::from(Arc::new(config)),
@@ -87,7 +88,7 @@ impl Tls {
     }
 
     /// Returns the PEM file with the authority of a generated certificate, which clients must trust
-    /// (`SSL_CERT_FILE`, `NODE_EXTRA_CA_CERTS`).
+    /// (`SSL_CERT_FILE`, `NODE_EXTRA_CA_CERTS`). `None` for a certificate from files.
     #[must_use]
     pub fn trust(&self) -> Option<&Path> {
         self.trust.as_deref()

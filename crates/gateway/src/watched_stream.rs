@@ -18,8 +18,8 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of bytes read from such a client.
 const MAX_LINGER_BYTES: usize = 64 << 20;
 
-/// Stream that reports received bytes. The stream and its permit remain with the connection through
-/// an upgrade.
+/// Stream that reports received bytes. An upgraded connection retains this stream and thereby the
+/// connection's permit, which `activity` contains.
 pub(crate) struct WatchedStream<T> {
     inner: T,
     /// Bytes read before the connection's buffers were allocated.
@@ -90,7 +90,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for WatchedStream<T> {
         let result = Pin::new(&mut self.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
             self.activity.bytes_arrived();
-        // An end of file: the client has closed its sending side.
+        // Otherwise, a read of 0 bytes into a buffer with free space is an end of file: the client
+        // has closed its sending side. The end of file may have to be ignored until the response is
+        // sent.
         } else if matches!(result, Poll::Ready(Ok(())))
             && buf.remaining() > 0
             && self.activity.waits_after_eof(cx.waker())

@@ -69,8 +69,9 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Headers for proxies, and headers that only trusted proxies may set. `Expect` is removed because
-/// the gateway answers it itself, by requesting the client's body.
+/// Headers for proxies, and headers that only trusted proxies may set. The callers overwrite
+/// `X-Forwarded-For`, `X-Forwarded-Host` and `X-Forwarded-Proto` afterwards. `Expect` is removed
+/// because the gateway answers it itself, by requesting the client's body.
 const PROXY_HEADERS: [&str; 6] = [
     "expect",
     "forwarded",
@@ -134,8 +135,8 @@ pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str,
         }
     }
     let Some(prefix) = prefix else {
-        return;
         // With a host name of its own, the guest's headers apply only to its own origin.
+        return;
     };
     // These headers would apply to the whole origin, which several guests share.
     headers.remove(ALT_SVC);

@@ -40,7 +40,7 @@ where
         body
     }
 
-    /// Returns the connection to the pool. Has no effect on later calls.
+    /// Returns the connection to the pool. Later calls have no effect.
     fn finish(&mut self) {
         if let Some(connection) = self.connection.take() {
             self.pool.give_back(connection);

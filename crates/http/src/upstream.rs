@@ -45,9 +45,9 @@ where
         Self { sender, driver }
     }
 
-    /// Sends a request and waits, without timeout, for the head of the response.
-    /// `is_body_complete` states that the body of the request is complete. Only then can the task
-    /// that waits for the response perform the I/O alone.
+    /// Sends a request and waits, without timeout, for the head of the response. `is_body_complete`
+    /// may be true only if the request has no body to send. The task that waits for the response
+    /// can then perform the I/O alone.
     pub async fn send(
         &mut self,
         request: Request<B>,

@@ -9,14 +9,15 @@
 //! <prefix>/share/jiffy/templates/<name>.tpl
 //! ```
 //!
-//! In a build directory all programs are in one directory, and no other file exists.
+//! In a build directory all programs are in one directory, and the other files of this list do not
+//! exist.
 
 use std::env;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Maximum size of the file with the name of the package, in bytes.
+/// Maximum number of bytes that are read from the file `package`.
 const MAX_PACKAGE_BYTES: u64 = 64;
 
 /// Directories of one installation, usually of the installation that the running program belongs

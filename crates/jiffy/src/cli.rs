@@ -278,7 +278,7 @@ impl HostArgs {
 
 impl Cli {
     /// Parses the command line. Exits with an error message, and a hint if one exists, when the
-    /// arguments are invalid.
+    /// arguments are invalid. Also exits after `--help` and `--version`.
     pub fn read() -> Self {
         Self::try_parse().unwrap_or_else(|error| {
             let hint = option_hint(&error).or_else(|| hints::command_hint(&error));

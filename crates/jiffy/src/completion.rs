@@ -112,7 +112,7 @@ async fn request_candidates(kind: ValueKind) -> anyhow::Result<Vec<CompletionCan
     let client =
         jiffy_daemon::local_daemon::client_over(&home, stream.context("no daemon runs")?).await?;
     let mut candidates = Vec::new();
-    // Two requests, because many arguments accept both kinds.
+    // `SandboxOrSnapshot` needs both lists.
     if !matches!(kind, ValueKind::Snapshot) {
         for sandbox in client.listed_sandboxes(true).await? {
             let (id, name) = (sandbox.id.clone(), sandbox.name.clone());
@@ -147,7 +147,7 @@ fn add(candidates: &mut Vec<CompletionCandidate>, id: String, name: Option<Strin
 mod tests {
     use super::*;
 
-    /// Returns the ids of arguments with candidates, with their subcommands.
+    /// Appends the ids of arguments with candidates to `arguments`, each after its subcommands.
     fn completed(command: &clap::Command, path: &str, arguments: &mut Vec<String>) {
         for arg in command.get_arguments() {
             if arg.get::<ArgValueCandidates>().is_some() {

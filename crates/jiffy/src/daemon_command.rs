@@ -38,7 +38,8 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Starts the daemon. A running daemon without an address is replaced if an address is requested.
+/// Starts the daemon. Replaces a running daemon that has no address, unless `options` contain
+/// `--no-listen`.
 pub(crate) async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     let new_options = parse_options(options);
     let home = Home::locate()?;
@@ -59,7 +60,8 @@ pub(crate) async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
         // A daemon that a command started automatically has no address. This command requests an
         // address.
         let arguments = process.map(|(_, arguments)| arguments).unwrap_or_default();
-        // Only a daemon in the background has this option. Another process manages other daemons.
+        // `spawn_and_wait` passes this option to the daemons that it starts. Other daemons run in a
+        // terminal or as a service, and must not be replaced by a daemon in the background.
         anyhow::ensure!(
             arguments.iter().any(|word| word == LOG_FILE_OPTION),
             "process {} runs with --no-listen in the foreground or as a service: \
@@ -143,14 +145,16 @@ fn without_no_listen(mut options: Vec<String>) -> Vec<String> {
     options
 }
 
-/// Stops the daemon, and starts another one with the same options or with `options`.
+/// Stops the daemon, and starts another one with `options`, or with the options of the stopped
+/// daemon if `options` is empty.
 async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
     // Invalid options are reported before the daemon is stopped.
     parse_options(options);
     let home = Home::locate()?;
     let mut options = options.to_vec();
     if let Some(stream) = connect(&home).await {
-        // The arguments are read from the kernel, because this version may not know all of them.
+        // `process_of` reads the arguments from /proc, so that this also works with daemons of
+        // other versions.
         if let (true, Some((_, arguments))) = (options.is_empty(), process_of(&stream)) {
             options = user_options(arguments);
         }

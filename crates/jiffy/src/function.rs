@@ -62,7 +62,8 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the API path of a request for function `name`.
+/// Returns the API path of a request for function `name`. `call` is the rest of the path, for
+/// example `/logs`.
 pub fn path(name: &str, call: &str) -> anyhow::Result<String> {
     // The name becomes part of a path. The daemon checks the exact rules.
     let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -73,7 +74,7 @@ pub fn path(name: &str, call: &str) -> anyhow::Result<String> {
     Ok(format!("/functions/{name}{call}"))
 }
 
-/// Sends a request to the daemon in the arguments.
+/// Sends a request to the daemon that the arguments select.
 async fn call(
     output: &FunctionOutputArgs,
     method: Method,
@@ -84,7 +85,8 @@ async fn call(
     client.call(method, path, body).await
 }
 
-/// Sends a request for a function and prints the response.
+/// Sends a request for a function and prints the response. `name` is the rest of the API path after
+/// the name of the function. `text` formats the response if `--json` is not set.
 async fn request_and_show(
     args: &FunctionArgs,
     method: Method,

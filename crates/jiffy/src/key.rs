@@ -15,8 +15,8 @@ use jiffy_image::Home;
 use serde_json::Value;
 use std::process::ExitCode;
 
-/// Runs a subcommand. The key database is changed directly; a running daemon reads it for each
-/// request. The keys of a fleet are changed through the daemon.
+/// Runs a subcommand. The key database of a single host is changed directly: a running daemon
+/// applies the change within half a second. The keys of a fleet are changed through the daemon.
 pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
     if home.path().join("fleet.toml").exists() {
@@ -104,7 +104,8 @@ fn kill_sandboxes(home: &Home, key: &Key) -> anyhow::Result<()> {
             return Ok(());
         };
         let client = jiffy_daemon::local_daemon::client_over(home, stream).await?;
-        // The key is already revoked in the database. The daemon acts on this change.
+        // The key is already revoked in the database. This call makes the daemon remove the
+        // resources of the key at once, and returns when they are removed.
         let path = format!("/keys/{}/revoke", key.id);
         let body = serde_json::json!({ "end": true });
         let _: serde_json::Value = client.call(Method::POST, &path, &body).await?;

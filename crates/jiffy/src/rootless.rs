@@ -70,9 +70,11 @@ fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
     }
 }
 
-/// Returns whether the sandbox of `jiffy run` belongs to a daemon. With an explicit engine it does
-/// not belong to the local daemon.
+/// Returns whether `jiffy run` uses a remote daemon or a running local daemon, so that this process
+/// needs no namespaces. With an explicit engine, returns false for the local daemon, which may not
+/// have that engine.
 fn is_for_daemon(args: &RunArgs, home: &Home) -> bool {
+    // An error counts as remote: the command itself reports the error.
     let is_remote = || !matches!(jiffy_client::is_remote(&args.host.server()), Ok(false));
     let has_local_daemon =
         || args.engine.engine == EngineSelection::Auto && UnixStream::connect(socket(home)).is_ok();

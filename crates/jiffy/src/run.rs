@@ -1,7 +1,7 @@
 //! `jiffy run`: runs a command in a new sandbox and removes the sandbox afterwards.
 //!
 //! The sandbox belongs to a daemon (`remote.rs`) or is a child of this process (`local.rs`).
-//! `source.rs` selects the source.
+//! `source.rs` selects between the two.
 
 mod command_target;
 pub mod ephemeral;
@@ -31,7 +31,7 @@ use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use volume::Volumes;
 
-/// Runs the command and returns its exit code. Errors are errors of Jiffy.
+/// Runs the command and returns its exit code. An error is a failure of Jiffy, not of the command.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     check_size(&args.size)?;

@@ -189,7 +189,7 @@ pub async fn template_of_image(
     let name = image_on_demand(image);
     let result = template::build::build_from_image(client, &name, image, quiet).await;
     let Err(e) = result else { return Ok(name) };
-    // The caller interrupted the import: an earlier import must not be used instead.
+    // The user interrupted the import: an earlier import must not be used instead.
     if e.is::<template::build::Interrupted>() {
         return Err(e);
     }
@@ -295,7 +295,7 @@ enum BulkOperation {
     Remove,
     /// Removes listed sandboxes. Ignores sandboxes that were removed since they were listed.
     RemoveListed,
-    /// Pauses sandboxes. If `true`, waits until the store has the stored memory.
+    /// Pauses sandboxes. If `true`, waits until the shared store has their memory.
     Pause(bool),
     Resume,
     /// Restarts sandboxes. The value is the time before processes are killed.
@@ -308,8 +308,8 @@ async fn run_bulk(args: &SandboxIdsArgs, operation: BulkOperation) -> anyhow::Re
     run_for_each(&client, &args.ids, operation, args.json).await
 }
 
-/// Runs an operation on each object. Continues after failures. Each id is printed when its
-/// operation is complete, so that the output is correct even if this process is killed.
+/// Runs an operation on each object. Continues after failures. Without `json`, each id is printed
+/// when its operation is complete, so that the output is correct even if this process is killed.
 async fn run_for_each(
     client: &Client,
     ids: &[String],

@@ -51,6 +51,7 @@ struct Verified {
 impl Verified {
     fn is_sound(&self) -> bool {
         match &self.unrepaired {
+            // Only chunks can be repaired, and no other objects.
             Some(unrepaired) => unrepaired.is_empty() && self.report.objects.is_empty(),
             None => self.report.is_sound(),
         }
@@ -91,6 +92,7 @@ fn open(place: &StoreLocationArgs) -> anyhow::Result<Arc<RemoteStore>> {
     let keyring = place.store_keys.clone();
     let keyring = keyring.or_else(|| last.and_then(|last| last.keyring));
     let own = home.path().join("store/keys.toml");
+    // Checked here, because `RemoteStore::open` would create a new file of master keys.
     anyhow::ensure!(
         keyring.is_some() || own.exists(),
         "this host has no master keys of {url}: specify the file with --store-keys"
@@ -99,7 +101,7 @@ fn open(place: &StoreLocationArgs) -> anyhow::Result<Arc<RemoteStore>> {
         url: url.clone(),
         keyring,
         home: home.path().to_owned(),
-        // A command for maintenance must read any amount of data.
+        // Unlimited: a command for maintenance must read any amount of data and evict no layers.
         cache_bytes: u64::MAX,
         upload_bytes_per_second: None,
         timeout: STORE_TIMEOUT,
@@ -306,7 +308,7 @@ async fn rotate_tenant(
     name: &str,
     data_keys: bool,
 ) -> Result<TenantKeys, StoreError> {
-    // The current master key wraps new key generations from the start.
+    // Affects only existing generations: `rotate` wraps the new one with the current master key.
     let keys = remote.shared.rewrap(name).await?;
     if !data_keys {
         return Ok(keys);

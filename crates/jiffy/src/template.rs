@@ -1,5 +1,5 @@
 //! `jiffy template`: manages the templates in the data directory of this host. Only builds of
-//! Dockerfiles use the daemon.
+//! Dockerfiles and pruning send requests to a daemon.
 
 pub mod build;
 mod import;
@@ -240,6 +240,7 @@ fn with_progress(
 fn recipe(name: &str) -> anyhow::Result<Recipe> {
     if build::is_directory(name) {
         let directory = Path::new(name);
+        // A path that does not exist passes this check: `from_directory` reports it.
         anyhow::ensure!(
             !directory.is_dir() || directory.join("recipe.toml").exists(),
             "{} has neither a Dockerfile nor a recipe.toml: specify the Dockerfile with --file",

@@ -36,9 +36,10 @@ pub const IMAGES: &str = "jiffy_images";
 /// Parameter of the kernel's command line: set if the last disk contains the modules of the kernel.
 pub const MODULES: &str = "jiffy_modules";
 /// Prefix of the name of an abstract Unix socket that replaces one of the ports above in a sandbox
-/// without vsock. The number of the port follows. The host connects to the sockets, also to the
-/// socket for [`HELLO_PORT`]. The agent closes connections of programs in the sandbox without a
-/// response, based on the credentials that the kernel reports.
+/// without vsock. The number of the port follows. The agent listens on all of these sockets, and
+/// the host connects. This includes the socket for [`HELLO_PORT`], although the agent is the client
+/// of this port if there is vsock. The agent closes connections of programs in the sandbox without
+/// a response, based on the credentials that the kernel reports.
 pub const LINK_SOCKET: &str = "jiffy-agent-";
 /// First argument of the agent as process 1 of a gVisor sandbox.
 pub const GVISOR: &str = "gvisor";
@@ -152,7 +153,7 @@ pub struct ProxySettings {
 impl ProxySettings {
     /// Returns the URL without user and password.
     pub fn public_url(&self) -> String {
-        // A user name may contain an encoded `@`, but a host name cannot contain one.
+        // A password may contain `@`, but a host name cannot, so the host follows the last `@`.
         match self.url.split_once("://") {
             Some((scheme, rest)) => {
                 let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);

@@ -56,6 +56,7 @@ impl FromStr for CpuLevel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        // The prefix `x86-64-` is optional.
         let is_named = |name: &str| name == text || name.strip_prefix("x86-64-") == Some(text);
         let found = LEVELS.into_iter().find(|(_, name)| is_named(name));
         found.map(|(level, _)| level).ok_or_else(|| {

@@ -48,7 +48,8 @@ pub enum FetchOutcome {
     Present,
     /// The chunk could not be fetched for this reason. A later attempt may succeed.
     Failed(String),
-    /// The layer's file contains all chunks. Also sent without a request, for any chunk.
+    /// The layer's file contains all chunks. Also sent without a request. The chunk number of the
+    /// answer is then a placeholder.
     Complete,
 }
 

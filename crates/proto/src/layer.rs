@@ -16,7 +16,7 @@ use index_file::IndexDecoder;
 
 /// Size of a unit of memory layers in bytes.
 pub const MEMORY_CHUNK: u32 = 64 << 10;
-/// Size of a unit in sets of guest pages in bytes.
+/// Size in bytes of a unit in sets of guest pages.
 pub const MEMORY_PAGE: u32 = 4 << 10;
 /// Size of a unit of disk layers in bytes.
 pub const DISK_BLOCK: u32 = 4 << 10;

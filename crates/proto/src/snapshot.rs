@@ -4,8 +4,8 @@
 use crate::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of layers of memory, and of each disk, for a restore. Longer lineages are merged
-/// first.
+/// Maximum number of layers of memory, and of each disk, for a restore. Before a restore, the
+/// sandbox manager merges long lineages.
 pub const MAX_LAYERS: usize = 48;
 /// Maximum number of layers that a running VM may accumulate through its snapshots. A restore from
 /// a merged snapshot resets the number.
@@ -204,8 +204,8 @@ pub struct RestoreConfig {
     pub lazy: Option<LazyConfig>,
 }
 
-/// Snapshot to which a running VM is rolled back in its process. It must have the same size, and
-/// its devices must use the same images.
+/// Snapshot to which a running VM is rolled back in its process. The snapshot must have the size,
+/// processor features and devices of the VM. Its devices must use the same images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollbackConfig {
     /// State of vCPUs and devices.
@@ -235,14 +235,15 @@ pub struct DiskRollback {
     pub overlay: FdIndex,
 }
 
-/// Report of a rollback. Times are in microseconds.
+/// Report of a rollback. Times are in microseconds. `pause_us`, `scan_us`, `memory_us` and
+/// `state_us` are parts of `stopped_us`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollbackReport {
     /// Time for reading state and indexes, during which the guest still ran.
     pub read_us: u64,
     /// Time for which the guest was stopped.
     pub stopped_us: u64,
-    /// Part of `stopped_us`: time until all vCPUs had left the guest.
+    /// Time until the vCPUs and the disk thread were paused.
     pub pause_us: u64,
     /// Time for finding the guest's private pages.
     pub scan_us: u64,
@@ -292,7 +293,7 @@ pub struct LayerFiles {
 /// Pages that are copied into a VM while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaterPages {
-    /// Pages as in [`RestoreConfig::populate`], which may also be included.
+    /// Index in the format of [`RestoreConfig::populate`]. It may repeat pages of that index.
     pub pages: FdIndex,
     /// Moment at which the copying starts.
     pub from: PopulateMoment,
@@ -306,7 +307,8 @@ pub enum PopulateMoment {
     Start,
     /// First connection from the host over vsock.
     Connection,
-    /// First frame for the network interface after the VM was detached.
+    /// First frame that arrives for the guest's network interface while the VM is detached
+    /// ([`crate::vm::Request::Detach`]). The host itself causes the earlier frames.
     Frame,
 }
 

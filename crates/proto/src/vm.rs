@@ -105,7 +105,8 @@ pub enum Request {
         /// vsock port in the guest.
         port: u32,
     },
-    /// Inflates the balloon until the guest has at most its full size minus `target_mib`.
+    /// Sets the target size of the balloon: the guest must return `target_mib` MiB to the host in
+    /// total. 0 gives all memory back to the guest. Not answered.
     Balloon {
         /// Size of the balloon in MiB.
         target_mib: u32,
@@ -268,7 +269,7 @@ pub struct StartTimes {
     pub running_us: u64,
 }
 
-/// Counters since start.
+/// Counters since the start of the VMM process, and the current size of the balloon.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmStats {
     /// Number of exits to the VMM because of MMIO accesses.
@@ -363,7 +364,7 @@ pub mod limits {
     pub const MAX_CMDLINE: usize = 2_048;
 }
 
-/// One virtio-blk device. Sizes of descriptors must be multiples of 512 bytes.
+/// One virtio-blk device. The size of its image must be a positive multiple of 512 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum DiskConfig {
@@ -414,7 +415,8 @@ pub struct VsockConfig {
 /// virtio-net over a tap device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetConfig {
-    /// Open and named tap descriptor with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`.
+    /// Descriptor of `/dev/net/tun` that is attached to a tap device. The flags of the device
+    /// include `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`.
     pub tap: FdIndex,
     /// MAC address of the guest.
     pub mac: [u8; 6],

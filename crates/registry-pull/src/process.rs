@@ -25,7 +25,8 @@ pub const PULLER_ARGUMENT: &str = "--as-puller";
 pub const INHERITED_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
 /// Main function of a puller process, whose standard input is the socket to the parent. Must be
-/// called while the process is single-threaded.
+/// called while the process is single-threaded, because parts of the confinement apply to the
+/// calling thread only.
 pub fn main() -> ExitCode {
     // SAFETY: descriptor 0 is open for as long as the process runs, and no other object owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
@@ -45,6 +46,7 @@ pub fn main() -> ExitCode {
         // The client could not be set up. The parent has received `Failed`, so the exit status
         // reports no further error.
         Ok(()) => ExitCode::SUCCESS,
+        // Includes the normal end of a puller: the parent has closed the socket.
         Err(_) => ExitCode::FAILURE,
     }
 }

@@ -9,7 +9,8 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Timeout of a connection through a proxy.
+/// Timeout of the `CONNECT` exchange. It starts when the TCP connection to the proxy is
+/// established.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum length of a proxy's response in bytes.
 const MAX_RESPONSE_BYTES: usize = 8 << 10;
@@ -39,7 +40,8 @@ impl HttpProxy {
     fn parse(address: &str, except: &str) -> Option<Self> {
         let address = address.strip_prefix("http://").unwrap_or(address);
         let address = address.trim_end_matches('/');
-        // Other schemes and URLs with passwords are not supported.
+        // Other schemes and URLs with passwords are not supported: the check of characters below
+        // rejects their `/` or `@`.
         let (host, port) = address.rsplit_once(':')?;
         let good = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
         if host.is_empty() || !host.chars().all(good) {
@@ -71,6 +73,7 @@ impl HttpProxy {
 
     /// Connects through the proxy.
     pub fn connect(&self, host: &str, port: u16, cancel: &Cancel) -> Result<TcpStream, String> {
+        // The host's owner configured the proxy, so each of its addresses is permitted.
         let stream = direct(&self.host, self.port, &|_| true, cancel)?;
         let tunnel = self.open_tunnel(&stream, host, port, cancel);
         let failed = |e| format!("the proxy {}:{}: {e}", self.host, self.port);

@@ -203,8 +203,9 @@ impl Puller {
         self.stream(layer, &request, offset, max_bytes, sink)
     }
 
-    /// Streams the file at a path and query of the host from `offset`. Offset and data together are
-    /// at most `max_bytes` bytes.
+    /// Streams the file at `target`, a path and query on the server [`PullTarget::registry`], from
+    /// `offset`. Offset and data together are at most `max_bytes` bytes. The server need not be a
+    /// registry.
     pub fn file(
         &mut self,
         layer: &mut LayerPull,

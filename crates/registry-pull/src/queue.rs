@@ -24,7 +24,8 @@ pub struct PullQueue {
 pub struct PullPermit {
     _all: OwnedSemaphorePermit,
     _key: OwnedSemaphorePermit,
-    /// Keeps the key's semaphore alive while a permit of the key is held or awaited.
+    /// Keeps the key's semaphore alive. While the pull waits, the future of `acquire` holds this
+    /// reference.
     _own: Arc<Semaphore>,
 }
 

@@ -59,7 +59,8 @@ impl ResponseDeadlines {
 
     /// Returns the next deadline and the message of its timeout error.
     pub fn next(&self) -> (Instant, String) {
-        // Each received byte extends this deadline.
+        // Each message of the puller extends this deadline, since the caller then calls `next`
+        // again.
         let idle = Instant::now() + IDLE_TIMEOUT;
         let idle = (idle, format!("no data for {} s", IDLE_TIMEOUT.as_secs()));
         let end = (
@@ -69,7 +70,7 @@ impl ResponseDeadlines {
         // `first` is the earliest of these deadlines. Its message explains the failure.
         let mut first = if end.0 < idle.0 { end } else { idle };
         if self.rate {
-            // The time by which the received bytes must have arrived at the minimum rate.
+            // Until this time, the bytes received so far satisfy the minimum rate.
             let due = RATE_GRACE + Duration::from_secs(self.received / MIN_RATE);
             let due = self.began + due;
             if due < first.0 {

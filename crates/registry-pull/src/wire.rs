@@ -41,8 +41,8 @@ pub(crate) enum PullRequest {
         offset: u64,
         most: u64,
     },
-    /// Requests the file at a path and query of the host from `offset`. `most` limits offset and
-    /// data together.
+    /// Requests the file at a path and query of the server in [`Self::Setup`] from `offset`. `most`
+    /// limits offset and data together.
     File {
         target: String,
         offset: u64,

@@ -67,7 +67,7 @@ pub fn usable() -> Result<(), MissingRequirement> {
 
 /// Checks that this process can create namespaces. If not, determines the reason.
 fn namespaces() -> Result<(), MissingRequirement> {
-    // Tried instead of derived from settings, which differ between distributions.
+    // Attempt the creation: the sysctls that restrict it differ between distributions.
     if can_create() {
         return Ok(());
     }

@@ -68,7 +68,8 @@ impl Uplink {
         self.kind.name()
     }
 
-    /// Returns the path of the program, for the holder.
+    /// Returns the path of the program. It is an argument of the holder, which recreates the uplink
+    /// with [`Self::at`].
     pub(crate) fn path(&self) -> &Path {
         &self.program
     }
@@ -87,9 +88,9 @@ impl Uplink {
         Self { program, kind }
     }
 
-    /// Returns the arguments that connect the network namespace at `namespace` in outgoing
-    /// direction only. Neither the loopback network nor ports of the host are accessible in either
-    /// direction.
+    /// Returns the arguments that connect the network namespace at `namespace` for outgoing
+    /// connections only. The namespace cannot reach the loopback network of the host, and no port
+    /// is forwarded between host and namespace.
     fn arguments(&self, namespace: &Path, ipv4_only: bool) -> Vec<OsString> {
         let words: &[&str] = match self.kind {
             UplinkKind::Pasta => &[
@@ -127,6 +128,7 @@ impl Uplink {
         arguments.extend(words.iter().map(OsString::from));
         arguments.push(namespace.into());
         if self.kind == UplinkKind::Slirp {
+            // The name of the device that slirp4netns creates in the namespace.
             arguments.push("tap0".into());
         }
         arguments
@@ -135,7 +137,7 @@ impl Uplink {
     /// Starts the program on this thread, which must be in the network namespace of the host. The
     /// kernel kills the program when the thread exits.
     pub(crate) fn start(&self, namespace: &Path) -> io::Result<Child> {
-        // Without IPv6 on the host, the program would add an IPv6 route without a destination.
+        // If the host has no IPv6 default route, pasta would add an IPv6 route that leads nowhere.
         let ipv4_only = !is_default6(&routes("ipv6_route"));
         let mut command = Command::new(&self.program);
         command
@@ -203,7 +205,8 @@ fn is_default4(routes: &str) -> bool {
 }
 
 /// Returns whether a table in the format of `/proc/net/ipv6_route` has a default route. The fields
-/// of a line start with the destination and its prefix length, and end with the device.
+/// of a line start with the destination and its prefix length, and end with the device. A default
+/// route on `lo` is the kernel's reject route and does not count.
 fn is_default6(routes: &str) -> bool {
     routes.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

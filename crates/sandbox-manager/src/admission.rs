@@ -24,10 +24,11 @@ use std::sync::Arc;
 /// Memory that a guest uses until its agent has answered, in MiB. A booting guest touches 44 MiB, a
 /// restored guest far less.
 const BOOT_MIB: u64 = 48;
-/// Tasks and file descriptors that one sandbox uses, and the number that remains free for other
-/// processes.
+/// Tasks that one sandbox uses.
 const TASKS_PER_GUEST: u64 = 12;
+/// File descriptors that one sandbox uses.
 const DESCRIPTORS_PER_GUEST: u64 = 15;
+/// Number of tasks, and of file descriptors, that must remain free for other processes.
 const SPARE_PER_HOST: u64 = 256;
 /// Memory pressure rejects guests only if less than this fraction (1/n) of the host's memory is
 /// available. The kernel counts time spent on reclaiming page cache as pressure, even if all of
@@ -174,7 +175,8 @@ impl Admission {
             disk_mib: size.disk_mib,
             starting,
         };
-        // Cannot overflow: the sums are bounded by the limits, far below 2^64.
+        // Cannot overflow: `SandboxSize::check` limits each guest to 64 GiB of memory and 1 TiB of
+        // disk.
         *reservation.counter(reservations) += 1;
         reservations.memory_mib += reservation.memory_mib;
         reservations.disk_mib += reservation.disk_mib;
@@ -217,7 +219,8 @@ impl Admission {
             );
         }
         if let Some(limit) = self.memory_limit_mib(figures)
-            // A single guest may exceed the limit: otherwise a large size could never run.
+            // The only guest of a host may exceed the limit: otherwise a large size could never
+            // run.
             && reservations.memory_mib.saturating_add(memory_mib) > limit.max(memory_mib)
         {
             let before = reservations.memory_mib;
@@ -228,7 +231,7 @@ impl Admission {
                 ),
             );
         }
-        // With overcommit, a single guest may have a disk larger than the limit.
+        // With overcommit, the only guest of a host may have a disk larger than the limit.
         let has_overcommit = self.limits.disk_overcommit > 1.0;
         let min_limit = if has_overcommit { size.disk_mib } else { 0 };
         if let Some(limit) = self.disk_limit_mib(figures)
@@ -360,8 +363,9 @@ impl Admission {
     }
 }
 
-/// Returns the available memory in words if memory is scarce: only then does memory pressure mean
-/// more than the reclaim of page cache. Memory of unknown size counts as scarce.
+/// Returns the available memory in words if memory is scarce, or an empty text if the available or
+/// total memory is unknown. Returns `None` if memory is ample: pressure then only means that page
+/// cache is reclaimed.
 fn memory_scarcity(figures: &HostFigures) -> Option<String> {
     let (Some(available), Some(total)) = (figures.memory_available_mib, figures.memory_total_mib)
     else {

@@ -163,7 +163,8 @@ struct Database {
     /// Changes that have happened but could not be written. They are written together with the next
     /// changes.
     pending: Vec<JournalChange>,
-    // Declared last, so that it is dropped after the connection.
+    // Declared last, so that it is dropped after the connection: closing its descriptors earlier
+    // would release SQLite's locks.
     space: ReservedSpace,
 }
 
@@ -190,8 +191,8 @@ impl Journal {
             path: file.to_owned(),
             source,
         };
-        // The journal contains environment variables of sandboxes. If this fails, opening the
-        // database reports the error.
+        // The journal contains environment variables of sandboxes. Errors are ignored: if the file
+        // cannot be created or opened, `Connection::open` fails too.
         let _ = restrict_to_owner(file);
         let mut connection = Connection::open(file).map_err(failed)?;
         connection

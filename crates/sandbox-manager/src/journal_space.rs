@@ -44,7 +44,7 @@ impl From<rusqlite::Error> for SpaceError {
 #[derive(Debug)]
 pub(crate) struct ReservedSpace {
     // Closing any descriptor of the database file releases the POSIX locks that SQLite holds on it.
-    // This one must therefore stay open as long as the connection.
+    // `database` must therefore stay open as long as the connection.
     database: File,
     log: File,
     is_log_allocated: bool,

@@ -163,7 +163,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a create. `mode` is `None` if it failed before a boot mode was chosen.
+    /// Counts a create. `mode` is `None` if the create failed before a boot mode was chosen.
     pub fn create(&self, mode: Option<BootMode>, outcome: &'static str, took: Duration) {
         let labels = [
             ("boot_mode", mode.map_or("none", word)),
@@ -204,7 +204,8 @@ impl Metrics {
             let mut sorted: Vec<f64> = boots.last.iter().copied().collect();
             sorted.sort_by(f64::total_cmp);
             let at = |percent: usize| {
-                // Nearest-rank method: the smallest value that is not below `percent` of all.
+                // Nearest-rank method: the smallest value such that at least `percent` % of all
+                // values are not above it.
                 let rank = (sorted.len() * percent).div_ceil(100).max(1);
                 sorted.get(rank - 1).copied().unwrap_or(0.0)
             };

@@ -12,7 +12,8 @@ use std::time::Duration;
 /// Time after which a client may check again whether a snapshot is in the store.
 const STORE_RETRY: Duration = Duration::from_secs(30);
 
-/// Time after which a claim may succeed whose outcome was unknown.
+/// Time after which a client may retry an operation whose head could not be read or changed. The
+/// head is the record that decides which host runs a stored sandbox.
 const HEAD_RETRY: Duration = Duration::from_secs(5);
 
 /// Class of an error, which determines its HTTP status.
@@ -334,7 +335,8 @@ impl OperationError {
                 source: EngineError::Incompatible { .. },
                 ..
             } => ErrorKind::Conflict,
-            // The guards select temporary failures and damage; other store failures are `Failed`.
+            // The guards select errors with a class of their own. All other errors of stores and
+            // heads are `Failed`.
             Self::Store { source, .. } if source.retry_after().is_some() => ErrorKind::Busy,
             Self::Head(HeadError::Killed { .. }) => ErrorKind::Unknown,
             Self::Head(e) if e.is_moved() => ErrorKind::Conflict,
@@ -355,7 +357,8 @@ impl OperationError {
         }
     }
 
-    /// Returns the time after which the same request may succeed. `None` if waiting does not help.
+    /// Returns the time after which the same request may succeed. `None` if waiting does not help,
+    /// or if the time is unknown.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy { retry_after, .. } => Some(*retry_after),

@@ -64,7 +64,7 @@ impl From<SandboxTimes> for SandboxSteps {
     }
 }
 
-/// Returns `duration` in milliseconds, in whole microseconds.
+/// Returns `duration` in milliseconds, truncated to whole microseconds.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }

@@ -34,7 +34,7 @@ pub(crate) struct SandboxRecord<'a> {
     memory_mib: u32,
     disk_mib: u64,
     env: Environment<'a>,
-    // Names of earlier versions, which must be able to read new records.
+    // Earlier versions call this field `terms`, and must be able to read new records.
     #[serde(default, rename = "terms")]
     settings: Cow<'a, SandboxSettings>,
     deadline_ms: Option<u64>,
@@ -49,7 +49,7 @@ pub(crate) struct SandboxRecord<'a> {
     changed_ms: u64,
 }
 
-// Omitted by default, so that earlier versions can read the record.
+// The default is omitted, as in records of earlier versions, which do not have this field.
 fn is_guest_end(broken_by: &BrokenBy) -> bool {
     *broken_by == BrokenBy::GuestEnd
 }
@@ -156,7 +156,7 @@ pub(crate) struct SnapshotRecord<'a> {
     disk_mib: u64,
     engine: Option<Text<'a>>,
     parent: Option<Text<'a>>,
-    // Earlier versions named `Snapshot::retained` so; the journal keeps the name.
+    // `Snapshot::retained`, under the name that earlier versions gave it.
     kept: bool,
     stopped_ms: f64,
     total_ms: f64,

@@ -123,7 +123,8 @@ struct SandboxesInner {
     /// Records by which hosts decide who runs a stored sandbox. `None` if sandboxes stay on their
     /// host.
     heads: Option<Arc<Heads>>,
-    /// Held while a sandbox of another host is registered.
+    /// Held while a sandbox that another host stored is registered, so that concurrent resumes
+    /// register it once.
     adopting: Mutex<()>,
     /// Uploads of snapshots to the store.
     uploads: Arc<Uploads>,
@@ -238,9 +239,8 @@ impl Sandboxes {
         // The previous daemon may have crashed before it removed snapshots without users.
         this.0.gc.collect(unreferenced);
         this.adopt(recovered.orphans, recovered.storing).await?;
-        // Files without a record are removed after the adoption: it registers captured snapshots
-        // again.
-        // They are known to be orphaned, so they are not left to the first collection pass.
+        // After the adoption, which may register captured snapshots again: only then are the files
+        // without a record known to be orphaned. They need not wait for the first collection pass.
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();
         this.spawn_sampling(options.sample);
@@ -300,7 +300,8 @@ impl Sandboxes {
         matches: impl Fn(&SandboxState) -> bool,
     ) -> Result<Sandbox, OperationError> {
         let entry = self.0.entry(id)?;
-        // A sandbox that is being killed may be broken for a moment.
+        // Only the final state of a sandbox that is being killed ends the wait: the sandbox may be
+        // broken for a moment before.
         let is_final = |state: &SandboxState| *state == SandboxState::Killed || !entry.is_ending();
         let until = entry.until(|record| is_final(&record.state) && matches(&record.state));
         match tokio::time::timeout(limit, until).await {
@@ -371,7 +372,8 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Like [`Self::commit`], for a change that has happened and cannot fail.
+    /// Like [`Self::commit`], for a change that has happened and cannot be undone. If the journal
+    /// cannot be written, the change is written later, but is visible in memory at once.
     fn record_write_behind(&self, entry: &SandboxEntry, record: Sandbox) {
         self.0
             .journal
@@ -381,7 +383,8 @@ impl Sandboxes {
 
     /// Marks the sandbox as broken when its guest exits by itself.
     fn watch(&self, entry: &Arc<SandboxEntry>, guest: &Arc<dyn Guest>) {
-        // An adopted guest is admitted without a check: it already uses its resources.
+        // Marks the reservation as started. An adopted guest has no reservation: it receives one
+        // without a check, since it already uses its resources.
         entry.reserve_for_guest(|size| self.0.admission.reserve_existing(size));
         // The first sample is the basis of the processor usage of the next one.
         observe::sample(entry);

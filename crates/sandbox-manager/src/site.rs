@@ -185,8 +185,8 @@ fn is_of_host(b: u8) -> bool {
     is_of_name(b) || matches!(b, b'*' | b':' | b'/' | b'[' | b']')
 }
 
-/// Returns the settings of a sandbox: the authorities of the host and of the sandbox, and the
-/// sandbox's proxy. Defaults to the host's proxy.
+/// Returns the settings of a sandbox: the authorities of the host and of the sandbox, and one
+/// proxy. The sandbox's proxy replaces the host's proxy.
 pub fn joined(host: &SiteSettings, own: &SiteSettings) -> SiteSettings {
     let mut site = host.clone();
     let new = own.authorities.iter();

@@ -25,7 +25,8 @@ pub struct Snapshot {
     pub(crate) site: SiteSettings,
     /// Template that the snapshot descends from.
     pub(crate) template: String,
-    /// Fingerprint of all inputs except the parents.
+    /// Fingerprint by which the snapshot of a template or of a build step is found. Empty for other
+    /// snapshots.
     pub(crate) fingerprint: String,
     /// Resources of a guest restored from the snapshot.
     pub(crate) size: SandboxSize,
@@ -90,7 +91,8 @@ impl Snapshot {
         &self.template
     }
 
-    /// Returns the fingerprint of all inputs except the parents.
+    /// Returns the fingerprint by which the snapshot of a template or of a build step is found.
+    /// Empty for other snapshots.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
@@ -173,7 +175,7 @@ impl From<Snapshot> for SnapshotInfo {
             size: record.size,
             engine: record.engine,
             parent: record.parent,
-            // The API has the name of an earlier version.
+            // The field of the API still has the name that an earlier version used.
             kept: record.retained,
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,

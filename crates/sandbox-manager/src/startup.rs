@@ -103,6 +103,8 @@ where
         }
         None => None,
     };
+    // Without `[ready]`, a template is ready once the command is started. Dropping `process` does
+    // not terminate the command.
     let Some((ready, probe)) = ready.zip(probe) else {
         return Ok(());
     };

@@ -49,17 +49,18 @@ pub struct StoreRetraction {
     pub tenant: String,
     /// Id of the snapshot.
     pub id: String,
-    /// Root of the copy. `None` for the copy that the id names.
+    /// Root of the copy. `None` for the copy to which the id refers in the store.
     pub root: Option<String>,
     /// True if the content is removed, false if only the name is.
     pub content: bool,
-    /// True if `id` is a killed sandbox, whose head is marked instead.
+    /// True if `id` is a killed sandbox. Then no copy is removed: the head of the sandbox in the
+    /// store is marked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub head: bool,
 }
 
 impl StoreCopies {
-    /// Returns whether there are neither copies nor uploads.
+    /// Returns whether there are neither copies nor an upload, and copies were never discarded.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -92,8 +93,8 @@ impl StoreCopies {
         retractions
     }
 
-    /// Returns the removals of the complete copies of snapshot `id`, or with `content` false of
-    /// their names. Copies that other hosts pushed are not removed.
+    /// Returns the removals of the complete copies of snapshot `id`. If `content` is false, only
+    /// the names of the copies are removed. Copies that other hosts pushed are not removed.
     pub(crate) fn retractions(
         &self,
         id: &str,

@@ -8,9 +8,10 @@
 
 /// Number of buckets for each power of two.
 const PER_POWER: u32 = 32;
-/// Buckets of all amounts of 32 bits: one for each amount below 64, then [`PER_POWER`] for each
-/// power of two.
+/// Buckets of all amounts of 32 bits: [`PER_POWER`] for the amounts below 32, and [`PER_POWER`] for
+/// each of the 27 powers of two from 2^5 to 2^31. Each amount below 64 has its own bucket.
 const BUCKETS: usize = (PER_POWER as usize) * 28;
+/// Number of 64-bit words in the bitmap of the buckets.
 const WORDS: usize = BUCKETS.div_ceil(64);
 /// Groups of a bucket: zero, and each power of two of 32 bits.
 const GROUPS: usize = 33;
@@ -21,7 +22,8 @@ fn bucket_of(amount: u32) -> usize {
         return amount as usize;
     }
     let power = 31 - amount.leading_zeros();
-    // The 5 bits after the leading one select the bucket within the power of two.
+    // The 5 bits after the leading one select the bucket within the power of two. The buckets of
+    // 2^5 start at number 32.
     let offset = (amount >> (power - 5)) & (PER_POWER - 1);
     ((power - 4) * PER_POWER + offset) as usize
 }
@@ -43,14 +45,17 @@ pub struct Slot {
 #[derive(Debug)]
 struct Bucket {
     groups: [Vec<u32>; GROUPS],
+    /// Bit for each group that has a host.
     non_empty: u64,
 }
 
-/// Index of hosts, which are numbers of the caller.
+/// Index of hosts. The caller numbers the hosts, and passes the slice of their slots, indexed by
+/// these numbers, to all changes.
 #[derive(Debug)]
 pub struct BucketIndex {
-    /// Buckets that had a host once.
+    /// Entries are `None` for buckets that never had a host.
     buckets: Vec<Option<Box<Bucket>>>,
+    /// Bit for each bucket that has a host.
     non_empty: [u64; WORDS],
 }
 
@@ -97,6 +102,7 @@ impl BucketIndex {
         };
         let hosts = &mut bucket.groups[group as usize];
         hosts.swap_remove(position as usize);
+        // The last host of the group has taken the place of the removed host.
         if let Some(&moved) = hosts.get(position as usize) {
             slots[moved as usize].position = position;
         }
@@ -119,8 +125,9 @@ impl BucketIndex {
     }
 
     /// Returns the hosts that may have `amounts` or more, the bucket with the smallest amounts of
-    /// the first resource first. Hosts of the first bucket and of the first group may have slightly
-    /// less.
+    /// the first resource first. Hosts of the first bucket may have up to 1/32 less of the first
+    /// resource. Hosts of the first group may have up to half less of the second resource. The
+    /// caller must check the amounts.
     pub fn from(&self, amounts: (u32, u32)) -> impl Iterator<Item = u32> + '_ {
         let (first, groups) = (bucket_of(amounts.0), u64::MAX << group_of(amounts.1));
         (first / 64..WORDS)

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-/// Minimum size of a share that is handed out, if the limit permits it.
+/// Minimum amount by which [`BudgetShares::hand_out`] increases a share, if as much is free.
 pub const MIN_SHARE: u64 = 8;
 
 /// Number of a member of the fleet.
@@ -50,8 +50,8 @@ impl BudgetShares {
         }
     }
 
-    /// Permits grants by a new coordinator: all members have reported their shares, or
-    /// the shares of silent members have expired.
+    /// Permits grants by a new coordinator. The caller must know that all members have reported
+    /// their shares, or that the shares of silent members have expired.
     pub fn complete(&mut self) {
         self.is_complete = true;
     }

@@ -63,7 +63,7 @@ impl Verdict {
         !matches!(self, Self::Rejected(_))
     }
 
-    /// Position in an explanation.
+    /// Returns the position in an explanation: lower ranks are listed first.
     pub(crate) fn rank(&self) -> u8 {
         match self {
             Self::Selected => 0,

@@ -91,7 +91,7 @@ pub struct PlacementRequest {
     pub needs_store: bool,
     /// Template of the sandbox. Hosts that have it are preferred.
     pub template: Option<TemplateId>,
-    /// Only hosts that have the template are considered.
+    /// Only hosts that have the template are considered. Has no effect if `template` is `None`.
     pub requires_template: bool,
     /// Hosts that have rejected the request.
     pub excluded: Vec<HostId>,

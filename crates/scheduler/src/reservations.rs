@@ -24,7 +24,7 @@ pub struct Reservation {
 pub struct Reservations {
     next: u64,
     open: HashMap<ReservationId, Reservation>,
-    /// Deadlines, the earliest first. Entries of ended reservations are skipped.
+    /// Deadlines in milliseconds, the earliest first. Entries of ended reservations are skipped.
     deadlines: VecDeque<(u64, ReservationId)>,
 }
 

@@ -11,8 +11,8 @@ use class::Class;
 use entry::HostEntry;
 use std::collections::HashMap;
 
-/// A host with the template of a sandbox is selected if it is emptier than the tightest host by at
-/// most this part of its capacity, in percent.
+/// Maximum difference of free amounts for which a host with the sandbox's template is preferred to
+/// the tightest host. In percent of the tightest host's capacity.
 pub const LOCALITY_PERCENT: u32 = 5;
 
 /// Resources by which hosts are ordered. Disk space is only checked.
@@ -55,7 +55,7 @@ pub enum PlacementError {
 /// Free resources of all hosts, and the selection of a host for a sandbox.
 ///
 /// Hosts with equal properties form a class. Each class orders its hosts by free memory and by free
-/// processor time; a placement uses the order by the resource that is scarcer in the fleet. It
+/// processor time. A placement uses the order by the resource that is scarcer in the fleet, and
 /// takes less than a microsecond for any number of hosts.
 #[derive(Debug, Default)]
 pub struct Scheduler {
@@ -135,8 +135,9 @@ impl Scheduler {
     /// Replaces the state of a host by the report in a new heartbeat. Returns false if the host is
     /// unknown.
     ///
-    /// Open reservations are subtracted from the reported free resources. A sandbox that the host
-    /// reports already is counted twice until its reservation is confirmed, never less than once.
+    /// Open reservations are subtracted from the reported free resources. If the report already
+    /// includes the sandbox of an open reservation, the sandbox is counted twice until the first
+    /// report after [`Self::confirm`].
     pub fn report(&mut self, id: HostId, report: HostReport) -> bool {
         let Some(&number) = self.numbers.get(&id) else {
             return false;
@@ -183,8 +184,9 @@ impl Scheduler {
         })
     }
 
-    /// Ends a reservation because the host runs the sandbox: its resources are in use until the
-    /// next report of the host. Returns false if the reservation has ended before.
+    /// Ends a reservation because the host runs the sandbox. The resources count as used until the
+    /// next report of the host replaces its free resources. Returns false if the reservation has
+    /// ended before.
     pub fn confirm(&mut self, id: ReservationId) -> bool {
         let Some(Reservation { host, needs }) = self.reservations.end(id) else {
             return false;
@@ -255,6 +257,8 @@ impl Scheduler {
         }
     }
 
+    /// Removes a host from the orders of its class. Must be called before the entry changes,
+    /// because the amounts of the entry are subtracted from the sums.
     fn remove_from_orders(&mut self, number: u32) {
         let Some(entry) = &self.hosts[number as usize] else {
             return;

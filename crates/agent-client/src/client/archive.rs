@@ -15,7 +15,7 @@ pub struct ArchiveOptions {
     /// user's home directory.
     pub user: Option<String>,
     /// Owner of every entry, as `user` or `user:group`, by name or number. `@` stands for the user
-    /// above. Defaults to the owners in the archive.
+    /// in the field `user`. Defaults to the owners in the archive.
     pub owner: Option<String>,
     /// Permissions of every entry in octal digits. Defaults to the permissions in the archive.
     pub mode: Option<String>,
@@ -31,7 +31,7 @@ const MAX_CHANGES_BYTES: usize = 64 << 20;
 pub struct FileChanges {
     /// Changes, sorted by path.
     pub changes: Vec<FileChange>,
-    /// Set if there are more changes than the limit.
+    /// Set if changes are missing, because of the limit or of the agent's maximum directory depth.
     pub more: bool,
 }
 
@@ -85,6 +85,8 @@ impl AgentClient {
     /// Reads the changes of the sandbox compared with its template, as a layer of an OCI image (a
     /// tar archive).
     pub async fn layer(&self) -> Result<FileReader, ClientError> {
+        // Without an access token, the agent permits this call, and the calls below with
+        // `username=root`, only for root.
         self.get("/layer?username=root").await
     }
 
@@ -105,7 +107,8 @@ impl AgentClient {
             .map_err(|e| ClientError::Protocol(format!("invalid response of /changes: {e}")))
     }
 
-    /// Terminates every process of the sandbox: with SIGTERM, and after `grace` with SIGKILL.
+    /// Terminates every process of the sandbox except the agent: with SIGTERM, and after `grace`
+    /// with SIGKILL. The agent limits `grace` to 60 s.
     pub async fn end_processes(&self, grace: Duration) -> Result<(), ClientError> {
         let uri = format!("/restart?username=root&grace_ms={}", grace.as_millis());
         self.post_empty(&uri).await
@@ -117,7 +120,8 @@ impl AgentClient {
         self.post_empty("/free-memory/report?username=root").await
     }
 
-    /// Sends a request without a body, and discards the response's body.
+    /// Sends a request without a body. Reads and discards the response's body, so that the
+    /// connection returns to the pool.
     async fn post_empty(&self, uri: &str) -> Result<(), ClientError> {
         let call = AgentCall {
             method: Method::POST,

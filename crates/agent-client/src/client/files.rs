@@ -116,7 +116,7 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// Sends bytes. Waits if the agent reads more slowly.
+    /// Sends bytes. Waits while two chunks are queued, because the agent reads more slowly.
     pub async fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), ClientError> {
         if self.pieces.send(bytes.into()).await.is_ok() {
             return Ok(());

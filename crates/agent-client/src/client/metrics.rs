@@ -12,7 +12,8 @@ const MAX_ANSWER_BYTES: usize = 4096;
 /// Response of `/metrics`. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct GuestMetrics {
-    /// Use of all CPUs since the last call in percent.
+    /// Busy time of all CPUs since the previous `/metrics` request, or since boot, in percent of
+    /// their total time.
     pub cpu_used_pct: f64,
     /// Memory in use.
     pub mem_used: u64,

@@ -49,7 +49,7 @@ pub struct ProcessLimits {
 pub struct ProcessSpec {
     /// Program: a path, or a name looked up in the sandbox's `PATH`.
     pub cmd: String,
-    /// Arguments after the name.
+    /// Arguments after the program name.
     pub args: Vec<String>,
     /// Variables that are added to the sandbox's environment.
     pub envs: BTreeMap<String, String>,
@@ -123,10 +123,10 @@ pub enum ProcessEvent {
 pub struct ProcessInfo {
     /// Process id in the sandbox.
     pub pid: u32,
-    /// Its tag.
+    /// Tag of the process, if the start request had one.
     #[serde(default)]
     pub tag: Option<String>,
-    /// Configuration with which it was started.
+    /// Configuration with which the process was started.
     pub config: ProcessConfig,
 }
 
@@ -210,7 +210,7 @@ fn parse(message: &[u8]) -> Result<ProcessEvent, ClientError> {
             stderr: Some(b), ..
         }) => decode(b).map(ProcessEvent::Stderr),
         Some(WireData { pty: Some(b), .. }) => decode(b).map(ProcessEvent::Pty),
-        // Newer agents may send other events.
+        // A keepalive, or an event that only newer agents send.
         _ => Ok(ProcessEvent::KeepAlive),
     }
 }
@@ -261,7 +261,8 @@ impl AgentClient {
                 RequestBody::whole(frame::message(&request)?),
             )
             .await?;
-        // `connect` does not know whether the process has a terminal.
+        // `connect` does not know whether the process has a terminal. `Process::stdin_stream` of
+        // the result therefore always writes to stdin.
         self.receive_start(frames, false).await
     }
 
@@ -318,7 +319,7 @@ impl AgentClient {
     }
 
     async fn send_input(&self, pid: u32, field: &str, bytes: &[u8]) -> Result<(), ClientError> {
-        // A frame of the agent is bounded, so long input needs several requests.
+        // The agent limits the length of a request, so long input needs several requests.
         for piece in bytes.chunks(crate::stdin_stream::CHUNK_BYTES) {
             let input = json!({ field: STANDARD.encode(piece) });
             let request = json!({ "process": { "pid": pid }, "input": input });
@@ -400,7 +401,8 @@ impl Process {
         Ok((status, stdout, stderr))
     }
 
-    /// Opens a stream to the stdin or terminal of the process. The process determines the rate.
+    /// Opens a stream to the stdin or terminal of the process. Writes wait while the process does
+    /// not read.
     pub async fn stdin_stream(&self) -> Result<StdinStream, ClientError> {
         StdinStream::open(&self.client, self.pid, self.pty).await
     }

@@ -78,6 +78,7 @@ fn keys_of_the_first_version_stay_valid_and_have_no_new_limits() {
     )
     .unwrap();
     drop(file);
+    // The first iteration migrates the file, the second opens the migrated file.
     for _ in 0..2 {
         let keys = Keys::open(dir.path()).unwrap();
         let key = keys.check("e2b_old", None).unwrap().valid().unwrap();
@@ -242,7 +243,7 @@ fn a_key_created_by_another_process_is_in_force_immediately() {
         .create("first", Scope::Create, Limits::default())
         .unwrap();
     assert_eq!(daemon.status(Some(&first.key.id)), KeyStatus::InForce);
-    // The ids in the cache have expired by now.
+    // The cache has only the status of `first`, for at most 500 ms. It must not hide a later key.
     std::thread::sleep(std::time::Duration::from_millis(20));
     let second = command
         .create("second", Scope::Create, Limits::default())
@@ -280,6 +281,7 @@ fn a_host_without_contact_rejects_keys_but_not_the_traffic_of_sandboxes() {
     let created = keys.create("ci", Scope::Create, Limits::default()).unwrap();
     fleet.cut();
     fleet.lose_records();
+    // Exceeds the 60 s for which verified tables are current.
     fleet.advance(Duration::from_secs(61));
     let error = keys.check(&created.secret, None).unwrap_err();
     assert!(matches!(

@@ -87,6 +87,7 @@ impl Operation {
         Self::new(Method::DELETE, path, id, summary)
     }
 
+    /// Sets the parameters. Must precede [`Self::paged`], which adds parameters.
     pub fn with(mut self, parameters: Vec<Value>) -> Self {
         self.parameters = parameters;
         self
@@ -183,11 +184,11 @@ impl Operation {
     /// Returns the statuses of error responses in ascending order.
     pub fn error_statuses(&self) -> Vec<u16> {
         let mut all: Vec<u16> = self.errors.to_vec();
-        // Without authentication, the common errors cannot occur.
+        // Operations without authentication list all their errors, in ascending order.
         if self.open {
             return all;
         }
-        // Every authenticated call may fail with these.
+        // Every authenticated call may fail with these statuses.
         all.extend([401, 403, 429, 500]);
         if self.path.contains('{') {
             all.extend([400, 404]);

@@ -5,7 +5,7 @@ use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-/// Schema of a type: a reference to a named schema, or the schema itself.
+/// Function that returns the schema of a type: a reference to a named schema, or the schema itself.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
 /// Returns the schema of `T`.
@@ -42,7 +42,8 @@ impl Schemas {
         simplified(schema(&mut self.answers), simplify_answer)
     }
 
-    /// Returns all schemas that bodies refer to, by name.
+    /// Returns all schemas that bodies refer to, by name. A type of requests and responses has the
+    /// schema of responses.
     pub fn into_named(mut self) -> Map<String, Value> {
         let mut named = Map::new();
         let all = [
@@ -85,8 +86,8 @@ fn simplify(schema: &mut Schema) {
     {
         map.remove("format");
     }
-    // An absent, a null and an empty value mean the same. Only booleans and numbers are
-    // informative.
+    // Only defaults that are booleans or numbers are informative. A null or an empty default means
+    // the same as an absent one.
     let is_kept = |default: &mut Value| default.is_boolean() || default.is_number();
     if map
         .get_mut("default")

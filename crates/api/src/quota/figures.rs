@@ -65,7 +65,7 @@ const LIMITS: [OfKey<Limits>; 6] = [
         l.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20))
     }),
 ];
-/// Maximum number of keys in a scrape. Each key has a dozen lines.
+/// Maximum number of keys in a scrape. Each key has at most 14 values.
 const MAX_KEYS: usize = 1000;
 
 /// Returns one metric family per entry of `all`, with a value for each key.

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 /// Maximum number of log lines per response.
 pub(crate) const MAX_PAGE: u64 = 100;
-/// Maximum of `unused_seconds`.
+/// Maximum of `unused_seconds`: ten years. Greater values are reduced to it.
 const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
 
 impl From<BuilderError> for ApiError {
@@ -124,13 +124,15 @@ pub(super) async fn request(
     ))
 }
 
-/// Returns the requested size, completed by defaults.
+/// Returns the requested size, completed by the default size. This is an estimate: the build itself
+/// uses the size of its base as the default.
 fn size_or_default(requested: WantedSize) -> SandboxSize {
     let default_size = SandboxSize::default();
     SandboxSize {
         vcpus: requested.vcpus.unwrap_or(default_size.vcpus),
         memory_mib: requested.memory_mib.unwrap_or(default_size.memory_mib),
-        // The request has the minimum of free space, not the size of the disk.
+        // The request contains the minimum of free space, not the size of the disk. A value below
+        // the default has no effect.
         disk_mib: requested.disk_mib.unwrap_or(0).max(default_size.disk_mib),
     }
 }
@@ -182,8 +184,8 @@ pub(super) async fn upload(
     let is_closed = || app.keys.status(owner.as_deref()) != KeyStatus::InForce;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        // An upload link is valid only as long as the key that created it. Check it before each
-        // piece, because an upload may take long.
+        // An upload link is valid only as long as the key that created it. Check the key before
+        // each piece, because an upload may take long.
         if is_closed() {
             return Err(BuilderError::from(UploadError::Closed).into());
         }
@@ -209,8 +211,8 @@ pub(super) async fn start(
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let spec = spec(start)?;
-    // Reject a build that exceeds the quota immediately. The permit ends with this request; each
-    // sandbox of the build reserves its resources again.
+    // Reject a build that exceeds the quota immediately. The build counts as one create of its key.
+    // The permit ends with this request; each sandbox of the build reserves its resources again.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
     let owner = owner.transpose();
     let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -285,7 +287,8 @@ pub(super) async fn logs(
     let (_, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let backwards = [("forward", false), ("backward", true)];
     let backwards = query.word("direction", &backwards)?.unwrap_or(false);
-    // E2B has two sources of logs. Here both refer to the same log.
+    // E2B has two sources of logs. Here both refer to the same log, so the parameter is only
+    // validated.
     query.word("source", &[("temporary", ()), ("persistent", ())])?;
     // Start at the respective end of the log.
     let default_start = if backwards { MAX_MOMENT * 1000 } else { 0 };

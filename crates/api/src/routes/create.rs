@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 /// Metadata key with which CubeSandbox's clients request directories of the host.
 const HOST_MOUNT: &str = "host-mount";
 
+/// `POST /v2/sandboxes`: always creates a secure sandbox, whose agent requires a token.
 pub(super) async fn create_v2(
     state: State<App>,
     caller: Caller,
@@ -35,6 +36,7 @@ pub(super) async fn create_v2(
     create(state, caller, headers, body, Some(true)).await
 }
 
+/// `POST /sandboxes`: the field `secure` of the body determines whether the agent requires a token.
 pub(super) async fn create_v1(
     state: State<App>,
     caller: Caller,
@@ -56,6 +58,8 @@ async fn create(
     };
     // The digest includes the version of the call, because the same body may mean another sandbox.
     let request = digest(&format!("create {secure:?}"), &body);
+    // In a fleet, the record of the sandbox contains the key and outlives this process. The
+    // responses in `replays` are in memory.
     if let Some(answer) = app.earlier_create(&caller, &key, &request) {
         return answer;
     }
@@ -69,8 +73,8 @@ async fn create(
     replays.execute_once(owner, key, request, work).await
 }
 
-/// Creates a sandbox. `secure`, if present, overrides the field in the body. `creation` is stored
-/// in the record of the sandbox.
+/// Creates a sandbox. `secure`, if present, overrides the field in the body. `creation`
+/// (idempotency key and digest of the request) is stored in the record of the sandbox.
 async fn create_once(
     app: &App,
     caller: &Caller,

@@ -24,7 +24,8 @@ pub(super) async fn fork(
     // Validate the request before looking up the sandbox.
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let count = usize::try_from(body.count.unwrap_or(1)).unwrap_or(usize::MAX);
-    // The limit does not apply to the host's owner.
+    // The configured maximum does not apply to the host's owner. `Sandboxes::fork` has a limit of
+    // its own.
     if !caller.is_owner() && !(1..=app.config.max_fork).contains(&count) {
         let max_fork = app.config.max_fork;
         return Err(ApiError::invalid(format!(
@@ -37,6 +38,7 @@ pub(super) async fn fork(
         .quota
         .reserve_new(&caller, record.size(), count, then)
         .await?;
+    // `None` retains the timeout of the parent, and `Some(None)` means no timeout.
     let limit = timeout.map(|t| t.map(Duration::from_secs));
     let report = app.sandboxes.fork(record.id(), count, limit).await?;
     let mut forked = Vec::with_capacity(report.children.len());

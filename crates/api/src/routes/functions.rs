@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Maximum wait for log entries, in seconds.
 pub(crate) const MAX_LOG_WAIT_S: u64 = 60;
-/// Maximum position in a log.
+/// Maximum position in a log: 2^53, up to which a JavaScript number represents every integer.
 pub(crate) const MAX_POSITION: u64 = 1 << 53;
 
 impl From<FunctionError> for ApiError {
@@ -79,7 +79,8 @@ impl App {
     fn function(&self, caller: &Caller, name: &str) -> Result<Arc<FunctionRecord>, ApiError> {
         let functions = self.functions()?;
         if let Caller::Function(function) = caller {
-            // A callback secret may invoke only its function.
+            // Of these callers, only sandboxes with a callback secret reach this code. They may
+            // invoke only their function.
             return if function.name == name {
                 Ok(functions.find(function.owner.as_deref(), name)?)
             } else {
@@ -125,7 +126,8 @@ impl App {
     }
 }
 
-/// `GET /functions`: lists the caller's functions, or with `all` the functions of all keys.
+/// `GET /functions`: lists the caller's functions, or with `all` the functions of all keys. Without
+/// `all`, callers that have no `owner_scope` see the functions of the host's owner.
 pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
@@ -178,8 +180,8 @@ pub(super) async fn metrics(
     Ok(Json(function::metrics(counts.await?)))
 }
 
-/// `GET /functions/{name}/logs`: returns the entries after position `after`. Waits at most `wait`
-/// seconds for the first one.
+/// `GET /functions/{name}/logs`: returns the entries from position `after` on, and the next
+/// position. Waits at most `wait` seconds if there are no entries.
 pub(super) async fn logs(
     State(app): State<App>,
     caller: Caller,
@@ -250,7 +252,7 @@ pub(super) async fn remove(
     let record = app.function(&caller, &name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     functions.remove(owner, &record.name).await?;
-    // After the removal, so that the function cannot outlive its key.
+    // After the removal: if the removal fails, the remaining function still needs its key.
     app.revoke_unused_sandbox_key(record.sandbox_key.as_ref(), None);
     Ok(StatusCode::NO_CONTENT)
 }

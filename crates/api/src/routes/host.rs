@@ -32,7 +32,7 @@ pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<
         memory_limit_mb: limit,
         disk_total_mb: figures.disk_total_mib,
         disk_free_mb: figures.disk_free_mib,
-        // Names files and addresses of the daemon.
+        // `about` names files and addresses of the daemon, so only the host's owner receives it.
         jiffy: (app.about.as_ref().filter(|_| caller.is_owner())).map(|about| about()),
     }))
 }

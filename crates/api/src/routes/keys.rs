@@ -71,8 +71,8 @@ pub(super) async fn revoke(
     };
     let Revocation { key, unconfirmed } = revoked.map_err(refused)?;
     let ended = if body.end {
-        // The mark in the database makes the background task complete the removal if this call
-        // fails.
+        // `revoke_and_end` has marked the key's resources for removal. If this call fails, the
+        // background task completes the removal.
         Some(app.remove_resources_of(&key.id).await?)
     } else {
         None

@@ -17,8 +17,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 /// Protocol of the upgrade.
 const PROTOCOL: &str = "lease";
-/// Timeout to which a lease extends a sandbox that has a timeout. If the daemon is killed, a later
-/// daemon terminates the sandbox after this time.
+/// Timeout to which a lease extends a sandbox that has a timeout. If the daemon is killed, the
+/// lease ends without a removal, and a later daemon handles this timeout.
 const TERM: Duration = Duration::from_secs(60);
 /// Interval between extensions of the timeout.
 const RENEWAL: Duration = Duration::from_secs(20);
@@ -80,7 +80,8 @@ async fn renew(sandboxes: &Sandboxes, id: &str) {
     let mut ticks = interval(RENEWAL);
     // After a pause of the host, one extension is enough.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is immediate, and the timeout has just been set.
+    // Skip the first tick, which is immediate. Jiffy's clients lease a sandbox right after its
+    // create, with a timeout longer than `RENEWAL`.
     ticks.tick().await;
     loop {
         ticks.tick().await;

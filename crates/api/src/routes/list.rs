@@ -50,8 +50,9 @@ impl Filter {
     }
 }
 
-/// Returns the sandboxes that are visible to the caller and match the filter. Returns at most
-/// `limit`.
+/// Returns the sandboxes that are visible to the caller and match the filter, at most `limit` in
+/// `order`. `reaches` excludes sandboxes of earlier pages. A search by name ignores `limit` and
+/// `order`, since at most one sandbox of each owner has the name.
 fn matching_sandboxes(
     app: &App,
     caller: &Caller,
@@ -75,7 +76,8 @@ fn matching_sandboxes(
             named
         }
         _ => {
-            // Use the smallest index that contains all matching sandboxes.
+            // Use the smallest index that contains all matching sandboxes. The index by owner
+            // contains no killed sandboxes.
             let is_of = |state| filter.states.contains(&state);
             let listed = match caller.owner_scope() {
                 _ if filter.states == ["running"] => ListedSandboxes::Running,

@@ -58,7 +58,8 @@ impl App {
         }
     }
 
-    /// Registers the newer pause of a sandbox, which this host had paused before another host did.
+    /// Registers a sandbox from the store again. This host had paused it, and another host has
+    /// resumed and paused it since.
     async fn adopt_newer(&self, caller: &Caller, id: &str) -> Result<(), ApiError> {
         let stored = self.resumable(caller, id).await?;
         self.adopt(&stored);

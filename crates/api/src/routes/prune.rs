@@ -14,13 +14,14 @@ use jiffy_template_builder::BuilderError;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// Maximum of `unused_seconds`.
+/// Maximum of `unused_seconds`: ten years. Greater values are reduced to it.
 const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
 
 /// Unused data that is to be removed.
 struct PrunePlan {
     /// Owner of the data. `None` for the data of the host and of all keys.
     of: Option<String>,
+    /// Minimum time without use. Records of killed sandboxes are removed regardless of their age.
     unused: Duration,
     items: Vec<PruneItem>,
 }
@@ -81,6 +82,7 @@ impl PrunePlan {
                 kind: PruneKind::Template,
                 id: template.reference(),
                 name: None,
+                // The image files, which are items of their own, occupy the disk space.
                 bytes: 0,
             });
         }
@@ -201,7 +203,7 @@ impl PrunePlan {
         self.drop_remaining(app).await
     }
 
-    /// Drops snapshots that still exist from the result. Waits until the files of the removed
+    /// Drops those snapshots from the result that still exist. Waits until the files of the removed
     /// snapshots are deleted, so that the space is free when the call returns.
     async fn drop_remaining(mut self, app: &App) -> Result<Self, ApiError> {
         let left = app.sandboxes.snapshots().list(None)?;

@@ -79,8 +79,8 @@ pub(super) async fn take(
         .into_response())
 }
 
-/// Returns the snapshots of a sandbox and its ancestors. Snapshots remain after the sandbox is
-/// removed.
+/// Returns the snapshots that were taken of a sandbox. While the sandbox exists, also returns the
+/// snapshots from which it descends. The caller must check which of them are visible.
 fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<manager::Snapshot>, ApiError> {
     let snapshots = app.sandboxes.snapshots();
     match app.sandbox(caller, id, Liveness::IncludingBroken) {

@@ -101,6 +101,7 @@ fn list_page(
     };
     let walked = app.templates.walk(page.after_name(), &mut |info| {
         let name = info.without_tag();
+        // The walk starts at the last template of the previous page.
         if page.after_name() == Some(&name)
             || !is_visible(info.owner.as_deref(), info.visibility, caller.owner_scope())
         {
@@ -118,6 +119,7 @@ fn list_page(
         next
     });
     walked.map_err(|e| match (e, page.after_name()) {
+        // No template can have this name, so the token is invalid.
         (TemplateRefusal::Unknown(_), Some(_)) => unknown_token(),
         (e, _) => failed(e),
     })?;
@@ -133,8 +135,8 @@ fn list_page(
     Ok((shown.into_iter().map(|(_, value)| value).collect(), next))
 }
 
-/// Returns the name and the description of the template with these tags. `None` if it is not
-/// visible to the caller.
+/// Returns the name and the description of the template with these tags. `None` if `tags` is empty,
+/// or a template of the caller hides this template.
 fn entry_of(
     app: &App,
     caller: &Caller,
@@ -150,7 +152,8 @@ fn entry_of(
     let own = caller.owner_scope().map(|key| format!("{key}/{name}"));
     let own = own.filter(|_| info.owner.is_none());
     if record.is_none() && own.is_some_and(|own| has_tags(app, &own)) {
-        // The caller's own template of the same name hides this template, which has no other name.
+        // The caller's own template of the same name hides this template. Without a builder's
+        // record, a template has no id but its name.
         return Ok(None);
     }
     let names: Vec<String> = tags

@@ -136,7 +136,8 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
         "USER" => {
             let user = arg(0).ok_or_else(|| missing("a user"))?;
             let named = user.split(':').next().unwrap_or_default();
-            // A numeric user needs no entry in the image.
+            // The image may lack a named user, which is then added. A numeric user needs no entry,
+            // and a variable is not expanded here.
             if named.parse::<u32>().is_err() && !named.contains('$') && named != "root" {
                 steps.push(implicit_step(StepAction::AddUser(named.to_owned())));
             }
@@ -168,8 +169,8 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Returns the part of a pattern before the first component with a wildcard. The archive has only
-/// the files that match, because the client selected them.
+/// Returns the part of a pattern before the first component with a wildcard. This directory can be
+/// copied as a whole: the client put only matching files into the archive.
 fn literal_prefix(pattern: &str) -> String {
     let special = |part: &&str| !part.contains(['*', '?', '[', '{']);
     let parts: Vec<&str> = pattern.split('/').take_while(special).collect();
@@ -262,7 +263,7 @@ pub(crate) fn entry(line: &LogLine) -> LogEntry {
     }
 }
 
-/// Names of the levels.
+/// Log levels by the names that requests use.
 pub(crate) const LEVELS: [(&str, LogLevel); 4] = [
     ("debug", LogLevel::Debug),
     ("info", LogLevel::Info),

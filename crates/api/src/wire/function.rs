@@ -36,7 +36,7 @@ pub(crate) fn sandbox_key(settings: &DeploySettings) -> Result<Option<SandboxKey
     }
 }
 
-/// Returns the changes of a deployment.
+/// Returns the changes of a deployment, except for the key for sandboxes.
 pub(crate) fn changes(settings: DeploySettings) -> DeployChanges {
     let limits = settings.limits;
     DeployChanges {
@@ -48,6 +48,7 @@ pub(crate) fn changes(settings: DeploySettings) -> DeployChanges {
         allow: settings.allow,
         public: settings.public,
         schedule: settings.schedule,
+        // The caller creates the key and sets this field.
         sandbox_key: None,
     }
 }

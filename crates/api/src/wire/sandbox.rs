@@ -10,7 +10,8 @@ use jiffy_api_types::{
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_sandbox_manager as manager;
 
-/// Value of a field for the name of the host, which clients require but do not use.
+/// Value of `clientID`, the name of the host software. Clients require this field but do not use
+/// it.
 const CLIENT_ID: &str = "jiffy";
 /// End time of a sandbox without a timeout, because clients require a timestamp.
 const NEVER: &str = "2999-12-31T23:59:59Z";
@@ -20,11 +21,12 @@ fn shown(caller: &Caller, id: Option<&str>) -> Option<String> {
     id.map(|id| caller.shown_id(id).to_owned())
 }
 
-/// Returns the details of a sandbox that the caller may see. Secrets are only shown to the host's
-/// owner.
+/// Returns the details of a sandbox that the caller may see. They include environment variables and
+/// tokens only if the caller is the host's owner.
 pub(crate) fn whole(caller: &Caller, sandbox: manager::Sandbox) -> SandboxInfo {
     let mut info = SandboxInfo::from(sandbox);
-    // The response has the tokens in fields of its own, for callers that may see them.
+    // `App::answer` and `App::detail` return tokens in separate fields, unless the caller is
+    // read-only.
     if !caller.is_owner() {
         info.env.clear();
         info.agent_token = None;

@@ -22,6 +22,7 @@ impl App {
             } else {
                 SnapshotStatus::Ready
             },
+            // A template snapshot has no sandbox.
             origin_sandbox_id: Some(info.sandbox.clone()).filter(|s| !s.is_empty()),
             template_id: caller.display_name(snapshot.template()),
             parent_snapshot_id: snapshot.parent().map(str::to_owned),

@@ -81,6 +81,7 @@ impl Guest {
     fn new(code: &[u8]) -> Result<Self, String> {
         let failed = |e: kvm_ioctls::Error| format!("KVM: {e}");
         let mut memory = Mapping::anonymous(MEMORY)?;
+        // One large page maps the whole memory, so that the guest has no page faults of its own.
         for (at, entry) in
             TABLES
                 .into_iter()
@@ -88,7 +89,6 @@ impl Guest {
         {
             put(&mut memory, at, &entry.to_le_bytes());
         }
-        // One large page maps the whole memory, so that the guest has no page faults of its own.
         put(&mut memory, CODE, code);
         let vm = Kvm::new().and_then(|kvm| kvm.create_vm()).map_err(failed)?;
         let region = kvm_userspace_memory_region {

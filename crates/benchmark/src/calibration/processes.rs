@@ -52,7 +52,7 @@ fn ping_pong() -> Result<Cost, String> {
         let round_trips = round_trips(&mut ours, &mut here);
         round_trips.map_err(failed)
     });
-    // The other thread then reads the end of the pipe.
+    // The echo thread then reads the end of its pipe and exits.
     drop(ours);
     let panicked = |_| "a measurement thread panicked".to_owned();
     echo.join().map_err(panicked)?.map_err(failed)?;

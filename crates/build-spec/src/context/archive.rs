@@ -92,6 +92,7 @@ impl Write for HashWriter {
     }
 }
 
+/// Writes a tar of `files` to `out`. Skips sockets, pipes and devices.
 fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W, ContextError> {
     let mut writer = ArchiveWriter::new(out);
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -129,6 +130,8 @@ fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W
         }
         writer.begin(&entry).map_err(ContextError::Send)?;
         if let Some(mut file) = file {
+            // The header contains this size: bytes that are appended meanwhile are not part of the
+            // archive.
             let mut remaining = metadata.len();
             while remaining > 0 {
                 let length = usize::try_from(remaining)
@@ -143,7 +146,6 @@ fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W
                 remaining -= n as u64;
             }
         }
-        // Bytes that were appended meanwhile are not part of the archive.
         writer.end().map_err(ContextError::Send)?;
     }
     writer.finish().map_err(ContextError::Send)

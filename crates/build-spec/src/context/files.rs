@@ -41,7 +41,8 @@ impl From<ContextError> for SourceError {
 
 impl<'c> ContextFiles<'c> {
     pub(super) fn new(root: &'c Path, ignore: DockerIgnore) -> Result<Self, ContextError> {
-        // Compared with resolved paths below, so it must be resolved as well.
+        // The root is compared with resolved paths in `resolve_inside`, so it must be resolved as
+        // well.
         let real = root
             .canonicalize()
             .map_err(|e| ContextError::read(root, e))?;
@@ -100,8 +101,8 @@ impl<'c> ContextFiles<'c> {
         Ok(entries.filter_map(|name| name.to_str().map(join)).collect())
     }
 
-    /// Adds a file, or a directory with its entries that are not excluded. Follows a symbolic link
-    /// that refers to a file in the context.
+    /// Adds a file, or a directory with its entries that are not excluded. If `source` is a
+    /// symbolic link, follows the link, whose target must be inside the context.
     fn add_one(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let path = self.root.join(source);
         let real = self.resolve_inside(&path)?;

@@ -15,7 +15,8 @@ enum PatternPart {
     AnyChar,
     /// `*`: any characters other than slashes.
     Star,
-    /// `**/`: no character, or any characters that end with a slash.
+    /// `**/`, or `**` before another character: no character, or any characters that end with a
+    /// slash.
     Directories,
     /// `**` at the end: any characters.
     Rest,
@@ -61,7 +62,7 @@ impl Pattern {
                 c => PatternPart::Plain(c),
             });
         }
-        // Equal to one star, and faster to match.
+        // Consecutive stars equal one star, which is faster to match.
         parts.dedup_by(|a, b| *a == PatternPart::Star && *b == PatternPart::Star);
         Ok(Self {
             parts,
@@ -73,6 +74,7 @@ impl Pattern {
     /// lengths.
     pub(crate) fn matches(&self, path: &str) -> bool {
         if let Some(suffix) = &self.suffix {
+            // `**/name` also matches `name` at the root of the context.
             return path.ends_with(suffix.as_str()) || suffix.strip_prefix('/') == Some(path);
         }
         let path: Vec<char> = path.chars().collect();
@@ -92,6 +94,7 @@ impl PatternPart {
     /// before it.
     fn step(&self, path: &[char], before: &[bool]) -> Vec<bool> {
         let mut after = vec![false; before.len()];
+        // Set once a prefix has matched before this part.
         let mut started = false;
         // `last` is the character that a match of length `at` ends with.
         for at in 0..before.len() {

@@ -17,7 +17,8 @@ impl Flag {
         value.ok_or_else(|| line.error(format!("--{} needs a value: --{0}=…", self.name)))
     }
 
-    /// Returns the error for an unknown or unsupported flag. `instead` is an alternative.
+    /// Returns the error for an unknown or unsupported flag. `instead` ends the message, for
+    /// example with an alternative, and includes its punctuation.
     pub(super) fn unsupported(&self, line: &Instruction, instead: &str) -> DockerfileError {
         line.error(format!("--{} is not supported{instead}", self.name))
     }

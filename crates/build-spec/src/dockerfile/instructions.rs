@@ -25,7 +25,7 @@ pub(super) struct Instruction {
 /// A here-document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HereDocument {
-    /// Delimiter, which is also the name of the file.
+    /// Delimiter. In `COPY` and `ADD`, it is also the name of the file.
     pub name: String,
     /// Lines of the document.
     pub content: String,
@@ -172,7 +172,8 @@ fn announced(rest: &str, escape: char) -> Vec<HereDocument> {
         .collect()
 }
 
-/// Returns the here-document that `word` announces. `None` if `word` is more than one word.
+/// Returns the here-document that `word` announces. `None` if `word` announces no here-document, or
+/// contains spaces outside of quotes.
 pub(super) fn document(word: &str) -> Option<HereDocument> {
     let mut quote = None;
     for c in word.chars() {

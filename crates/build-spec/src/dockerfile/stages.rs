@@ -27,7 +27,7 @@ const PROXY_ARGUMENTS: [&str; 10] = [
     "ALL_PROXY",
     "all_proxy",
 ];
-/// Predefined build arguments of the target platform.
+/// Predefined build arguments of the target platform and of the build platform, which is the same.
 const PLATFORM_ARGUMENTS: [(&str, &str); 8] = [
     ("TARGETPLATFORM", "linux/amd64"),
     ("TARGETOS", "linux"),
@@ -345,15 +345,17 @@ impl<'o> StageParser<'o> {
                     (None, Some(default)) => {
                         Some(words::unquote(default, self.escape).map_err(|e| line.error(e))?)
                     }
+                    // As in Docker, an `ARG` without a value takes the value of a global or
+                    // predefined `ARG`.
                     (None, None) => self.global_value(&name).map(|v| crate::expand::escape(&v)),
                 };
                 // An `ARG` without a value remains unset.
                 if let Some(value) = value {
                     self.push(line, StepAction::Arg(name, value));
                 }
-            // Before the first `FROM`, only other global arguments can occur, so the value is
-            // expanded now.
             } else {
+                // Before the first `FROM`, only other global arguments can occur, so the value is
+                // expanded now.
                 let value = match (given, default) {
                     (Some(given), _) => Some(given),
                     (None, Some(default)) => Some(self.expand_global(line, default)?),

@@ -155,7 +155,8 @@ impl Unquote<'_> {
             }
             Some(_) => {
                 self.out.variable();
-                // The first character of the name is consumed without a check, for example in `$$`.
+                // Consume the first character of the name here: the caller would treat the second
+                // dollar of `$$` as another variable. The caller copies the rest of the name.
                 if let Some(c) = self.chars.next() {
                     self.out.part(c);
                 }
@@ -164,7 +165,7 @@ impl Unquote<'_> {
         }
         self.out.variable();
         while let Some(&c) = self.chars.peek() {
-            // Name and operator of the substitution.
+            // The opening brace, the name, and the colon of the operator.
             if !(c.is_alphanumeric() || matches!(c, '{' | '_' | ':')) {
                 break;
             }
@@ -182,6 +183,7 @@ impl Unquote<'_> {
             }
             None => return Err("'${' is not closed by a '}'"),
         }
+        // Converts the rest, including the closing brace.
         self.word(depth + 1)
     }
 }

@@ -149,7 +149,8 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
                 .unwrap_or(group);
             let own = Path::new(at).join(below.trim_start_matches('/'));
             // In version 2, a group with processes cannot delegate controllers. The daemon's own
-            // group has processes, so the groups become its siblings.
+            // group has processes, so the groups become its siblings. The root of the mount has no
+            // siblings, so the groups of a daemon in the root are below the root.
             let above = match &version {
                 CgroupVersion::Two if below.trim_matches('/').is_empty() => &own,
                 CgroupVersion::Two => own.parent()?,

@@ -157,7 +157,7 @@ const SHORTAGES: [Shortage; 9] = [
     Shortage::Size,
 ];
 
-/// Host that reports every figure.
+/// Host that reports every figure that is a metric.
 #[derive(Debug)]
 struct FullHost;
 
@@ -168,6 +168,7 @@ impl HostReader for FullHost {
             memory_available_mib: Some(1 << 20),
             disk_free_mib: Some(1 << 20),
             disk_total_mib: Some(1 << 20),
+            // Only admission uses these two numbers.
             tasks_free: None,
             descriptors_free: None,
             pressure: Some(Pressure {
@@ -233,7 +234,7 @@ async fn scrape() -> String {
     figures.add_families(move || with_a_value(app.figures()));
     figures.add_families(move || with_a_value(functions::figures(&functions)));
     add_gateway_counters(&sandboxes, Arc::new(GatewayCounters::default()));
-    // No server listens there: only the help texts are read.
+    // No collector listens at this address: only the help texts of the counters are read.
     let traces = TraceExport::start("http://127.0.0.1:9").unwrap();
     traces.add_metrics(&sandboxes);
     figures.render()

@@ -72,8 +72,8 @@ impl HttpClient for CollectorClient {
         let mut exchange = std::pin::pin!(exchange);
         tokio::select! {
             response = &mut exchange => response,
-            // The connection is closed when the response is complete, or after an error of the
-            // exchange.
+            // The connection must be polled for the exchange to make progress. If the connection
+            // ends first, the exchange completes or fails without it.
             _ = connection => exchange.await,
         }
     }

@@ -16,7 +16,8 @@ struct Budget {
     shares: BudgetShares,
     /// Latest grant of each member in this term.
     grants: BTreeMap<MemberId, GrantNumber>,
-    /// Sandboxes that were placed on a member since its last report, and unused parts of its share.
+    /// Unused part of each member's share: according to its last report, with later grants added
+    /// and later placements subtracted.
     unused: BTreeMap<MemberId, u64>,
 }
 
@@ -66,7 +67,8 @@ impl Budgets {
             .for_each(|budget| budget.shares.complete());
     }
 
-    /// Changes the limit of an owner. `None` removes the budget: no share grows.
+    /// Changes the limit of an owner. `None` removes the limit: no share grows, and [`Self::admit`]
+    /// admits every sandbox.
     pub fn set_limit(&mut self, owner: &BudgetOwner, limit: Option<u64>) {
         match limit {
             Some(limit) => self.limits.insert(owner.clone(), limit),
@@ -100,8 +102,9 @@ impl Budgets {
 
     /// Applies the reports of a heartbeat. Returns grants and recalls for its acknowledgement.
     ///
-    /// Grants must be sent, because a member whose share has grown here reports the former size
-    /// otherwise. A lost grant is repeated with the next acknowledgement.
+    /// The caller must send the grants: a member reports its former share until it has applied its
+    /// latest grant. A lost grant is repeated with the next acknowledgement. A lost recall is not
+    /// repeated: the next request that exceeds the free amount recalls shares again.
     pub fn report(
         &mut self,
         member: MemberId,
@@ -111,17 +114,19 @@ impl Budgets {
         if self.restarted.remove(&member) {
             let reported: BTreeSet<_> = reports.iter().map(|report| &report.owner).collect();
             for (owner, budget) in &mut self.owners {
-                // The member may not have received a grant since its registration yet.
+                // A grant since the registration may be in transit, so the share is retained.
                 if !reported.contains(owner) && !budget.grants.contains_key(&member) {
                     budget.shares.remove(member.budget());
                 }
             }
         }
+        // Apply all reports first: the last missing report of a new coordinator permits grants.
         for report in reports {
             self.apply(member, report);
         }
         self.reported(member);
         for report in reports {
+            // Ignore demand from before the latest grant, which may have satisfied it.
             if report.wanted > 0 && self.is_current(member, report) {
                 self.hand_out(&report.owner, member, report.wanted, members);
             }
@@ -141,8 +146,9 @@ impl Budgets {
         (grants, recalls)
     }
 
-    /// Ensures that a member may run one more sandbox of an owner. Returns the grant that the
-    /// request for the sandbox must contain, `None` if the member's share suffices.
+    /// Ensures that a member may run one more sandbox of an owner. Returns the member's latest
+    /// grant of this term, which the request for the sandbox must contain. `None` if the member has
+    /// no grant of this term, or if the owner has no limit.
     ///
     /// # Errors
     /// Returns [`BudgetExhausted`] if the limit is reached or unknown shares may reach it.
@@ -231,7 +237,7 @@ impl Budgets {
         }
     }
 
-    /// Returns the latest grant of a member.
+    /// Returns the latest grant of a member. `None` if the member has no grant of this term.
     fn pending(&self, owner: &BudgetOwner, member: MemberId) -> Option<Grant> {
         let budget = self.owners.get(owner)?;
         let &number = budget.grants.get(&member)?;
@@ -242,6 +248,8 @@ impl Budgets {
         })
     }
 
+    /// Marks the shares of a member as known. After the last unreported member, grants are
+    /// permitted.
     fn reported(&mut self, member: MemberId) {
         if self.unreported.remove(&member) && self.unreported.is_empty() {
             self.complete();

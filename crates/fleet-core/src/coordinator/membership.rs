@@ -133,7 +133,8 @@ impl Coordinator {
                     // No epoch is ended during the grace period. The member registers again later.
                     return Err(RejectionReason::Grace);
                 } else if is_same && is_given_up {
-                    // The verdict of a former coordinator was reported, but not committed.
+                    // The process gave up the epoch of a live row, for example after a former
+                    // coordinator reported a verdict and lost its term before the commit.
                     Epoch(row.epoch.0 + 1)
                 } else if former == registration.instance {
                     // Repeated registration. If the row is committed, the answer was lost and is
@@ -189,6 +190,7 @@ impl Coordinator {
         self.row_bytes.insert(id, bytes);
         self.draft.insert(row);
         self.next_renew = self.soon();
+        // `answer_registration` replaces the peer when the row is committed.
         let list = list_number(self.committed.term, 0);
         self.peers.entry(id).or_insert_with(|| Peer {
             heard: None,

@@ -152,12 +152,18 @@ impl RowSender {
 
 #[derive(Debug, Clone, Copy)]
 enum Receiving {
+    /// A full list is requested page by page.
     List {
+        /// Last hash of the received pages.
         after: Option<SandboxHash>,
+        /// Number of the last change before the start of the list. `None` before the first page.
         at: Option<u64>,
+        /// True if the directory had rows of the member at the start of the list.
         had_rows: bool,
     },
+    /// The list is complete, and changes are applied.
     Changes {
+        /// Number of the next change to apply.
         next: u64,
     },
 }
@@ -165,6 +171,7 @@ enum Receiving {
 /// State of a member's stream at the coordinator.
 #[derive(Debug)]
 pub struct RowReceiver {
+    /// Number of the current list, or of the last one after its end.
     list: u64,
     receiving: Receiving,
 }
@@ -210,7 +217,8 @@ impl RowReceiver {
     /// Applies a message to the directory. Returns whether the next request must be sent.
     ///
     /// # Errors
-    /// [`DirectoryError`] if a row cannot be stored. A new list is requested then.
+    /// [`DirectoryError`] if a row cannot be stored. [`Self::request`] then returns the first page
+    /// of a new list.
     pub fn receive(
         &mut self,
         member: MemberId,
@@ -295,6 +303,7 @@ impl RowReceiver {
         for row in rows {
             directory.put(member, row)?;
         }
+        // A page without rows is also the last one.
         match rows.last() {
             Some(row) if !is_last => *after = Some(row.hash),
             _ => {

@@ -8,7 +8,7 @@ use super::RowState;
 
 /// Number of places that a table has at first.
 const MIN_CAPACITY: usize = 8;
-/// Maximum part of the places that are occupied, in percent.
+/// Part of occupied places, in percent, beyond which a new row first makes the table grow.
 const MAX_LOAD_PERCENT: usize = 88;
 
 /// Revision (48 bits), host (13), mark (1) and state (2) of a row. Zero in an empty place.
@@ -20,6 +20,7 @@ const MAX_LOAD_PERCENT: usize = 88;
 pub(super) struct Meta(u64);
 
 impl Meta {
+    /// Returns the value of a row, with the mark set.
     pub(super) fn new(state: RowState, host: u16, revision: u64) -> Self {
         let state = match state {
             RowState::Running => 1,
@@ -104,7 +105,7 @@ impl Table {
         }
     }
 
-    /// Removes a row, and moves later rows of the same run forward.
+    /// Removes a row, and moves later rows of the same run of occupied places forward.
     pub(super) fn remove(&mut self, high: u64, low: u64) {
         let Some(mut gap) = self.position(high, low) else {
             return;
@@ -159,7 +160,8 @@ impl Table {
             .map(|place| (place.high, place.low, place.meta))
     }
 
-    /// Returns the first place for a hash. The 8 highest bits have selected the table.
+    /// Returns the first place for a hash. The 8 highest bits have selected the table, so only the
+    /// following bits are used.
     fn home(&self, high: u64) -> usize {
         ((u128::from(high << 8) * self.places.len() as u128) >> 64) as usize
     }
@@ -170,6 +172,7 @@ impl Table {
             return None;
         }
         let mut position = self.home(high);
+        // Ends at the latest at an empty place: `put` makes the table grow before it is full.
         loop {
             let place = &self.places[position];
             if place.meta.is_empty() || place.high == high && place.low == low {

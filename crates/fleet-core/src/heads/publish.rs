@@ -1,5 +1,5 @@
 //! Pause: the head is written after the manifest of the snapshot, and the former root is retracted
-//! after the head.
+//! after the head. A root is the digest of a snapshot's manifest.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};
@@ -74,11 +74,14 @@ pub struct PublishInput {
 /// Publication of a pause.
 #[derive(Debug)]
 pub struct Publish {
+    /// Root of the replaced snapshot. `None` for the first snapshot, or if the roots are equal.
     former: Option<Digest>,
+    /// Root of the new snapshot.
     new: Digest,
-    /// Head to write, until the manifest is written.
+    /// Head to write and its expected version, until the manifest is written.
     prepared: Option<(Head, Option<Version>)>,
     writer: Writer,
+    /// True if [`PublishEffect::Unavailable`] was emitted.
     is_answered: bool,
 }
 
@@ -95,10 +98,12 @@ impl Publish {
             }
             None => {
                 let mut head = Head::new(input.id, HeadState::Paused, None, None);
+                // The journal of this member may not contain the new head yet ([`Head::origin`]).
                 head.origin = Some(input.member);
                 (head, None)
             }
         };
+        // The head still has the snapshot of its predecessor.
         let former = head.root().filter(|&root| root != new);
         head.snapshot = Some(input.snapshot);
         head.record = Some(input.record);
@@ -164,7 +169,7 @@ impl Publish {
             }
             Known::Lost(current) => {
                 // An earlier attempt may have been written and replaced since. If the current head
-                // has the new root, it must stay, and the former root is unused.
+                // has the new root, that root must stay, and the former root is unused.
                 let root = current.as_ref().and_then(|current| current.0.root());
                 let unused = if root == Some(self.new) {
                     self.former

@@ -37,6 +37,7 @@ type Cookie = Option<HeaderValue>;
 /// Context of a client's request, apart from head and body.
 pub(crate) struct RequestContext {
     pub(crate) peer: Peer,
+    /// Function or sandbox whose internal connection carried the request. `None` for other clients.
     pub(crate) origin: Option<Arc<InternalOrigin>>,
     pub(crate) request_id: RequestId,
     pub(crate) upgrade: hyper::upgrade::OnUpgrade,
@@ -61,7 +62,8 @@ impl<S: Sandboxes> GatewayState<S> {
         let Some(access) = self.sandboxes.find(&target.id) else {
             return match &self.hosts {
                 Some(_) if context.is_forwarded => Err(RequestError::Moved),
-                // Functions reach sandboxes of their own host only.
+                // Internal connections, which functions use, reach sandboxes of their own host
+                // only.
                 Some(hosts) if context.origin.is_none() => {
                     self.forward(hosts, &target.id, parts, body, context).await
                 }
@@ -74,6 +76,7 @@ impl<S: Sandboxes> GatewayState<S> {
             return Err(RequestError::NotFound);
         }
         let protocol = upgrade(parts.version, &parts.headers);
+        // Redirect before `admit` removes the parameters of a signed link: the new URL needs them.
         if protocol.is_none()
             && let Some(redirect) = slash_redirect(&target, &parts)
         {
@@ -116,9 +119,9 @@ impl<S: Sandboxes> GatewayState<S> {
         add(&self.counters.answered, 1);
         let switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
         let upgraded = match (&protocol, answer.headers().get(hyper::header::UPGRADE)) {
-            // The response is invalid without a requested upgrade: the client would misinterpret
-            // later bytes.
             (Some(_), Some(agreed)) if switched => Some(agreed.clone()),
+            // Without a requested and confirmed upgrade, the response is invalid: the client would
+            // misinterpret later bytes.
             _ if switched => {
                 return Err(RequestError::Unavailable(
                     "it switched to a protocol that was not requested".to_owned(),

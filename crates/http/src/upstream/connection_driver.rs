@@ -85,7 +85,8 @@ impl ConnectionDriver {
     /// Returns true if the peer is known to have closed the connection.
     pub(crate) fn has_ended(&mut self) -> bool {
         if let Self::Inline(io, _) = self
-            // A poll performs pending I/O and detects a closed connection. No wake-up is needed.
+            // A poll performs pending I/O and detects a closed connection. No wake-up is needed,
+            // because each later wait polls the connection again.
             && io
                 .as_mut()
                 .poll(&mut Context::from_waker(Waker::noop()))

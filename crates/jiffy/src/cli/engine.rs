@@ -58,7 +58,8 @@ impl EngineArgs {
     ///
     /// Returns an error if the host cannot run the engine.
     pub fn choose_usable(self, host: &Host) -> anyhow::Result<EngineName> {
-        // An explicit engine is never replaced by another one: the check below reports the reason.
+        // An explicit engine is never replaced by another engine. If the host cannot run the
+        // engine, the check below reports the reason.
         let engine = jiffy_daemon::choose_engine(self.name(), host).engine;
         let check = EngineFacts::of(host).check(engine);
         check.map_err(anyhow::Error::msg)?;

@@ -107,7 +107,7 @@ fn expiry(text: &str) -> Result<u64, String> {
     let timestamp = text.parse::<Timestamp>().ok();
     let at = match timestamp.or_else(|| date().map(|date| date.timestamp())) {
         Some(at) => at,
-        // Without a unit, a number could be meant as seconds or as a time since 1970.
+        // A unit is required: a plain number could be meant as seconds or as a time since 1970.
         None if text.starts_with(|c: char| c.is_ascii_digit() || c == '.')
             && text.ends_with(|c: char| c.is_ascii_lowercase()) =>
         {

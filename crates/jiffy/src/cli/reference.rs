@@ -56,10 +56,10 @@ fn argument(out: &mut String, arg: &Arg) {
             .unwrap_or_default()
             .trim_end_matches('.')
     );
+    // Flags have implicit values and defaults, which are not shown.
     let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
     if takes_value && !arg.is_hide_possible_values_set() {
         let values: Vec<String> = arg
-            // Flags have implicit values and defaults, which are not shown.
             .get_possible_values()
             .iter()
             .filter(|value| !value.is_hide_set())

@@ -93,8 +93,9 @@ fn volume(text: &str) -> Result<Volume, String> {
     // From the right: a path of the host may contain colons.
     let (host, guest) = rest.rsplit_once(':').ok_or(VOLUME_FORM)?;
     let guest = guest.trim_end_matches('/');
+    // The part before the leading slash is empty.
     let parts = guest.split('/').skip(1);
-    // The path names a subdirectory, and does not lead out of it.
+    // The path must be below `/`, and must not contain an empty, `.` or `..` part.
     let plain = parts.clone().count() > 0
         && parts
             .clone()
@@ -154,7 +155,8 @@ fn publication(text: &str) -> Result<Publication, String> {
     Ok(Publication { address, ports })
 }
 
-/// Options of `docker run` that `jiffy run` lacks, and their equivalents.
+/// Options of `docker run`, and the equivalents in Jiffy. Options that `jiffy run` accepts, such as
+/// `--rm`, are listed for other commands, such as `jiffy exec`.
 const FOREIGN_OPTIONS: [(&[&str], &str); 13] = [
     (
         &["--rm"],

@@ -199,7 +199,9 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// Returns the options of the daemon. Reads the files of certificate authorities.
     ///
-    /// A member of a fleet uses the store, domains and processor level of the fleet.
+    /// A member of a fleet uses the store of the fleet, and the domains of the fleet in addition to
+    /// its own. It uses the processor level of the fleet unless `--cpu-level` sets a level other
+    /// than `host`.
     pub fn options(&self, fleet: Option<&Settings>) -> anyhow::Result<ServeOptions> {
         let store = fleet.map(Settings::store_url).transpose()?;
         let mut domains = self.domain.clone();

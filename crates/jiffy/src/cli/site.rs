@@ -40,9 +40,9 @@ pub struct GuestSiteArgs {
     /// Proxy for programs in all sandboxes, http://[USER:PASSWORD@]HOST[:PORT]
     #[arg(
         long,
-        // The help must not show the value, which may contain a password.
         env = "JIFFY_GUEST_PROXY",
         value_name = "URL",
+        // The help must not show the value, which may contain a password.
         hide_env_values = true
     )]
     pub guest_proxy: Option<String>,

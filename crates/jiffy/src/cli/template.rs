@@ -229,7 +229,8 @@ pub struct TemplateBuildArgs {
 }
 
 impl TemplateBuildArgs {
-    /// Returns whether an option is set that a recipe defines itself.
+    /// Returns whether an option is set that cannot be combined with a recipe: the recipe defines
+    /// the value itself, or the option is only for Dockerfiles and images.
     pub fn overrides_recipe(&self) -> bool {
         let size = self.cpus.is_some() || self.memory.is_some() || self.disk.is_some();
         let ready = self.ready_port.is_some() || self.ready_command.is_some();

@@ -36,6 +36,8 @@ pub fn run_all(report: &mut dyn FnMut(Finding)) {
         report(gvisor(host, &facts));
         report(engine(&facts));
     }
+    // The support is known only if an ordinary user runs the command: `rootless::enter_for` has
+    // determined it.
     match jiffy_daemon::rootless_notice::known_support() {
         None => report(user()),
         Some(facts) => rootless(facts, report),
@@ -243,7 +245,8 @@ fn memory() -> Finding {
     }
 }
 
-/// Checks whether guests can use huge pages, which are enabled always or on request.
+/// Checks whether guests can use transparent huge pages: with `always`, or with `madvise`, because
+/// the VMM requests them for guest memory.
 fn huge_pages() -> Finding {
     let path = "/sys/kernel/mm/transparent_hugepage/enabled";
     let setting = fs::read_to_string(path).unwrap_or_default();
@@ -265,7 +268,7 @@ fn huge_pages() -> Finding {
 
 /// Checks whether control groups are mounted.
 fn cgroups() -> Finding {
-    // This file exists only in the root of version 2.
+    // This file exists only if version 2 is mounted at /sys/fs/cgroup.
     let v2 = Path::new("/sys/fs/cgroup/cgroup.controllers");
     if let Ok(controllers) = fs::read_to_string(v2) {
         return Finding::ok("cgroup", format!("version 2: {}", controllers.trim()));

@@ -5,8 +5,9 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Files with secrets: API keys, the key that signs preview links, environment variables of
-/// sandboxes, and the key of the TLS authority.
+/// Files that must be accessible to their owner only: API keys, the key that signs preview links,
+/// environment variables of sandboxes (`state.db`), builds, and the TLS key. `tls/authority.pem` is
+/// a certificate without its key.
 const SECRET_FILES: [&str; 7] = [
     "keys.db",
     "api-key",
@@ -70,7 +71,7 @@ fn entries(directory: &Path) -> Vec<(PathBuf, Metadata)> {
     all
 }
 
-/// Returns the first paths as text for a message or a shell.
+/// Returns at most [`MAX_SHOWN_PATHS`] paths, separated by spaces, and the number of further paths.
 fn path_list(paths: &[PathBuf]) -> String {
     let shown = paths.iter().take(MAX_SHOWN_PATHS);
     let shown: Vec<String> = shown.map(|path| path.display().to_string()).collect();
@@ -82,7 +83,8 @@ fn path_list(paths: &[PathBuf]) -> String {
     }
 }
 
-/// Returns a failure if `paths`, the paths that fail a check, is not empty.
+/// Returns a failure if `paths`, the paths that fail a check, is not empty. The paths are appended
+/// to `problem` and to `remedy`.
 fn finding(
     check: &'static str,
     ok: &str,
@@ -104,7 +106,7 @@ fn finding(
 /// Checks that all entries belong to the owner of the data directory.
 fn owners(home: &Path, owner: u32) -> Finding {
     let listed = entries(home).into_iter();
-    // Only the entries of the directory: their owners can change everything below them.
+    // Only the direct entries are checked: the owner of an entry can change everything below it.
     let foreign = listed.filter(|(_, data)| data.uid() != owner);
     let foreign: Vec<PathBuf> = foreign.map(|(path, _)| path).collect();
     finding(
@@ -120,8 +122,8 @@ fn owners(home: &Path, owner: u32) -> Finding {
 fn secrets(home: &Path) -> Finding {
     let files = SECRET_FILES
         .iter()
-        // Files that do not exist yet are skipped.
         .flat_map(|name| DATABASE_SUFFIXES.map(|suffix| home.join(format!("{name}{suffix}"))));
+    // Files that do not exist are skipped.
     let files = files.filter_map(|path| Some((path.clone(), fs::symlink_metadata(path).ok()?)));
     let sockets = SOCKET_DIRECTORIES
         .iter()

@@ -72,6 +72,7 @@ async fn run_true(guest: Arc<dyn Guest>) -> anyhow::Result<String> {
     let process = agent(&guest)
         .start(&ProcessSpec::new("true", NO_ARGUMENTS))
         .await?;
+    // `true` prints nothing: a single byte of output is an error.
     let (status, ..) = process.output(0).await?;
     let exec_us = u64::try_from(start.elapsed().as_micros())?;
     let report = guest.report();

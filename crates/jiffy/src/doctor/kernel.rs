@@ -73,6 +73,7 @@ pub fn connections(root: &Path) -> Finding {
     let sandboxes = (total.unwrap_or(0_u64) / SANDBOX_MEMORY_KIB).clamp(1, MAX_SANDBOXES);
     // Sandboxes may use three quarters of the table; the rest is reserved for the host.
     let required = (sandboxes * SANDBOX_CONNECTIONS).div_ceil(3) * 4;
+    // A maximum of 0 means that the table is unlimited.
     if maximum == 0 || maximum >= required {
         return Finding::ok(
             check,
@@ -83,6 +84,7 @@ pub fn connections(root: &Path) -> Finding {
     }
     // Number of sandboxes that can use all their connections at the same time.
     let full = maximum / 4 * 3 / SANDBOX_CONNECTIONS;
+    // Limit per sandbox at which all sandboxes fit the table, but at least 16.
     let each = (maximum / 4 * 3 / sandboxes).max(16);
     // An entry occupies 320 bytes of kernel memory.
     let memory_mib = (required * 320) >> 20;
@@ -99,13 +101,13 @@ pub fn connections(root: &Path) -> Finding {
     )
 }
 
-/// Checks the mount with network namespaces. Mounts in it must not propagate to other mount
-/// namespaces, which would prevent their removal.
+/// Checks the mount with network namespaces. If mounts in it propagate to other mount namespaces,
+/// network namespaces of removed sandboxes can remain there.
 pub fn namespaces(root: &Path) -> Finding {
     let check = "namespaces";
     let mounts = read(root, "proc/self/mountinfo").unwrap_or_default();
-    // Fields before the dash: numbers, device, root, mount point, options and propagation tags
-    // (proc(5)).
+    // Fields before the dash (proc(5)): mount id, parent id, device, root, mount point, options and
+    // propagation tags. The last mount at a path hides earlier mounts.
     let mount = mounts
         .lines()
         .rfind(|line| line.split(' ').nth(4) == Some(NAMESPACE_MOUNT));

@@ -101,6 +101,7 @@ fn measure_and_store(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
             ),
         ));
     }
+    // The facts are read again, because they include the measurement stored above.
     let choice = EngineFacts::of(&host).choose();
     findings.push(Finding::ok(
         "engine",
@@ -284,6 +285,7 @@ impl MicroVmSnapshots {
             RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
             RestorePolicy::CopyWorkingSet => {
                 let set = self.store.get(id)?.working_set()?;
+                // The file with the recorded chunks. Its index is not needed here.
                 MemoryPolicy::CopyWorkingSet(set.context("no working set was recorded")?.1)
             }
         };

@@ -30,7 +30,7 @@ pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
 }
 
 /// Returns the settings in the arguments as a request of the API. Settings that are not specified
-/// are omitted: the daemon retains their values.
+/// are omitted. The daemon then retains their values, except for the sandbox key, which it revokes.
 pub(super) fn settings(args: &FunctionDeployArgs) -> anyhow::Result<Value> {
     let mut limits = Map::new();
     let mut limit = |name: &str, value: Option<Value>| {

@@ -54,6 +54,7 @@ fn example(language: FunctionLanguage) -> Example {
 
 /// Writes the example into a new directory with the name of the function.
 pub fn run(args: &FunctionNewArgs) -> anyhow::Result<()> {
+    // A valid name contains neither `/` nor `.`, so the new directory is in the current directory.
     super::path(&args.name, "")?;
     let directory = Path::new(&args.name);
     let context = || format!("cannot create the directory {}", directory.display());
@@ -75,8 +76,8 @@ fn write(example: Example, directory: &Path) -> anyhow::Result<()> {
         let context = || format!("cannot write {}", target.display());
         if let Some(parent) = target.parent() {
             fs::create_dir_all(parent).with_context(context)?;
-            // The umask of the user removes permissions.
         }
+        // The umask of the user removes permissions.
         let mode = if SCRIPTS.contains(path) { 0o777 } else { 0o666 };
         let mut file = OpenOptions::new();
         let file = file.write(true).create_new(true).mode(mode).open(&target);

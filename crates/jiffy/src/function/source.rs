@@ -69,7 +69,7 @@ pub async fn build(client: &Client, directory: &Path) -> anyhow::Result<Vec<u8>>
     let lease = client.lease(&id).await;
     let result = match &lease {
         Ok(_) => build_in(&client.agent(&sandbox)?, directory).await,
-        // The daemon did not grant a lease, or the sandbox was removed.
+        // This error is never reported: `lease?` below returns the error of the lease.
         Err(_) => Err(anyhow::anyhow!("the sandbox of the build was removed")),
     };
     // Removed in any case. The errors of lease and build take precedence.
@@ -128,7 +128,8 @@ async fn build_in(agent: &AgentClient, directory: &Path) -> anyhow::Result<Vec<u
     Ok(module.to_vec())
 }
 
-/// Returns whether a path in the archive of the sources is below an ignored entry.
+/// Returns whether a path in the archive of the sources is an ignored entry of the source directory
+/// or is below such an entry.
 fn is_ignored(path: &[u8]) -> bool {
     let first = path
         .split(|byte| *byte == b'/')

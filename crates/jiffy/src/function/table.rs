@@ -4,7 +4,8 @@ use crate::columns::{Align, Table};
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// Returns the text of a field. Empty if the field is missing.
+/// Returns the text of the value at the JSON pointer `field`, for example `/limits/cpuMs`. Empty if
+/// the value is missing.
 fn text(value: &Value, field: &str) -> String {
     match value.pointer(field) {
         None | Some(Value::Null) => String::new(),
@@ -111,6 +112,7 @@ pub fn versions(all: &Value) -> String {
             digest(version),
         ]);
     }
+    // The daemon omits the state if it has no store.
     if list(all).iter().all(|v| v["storeState"].is_null()) {
         table.remove_column("STORE");
     }

@@ -14,8 +14,8 @@ pub type Budgets = HashMap<String, Value>;
 /// Limit: its name in the API, its value, and the unit for display.
 type LimitRow = (&'static str, Option<u64>, &'static str);
 
-/// Returns the budgets of `keys` from the daemon of `home`. Keys are missing if no daemon runs or
-/// if its request fails.
+/// Returns the budgets of `keys` from the daemon of `home`. Empty if no daemon runs. Revoked keys,
+/// and keys whose request fails, are missing.
 pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     let mut budgets = Budgets::new();
     let Some(stream) = local_daemon::connect(home).await else {
@@ -65,7 +65,7 @@ pub fn limits_text(limits: &Limits, budget: Option<&Value>) -> String {
         }
     });
     let mut set: Vec<String> = set.collect();
-    // The disk quota in effect is known to the daemon only if the key has the default quota.
+    // A key without its own disk quota may have the default quota, which only the daemon knows.
     let in_force = budget.and_then(|b| b["limits"]["diskBytes"].as_u64());
     let own = limits.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20));
     let disk = match (used("diskBytes"), in_force.or(own)) {

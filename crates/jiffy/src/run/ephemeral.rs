@@ -44,8 +44,8 @@ struct EphemeralNetwork {
     /// `None` if the host cannot provide a network. The helper also removes the remains of a failed
     /// start.
     network: Option<Network>,
-    /// The helper also removes the directory of this process, so that it is not dropped before the
-    /// guests.
+    /// When this value is dropped, the helper also removes the directory of this process. The
+    /// guests must have terminated before. `Err` if the helper could not be started.
     remover: io::Result<NetworkRemover>,
 }
 
@@ -56,8 +56,9 @@ struct NetworkRemover {
 }
 
 impl NetworkRemover {
-    // The running program, even if its file was replaced by an update.
+    /// Starts the helper, which removes `directory` and the networks of missing directories.
     fn start(directory: &Path) -> io::Result<Self> {
+        // The running program, even if its file was replaced by an update.
         let mut child = Command::new("/proc/self/exe")
             .arg0("jiffy")
             .arg(REMOVER_ARGUMENT)
@@ -81,10 +82,11 @@ impl NetworkRemover {
     }
 }
 
-/// Main function of the helper process. Reads the directory from standard input until it is closed,
-/// and removes the directory and its network.
+/// Main function of the helper process. Reads the path of the directory from standard input until
+/// the parent closes the pipe. Then removes the directory and its network.
 pub fn remover() -> ExitCode {
-    // Returns when this end is the last one open: the parent has exited.
+    // The parent holds the only write end of the pipe, so this returns when the parent closes the
+    // pipe or exits.
     let mut name = Vec::new();
     let _ = io::stdin().read_to_end(&mut name);
     let directory = PathBuf::from(OsString::from_vec(name));
@@ -102,7 +104,7 @@ pub fn remover() -> ExitCode {
 
 impl EphemeralNetwork {
     /// Closes the network. The helper process removes slots and rules in the background, because
-    /// this takes longer than many commands.
+    /// this takes longer than many commands. Without a helper, this function removes them.
     async fn close(self) {
         if let (Err(_), Some(network)) = (&self.remover, self.network) {
             // `close` blocks while it runs programs.
@@ -159,7 +161,7 @@ pub fn remove_dead_directories(home: &Home) {
     }
 }
 
-/// Removes the directories without a lock. The caller must hold the lock of the parent.
+/// Removes the directories that no process has locked. The caller must hold the lock of `run`.
 fn remove_dead(run: &Path) {
     for entry in fs::read_dir(run).into_iter().flatten().flatten() {
         let has_prefix = entry
@@ -256,7 +258,8 @@ impl EphemeralGuests {
         if let Some(network) = self.network {
             network.close().await;
         }
-        // The helper process of gVisor removes the directory, unless it was killed.
+        // The error is ignored: the helper process of the network or of gVisor may have removed the
+        // directory already.
         let _ = self.directory.directory.close();
     }
 }

@@ -53,7 +53,8 @@ pub async fn run(
     let sandbox = tokio::select! {
         sandbox = &mut create => sandbox?,
         number = signals.next() => {
-            // The daemon creates the sandbox even if this process disconnects.
+            // The daemon creates the sandbox even if this process disconnects. Without a response
+            // in time, the sandbox is removed after its timeout.
             let response = tokio::time::timeout(ABANDONED_CREATE_TIMEOUT, create).await;
             if let Ok(Ok(sandbox)) = response {
                 client.delete(&sandbox.record.id, true).await?;
@@ -84,6 +85,7 @@ pub async fn run(
             error = lease => Err(error.context("cannot obtain a lease for the sandbox")),
         }
     };
+    // If the lease was granted, its release above makes the daemon remove the sandbox.
     if !has_lease {
         // The error is ignored: the sandbox may have been removed already.
         let _ = client.delete(&id, true).await;

@@ -25,7 +25,7 @@ const FAILURE_EXIT_CODE: u8 = 125;
 /// Time for the agent to kill a command after its timeout and to report this: SIGTERM, two seconds,
 /// SIGKILL, two seconds, and the transfer.
 const AGENT_KILL_TIMEOUT: Duration = Duration::from_secs(8);
-/// Timeout of the agent for the delivery of a signal.
+/// Time for the agent to confirm the delivery of a signal.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for a command to exit after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -104,7 +104,8 @@ async fn start_error(target: &impl CommandTarget, error: ClientError) -> anyhow:
         ClientError::CommandNotExecutable(_) => NOT_EXECUTABLE_EXIT_CODE,
         _ => FAILURE_EXIT_CODE,
     };
-    // A guest that has exited is the cause of any other error.
+    // If the guest has exited, its exit reason is reported instead of the error that the exit
+    // caused.
     if let Some(reason) = target.exit_reason(Duration::ZERO).await {
         return Ok(Outcome::failed(FAILURE_EXIT_CODE, reason));
     }
@@ -257,8 +258,8 @@ impl<P: CommandTarget> Session<'_, P> {
         }
     }
 
-    /// Sends SIGPIPE and SIGHUP to a command whose sandbox continues to run after this process.
-    /// Without a reader of its output, the command would otherwise run forever.
+    /// Sends SIGPIPE and SIGHUP to a command whose output has no reader, if its sandbox continues
+    /// to run after this process. Without these signals, the command could run forever.
     async fn hang_up(&self) {
         if !self.target.ends_with_client() {
             for number in [libc::SIGPIPE, libc::SIGHUP] {
@@ -294,7 +295,8 @@ impl<P: CommandTarget> Session<'_, P> {
         }
     }
 
-    /// Terminates the command: with its sandbox, or with SIGKILL if the sandbox continues to run.
+    /// Terminates the command. If the sandbox is removed when this process exits, this removal
+    /// terminates the command; otherwise the command receives SIGKILL.
     async fn kill(&mut self, number: i32) -> Outcome {
         if self.target.ends_with_client() {
             return Outcome::interrupted(number);
@@ -349,6 +351,7 @@ impl<P: CommandTarget> Session<'_, P> {
     /// Returns the outcome of a broken connection. If the guest has terminated, its exit reason is
     /// the message.
     async fn connection_lost(&self, error: Option<ClientError>) -> Outcome {
+        // The connection may break before the exit of the guest is known.
         if let Some(reason) = self.target.exit_reason(Duration::from_secs(2)).await {
             return Outcome::failed(FAILURE_EXIT_CODE, reason);
         }

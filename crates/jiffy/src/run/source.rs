@@ -20,8 +20,9 @@ pub enum GuestSource {
     ThisProcess,
 }
 
-/// Returns the daemon in the arguments, or the daemon of this host if it runs and has the requested
-/// engine, and otherwise this process. Starts a daemon to import an image.
+/// Returns the source for the arguments: their daemon, or the daemon of this host if it runs and
+/// has the requested engine, and otherwise this process. An image is always imported by a daemon,
+/// which is started if necessary.
 pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
     if args.no_daemon {
         return Ok(GuestSource::ThisProcess);
@@ -57,8 +58,7 @@ async fn from_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<Gu
     let engine = engines.iter().find(|e| e.name == name && e.usable);
     Ok(engine.map(|engine| GuestSource::Daemon {
         client,
-        // The daemon may change its default engine later; an explicit name is sent only if
-        // necessary.
+        // The request names the engine only if it is not the daemon's default engine.
         engine: (!engine.default).then_some(name),
     }))
 }

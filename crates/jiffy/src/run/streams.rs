@@ -36,7 +36,7 @@ pub fn input() -> mpsc::Receiver<Vec<u8>> {
 /// Output stream of this process.
 pub struct Output {
     chunks: mpsc::Sender<Vec<u8>>,
-    /// Result of the writing thread. The first caller takes it.
+    /// Result of the writing thread. `None` after a failed `write`, which has returned the result.
     done: Option<oneshot::Receiver<io::Result<()>>>,
 }
 

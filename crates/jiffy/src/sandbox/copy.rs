@@ -90,7 +90,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
             Box::pin(file)
         }
     };
-    // Opened after the source: an unreadable source contacts no sandbox.
+    // Resolved after the source is opened: if the source is unreadable, no request is sent.
     let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
     let mut writer = agent.write_stream(path, args.user.as_deref());
     let mut sent: u64 = 0;

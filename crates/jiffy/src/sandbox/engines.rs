@@ -17,7 +17,7 @@ pub fn table(all: &Vec<EngineDescription>) -> String {
     for (name, reason) in all.iter().filter_map(|e| Some((&e.name, e.why.as_ref()?))) {
         let _ = writeln!(text, "{name} is not usable: {reason}");
     }
-    // All engines have the same capabilities in the same order.
+    // Each column has all capabilities in the same order, as pairs of description and value.
     let columns: Vec<_> = all.iter().map(|e| capabilities(e.capabilities)).collect();
     let names = all.iter().map(|e| e.name.to_uppercase());
     text.push('\n');

@@ -129,7 +129,7 @@ impl CommandTarget for RemoteSandbox {
     }
 }
 
-/// Runs the command and returns its exit code. Errors are errors of Jiffy.
+/// Runs the command and returns its exit code. Returns an error only if Jiffy itself failed.
 pub fn run(args: &SandboxExecArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let env = environment(&args.exec.env)?;

@@ -19,13 +19,13 @@ use tokio::task::JoinSet;
 
 /// Maximum number of concurrent connections per port. Further connections wait.
 const MAX_CONNECTIONS: usize = 256;
-/// Delay before the next accept if this process has no free file descriptor.
+/// Delay before the next accept after an error, for example if no file descriptor is free.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Time for which open connections may transfer remaining data after forwarding is stopped.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Timeout of a request that waits for the end of the sandbox.
 const END_POLL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay before the next such request after a failure.
+/// Minimum interval between two such requests that fail.
 const END_POLL_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Stream to a port of a guest.
@@ -92,7 +92,7 @@ async fn exit_reason(client: &Client, id: &str) -> String {
             }
             Err(_) => {}
         }
-        // The request failed at once: do not repeat it in a busy loop.
+        // Prevents a busy loop if the request failed at once.
         if start.elapsed() < END_POLL_RETRY_DELAY {
             tokio::time::sleep(END_POLL_RETRY_DELAY).await;
         }
@@ -150,7 +150,7 @@ pub async fn forward(
 
 /// Connects a stream of this host with a port of the guest until both directions are closed.
 async fn join(mut stream: TcpStream, opening: OpeningPort) -> anyhow::Result<()> {
-    // Otherwise small packets would wait for confirmations. A failure only costs time.
+    // Disables Nagle's algorithm, which would delay small packets. A failure only costs time.
     let _ = stream.set_nodelay(true);
     let mut guest = opening.await?;
     // An error on either side closes the connection and is not reported.

@@ -8,7 +8,7 @@ use std::mem::discriminant;
 
 /// Prints the matching sandboxes as a table, as ids or as JSON.
 pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
-    // Killed sandboxes are listed on request only, which a filter for them implies.
+    // The daemon lists killed sandboxes only on request. A filter for their state implies `--all`.
     let killed = Filter::State(SandboxState::Killed.name());
     let all = args.all || args.filters.contains(&killed);
     let sandboxes = jiffy_daemon::open_client(&args.host.server())

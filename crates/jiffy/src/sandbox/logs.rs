@@ -18,7 +18,7 @@ pub struct Console {
 /// Line of a console.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConsoleLine {
-    /// Text without the line feed.
+    /// Text without the line feed. Named `message` in the API and `line` in the output of `--json`.
     #[serde(rename(deserialize = "message"))]
     pub line: String,
 }
@@ -31,7 +31,7 @@ pub struct ConnectionRecord {
     connections: Vec<Connection>,
     /// Number of connections that were not recorded, because the record is bounded.
     missing: u64,
-    /// Names of fields that the host's kernel does not report.
+    /// Information that the host's kernel does not provide, for example `bytes`.
     #[serde(rename = "untold")]
     unavailable: Vec<String>,
 }

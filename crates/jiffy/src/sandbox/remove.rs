@@ -86,7 +86,7 @@ pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
         if !confirm(&format!("remove {count} {objects}?"), false)? {
             return Ok(ExitCode::FAILURE);
         }
-        // The daemon determines the unused data again: it may be used since the question.
+        // The daemon determines the unused data again, because data may be in use since the prompt.
         let request = client.prune(unused, false);
         let removed = while_waiting("removing unused data", request).await?;
         outln!("{} freed", Bytes(removed.bytes));

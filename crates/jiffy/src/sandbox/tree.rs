@@ -1,8 +1,8 @@
 //! `jiffy cp -r`: copies directories to and from a sandbox with the semantics of `docker cp`.
 //!
-//! Archives from a sandbox are untrusted. They are unpacked below a single name that this process
-//! chooses. The unpacker follows no symbolic links, and creates no devices, named pipes or setuid
-//! files.
+//! Archives from a sandbox are untrusted. They are unpacked in a directory that this process
+//! chooses, below a new name unless only the contents of a directory are copied. The unpacker
+//! follows no symbolic links, and creates no devices, named pipes or setuid files.
 
 use crate::cli::CpArgs;
 use anyhow::Context;
@@ -46,7 +46,8 @@ pub async fn upload(
     };
     let options = ArchiveOptions {
         user: args.user.clone(),
-        // An archive on standard input retains its owners. Files of a tree belong to the user.
+        // An archive on standard input retains its owners. Files of a tree belong to the user of
+        // the request, which `@` denotes.
         owner: (from != "-").then(|| "@".to_owned()),
         ..ArchiveOptions::default()
     };
@@ -89,7 +90,7 @@ async fn target_in_sandbox(
         Ok(_) => anyhow::bail!("{to} in the sandbox exists and is not a directory"),
         Err(e) if e.is_not_found() => {
             let trimmed = to.trim_end_matches('/');
-            // The destination does not exist: the tree receives its name.
+            // The tree receives the name of the destination, which does not exist yet.
             Ok(match trimmed.rsplit_once('/') {
                 _ if contents || trimmed.ends_with('.') => (to.to_owned(), b".".to_vec()),
                 Some((parent, name)) => (format!("{parent}/"), name.into()),

@@ -1,4 +1,5 @@
-//! `jiffy store check`.
+//! `jiffy store check`: checks that a store or etcd writes records conditionally, as the hosts of a
+//! fleet require.
 
 use crate::cli::StoreCheckArgs;
 use anyhow::Context;
@@ -37,6 +38,8 @@ pub async fn run(args: &StoreCheckArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Opens the store or etcd of the arguments. Returns its URL, its records, and warnings for the
+/// user.
 async fn open(args: &StoreCheckArgs) -> anyhow::Result<(String, Arc<dyn Records>, Vec<String>)> {
     if let Some(url) = &args.records {
         let settings = EtcdSettings {

@@ -37,7 +37,8 @@ pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
     requests(traffic);
 }
 
-/// Prints the results of verifications.
+/// Prints the results of verifications. `is_complete` is false if tenants were skipped because
+/// their names are damaged.
 pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Traffic) {
     for OfTenant { tenant, result } in verified {
         let report = &result.report;
@@ -78,7 +79,7 @@ pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Tr
     requests(traffic);
 }
 
-/// Prints a line for each chunk of a damaged snapshot.
+/// Prints a line for each damaged chunk of a snapshot.
 fn chunks(word: &str, snapshot: &DamagedSnapshot) {
     for chunk in &snapshot.chunks {
         outln!(

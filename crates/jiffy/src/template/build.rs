@@ -22,6 +22,7 @@ use tokio::io::AsyncReadExt;
 
 /// Interval of requests for the progress of a build.
 const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Size of the pieces in which an archive is uploaded, in bytes.
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Returns the path of the Dockerfile. `None` if another source is built.
@@ -150,7 +151,8 @@ pub async fn build_from_image(
     result
 }
 
-/// Import that the user interrupted.
+/// Import that the user interrupted. After this error, an earlier import of the image must not be
+/// used instead.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Interrupted(String);
@@ -244,7 +246,8 @@ async fn send_files(
         if link.present {
             continue;
         }
-        // The archive is packed a second time into a file, which saves memory.
+        // `prepare` packed the archive only to compute its name. Packing it again into a file
+        // avoids an archive in memory.
         let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
         upload.write_to(&mut file)?;
         file.flush()?;

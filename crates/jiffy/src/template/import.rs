@@ -14,7 +14,8 @@ use std::path::Path;
 const NO_START_COMMAND: &str = "--ready-port needs a process that listens on the port: add --start COMMAND \
      or --start-image-command";
 
-/// Returns the image to import. `None` if the arguments do not specify an image.
+/// Returns the import that the arguments request. `None` if they specify neither an image nor an
+/// archive nor a directory.
 pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     let TemplateSource {
         image,

@@ -20,13 +20,14 @@ struct Removed {
     upload_bytes: u64,
 }
 
-/// Removes unused images, and build caches that were unused for `unused_for`.
+/// Removes unused images, and steps and uploads of the build cache that were unused for
+/// `unused_for`.
 pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> {
     // The build cache is pruned first, because it references images.
     let prune_build_cache = if home.path().join("builds.db").exists() {
         prune_build_cache(unused_for)?
     } else {
-        // No daemon has run yet, so that the cache is empty.
+        // No daemon has created a build cache yet.
         PrunedBuildCache::default()
     };
     let removed = Removed {

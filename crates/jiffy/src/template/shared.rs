@@ -116,7 +116,7 @@ pub fn fetch_named(
     let fetch = |name: &str| runtime.block_on(fetch(&remote, &template, name));
     let mut manifest = Vec::new();
     let file = fetch(TemplateFiles::MANIFEST)?;
-    // One byte more than the maximum: the import rejects an incomplete manifest.
+    // One byte more than the maximum, so that the import notices and rejects a larger manifest.
     file.take(MAX_MANIFEST_BYTES + 1)
         .read_to_end(&mut manifest)?;
     let mut bar = TemplateProgress::new(name);

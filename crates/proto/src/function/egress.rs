@@ -1,5 +1,6 @@
 //! Messages between a tenant's process and its broker, the process that opens outgoing connections
-//! on its behalf. They use a separate socket. Answers arrive in any order.
+//! on its behalf. These messages use a socket of their own, not the control socket. Answers arrive
+//! in any order.
 
 use serde::{Deserialize, Serialize};
 

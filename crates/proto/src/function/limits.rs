@@ -8,7 +8,7 @@ use std::time::Duration;
 pub const MAX_MODULE_BYTES: u64 = 64 << 20;
 /// Maximum size of a compiled module in bytes. Machine code is larger than its source.
 pub const MAX_ARTIFACT_BYTES: u64 = 512 << 20;
-/// Maximum memory of a function in MiB. Each slot of the pool has this size.
+/// Maximum memory of a function in MiB. Each memory in Wasmtime's pool may grow up to this size.
 pub const MAX_FUNCTION_MEMORY_MIB: u32 = 512;
 /// Maximum value for the limit of a request's or a response's body, in bytes.
 pub const MAX_BODY_BYTES: u64 = 64 << 20;
@@ -139,7 +139,7 @@ pub enum SlotReset {
 
 /// Maximum number of bytes of a memory that the method `fast` retains between requests.
 pub const MAX_RETAINED_BYTES: u64 = 4 << 20;
-/// Number of memories in a pool per concurrent request.
+/// Number of memories in Wasmtime's pool per concurrent request. A component may use several.
 pub const MEMORIES_PER_SLOT: u32 = 2;
 
 impl SlotReset {

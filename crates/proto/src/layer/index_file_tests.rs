@@ -60,6 +60,7 @@ fn a_damaged_file_is_refused() {
     short.write_all_at(&bytes[..HEADER_BYTES - 1], 0).unwrap();
     assert!(LayerIndex::read(&short, 1 << 20).is_err());
     let mut beyond = LayerIndex::empty(DISK_BLOCK, 70 * u64::from(DISK_BLOCK)).encode();
+    // Unit 127, although the index has only 70 units.
     beyond[HEADER_BYTES + 15] = 0x80;
     let file = file();
     file.write_all_at(&beyond, 0).unwrap();

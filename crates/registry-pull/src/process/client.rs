@@ -34,8 +34,9 @@ const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, \
 const AGENT: &str = concat!("jiffy/", env!("CARGO_PKG_VERSION"));
 /// Maximum number of redirects per request.
 const MAX_REDIRECTS: usize = 5;
-/// Maximum length in bytes of a token server's response, and of an error response.
+/// Maximum length of a token server's response in bytes.
 const MAX_TOKEN: usize = 64 << 10;
+/// Maximum length of an error response in bytes.
 const MAX_ERROR: usize = 16 << 10;
 /// Buffer size for the head of a response in bytes.
 const MAX_HEAD: usize = 128 << 10;
@@ -98,6 +99,7 @@ impl RegistryClient {
             tls: TlsConnector::from(Arc::new(config)),
             plain_http,
             credentials,
+            // Placeholder: `of` sets registry and repository.
             registry: UrlOrigin {
                 tls: true,
                 host: String::new(),
@@ -182,7 +184,8 @@ impl RegistryClient {
         }
     }
 
-    /// Streams the body of a response to the parent, without its first `skip` bytes.
+    /// Streams the body of a response to the parent, without its first `skip` bytes. `max_bytes`
+    /// limits `offset` and the streamed bytes together.
     async fn forward_body(
         &mut self,
         response: Response<Incoming>,
@@ -465,7 +468,8 @@ async fn fault_of(response: Response<Incoming>) -> PullFault {
     PullFault::Status(status.as_u16(), PullFault::text(&text))
 }
 
-/// Percent-encodes a query value (RFC 3986 2.3).
+/// Percent-encodes a query value. `:`, `/` and `,` are common in scopes and permitted in queries
+/// (RFC 3986 3.4).
 fn encoded(text: &str) -> String {
     const ESCAPED: AsciiSet = NON_ALPHANUMERIC
         .remove(b'-')

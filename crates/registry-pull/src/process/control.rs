@@ -41,7 +41,7 @@ impl ParentSocket {
 
     /// Sends data of a response.
     pub fn data(&self, bytes: &[u8]) -> io::Result<()> {
-        // The parent rejects longer frames.
+        // The parent rejects frames with more than `wire::MAX_FRAME_BYTES`.
         let mut chunks = bytes.chunks(DATA_CHUNK_BYTES);
         chunks.try_for_each(|chunk| self.send(KIND_DATA, chunk))
     }

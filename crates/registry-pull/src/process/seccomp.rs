@@ -57,7 +57,7 @@ const DESCRIPTOR_COMMANDS: [libc::c_int; 5] = [
 /// Permitted ioctl request: non-blocking mode.
 const DESCRIPTOR_REQUESTS: [libc::Ioctl; 1] = [libc::FIONBIO];
 
-/// Socket options, by level, that the client of a registry sets.
+/// Permitted socket options by level: keep-alive and no delay.
 const SOCKET_OPTIONS: [(libc::c_int, libc::c_int); 5] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::IPPROTO_TCP, libc::TCP_NODELAY),
@@ -130,7 +130,8 @@ mod tests {
         // SAFETY: as above.
         let fcntl =
             |command, value: i32| unsafe { libc::c_long::from(libc::fcntl(fd, command, value)) };
-        // SAFETY: signal 0 is not delivered.
+        // SAFETY: no pointer is passed. Signal 0 is not delivered, and the filter denies SIGABRT to
+        // other processes.
         let signal =
             |pid: i32, signal: i32| unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, signal) };
         let parent = i32::try_from(std::process::id()).unwrap();

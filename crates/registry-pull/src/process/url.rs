@@ -29,7 +29,7 @@ impl UrlOrigin {
         }
     }
 
-    /// Returns true if it is one of `hosts` (`host` or `host:port`).
+    /// Returns true if this origin is one of `hosts` (`host` or `host:port`).
     pub fn is_among(&self, hosts: &[String]) -> bool {
         let full = format!("{}:{}", self.host, self.port);
         let short = self.authority();

@@ -52,7 +52,7 @@ fn each_shortage_rejects_and_is_named() {
             .admit(Occupant::Sandbox, size(512))
             .is_ok()
     );
-    // 5 % of 16 GiB is more than 512 MiB.
+    // The default reserve is 5 % of 16,384 MiB, which is 819 MiB.
     let memory = |available| HostFigures {
         memory_available_mib: Some(available),
         ..ample()
@@ -224,6 +224,7 @@ fn starting_guests_count_with_their_expected_memory() {
     assert_eq!(refusal.short_of, Shortage::Memory);
     assert!(admission.check_replacement().is_err());
     reservations[0].mark_started();
+    // A second call has no effect.
     reservations[0].mark_started();
     assert!(admission.admit(Occupant::Sandbox, size(512)).is_ok());
 }

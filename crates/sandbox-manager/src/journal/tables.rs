@@ -160,7 +160,8 @@ impl<'a> TableReader<'a> {
         self.rows("removal", query, &ALL_ROWS, |retraction, _| Ok(retraction))
     }
 
-    /// Reads rows (id, record, flag) one by one, and converts them.
+    /// Reads rows (id, record, flag) one by one, and converts each record with its flag. The flag
+    /// is `complete` for snapshots, and always 1 in other tables.
     fn rows<T: DeserializeOwned, R>(
         &self,
         what: &'static str,

@@ -157,6 +157,7 @@ fn a_journal_of_a_previous_version_is_migrated() {
             .pragma_update(None, "user_version", version)
             .unwrap();
         drop(connection);
+        // The second pass opens the migrated journal.
         for _ in 0..2 {
             let journal = Journal::open(&file).unwrap();
             assert_eq!(journal.guests().unwrap(), HashMap::new());

@@ -24,7 +24,8 @@ impl Sandboxes {
 }
 
 impl Sandboxes {
-    /// Returns a client of the agent in a sandbox, with its token.
+    /// Returns a client of the agent in a sandbox. The client sends the sandbox's access token, if
+    /// the sandbox has one.
     pub fn agent(&self, id: &str) -> Result<AgentClient, OperationError> {
         let record = self.get(id)?;
         let (this, id) = (self.clone(), record.id);

@@ -15,6 +15,7 @@ impl Sandboxes {
         change: impl FnOnce(&mut SandboxSettings) + Send + 'static,
     ) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
+        // Metrics and traces contain this name, so it must not change.
         self.perform("change_terms", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
             let mut record = entry.record();

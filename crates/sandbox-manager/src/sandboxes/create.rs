@@ -149,7 +149,7 @@ impl Sandboxes {
                     spec.env
                 };
                 let mut settings = spec.settings;
-                // The settings of the network are inherited as a whole, like the environment.
+                // Certificate authorities and proxy are inherited as a whole, like the environment.
                 if settings.site.is_empty() {
                     settings.site = snapshot.site.clone();
                 }
@@ -162,7 +162,8 @@ impl Sandboxes {
                     forked_from: None,
                 };
                 let new = self.register(reservation, new)?;
-                // Recorded before the restore, which passes the request on to the fetcher.
+                // Marks the snapshot and its ancestors before the restore, which passes the marks
+                // on to the fetcher.
                 if spec.prefetch == Prefetch::All {
                     let files = self.0.snapshot_engines.files_of(&snapshot.id);
                     let requested = files.and_then(|files| files.request_memory(&snapshot.id));
@@ -246,7 +247,7 @@ impl Sandboxes {
         }
         let entry = Arc::new(SandboxEntry::new(record, self.0.indexes.clone()));
         entry.set_reservation(Some(reservation));
-        // Only the span of a create has no id yet; other operations know it from the start.
+        // The span of a create, or of a child of a fork, was opened before the id existed.
         tracing::Span::current().record("sandbox", entry.id());
         self.0
             .entries
@@ -340,6 +341,8 @@ impl Sandboxes {
         if result.is_err() && entry.guest().is_none() {
             entry.set_reservation(None);
         }
+        // Another host has taken over the sandbox or killed it. `end_adoption` below removes an
+        // adopted sandbox.
         if let Err(OperationError::Head(e)) = &result
             && e.is_moved()
             && !entry.is_adopted()
@@ -441,6 +444,8 @@ impl Sandboxes {
             return Err(e.into());
         }
         drop(step);
+        // The journal contains the guest: dropping the claim now would release the sandbox to other
+        // hosts.
         if let Some((claim, revision)) = claim {
             claim.retain();
             self.set_head(entry, revision, None);

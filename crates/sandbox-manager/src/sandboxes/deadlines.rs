@@ -67,8 +67,8 @@ impl Deadlines {
         let mut due: Vec<_> = due
             .filter(|entry| entry.deadline().is_some_and(|at| at <= now))
             .collect();
-        // The marks decide if two calls see the same sandbox.
         drop(entries);
+        // If two calls find the same sandbox, only the call that sets the mark returns it.
         due.retain(|entry| entry.begin_expiring());
         due
     }

@@ -44,7 +44,8 @@ pub(crate) struct SandboxEntry {
 /// Guest, history and locks of a sandbox.
 struct Activity {
     guest: Mutex<Option<Arc<dyn Guest>>>,
-    /// Resources of the host, from before the guest starts until it has exited.
+    /// Resources of the host, from before the guest starts until the record has a state without a
+    /// guest.
     reservation: Mutex<Option<Reservation>>,
     /// Resource usage over time.
     history: Mutex<History>,
@@ -89,7 +90,8 @@ impl Drop for SandboxEntry {
 }
 
 impl SandboxEntry {
-    /// Creates an entry and adds it to the indexes. A name must be claimed before.
+    /// Creates an entry and adds it to the indexes. The caller must have claimed the name, if there
+    /// is one. The sandbox counts as not stored until [`Self::set_may_be_stored`] is called.
     pub fn new(record: Sandbox, indexes: Arc<EntryIndexes>) -> Self {
         let id = SmolStr::new(&*record.id);
         indexes.add(&id, &record);
@@ -98,8 +100,8 @@ impl SandboxEntry {
         entry
     }
 
-    /// Creates an entry of the journal, which is already in the indexes. An earlier daemon may have
-    /// stored its sandbox.
+    /// Creates the entry of a record that was read from the journal. The indexes must already
+    /// contain the record. An earlier daemon may have stored the sandbox.
     pub fn indexed(id: SmolStr, record: Box<Sandbox>, indexes: Arc<EntryIndexes>) -> Self {
         Self {
             id,
@@ -244,8 +246,8 @@ impl SandboxEntry {
     pub fn set_record(&self, record: Sandbox) {
         let has_guest = matches!(record.state, SandboxState::Creating | SandboxState::Running);
         if record.state == SandboxState::Killed {
-            // Including the connections of the last guest: many sandboxes are killed, and each
-            // record is retained for an hour.
+            // The connections of the last guest are discarded too: many sandboxes are killed, and
+            // each record is retained for an hour.
             self.connection_history().clear();
             self.activity().exit_console.lock().take();
         }

@@ -181,9 +181,9 @@ pub(super) fn running_deadline(record: &Sandbox) -> Option<u64> {
     record.deadline_ms.filter(|_| is_running(record))
 }
 
-/// Returns the time at which a sandbox was killed.
+/// Returns the time at which a sandbox was killed last.
 fn killed_at(record: &Sandbox) -> Option<u64> {
-    // No later change follows the kill.
+    // The record of a killed sandbox changes only if the sandbox is killed again.
     (!is_alive(record)).then_some(record.changed_ms)
 }
 

@@ -30,8 +30,8 @@ pub struct ForkReport {
 
 impl Sandboxes {
     /// Takes a snapshot of a sandbox and creates `count` sandboxes from it. Children have the
-    /// settings of their parent and tokens of their own. Their timeout starts now; `timeout`
-    /// replaces its duration, where `Some(None)` means no limit.
+    /// settings of their parent and tokens of their own. The timeout of each child starts when the
+    /// child runs. `timeout` replaces its duration, where `Some(None)` means no limit.
     ///
     /// # Errors
     /// Fails if the snapshot cannot be taken. Each child succeeds or fails independently.
@@ -48,8 +48,9 @@ impl Sandboxes {
             });
         }
         let (this, entry) = (self.clone(), self.0.entry(id)?);
-        // The lock is released before the children start, so that the parent can be used meanwhile.
         self.perform("fork", &entry.id(), async move {
+            // The lock is released at the end of this block, before the children start, so that the
+            // parent can be used meanwhile.
             let (mut sandbox, snapshot, _pin) = {
                 let _op_guard = entry.op_lock().lock().await;
                 let snapshot = this
@@ -108,6 +109,7 @@ impl Sandboxes {
     async fn child_of(&self, parent: &Sandbox, snapshot: &str) -> ForkChild {
         let requested_at = Instant::now();
         let settings = SandboxSettings {
+            // The idempotency key of the parent's create identifies the parent only.
             creation: None,
             ..parent.settings.clone()
         };

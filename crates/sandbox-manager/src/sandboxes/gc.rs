@@ -24,7 +24,7 @@ pub(super) struct GcParts {
     pub journal: Arc<Journal>,
     /// Contains the sandboxes that use each snapshot.
     pub indexes: Arc<EntryIndexes>,
-    /// Reclaims the disk space of removed snapshots that others depend on.
+    /// Reclaims the disk space of removed snapshots on which other snapshots depend.
     pub folder: Arc<SnapshotFolder>,
     /// Removes copies from the store.
     pub uploads: Arc<Uploads>,

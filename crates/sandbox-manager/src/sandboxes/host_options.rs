@@ -12,7 +12,8 @@ use std::time::Duration;
 pub struct HostOptions {
     /// Number of warm-pool guests for each template and size in use.
     pub warm: usize,
-    /// Interval between prefetches that keep the snapshots of the warm pool in memory.
+    /// Interval between prefetches that keep the snapshots of the warm pool in memory. Also the
+    /// maximum delay of folds and checksums of snapshots.
     pub upkeep_interval: Duration,
     /// Limits of the use of the host.
     pub limits: HostLimits,

@@ -69,9 +69,9 @@ impl SandboxNames {
     }
 
     /// Returns the ids of the sandboxes with this name, at most one of each owner.
-    // The key without an owner is the first one of each name.
     pub fn ids(&self, name: &str) -> Vec<String> {
         let names = self.0.lock();
+        // The key without an owner is the first key of each name.
         let from = names.range(key(&None, name)..);
         let holders = from.take_while(|((other, _), _)| **other == *name);
         holders.map(|(_, id)| id.to_string()).collect()

@@ -111,7 +111,7 @@ impl Observation<'_> {
         Ok(UsageSample {
             at_ms: now_ms(),
             cpu_count: record.size.vcpus,
-            // The guest reports the values, so they are limited to the valid range.
+            // The guest reports the usage and may report any number.
             cpu_used_pct: (usage.cpu_used_pct as f32).clamp(0.0, 100.0),
             mem_used: usage.mem_used,
             mem_total: usage.mem_total,

@@ -45,9 +45,9 @@ impl Operations {
     /// # Errors
     /// Fails during shutdown.
     pub fn begin(&self) -> Result<OperationGuard, OperationError> {
-        // `finish` sets `is_closing` before it reads the count. With both orders, either this
-        // operation is rejected or the shutdown waits for it.
-        // Counted first, so that a shutdown that begins now waits for the operation.
+        // The operation is counted before `is_closing` is read, and `finish` sets `is_closing`
+        // before it reads the count. Thus either this operation is rejected, or the shutdown waits
+        // for it.
         let operation = self.count();
         if self.is_closing() {
             return Err(OperationError::Busy {

@@ -77,6 +77,7 @@ impl OwnerBudgets<'_> {
                 let bytes = match snapshot.purpose {
                     SnapshotPurpose::Requested => &mut used.snapshot_bytes,
                     SnapshotPurpose::Step => &mut used.step_bytes,
+                    // Snapshots of templates are taken without an owner.
                     SnapshotPurpose::Pause | SnapshotPurpose::Fork | SnapshotPurpose::Template => {
                         &mut used.paused_bytes
                     }

@@ -33,7 +33,8 @@ impl Sandboxes {
             .snapshots()
             .draft(&sandbox, &*guest, SnapshotPurpose::Pause, None)?;
         let parent = draft.parent.clone();
-        // The permit is held until the sandbox counts as paused in the usage of its owner.
+        // Until the new record is in memory, the permit stands for the paused sandbox in the usage
+        // of its owner, and the pin protects the snapshot from garbage collection.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
         // Computed before the snapshot, so that the record is committed together with it.
@@ -59,8 +60,8 @@ impl Sandboxes {
         Ok(paused)
     }
 
-    /// Resumes a paused sandbox, or restarts a sandbox that was broken by missing memory from its
-    /// latest snapshot. Its timeout starts again.
+    /// Resumes a paused sandbox. Also restarts a sandbox from its latest snapshot if the sandbox
+    /// broke because memory was missing. The timeout starts again.
     pub async fn resume(&self, id: &str) -> Result<Sandbox, OperationError> {
         self.resume_with(id, ResumeOptions::default()).await
     }
@@ -129,12 +130,13 @@ impl Sandboxes {
         let requested_at = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
-        // Before the restore, which needs the memory. `restore_existing` releases it after a
-        // failure.
+        // Reserved before the restore, which needs the memory. `restore_existing` releases the
+        // reservation after a failure.
         match self.admit(record.size) {
             Ok(reservation) => entry.set_reservation(Some(reservation)),
             Err(e) => {
                 let refused = Err(e);
+                // Removes a sandbox of another host whose first resume on this host failed.
                 self.end_adoption(entry, &refused);
                 return refused;
             }

@@ -32,7 +32,7 @@ pub(super) struct RecoveredState {
     pub snapshots: BoxedRecords<Snapshot>,
     /// Guests that continued to run.
     pub orphans: Vec<Orphan>,
-    /// Snapshots on the disk that have no record, by which their files are known to be orphaned.
+    /// Snapshots on the disk without a record. Their files are orphaned.
     pub unknown: Vec<SnapshotOnDisk>,
     /// Captured snapshots (see `snapshots::capture`) that are not stored yet. The processes of
     /// `orphans` may still hold their memory.
@@ -110,11 +110,11 @@ pub(super) fn recover(
     let OpenedJournal {
         journal,
         mut sandboxes,
-        // Pass 1: snapshots. A snapshot in flight has an incomplete record, and complete files only
-        // if its operation came far enough.
         snapshots: journalled,
         ..
     } = opened;
+    // Pass 1: snapshots. The record of a snapshot in flight is incomplete. Its files are complete
+    // only if the operation came far enough.
     let mut snapshots = Vec::with_capacity(journalled.len());
     let (mut changes, mut captured) = (Vec::new(), Vec::new());
     for entry in journalled {
@@ -157,11 +157,13 @@ pub(super) fn recover(
                 note_record(&mut on_disk, &record.id);
                 snapshots.push(record);
             }
+            // The snapshot has no files, or its operation was in flight and its sandbox is not
+            // running.
             None => changes.push(JournalChange::NoSnapshot(record.id)),
         }
     }
-    // Records of early versions and of snapshots without a final commit have no size. The sizes of
-    // the others are compared with the disk later, since that takes longer.
+    // Records of early versions and of snapshots without a final commit have no size. The upkeep
+    // thread compares the sizes of the others with the disk later, since that takes longer.
     for record in snapshots.iter_mut().filter(|s| s.bytes == 0) {
         let files = engines.snapshot_files(&record.engine);
         let size = files.ok().and_then(|files| files.size(&record.id));
@@ -170,10 +172,11 @@ pub(super) fn recover(
             changes.push(JournalChange::Snapshot((**record).clone()));
         }
     }
-    // Pass 2: sandboxes. A sandbox that has lost its guest or its snapshot is broken.
-    // Handles of sandboxes that are not running were removed with their state.
+    // The journal removes the handle of a sandbox in the write that records another state than
+    // running.
     let mut guests = journal.guests()?;
     let (mut orphans, mut storing) = (Vec::new(), Vec::new());
+    // Pass 2: sandboxes. A sandbox that has lost its guest or its snapshot is broken.
     for sandbox in &mut sandboxes {
         let has_files = |id: &String| on_disk.get(id.as_str()).is_some_and(|s| s.has_record);
         let has_files = sandbox.snapshot.as_ref().is_some_and(has_files);

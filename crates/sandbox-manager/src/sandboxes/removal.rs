@@ -48,7 +48,7 @@ impl Sandboxes {
             self.stop_guest(guest).await;
         }
         let mut record = entry.record_in(SandboxState::Killed);
-        // A sandbox that was not running was not killed by its deadline.
+        // The deadline may have caused the kill only if the sandbox was running.
         if entry.record().state != SandboxState::Running {
             record.deadline_ms = None;
         }

@@ -44,6 +44,7 @@ impl ResumeOptions {
 pub(super) enum RestoreReason {
     /// The sandbox is rolled back to a snapshot from which it has already run.
     Rollback,
-    /// The sandbox is resumed from the snapshot of its pause.
+    /// The sandbox is resumed from the snapshot of its pause. A sandbox that broke because memory
+    /// was missing is restarted from its latest snapshot.
     Resume(ResumeOptions),
 }

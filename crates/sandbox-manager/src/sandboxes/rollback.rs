@@ -70,9 +70,10 @@ impl Sandboxes {
             .await
     }
 
-    /// Rolls back the guest of a running sandbox in place. Returns `None`, and changes nothing, if
-    /// the engine does not support it for this guest. A guest that is lost meanwhile is replaced by
-    /// a restored guest.
+    /// Rolls back the guest of a running sandbox in place. Returns `None`, with the guest
+    /// unchanged, if the sandbox is not running, if the snapshot is of another engine, or if the
+    /// engine rejects the rollback. A guest that is lost during the rollback is replaced by a
+    /// restored guest.
     async fn roll_back_in_place(
         &self,
         entry: &Arc<SandboxEntry>,
@@ -88,6 +89,8 @@ impl Sandboxes {
             return Ok(None);
         }
         let snapshot = &*snapshot.id;
+        // Like a restore, a rollback opens the files of each ancestor, so a long lineage is merged
+        // first.
         self.snapshots().shorten_lineage(snapshot).await?;
         let identity = self.identity_of(before.clone(), true);
         // While the rollback is in progress, the journal records the sandbox as paused in the
@@ -133,6 +136,7 @@ impl Sandboxes {
                     reason,
                     "a rollback in place was rejected"
                 );
+                // The journal already contains `paused`, but the guest is unchanged and still runs.
                 if has_started.load(Ordering::Acquire) && !self.write_back(&before, &*guest).await {
                     return self
                         .replace_lost(entry, &*guest, requested_at, paused)

@@ -46,7 +46,8 @@ impl SandboxIndex<'_> {
             // `ages` never changes while a record is locked, so records may be locked under it.
             ListedSandboxes::All => first(&indexes.ages.lock()),
             ListedSandboxes::Running => {
-                // Copied, so that records are not locked while the index is.
+                // Copied, so that no record is locked under the index: a change of a record locks
+                // them in the reverse order.
                 let running = indexes.running.lock().clone();
                 let positions = running.into_iter().filter_map(|id| {
                     let created_ms = entries.get(&id)?.with_record(|r| r.created_ms);
@@ -94,7 +95,7 @@ impl SandboxIndex<'_> {
     }
 
     /// Returns the id of the running or paused sandbox whose agent token matches. Checks every
-    /// sandbox, so the entries are unlocked meanwhile.
+    /// sandbox, and `fits` may compute a signature, so the entries are unlocked meanwhile.
     pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let entries: Vec<_> = {
             let entries = self.0.entries.lock();

@@ -1,7 +1,7 @@
 //! Sandboxes that any host of a store can resume.
 //!
-//! The head of a sandbox in the store decides which host may run it ([`Heads`]). This host
-//! publishes the head when the snapshot of a pause is stored, claims it before a resumed guest
+//! The head of a sandbox in the store decides which host may run it ([`jiffy_fleet::Heads`]). This
+//! host publishes the head when the snapshot of a pause is stored, claims it before a resumed guest
 //! receives its identity, and marks it when the sandbox is killed. Sandboxes whose pauses were
 //! never stored have no head, and cause no request.
 //!
@@ -36,7 +36,7 @@ impl PendingClaim {
         let Some(mut claim) = claimed? else {
             return Ok(None);
         };
-        // The authority may have ended during the restore.
+        // This host may have lost its authority to run the sandbox during the restore.
         let Revision(revision) = claim.confirm()?;
         Ok(Some((claim, revision)))
     }
@@ -87,7 +87,8 @@ impl Sandboxes {
         let text = serde_json::to_string(&SandboxRecord::from(&record));
         let text = text.map_err(|e| OperationError::Lost(e.to_string()))?;
         if text.len() > MAX_SHARED_RECORD_BYTES {
-            // Its snapshot is stored as without heads. Only this host can resume the sandbox.
+            // The snapshot stays in the store. Without a head, only this host can resume the
+            // sandbox.
             tracing::warn!(
                 id = record.id,
                 bytes = text.len(),
@@ -255,7 +256,8 @@ impl Sandboxes {
         self.retract_copies(vec![StoreRetraction::of_head(&place, &record.id)]);
     }
 
-    /// Fails if a paused sandbox has moved to another host, and forgets it.
+    /// Check before a kill: fails if a paused sandbox has moved to another host, and removes the
+    /// sandbox from this host then.
     pub(super) async fn expect_not_moved(
         &self,
         entry: &SandboxEntry,

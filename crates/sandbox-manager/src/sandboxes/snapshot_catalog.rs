@@ -143,7 +143,9 @@ impl CatalogChange<'_> {
         Ok(())
     }
 
-    /// Like [`Self::commit`] for a snapshot whose completion can no longer be rejected.
+    /// Like [`Self::commit`] for a snapshot whose completion can no longer be rejected. If the
+    /// journal cannot be written, the changes stay pending in memory until the journal's next
+    /// write.
     pub fn commit_write_behind(&self, record: Snapshot, more: Vec<JournalChange>) {
         let changes = with_snapshot(&record, more);
         self.catalog.journal.commit_write_behind(&changes);

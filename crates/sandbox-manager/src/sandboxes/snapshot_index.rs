@@ -9,7 +9,8 @@ use smol_str::SmolStr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Complete snapshots by id, with their children, names, sandboxes, owners and ages.
+/// Snapshots by id, with their children, names, sandboxes, owners and ages. Includes captured
+/// snapshots whose files are still being stored.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotIndex {
     records: BTreeMap<SmolStr, Box<Snapshot>>,

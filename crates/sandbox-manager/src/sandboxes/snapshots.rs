@@ -108,7 +108,8 @@ impl SandboxesInner {
 
 impl Snapshots<'_> {
     /// Returns all snapshots, oldest first. With `sandbox`, returns the snapshots that were taken
-    /// of the sandbox and its ancestors; the cost depends on their number only.
+    /// of the sandbox and the snapshots that it descends from; the cost depends on their number
+    /// only.
     pub fn list(self, sandbox: Option<&str>) -> Result<Vec<Snapshot>, OperationError> {
         let Some(id) = sandbox else {
             return Ok(self.in_order(
@@ -189,8 +190,8 @@ impl Snapshots<'_> {
                 });
             }
         };
-        // Pinned while the index is locked, so that the snapshot cannot be collected between the
-        // two.
+        // Pinned while the index is still locked, so that garbage collection cannot remove the
+        // snapshot between the lookup and the pin.
         let pin = self.0.catalog.pin(&record.id);
         Ok((record, pin))
     }

@@ -67,7 +67,7 @@ impl TemplateSnapshotState {
         self.uses.lock().clone()
     }
 
-    /// Removes the last use of a snapshot that is retired.
+    /// Removes the recorded last use of a snapshot that is being retired.
     pub fn forget(&self, snapshot: &str) {
         self.uses.lock().remove(snapshot);
     }
@@ -87,7 +87,8 @@ fn site_mark(site: &SiteSettings) -> String {
 
 impl TemplateSnapshots<'_> {
     /// Returns a fingerprint of all inputs of guests of `template` with this size: image, kernel,
-    /// agent, VMM.
+    /// agent, VMM. Does not include the site settings, unlike the fingerprint under which the
+    /// snapshot is found.
     pub async fn fingerprint(
         self,
         template: &str,
@@ -138,7 +139,8 @@ impl TemplateSnapshots<'_> {
         match self.snapshot(engine, template, size, &fingerprint).await {
             Ok(snapshot) => {
                 self.0.template_snapshots.record_use(&snapshot);
-                // Protects the snapshot from a concurrent retirement until the guest is restored.
+                // The pin protects the snapshot from garbage collection, even if it is retired
+                // concurrently, until the guest is restored.
                 let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
                 let origin = Snapshots(self.0)
                     .origin(&snapshot, BootMode::Snapshot, identity)
@@ -179,7 +181,8 @@ impl TemplateSnapshots<'_> {
         Ok(())
     }
 
-    /// Returns a fingerprint of all inputs of the snapshot of a booted template.
+    /// Returns the fingerprint under which the snapshot of the booted template is found: all inputs
+    /// of its guests, the size and the site settings of the host.
     pub(super) async fn snapshot_key(
         self,
         engine: &Arc<dyn Engine>,
@@ -224,8 +227,8 @@ impl TemplateSnapshots<'_> {
         let sandbox_identity = SandboxIdentity {
             // No sandbox has this id: ids are longer.
             id: "template".to_owned(),
-            // The settings of all sandboxes are part of the snapshot, so that programs that are
-            // already running in it have them too.
+            // The host's site settings apply to all sandboxes. They are part of the snapshot, so
+            // that programs that are already running in it have them too.
             site: site::joined(&self.0.site, &SiteSettings::default()),
             ..SandboxIdentity::default()
         };
@@ -268,8 +271,8 @@ impl TemplateSnapshots<'_> {
         let result = taking.await;
         guest.stop().await;
         let snapshot = result?;
-        // Pinned, so that concurrent snapshots of other sizes do not retire it before its first
-        // use.
+        // A concurrent snapshot of another size may retire this snapshot. The pin protects it from
+        // garbage collection until this function returns.
         let _pin = self.0.catalog.pin(&snapshot.id);
         self.0.template_snapshots.record_use(&snapshot.id);
         self.retire_older(&snapshot);

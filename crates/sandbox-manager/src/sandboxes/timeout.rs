@@ -58,7 +58,7 @@ impl Sandboxes {
     /// `op_lock`.
     fn extend(&self, entry: &SandboxEntry, time: Duration) -> Result<Sandbox, OperationError> {
         let record = entry.record();
-        // A sandbox without a deadline runs longer than any deadline allows, so it keeps that.
+        // `None`: the sandbox runs without limit, and a deadline would shorten that time.
         match record.deadline_ms {
             Some(before) if before < deadline_in(time) => self.set_deadline(entry, Some(time)),
             _ => Ok(record),
@@ -141,10 +141,10 @@ impl Sandboxes {
             .iter()
             .map(|id| JournalChange::NoSandbox(id.to_string()));
         let changes: Vec<_> = changes.collect();
-        // No operation changes a killed sandbox.
+        // No operation changes the record of a killed sandbox, so the `op_lock` is not required.
         self.0.journal.commit_write_behind(&changes);
         for id in &old {
-            // The entry is dropped after the lock is released, since it locks the indexes.
+            // Dropped after `entries` is unlocked: the drop of an entry locks the indexes.
             let removed = self.0.entries.lock().remove(id);
             drop(removed);
         }
@@ -178,8 +178,8 @@ impl Timeouts<'_> {
                 let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {
                     SandboxState::Killed => Err(entry.refuse("extend the timeout of")),
-                    // Only a running sandbox has a deadline; a paused one has the timeout of its
-                    // next resume.
+                    // Only the deadline of a running sandbox has an effect. For a paused sandbox,
+                    // compare with the timeout of its next resume.
                     SandboxState::Running => this.extend(&entry, timeout),
                     _ => match entry.record().settings.timeout_s {
                         Some(own) if own < timeout.as_secs() => {

@@ -2,7 +2,8 @@
 //! authorities in a directory.
 //!
 //! The hash consists of the first bytes of the SHA-1 of the name in canonical form: texts are in
-//! UTF-8, in lower case and with single spaces (`x509_name_canon` in crypto/x509/x_name.c).
+//! UTF-8, in lower case and with single spaces. The header of the outer sequence is omitted
+//! (`x509_name_canon` in crypto/x509/x_name.c).
 
 use sha1::{Digest, Sha1};
 use x509_parser::asn1_rs::{Any, FromDer, ToDer};
@@ -31,7 +32,7 @@ pub fn of(name: &[u8]) -> Result<String, String> {
     Ok(first.map(|b| format!("{b:02x}")).collect())
 }
 
-/// Returns the type and the canonical value of an entry.
+/// Returns an entry with its type and its canonical value, in DER.
 fn entry_of(pair: &[u8]) -> Result<Vec<u8>, String> {
     let parts = elements(pair)?;
     let [kind, value] = parts.as_slice() else {

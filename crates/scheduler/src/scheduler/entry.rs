@@ -9,7 +9,7 @@ pub struct HostEntry {
     pub id: HostId,
     /// Properties.
     pub spec: HostSpec,
-    /// Class of the host.
+    /// Index of the host's class in the scheduler's list of classes.
     pub class: usize,
     /// Latest report. Its templates are sorted.
     report: HostReport,

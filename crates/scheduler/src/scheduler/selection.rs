@@ -5,8 +5,8 @@ use super::{LOCALITY_PERCENT, ORDERS, PlacementError, Scheduler, amounts};
 use crate::explanation::{Considered, Explanation, MAX_CONSIDERED, Verdict};
 use crate::{HostId, PlacementRequest, Resource, TemplateId};
 
-/// Maximum number of hosts of a template that are all compared. If more hosts have the template,
-/// the same number of the tightest hosts is checked for it instead.
+/// If at most this many hosts have a template, all of them are compared. Otherwise only this many
+/// of the tightest hosts of each class are checked for the template.
 const MAX_SCANNED: usize = 64;
 
 /// Selected host, before its resources are reserved.
@@ -50,6 +50,8 @@ impl Scheduler {
 
     /// Returns the index in [`ORDERS`] of the resource with the smallest free part in the fleet.
     fn scarce_order(&self) -> usize {
+        // Compares the free parts of both resources, multiplied by both capacities to avoid a
+        // division.
         let part = |order: usize| {
             u128::from(self.total_free[order]) * u128::from(self.total_capacity[1 - order])
         };
@@ -62,6 +64,8 @@ impl Scheduler {
             && let Some(template) = request.template
         {
             let hosts = self.templates.get(&template)?;
+            // If few hosts have the template, compare only these. Otherwise the search below finds
+            // one soon: `rejection` also checks for the template.
             if hosts.len() <= MAX_SCANNED {
                 return self.tightest_with(template, order, request);
             }

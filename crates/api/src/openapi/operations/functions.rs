@@ -8,8 +8,8 @@ use jiffy_api_types::{
 };
 use serde_json::json;
 
-/// Errors of every operation: the host does not have the program for functions, or its process
-/// cannot run at the moment.
+/// Additional errors of operations that list none. 501: the host does not have the program for
+/// functions. 503: the process for functions cannot run at the moment.
 const DEFAULT_ERRORS: &[u16] = &[501, 503];
 
 /// Operations on functions.

@@ -37,7 +37,8 @@ pub(in crate::routes) async fn deploy(
     if !is_name(&name) {
         return Err(FunctionError::Name.into());
     }
-    // Slightly more than the module. Without a length, the reservation grows while receiving.
+    // The length of the form, which slightly exceeds the length of the module. Without this header,
+    // the reservation grows while the module is received.
     let expected = content_length(&request).unwrap_or(0);
     let mut form = form(request)?;
     let (mut settings, mut module) = (DeploySettings::default(), None);
@@ -109,10 +110,11 @@ async fn reserve_module_space(
     caller: &Caller,
     bytes: u64,
 ) -> Result<DeployQuota, ApiError> {
+    // Functions that are deployed by an `admin` key belong to the host's owner, who has no quota.
     let Some(key) = caller.key().filter(|_| caller.owner_scope().is_some()) else {
         return Ok(DeployQuota::default());
     };
-    // A client may announce any length.
+    // A client may send any value as `Content-Length`.
     let bytes = bytes.min(MAX_MODULE_BYTES);
     let request = QuotaRequest {
         amount: QuotaAmount {

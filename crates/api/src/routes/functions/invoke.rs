@@ -53,6 +53,8 @@ async fn invoke_by_path(
     let record = app.function(&caller, &name)?;
     // The path is not decoded, because the function must receive the remainder as sent.
     let written = request.uri().path();
+    // The parts of `/functions/{name}/invoke/{rest}`: an empty part before the first slash, three
+    // parts, and the remainder.
     let rest = written.splitn(5, '/').nth(4);
     // The prefix is everything before the slash that starts the remainder.
     let prefix_bytes = written.len() - rest.map_or(0, |rest| rest.len() + 1);

@@ -49,8 +49,8 @@ impl StageParser<'_> {
                 }
             }
         }
-        // Here-documents are recognized before quotes are removed, since a quoted delimiter has a
-        // meaning.
+        // Here-documents are recognized before quotes are removed, since quotes around a delimiter
+        // disable the expansion of variables.
         let mut words = match json(rest) {
             // Words of a JSON array have no quotes, but may contain variables.
             Some(words) => words,
@@ -158,10 +158,10 @@ fn relative(source: &str) -> String {
     let relative = source.trim_start_matches('/');
     let relative = relative.strip_prefix("./").unwrap_or(relative);
     if relative.is_empty() {
+        // "." selects the whole root of the origin.
         ".".to_owned()
     } else {
         relative.to_owned()
-        // "." selects the whole root of the origin.
     }
 }
 

@@ -24,8 +24,8 @@ const PERMISSIONS: u32 = 0o777;
 
 /// Applies the changes of a guest.
 pub struct Apply<'a> {
-    /// Entries that were copied to the guest. If such an entry is missing in its copy, the guest
-    /// removed it.
+    /// Entries that were copied to the guest. If such an entry is missing in the guest's copy, the
+    /// guest removed it.
     sent: &'a TreeEntries,
 }
 
@@ -153,7 +153,8 @@ impl<'a> Apply<'a> {
             FileType::Directory => {
                 if !same_kind {
                     self.clear(target, name, path, before.as_ref())?;
-                    // Accessible to this process until the contents are complete.
+                    // The guest's mode is set after the contents, because it may deny writing to
+                    // this process.
                     mkdirat(target, name, Mode::RWXU)?;
                     copy_owner(target, name, &fstat(target)?);
                 }
@@ -260,7 +261,8 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Removes an entry of another kind.
+    /// Removes the entry `before` of this host, so that an entry of another kind can replace it.
+    /// Fails if a directory remains because it contains entries that were not copied to the guest.
     fn clear(
         &self,
         target: &File,

@@ -15,11 +15,11 @@ pub struct TreeEntries(HashSet<OsString>);
 
 impl TreeEntries {
     /// Reads the entries of the tree at `root` without following symbolic links. Fails if the tree
-    /// has more than `max_entries` entries or `max_bytes` bytes of files.
+    /// has more than `max_entries` entries, `max_bytes` bytes of files or [`MAX_DEPTH`] levels.
     pub fn of(root: &Path, max_bytes: u64, max_entries: usize) -> anyhow::Result<Self> {
         let mut all = HashSet::new();
         let mut bytes = 0_u64;
-        // Iterative: the depth of the tree does not limit the stack.
+        // Not recursive, so that a deep tree cannot overflow the stack.
         let mut pending = vec![(PathBuf::new(), 0)];
         while let Some((relative, depth)) = pending.pop() {
             let path = root.join(&relative);

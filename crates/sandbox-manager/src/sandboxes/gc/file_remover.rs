@@ -61,11 +61,11 @@ fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
     let mut remaining = Vec::new();
     let mut wait = FIRST_RETRY_DELAY;
     let mut waiting: Vec<(Instant, oneshot::Sender<()>)> = Vec::new();
-    // The oldest waiting caller comes first, so its limit is the next one.
     loop {
         let request = if remaining.is_empty() {
             requests.recv().map_err(RecvTimeoutError::from)
         } else {
+            // The caller that has waited longest comes first, so no other limit ends earlier.
             let limit = waiting
                 .first()
                 .map(|(since, _)| MAX_WAIT.saturating_sub(since.elapsed()));

@@ -122,7 +122,8 @@ impl GarbageCollector {
         position: &mut GcPosition,
         retire_outdated: impl FnOnce(&[String]),
     ) -> Result<usize, OperationError> {
-        // Unfinished files are searched at the start of a pass, and later in each round.
+        // Unfinished files are searched once at the start of the first pass, whose rounds follow
+        // each other quickly. After the first pass, they are searched in each round.
         let mut removed = if position.is_first_pass() && position.files.is_some() {
             0
         } else {

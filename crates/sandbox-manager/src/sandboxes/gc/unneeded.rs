@@ -70,7 +70,7 @@ impl GarbageCollector {
                     self.need(&snapshots, &pins, parent, Some(child)),
                     Need::None
                 ),
-                // A fold that did not complete has removed its record.
+                // A fold that did not complete has removed the parent's record.
                 None => !pins.contains_key(parent),
             }
     }
@@ -94,18 +94,20 @@ impl GarbageCollector {
             let queue = vec![parent.clone()];
             self.take_unneeded(&mut snapshots, queue, Some((&parent, child)))
         };
-        // The parent has no record if an earlier fold did not complete. If it has a record, it was
-        // pinned meanwhile.
+        // If an earlier fold did not complete, the parent has no record and nothing is collected.
+        // If the parent has a record, an operation has pinned the parent after the check above.
         if collected.removed.is_empty() && self.parts.catalog.get(&parent).is_some() {
             return None;
         }
-        // If the daemon crashes here, files without a record remain, and the next daemon folds
-        // them.
+        // If the daemon crashes between this commit and the fold, the parent's files remain without
+        // a record, and the next daemon folds them.
         self.commit_removals(&collected);
         // The catalog is unlocked before the disk is written, so that no operation waits for the
         // disk. Without a record the parent cannot be used any longer.
         drop(change);
         let folded = fold.commit();
+        // After an earlier fold that did not complete, `collected` lacks the parent: its record was
+        // removed then, and its files are removed now.
         if folded.is_ok()
             && let Some(engine) = self.parts.catalog.get(child).map(|record| record.engine)
             && collected.removed.iter().all(|removed| removed.id != parent)
@@ -182,7 +184,7 @@ impl GarbageCollector {
                 collected.moved.insert(child.id.clone(), child);
             }
             collected.copies.extend(record.store.all_retractions(&id));
-            // A snapshot that was moved above is removed itself.
+            // An earlier iteration may have moved this snapshot to another parent.
             collected.moved.remove(&id);
             collected.removed.push(SnapshotOnDisk {
                 id,
@@ -203,7 +205,8 @@ impl GarbageCollector {
         except: Option<&str>,
     ) -> Need {
         let depends_on_it = |child: &str| {
-            // Snapshots of an engine that this host lacks are retained.
+            // If this host lacks the child's engine, the dependencies of the child are unknown, so
+            // the child counts as dependent.
             let files = snapshots
                 .get(child)
                 .map(|s| self.parts.engines.files(&s.engine));

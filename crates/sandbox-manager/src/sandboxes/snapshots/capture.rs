@@ -19,7 +19,7 @@ use tokio::sync::{oneshot, watch};
 /// Maximum number of lost snapshots whose reason is retained.
 const MAX_LOST: usize = 1000;
 
-/// Receives the snapshot when it is captured.
+/// Sends the record to the client's call of `capture` when the snapshot is captured.
 pub(in crate::sandboxes) type Acknowledgement = oneshot::Sender<Snapshot>;
 
 /// Captured snapshots that are being stored, and the most recent lost ones.
@@ -133,7 +133,8 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Fails if `id` is a snapshot of `owner` that was captured and could not be stored.
+    /// Fails if snapshot `id` was captured and could not be stored. [`FetchScope::Requested`]
+    /// ignores snapshots of other owners than `owner`, so that their ids are not disclosed.
     pub fn expect_not_lost(
         self,
         owner: Option<&str>,
@@ -181,7 +182,9 @@ impl Sandboxes {
                 }
                 Err(e) => {
                     snapshots.lose(&record, &e.to_string());
-                    // The process may have discarded the snapshot while no daemon was running.
+                    // The process that held the memory may have discarded the snapshot while no
+                    // daemon was running. The engine then has no draft to clean up, so the files
+                    // are removed here.
                     this.discard_captured(&record);
                 }
             }

@@ -84,8 +84,9 @@ impl ImportedFile for Pulled {
 
 impl Snapshots<'_> {
     /// Returns snapshot `id` of `owner`. If it is not on this host, fetches it with its ancestors
-    /// from the store. Returns `None` if the store does not have it either. Concurrent calls for
-    /// one snapshot share one fetch, which continues if the callers disconnect.
+    /// from the store. Returns `None` if the store does not have it either, or if there is no
+    /// store. Concurrent calls for one snapshot share one fetch, which continues if the callers
+    /// disconnect.
     pub async fn fetch(
         self,
         owner: Option<&str>,
@@ -149,6 +150,7 @@ impl Snapshots<'_> {
         match self.pin_stored(id).await {
             Err(unknown @ OperationError::Unknown { .. }) => {
                 self.expect_not_lost(owner, id, FetchScope::of(owner))?;
+                // `All`: a resume needs the snapshot of a pause, which no client requested.
                 match Box::pin(self.fetch(owner, id, FetchScope::All)).await? {
                     Some(held) => Ok((held.record, held.pin)),
                     None => Err(unknown),

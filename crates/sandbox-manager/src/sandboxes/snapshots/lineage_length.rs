@@ -43,7 +43,8 @@ impl Snapshots<'_> {
             tokio::time::sleep(PAUSED_DELAY).await;
             let Some(inner) = inner.upgrade() else { return };
             let snapshots = Snapshots(&inner);
-            // The snapshot was removed if the sandbox was resumed.
+            // The snapshot was removed if it has no user any longer, for example after a kill.
+            // example.
             let Ok((snapshot, pin)) = snapshots.pin(&id) else {
                 return;
             };
@@ -57,8 +58,9 @@ impl Snapshots<'_> {
         });
     }
 
-    /// Returns `false` if the lineage is certainly short enough, without reading the disk.
-    /// Snapshots without a record may be part of a lineage too, so half of the limit is used.
+    /// Estimates from the records, without reading the disk, whether the lineage may exceed
+    /// `limits`. Snapshots without a record may be part of a lineage too, so half of the limit is
+    /// used.
     fn may_exceed(self, limits: LineageLimits, id: &str) -> bool {
         self.lineage(Some(id)).len() > limits.cheap / 2
     }

@@ -19,8 +19,8 @@ impl Snapshots<'_> {
         engine.restore(id, Some(identity)).await.map_err(failed())
     }
 
-    /// Restores a guest without an identity from snapshot `id`. The caller assigns `identity` to
-    /// it.
+    /// Restores a guest from snapshot `id`. The guest may take `identity` while it starts, but the
+    /// caller must still assign the same identity before the guest is used.
     pub(in crate::sandboxes) async fn origin(
         self,
         id: &str,

@@ -109,7 +109,8 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
             Err(RecvTimeoutError::Timeout) => (rejections.take_late(), MAX_LATE_COPY),
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        // Held only briefly, so that the thread does not keep the sandboxes alive while it works.
+        // Upgraded again for each snapshot, so that the thread keeps the sandboxes alive for the
+        // folds of one snapshot at most.
         let Some(this) = inner.upgrade() else { return };
         let ids = Snapshots(&this).newest_first(ids);
         drop(this);
@@ -223,7 +224,8 @@ impl Snapshots<'_> {
                     rejections.insert(id, parent, max_copy, late);
                     break;
                 }
-                // The next periodic garbage collection queues it again.
+                // Cancelled by a merge or by a shutdown. The next periodic garbage collection, or
+                // the upkeep thread of the next daemon, queues it again.
                 Ok(FoldPreparation::Cancelled) => break,
                 Err(e) => {
                     tracing::debug!(id, parent, error = %e, "cannot fold a removed snapshot");
@@ -238,6 +240,7 @@ impl Snapshots<'_> {
                     tracing::warn!(id, parent, error = %e, "cannot complete the fold of a snapshot");
                     break;
                 }
+                // The parent has got another user since the check above.
                 None => break,
             }
             folds += 1;

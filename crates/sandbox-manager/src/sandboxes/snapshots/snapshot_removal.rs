@@ -18,7 +18,9 @@ impl Snapshots<'_> {
     pub fn remove(self, id: &str) -> Result<Snapshot, OperationError> {
         let (record, pin) = self.pin_removable(id)?;
         let is_removable = record.retained && record.purpose != SnapshotPurpose::Template;
-        // A client may remove a template snapshot only while it is unused: the daemon retires it.
+        // The daemon retires template snapshots itself, and a snapshot that is not retained is
+        // removed with its last user. A client may therefore remove these only while they are
+        // unused.
         if !is_removable && let Some(user) = self.user_of(&record.id) {
             return Err(OperationError::InUse {
                 id: record.id,
@@ -29,7 +31,8 @@ impl Snapshots<'_> {
             s.retained = false;
             s.name = None;
         }) {
-            // Only template snapshots have a bucket; for others this has no effect.
+            // Only template snapshots have a bucket in the warm pool; for others this has no
+            // effect.
             self.0.pool.drop_bucket(&removed.fingerprint);
         }
         // Garbage collection skips pinned snapshots.

@@ -173,7 +173,7 @@ impl Snapshots<'_> {
                 .filter(|snapshot| !snapshot.damaged.is_empty());
             let damaged = damaged.map(|snapshot| (snapshot.id.clone(), describe(snapshot)));
             let damaged: BTreeMap<String, String> = damaged.collect();
-            // The files are intact, or the verification failed for another reason than damage.
+            // All files are intact. After a failed verification, `repair` searches for the damage.
             if verified.is_ok() && damaged.is_empty() {
                 return verified;
             }

@@ -226,7 +226,8 @@ async fn kill_head(
     let owner = Some(copy.tenant.as_str());
     match heads {
         Some(heads) => Ok(heads.kill(owner, &copy.id).await?),
-        // The daemon was restarted without heads: no host resumes the sandbox.
+        // This daemon was started without sharing of sandboxes, so the change of the head is
+        // dropped. During a shutdown, the caller ignores this result.
         None => Ok(()),
     }
 }
@@ -301,8 +302,8 @@ impl Snapshots<'_> {
     }
 
     /// Changes whether this host removes the copies in the store of snapshot `id`, which a sandbox
-    /// was paused with, and of the earlier pauses that it is based on. The caller must have
-    /// committed the move of the sandbox to this host (`adopted`) or to another one.
+    /// was paused with, and of the earlier pauses that it is based on. The head must already record
+    /// that the sandbox moved to this host (`adopted`), or that it has left this host.
     pub fn set_copies_adopted(self, id: &str, adopted: bool) {
         let mut next = Some(id.to_owned());
         while let Some(id) = next {

@@ -45,8 +45,8 @@ impl TemplateSnapshots<'_> {
         self.release(self.retained_ids(older));
     }
 
-    /// Retires the least recently used sizes of a template beyond [`MAX_SIZES_PER_TEMPLATE`]. Their
-    /// next create boots.
+    /// Retires the least recently used sizes of a template beyond [`MAX_SIZES_PER_TEMPLATE`]. The
+    /// next create with a retired size boots the template again.
     pub(in crate::sandboxes) fn retire_surplus(self, newest: &Snapshot) {
         let other = |s: &Snapshot| s.template == newest.template && s.id != newest.id;
         let mut others = self.retained_ids(other);
@@ -107,12 +107,13 @@ impl TemplateSnapshots<'_> {
             .collect()
     }
 
-    /// Releases template snapshots, stops their warm-pool guests, and collects them.
+    /// Marks template snapshots as not retained, stops their warm-pool guests, and starts garbage
+    /// collection for these snapshots.
     fn release(self, ids: Vec<String>) {
         for id in &ids {
             self.0.template_snapshots.forget(id);
-            // Warm-pool guests would otherwise continue the retired snapshot in new sandboxes.
             if let Some(retired) = self.0.catalog.update(id, |s| s.retained = false) {
+                // Otherwise, guests of the retired snapshot would still be taken for new sandboxes.
                 self.0.pool.drop_bucket(&retired.fingerprint);
             }
         }

@@ -19,7 +19,8 @@ impl Snapshots<'_> {
     /// old files.
     ///
     /// Returns the damage of the replaced snapshots. It is empty if no snapshot is damaged, or if
-    /// the store has no copy. Concurrent repairs of one snapshot share one fetch.
+    /// the store has no copy. Concurrent repairs of one snapshot share one fetch, except that
+    /// snapshots of `reported` are always fetched.
     pub(in crate::sandboxes) async fn repair(
         self,
         id: &str,
@@ -64,7 +65,7 @@ impl Snapshots<'_> {
             return Ok(Damages::new());
         }
         tracing::info!(id, "fetched damaged snapshots again");
-        // Waiting guests may already have read damaged memory.
+        // Guests in the warm pool may already have read damaged memory.
         self.clear_damaged_pool(&remaining);
         Ok(remaining)
     }
@@ -159,8 +160,8 @@ impl Fetch {
         let mut is_needed = false;
         for (depth, source) in lineage.into_iter().enumerate() {
             let is_local = self.find_local(&source.id).is_some();
-            // A merge may have removed ancestors from this host that the copy in the store depends
-            // on.
+            // A merge may have removed ancestors from this host on which the store's copy of a
+            // needed snapshot depends. These ancestors are fetched too.
             is_needed = damaged.contains_key(&source.id) || (is_needed && !is_local);
             if is_needed {
                 missing.push(self.describe(source, depth == 0, None).await?);

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 
-/// Maximum number of restarts of an upload whose ancestors change while it runs.
+/// Maximum number of restarts of an upload whose ancestors change while it runs. More than
+/// [`MAX_LINEAGE`]: each ancestor with incomplete memory costs one restart.
 const MAX_RESTARTS: usize = 300;
 
 /// Failure of an upload.
@@ -190,8 +191,9 @@ impl Sandboxes {
             }
             match self.push(remote, link, record, lineage, cancelled).await {
                 Err(UploadError::Remote(e)) if e.is_gone() => {
-                    // A snapshot was removed from the store. It and its ancestors are uploaded
-                    // again.
+                    // The store has lost content that this push is based on. Discarding copies
+                    // raises the revision of a snapshot, so that the next attempt pushes other
+                    // content than was removed.
                     tracing::debug!(error = %e, "the store lost an ancestor");
                     let base = chain.base.as_ref().map(|(id, ..)| id);
                     self.discard_copies(base.unwrap_or(&link.parts.id));

@@ -74,7 +74,7 @@ struct QueuedUpload {
 pub(super) enum UploadEnd {
     /// The snapshot is in the store.
     Stored,
-    /// The upload was cancelled.
+    /// The upload was cancelled, or the snapshot was removed.
     Dropped,
     /// The upload failed and is retried later.
     Failed(String),

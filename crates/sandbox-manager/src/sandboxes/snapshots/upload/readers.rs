@@ -11,7 +11,8 @@ use std::time::Duration;
 const MAX_REPORT_INTERVAL: Duration = Duration::from_secs(3600);
 /// Delay after a failed report.
 const RETRY_DELAY: Duration = Duration::from_secs(600);
-/// Delay of a report after an event, so that the restored guests of the event start first.
+/// Delay of a report after a notification, so that guests of snapshots that were just fetched start
+/// first.
 const EVENT_DELAY: Duration = Duration::from_secs(1);
 
 /// Reports the needed layers at the start, and whenever they may have changed.
