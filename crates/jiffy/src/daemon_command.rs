@@ -9,6 +9,7 @@ use jiffy_api_types::{DaemonStatus, Host, StopHost};
 use jiffy_daemon::local_daemon::{client_over, connect, process_of, spawn_and_wait};
 use jiffy_image::Home;
 use std::fmt::Write;
+use std::io::{self, IsTerminal};
 use std::net::TcpListener;
 use std::process::ExitCode;
 use tokio::net::UnixStream;
@@ -98,14 +99,13 @@ async fn start_new(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> 
         outln!("listening on {url}");
         outln!("API key in {}", home.path().join("api-key").display());
     }
-    if options
-        .iter()
-        .any(|option| option.starts_with(CONSOLE_OPTION))
-    {
+    let has_console = |option: &String| option.starts_with(CONSOLE_OPTION);
+    // The address is a hint for people. Scripts read the lines above.
+    if io::stderr().is_terminal() && options.iter().any(has_console) {
         let client = client_over(home, connect(home).await.context("the daemon has exited")?);
         match console::address(&client.await?).await? {
-            Some(url) => outln!("console on {url}, see `jiffy console`"),
-            None => outln!("no console: the address is in use; choose another one with --console"),
+            Some(url) => errln!("console on {url}, see `jiffy console`"),
+            None => errln!("no console: its address is in use; choose another with --console"),
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -34,6 +34,14 @@ def some_snapshot():
     return random.choice(there[:MOST])["snapshotID"]
 
 
+def some_key():
+    return call("POST", "/keys", json={"name": f"contract-{random.getrandbits(64):x}"}).json()["key"]["keyID"]
+
+
+# Keys that exist before the test: among them is the key of these requests.
+OWN_KEYS = [key["keyID"] for key in call("GET", "/keys").json()]
+
+
 @schemathesis.hook
 def before_call(context, case, **kwargs):
     # Schemathesis learns names from responses. Stock templates are not removed, because building
@@ -41,6 +49,10 @@ def before_call(context, case, **kwargs):
     name = (case.path_parameters or {}).get("templateID", "")
     if case.method.upper() == "DELETE" and str(name).partition(":")[0] in STOCK:
         case.path_parameters["templateID"] = some_snapshot()
+    # A rotated or revoked key of these requests would be rejected from then on.
+    key = (case.path_parameters or {}).get("keyID")
+    if key is not None and (random.random() < 0.5 or any(own.startswith(str(key)) for own in OWN_KEYS)):
+        case.path_parameters["keyID"] = some_key()
     if random.random() < 0.5:
         return
     real = {"sandboxID": some_sandbox, "templateID": some_snapshot, "snapshotID": some_snapshot}
