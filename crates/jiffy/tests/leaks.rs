@@ -33,8 +33,9 @@ fn named_objects(home: &Path) -> BTreeSet<String> {
             .map(|l| format!("{what} {l}"))
             .collect()
     };
+    // Daemons of other tests may add mounts and interfaces at any time.
     things.extend(lines("/proc/self/mounts", "mount", &|l| {
-        l.contains("jiffy")
+        l.contains(&ours) || l.contains(&prefix)
     }));
     things.extend(lines("/proc/net/unix", "socket", &|l| l.contains(&ours)));
     things.extend(lines("/proc/self/cgroup", "cgroup", &|l| {
@@ -45,7 +46,6 @@ fn named_objects(home: &Path) -> BTreeSet<String> {
         .flatten()
         .flatten()
     {
-        // Daemons of other tests may add interfaces at any time.
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with(&prefix) {
             things.insert(format!("interface {name}"));
