@@ -376,7 +376,7 @@ fn a_forwarded_stream_reaches_the_port_or_reports_the_reason() {
 #[test]
 fn an_invalid_grace_period_is_rejected_and_terminates_nothing() {
     let agent = TestAgent::new();
-    for grace in ["x", "-1", "1.5", ""] {
+    for grace in ["x", "-1", "1.5"] {
         let (head, _) = agent.raw(&format!("POST /restart?grace_ms={grace}"), &[], b"");
         assert!(head.starts_with("HTTP/1.1 400"), "{grace}: {head}");
     }
