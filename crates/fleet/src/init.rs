@@ -41,6 +41,8 @@ pub struct InitOptions {
     pub address: String,
     /// Processor level that all hosts have.
     pub cpu_level: u8,
+    /// Processor level of microVMs. `None` for all features of the host.
+    pub guest_level: Option<String>,
     /// True if the keys and template names of this host are added to the tables of the fleet.
     pub import: bool,
 }
@@ -174,7 +176,7 @@ fn draft(home: &Path, options: &InitOptions) -> Result<Settings, SetupError> {
     let etcd = options.etcd.as_ref();
     let settings = Settings {
         domains: options.domains.clone(),
-        cpu_level: (options.cpu_level > 0).then(|| format!("x86-64-v{}", options.cpu_level)),
+        cpu_level: options.guest_level.clone(),
         import_keys: options.import,
         records: etcd.map(|etcd| EtcdAccess {
             url: etcd.url.to_string(),

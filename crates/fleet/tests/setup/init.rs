@@ -15,6 +15,11 @@ async fn a_fleet_starts_with_its_first_member() {
     assert_eq!(settings.member, MemberId(1));
     assert_eq!(Settings::load(&home).unwrap(), Some(settings.clone()));
     assert_eq!(settings.identity(&home).unwrap().member(), MemberId(1));
+    // Guests are limited only on request: not every host can limit them.
+    assert_eq!(
+        (settings.cpu_level.as_ref(), access.root.cpu_level),
+        (None, 3)
+    );
     // The same records and secrets after a restart.
     let again = FleetAccess::open(&settings, &home, &lab.remote(&home))
         .await

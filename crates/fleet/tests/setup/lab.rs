@@ -61,6 +61,7 @@ impl Lab {
             listen: "127.0.0.1:7946".parse().unwrap(),
             address: "127.0.0.1:7946".to_owned(),
             cpu_level: 3,
+            guest_level: None,
             import: false,
         }
     }

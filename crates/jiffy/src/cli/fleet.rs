@@ -126,7 +126,7 @@ pub struct FleetInitArgs {
     /// Domain of sandboxes: `<port>-<id>.<domain>` refers to a sandbox port on all members
     #[arg(long, value_name = "NAME")]
     pub domain: Vec<String>,
-    /// Processor level that all hosts have [default: level of this host]
+    /// Processor level of all microVMs [default: all features of each host]
     #[arg(long, value_name = "LEVEL")]
     pub cpu_level: Option<CpuLevel>,
     /// Addresses
