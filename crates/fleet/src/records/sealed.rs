@@ -83,8 +83,9 @@ impl SealedRecords {
 
     /// Reads a record. `None` if it does not exist.
     pub async fn get(&self, key: &RecordKey) -> Result<Option<Record>, RecordError> {
+        let known = self.known(key);
         let read = self.records.get(key).await?;
-        self.open(key, read)
+        self.open(key, read, known)
     }
 
     /// Prepares the creation of a record.
@@ -128,6 +129,7 @@ impl SealedRecords {
     /// until its outcome is known: the record may already have the new content.
     pub async fn send(&self, write: &PendingWrite) -> Result<Outcome, RecordError> {
         let key = &write.key;
+        let known = self.known(key);
         let written = match &write.expected {
             Some(version) => self.records.replace(key, write.value.clone(), version),
             None => self.records.create(key, write.value.clone()),
@@ -141,17 +143,25 @@ impl SealedRecords {
                     version,
                 }))
             }
-            Written::Lost(current) => self.open(key, current).map(Outcome::Lost),
+            Written::Lost(current) => self.open(key, current, known).map(Outcome::Lost),
         }
     }
 
-    /// Decrypts a record. Rejects it if this process has seen a newer version.
+    /// Returns the highest counter of a record that this process has seen. A request that starts
+    /// now must not return an older version. A request that has started before may do so, because
+    /// the record may have been written in the meantime.
+    fn known(&self, key: &RecordKey) -> u64 {
+        self.seen.lock().get(key).copied().unwrap_or(0)
+    }
+
+    /// Decrypts a record. Rejects it if it is older than the version `known`, which this process
+    /// had seen before it read the record.
     fn open(
         &self,
         key: &RecordKey,
         read: Option<Versioned>,
+        known: u64,
     ) -> Result<Option<Record>, RecordError> {
-        let known = self.seen.lock().get(key).copied().unwrap_or(0);
         let Some(read) = read else {
             if known > 0 {
                 return Err(regressed(key, 0, known));

@@ -1,12 +1,62 @@
 //! Encryption of records, and detection of older copies.
 
 use crate::contract::key;
+use async_trait::async_trait;
 use bytes::Bytes;
 use jiffy_fleet::records::{Fault, Outcome};
-use jiffy_fleet::{MemoryRecords, RecordError, Records, SealedRecords, Written};
+use jiffy_fleet::{
+    MemoryRecords, Page, RecordError, RecordKey, Records, SealedRecords, Version, Versioned,
+    Written,
+};
 use jiffy_store::{BackendSettings, Keyring, SharedStore, StoreUrl, Tenant};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Records whose answers to reads wait for permits.
+#[derive(Debug)]
+struct SlowAnswers {
+    records: MemoryRecords,
+    /// One permit for each read that the records have answered.
+    reads: Semaphore,
+    answers: Semaphore,
+}
+
+#[async_trait]
+impl Records for SlowAnswers {
+    async fn get(&self, key: &RecordKey) -> Result<Option<Versioned>, RecordError> {
+        let read = self.records.get(key).await;
+        self.reads.add_permits(1);
+        self.answers.acquire().await.unwrap().forget();
+        read
+    }
+
+    async fn create(&self, key: &RecordKey, value: Bytes) -> Result<Written, RecordError> {
+        self.records.create(key, value).await
+    }
+
+    async fn replace(
+        &self,
+        key: &RecordKey,
+        value: Bytes,
+        version: &Version,
+    ) -> Result<Written, RecordError> {
+        self.records.replace(key, value, version).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &RecordKey,
+        after: Option<&RecordKey>,
+        limit: usize,
+    ) -> Result<Page, RecordError> {
+        self.records.list(prefix, after, limit).await
+    }
+
+    async fn purge(&self, key: &RecordKey) -> Result<(), RecordError> {
+        self.records.purge(key).await
+    }
+}
 
 async fn tenant(dir: &std::path::Path) -> Arc<Tenant> {
     let url: StoreUrl = format!("file://{}", dir.display()).parse().unwrap();
@@ -106,4 +156,34 @@ async fn a_write_with_an_unknown_outcome_is_repeated_until_it_is_known() {
         sealed.send(&again).await.unwrap(),
         Outcome::Lost(Some(_))
     ));
+}
+
+#[tokio::test]
+async fn a_read_beside_a_write_may_return_the_former_content_and_a_later_read_may_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let slow = Arc::new(SlowAnswers {
+        records: MemoryRecords::default(),
+        reads: Semaphore::new(0),
+        answers: Semaphore::new(0),
+    });
+    let sealed = Arc::new(SealedRecords::new(slow.clone(), tenant(dir.path()).await));
+    let one = key("fleet/one");
+    let first = sealed.create(&one, b"first".to_vec()).unwrap();
+    let first = done(sealed.send(&first).await.unwrap());
+    let raw_first = slow.records.get(&one).await.unwrap().unwrap();
+    let (reader, name) = (sealed.clone(), one.clone());
+    let read = tokio::spawn(async move { reader.get(&name).await });
+    slow.reads.acquire().await.unwrap().forget();
+    let second = sealed.replace(&one, b"second".to_vec(), &first).unwrap();
+    done(sealed.send(&second).await.unwrap());
+    slow.answers.add_permits(2);
+    assert_eq!(read.await.unwrap().unwrap().unwrap().content, b"first");
+    // The records return to the former content after the write was seen.
+    let current = slow.records.get(&one).await.unwrap().unwrap().version;
+    slow.records
+        .replace(&one, raw_first.value, &current)
+        .await
+        .unwrap();
+    let error = sealed.get(&one).await.unwrap_err();
+    assert!(matches!(error, RecordError::Regressed { .. }), "{error}");
 }
