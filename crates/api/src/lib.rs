@@ -46,3 +46,4 @@ pub use keys::{
 pub use quota::ExchangePermit;
 pub use routes::{FunctionHost, calls, function_router, router};
 pub use session_access::GuestAccess;
+pub use wire::moment;

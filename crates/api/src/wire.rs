@@ -10,7 +10,7 @@ pub(crate) mod snapshot;
 pub(crate) mod template;
 
 /// Formats `ms` since 1970 as RFC 3339.
-pub(crate) fn moment(ms: u64) -> Moment {
+pub fn moment(ms: u64) -> Moment {
     // Times beyond the range of the formatter become its maximum.
     let ms = i64::try_from(ms).unwrap_or(i64::MAX);
     let time = jiff::Timestamp::from_millisecond(ms).unwrap_or(jiff::Timestamp::MAX);

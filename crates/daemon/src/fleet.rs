@@ -4,13 +4,14 @@
 
 mod calls;
 mod host;
+mod templates;
 
 use crate::ServeOptions;
 use crate::fleet_gateway::{FleetHosts, FleetParts, GATEWAY_PATH, GatewayStreams};
 use crate::host_facts::host_facts;
 use anyhow::Context;
 use calls::{CALL_PREFIX, ChannelForwarder};
-use host::DaemonHost;
+use host::{DaemonHost, cpu_milli, mib};
 use jiffy_api::{Keys, import_keys};
 use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
 use jiffy_fleet::join::JoinService;
@@ -22,7 +23,7 @@ use jiffy_fleet::settings::{Settings, clear_import};
 use jiffy_fleet::tables::{
     CHANGE_TIMEOUT, ChannelPeers, TABLES_PATH, Tables, TablesConfig, preview_key,
 };
-use jiffy_fleet::{FleetAccess, Heads};
+use jiffy_fleet::{FleetAccess, Heads, HostFacts};
 use jiffy_fleet_core::record::{Capacity, MemberState};
 use jiffy_fleet_core::{MemberConfig, MemberId, ShardId, Timing};
 use jiffy_image::Home;
@@ -31,6 +32,7 @@ use jiffy_store::host::RemoteStore;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use templates::StoredTemplates;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 use zeroize::Zeroizing;
@@ -49,7 +51,8 @@ const IMPORT_PAUSE: Duration = Duration::from_secs(5);
 /// Member of a fleet, before its sandboxes are open.
 pub struct Member {
     settings: Settings,
-    home: PathBuf,
+    facts: HostFacts,
+    remote: Arc<RemoteStore>,
     access: FleetAccess,
     identity: Identity,
     client: Client,
@@ -66,15 +69,15 @@ pub struct RunningMember {
 }
 
 impl RunningMember {
-    /// Stops the node: other members learn of the end of this daemon by its silence.
+    /// Stops the node. Other members notice the end of this daemon when its heartbeats stop.
     pub async fn stop(&self) {
         self.node.stop().await;
     }
 }
 
 impl Member {
-    /// Starts the node of this host. `None` if the data directory belongs to no fleet. Waits until
-    /// the records of the fleet can be read.
+    /// Starts the node of this host. Returns `None` if the data directory has no `fleet.toml`. Waits
+    /// until the records of the fleet can be read.
     pub async fn start(home: &Home, remote: &Arc<RemoteStore>) -> anyhow::Result<Option<Self>> {
         let Some(settings) = Settings::load(home.path())? else {
             return Ok(None);
@@ -95,14 +98,15 @@ impl Member {
             }
         };
         let client = Client::new(identity.clone());
-        let host = Arc::new(DaemonHost::new(remote.clone()));
+        let host = Arc::new(DaemonHost::default());
+        let facts = host_facts(home);
         let config = MemberConfig {
             fleet: settings.fleet.clone(),
             id: settings.member,
             instance: current_instance().context("cannot identify this process")?,
             address: settings.address.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            capacity: capacity(home, access.root.cpu_level),
+            capacity: capacity(home, &facts, access.root.cpu_level),
             timing: Timing::PRODUCTION,
         };
         let node = Node::start(NodeConfig {
@@ -123,7 +127,8 @@ impl Member {
         tracing::info!(fleet = %settings.fleet, member = %settings.member, "member of a fleet");
         Ok(Some(Self {
             settings,
-            home: home.path().to_owned(),
+            facts,
+            remote: remote.clone(),
             access,
             identity,
             client,
@@ -135,8 +140,8 @@ impl Member {
     }
 
     /// Returns the records by which members decide who runs a stored sandbox.
-    pub fn heads(&self, remote: &Arc<RemoteStore>) -> Heads {
-        Heads::new(remote.clone(), self.node.clone())
+    pub fn heads(&self) -> Heads {
+        Heads::new(self.remote.clone(), self.node.clone())
     }
 
     /// Connects the member with its sandboxes, and opens the channel. Returns the parts of the API
@@ -157,11 +162,11 @@ impl Member {
         let keys_file = options.store.as_ref().and_then(|store| store.keys.clone());
         let join = JoinService::new(
             self.settings.clone(),
-            self.home.clone(),
+            home.path().to_owned(),
             keys_file,
             self.access.clone(),
-            host_facts(home),
-            Vec::new(),
+            self.facts,
+            Box::new(StoredTemplates(self.remote)),
         );
         let known = self.node.clone();
         let check = move |member: MemberId| {
@@ -182,25 +187,22 @@ impl Member {
         tokio::spawn(keep_certificate(
             self.access.clone(),
             self.identity.clone(),
-            self.home.clone(),
+            home.path().to_owned(),
         ));
         if self.settings.import_keys {
-            tokio::spawn(import(self.home.clone(), self.tables.clone()));
+            tokio::spawn(import(home.path().to_owned(), self.tables.clone()));
         }
         let mut number = self.tables.subscribe();
-        // The keys may be unavailable: the API then rejects calls that use keys.
+        // Ignore a timeout: the API rejects calls that use keys until the keys are loaded.
         let _ = timeout(KEYS_TIMEOUT, number.wait_for(|number| *number > 0)).await;
         let forwarder = Arc::new(ChannelForwarder::new(self.client.clone()));
+        let api = jiffy_api::Fleet::new(self.node.clone(), *secret, forwarder);
         let parts = FleetParts {
-            keys: Arc::new(Keys::of_fleet(self.tables, &self.home)),
-            hosts: Arc::new(FleetHosts::new(
-                self.node.clone(),
-                self.client,
-                secret.clone(),
-            )),
+            keys: Arc::new(Keys::of_fleet(self.tables, home.path())),
+            hosts: Arc::new(FleetHosts::new(api.clone(), self.client)),
             forwarded,
             signing_key: preview_key(&self.access.secret),
-            api: jiffy_api::Fleet::new(self.node.clone(), *secret, forwarder),
+            api,
             calls,
         };
         let running = RunningMember {
@@ -212,16 +214,14 @@ impl Member {
 }
 
 /// Returns the resources of this host.
-fn capacity(home: &Home, cpu_level: u8) -> Capacity {
+fn capacity(home: &Home, facts: &HostFacts, cpu_level: u8) -> Capacity {
     let figures = KernelReader::new(home.path()).read();
-    let mib = |mib: Option<u64>| mib.map_or(0, |mib| u32::try_from(mib).unwrap_or(u32::MAX));
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
     Capacity {
-        cpu_milli: u32::try_from(processors).unwrap_or(1).saturating_mul(1000),
+        cpu_milli: cpu_milli(),
         memory_mib: mib(figures.memory_total_mib),
         disk_mib: mib(figures.disk_total_mib),
         microvm: jiffy_microvm_engine::host_kvm::open().is_ok(),
-        gvisor: true,
+        gvisor: facts.gvisor.is_some(),
         cpu_level,
         ..Capacity::default()
     }

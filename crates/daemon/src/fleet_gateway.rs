@@ -5,10 +5,9 @@ use async_trait::async_trait;
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderName};
 use hyper::{Request, Response, StatusCode};
-use jiffy_api::Keys;
-use jiffy_fleet::channel::{Body, Client, Handler, accept_stream, body};
-use jiffy_fleet::node::{Node, row_hash};
-use jiffy_fleet_core::{MemberId, SandboxHash};
+use jiffy_api::{Fleet, Keys};
+use jiffy_fleet::channel::{Body, Client, Handler, Rejected, accept_stream};
+use jiffy_fleet_core::MemberId;
 use jiffy_gateway::{
     ForwardedConnection, HostStream, Location, OpenError, OtherHosts, Peer, Pending,
 };
@@ -17,7 +16,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use zeroize::Zeroizing;
 
 /// Path of streams to the gateway of a member.
 pub const GATEWAY_PATH: &str = "/gateway";
@@ -42,17 +40,15 @@ pub struct FleetParts {
     /// Key that signs preview links on all members.
     pub signing_key: [u8; 32],
     /// Calls on sandboxes of other members.
-    pub api: jiffy_api::Fleet,
+    pub api: Fleet,
     /// Receiver of the calls of other members.
     pub calls: Arc<ForwardedCalls>,
 }
 
 /// Members of the fleet, as the gateway uses them.
 pub struct FleetHosts {
-    node: Node,
+    fleet: Fleet,
     client: Client,
-    /// Secret of the hashes of sandbox ids.
-    secret: Zeroizing<[u8; 32]>,
 }
 
 impl fmt::Debug for FleetHosts {
@@ -62,32 +58,18 @@ impl fmt::Debug for FleetHosts {
 }
 
 impl FleetHosts {
-    /// Uses the members that `node` knows. `secret` is the secret of the hashes of sandbox ids.
-    pub fn new(node: Node, client: Client, secret: Zeroizing<[u8; 32]>) -> Self {
-        Self {
-            node,
-            client,
-            secret,
-        }
+    pub fn new(fleet: Fleet, client: Client) -> Self {
+        Self { fleet, client }
     }
-
-    fn hash(&self, sandbox: &str) -> SandboxHash {
-        row_hash(&self.secret, "id", &[sandbox])
-    }
-}
-
-/// Returns the member with this name.
-fn member(name: &str) -> Option<MemberId> {
-    let number = name.strip_prefix('h')?.parse().ok()?;
-    Some(MemberId(number))
 }
 
 impl OtherHosts for FleetHosts {
     fn locate<'a>(&'a self, sandbox: &'a str) -> Pending<'a, Location> {
         Box::pin(async move {
-            match self.node.locate(self.hash(sandbox)).await {
+            let node = self.fleet.node();
+            match node.locate(self.fleet.sandbox_hash(sandbox)).await {
                 // The gateway has not found the sandbox on this host.
-                Ok(Some(place)) if place.member == self.node.id() => Location::Unknown,
+                Ok(Some(place)) if place.member == node.id() => Location::Unknown,
                 Ok(Some(place)) if place.is_live => Location::Host(place.member.to_string().into()),
                 Ok(Some(place)) => {
                     Location::Unavailable(format!("its host {} was lost", place.member))
@@ -99,14 +81,14 @@ impl OtherHosts for FleetHosts {
     }
 
     fn forget(&self, sandbox: &str) {
-        self.node.forget(self.hash(sandbox));
+        self.fleet.node().forget(self.fleet.sandbox_hash(sandbox));
     }
 
     fn open<'a>(&'a self, host: &'a str, peer: Peer) -> Pending<'a, Result<HostStream, OpenError>> {
         Box::pin(async move {
             let unavailable = |reason: String| OpenError::Unavailable(reason);
-            let members = self.node.members();
-            let row = member(host).and_then(|id| members.row(id));
+            let members = self.fleet.node().members();
+            let row = host.parse().ok().and_then(|id| members.row(id));
             let row = row.ok_or_else(|| unavailable(format!("{host} is no member")))?;
             let mut request =
                 Request::get(GATEWAY_PATH).header(CLIENT_ADDRESS, peer.ip.to_string());
@@ -129,11 +111,11 @@ impl OtherHosts for FleetHosts {
     }
 
     fn lost(&self, host: Arc<str>) -> Pending<'static, ()> {
-        let node = self.node.clone();
+        let node = self.fleet.node().clone();
         Box::pin(async move {
-            match member(&host) {
-                Some(id) => node.until_lost(id).await,
-                None => std::future::pending().await,
+            match host.parse() {
+                Ok(id) => node.until_lost(id).await,
+                Err(_) => std::future::pending().await,
             }
         })
     }
@@ -164,17 +146,11 @@ fn client_of(headers: &HeaderMap) -> Option<Peer> {
 impl Handler for GatewayStreams {
     async fn handle(&self, _: MemberId, request: Request<Incoming>) -> Response<Body> {
         let Some(peer) = client_of(request.headers()) else {
-            return rejected(
-                StatusCode::BAD_REQUEST,
-                "the address of the client is missing",
-            );
+            return Rejected::new(400, "the address of the client is missing").response();
         };
-        // A place first: an accepted stream must be served.
+        // Reserved first, because an accepted stream must be served.
         let Ok(permit) = self.0.try_reserve() else {
-            return rejected(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "too many streams are waiting",
-            );
+            return Rejected::new(503, "too many streams are waiting").response();
         };
         let (stream, response) = accept_stream(request);
         permit.send(ForwardedConnection {
@@ -183,12 +159,6 @@ impl Handler for GatewayStreams {
         });
         response
     }
-}
-
-fn rejected(status: StatusCode, reason: &'static str) -> Response<Body> {
-    let mut response = Response::new(body(reason));
-    *response.status_mut() = status;
-    response
 }
 
 #[cfg(test)]
@@ -209,9 +179,5 @@ mod tests {
         assert!(!peer.tls && !peer.local);
         headers.insert(CLIENT_TLS, HeaderValue::from_static("1"));
         assert!(client_of(&headers).unwrap().tls);
-        assert_eq!(member("h12"), Some(MemberId(12)));
-        for bad in ["", "h", "12", "h-1", "hx", "h4294967296"] {
-            assert_eq!(member(bad), None, "{bad}");
-        }
     }
 }

@@ -93,7 +93,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     };
     // Members of a fleet always share their sandboxes. Other hosts of a store share them by option.
     let heads = match (&options.store, &remote) {
-        (Some(_), Some(remote)) if let Some(member) = &member => Some(member.heads(remote)),
+        (Some(_), Some(_)) if let Some(member) = &member => Some(member.heads()),
         (Some(shared), Some(remote)) => store::heads(shared, remote, &home)?,
         _ => None,
     };

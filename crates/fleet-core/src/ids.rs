@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
 
 /// Characters of sandbox ids, in the order of their 5-bit values (`jiffy_engine_api::new_id`).
 const ID_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
@@ -69,6 +70,19 @@ impl MemberId {
     /// Returns the number of the member in the budgets of the scheduler.
     pub(crate) fn budget(self) -> jiffy_scheduler::MemberId {
         jiffy_scheduler::MemberId(self.0)
+    }
+}
+
+impl FromStr for MemberId {
+    type Err = IdError;
+
+    /// Parses the text of [`fmt::Display`].
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        text.strip_prefix('h')
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()))
+            .and_then(|digits| digits.parse().ok())
+            .map(Self)
+            .ok_or_else(|| IdError::Member(text.chars().take(64).collect()))
     }
 }
 
@@ -145,6 +159,9 @@ pub enum IdError {
     /// The fleet id is malformed.
     #[error("{0:?} is not a fleet id: expected 4 to 32 lower-case letters and digits")]
     Fleet(String),
+    /// The number of a member is malformed.
+    #[error("{0:?} is not a member: expected `h` and a number, as `jiffy fleet nodes` shows it")]
+    Member(String),
 }
 
 /// Id of a fleet: 4 to 32 lower-case letters and digits.
@@ -321,6 +338,20 @@ mod tests {
         }
         for id in ["", "abc", "ABCD", "ab-d", &"a".repeat(33)] {
             assert!(FleetId::try_from(id.to_owned()).is_err(), "{id}");
+        }
+        assert_eq!(MemberId(12).to_string().parse(), Ok(MemberId(12)));
+        for id in [
+            "",
+            "h",
+            "12",
+            "h-1",
+            "h+1",
+            "hx",
+            "H1",
+            "h1/../2",
+            "h4294967296",
+        ] {
+            assert!(id.parse::<MemberId>().is_err(), "{id}");
         }
     }
 

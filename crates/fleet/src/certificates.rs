@@ -238,11 +238,11 @@ impl MemberCertificate {
             .and_then(|name| name.strip_suffix('.'))
             .and_then(|name| name.split_once('.'))
             .filter(|(_, of)| *of == fleet.to_string())
-            .and_then(|(member, _)| member.strip_prefix('h')?.parse().ok())
+            .and_then(|(member, _)| member.parse().ok())
             .ok_or_else(|| error(&format!("{name:?} is not a member of fleet {fleet}")))?;
         let seconds = certificate.validity().not_after.timestamp();
         Ok(Self {
-            member: MemberId(member),
+            member,
             expires: UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
         })
     }

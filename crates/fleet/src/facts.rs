@@ -15,9 +15,9 @@ pub struct HostFacts {
     pub format: u32,
     /// Highest processor level: 2 to 4 for x86-64-v2 to v4, 0 if unknown.
     pub cpu_level: u8,
-    /// Guest kernel. `None` if the host runs no microVMs.
+    /// Start of the digest of the guest kernel. `None` if the host has no guest kernel.
     pub kernel: Option<String>,
-    /// Version of gVisor. `None` if the host does not run gVisor.
+    /// Start of the digest of the gVisor program. `None` if the host does not run gVisor.
     pub gvisor: Option<String>,
 }
 

@@ -8,8 +8,10 @@ use crate::join::HostRecord;
 use crate::node::current_instance;
 use crate::records::{EtcdRecords, EtcdSettings, Outcome};
 use crate::settings::{EtcdAccess, MAX_FILE_BYTES, MemberFiles, Settings, installation};
-use crate::{CONTROL_TENANT, HostFacts, RecordKey, Records, SealedRecords, SetupError};
-use crate::{RecordError, StoreRecords};
+use crate::{
+    CONTROL_TENANT, HostFacts, RecordError, RecordKey, Records, SealedRecords, SetupError,
+    StoreRecords,
+};
 use jiffy_fleet_core::record::{
     Capacity, MemberRow, MemberState, ObjectRecords, Root, ShardRecord,
 };
@@ -100,8 +102,8 @@ pub fn check_host(home: &Path, store: &StoreUrl) -> Result<(), SetupError> {
     if matches!(store, StoreUrl::Directory(_)) {
         return Err(SetupError::Store {
             url: store.to_string(),
-            reason: "a directory cannot replace an object only if it is unchanged, which hosts \
-                     need to agree; use s3://BUCKET/PREFIX"
+            reason: "a directory cannot replace objects conditionally, as a fleet requires; use \
+                     s3://BUCKET/PREFIX"
                 .to_owned(),
         });
     }

@@ -22,4 +22,4 @@ pub use message::{EtcdFiles, JoinAnswer, JoinRequest, MAX_REQUEST_BYTES};
 #[cfg(feature = "client")]
 pub(crate) use registry::HostRecord;
 #[cfg(feature = "client")]
-pub use service::JoinService;
+pub use service::{JoinService, StockTemplates};

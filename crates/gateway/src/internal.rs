@@ -80,7 +80,7 @@ fn address(origin: &InternalOrigin) -> IpAddr {
 
 /// Serves internal connections until `shutdown`, then waits for in-flight requests.
 pub async fn serve_internal<S, C>(
-    mut connections: mpsc::Receiver<InternalConnection>,
+    connections: mpsc::Receiver<InternalConnection>,
     gateway: Gateway<S, C>,
     shutdown: impl Future<Output = ()>,
 ) where
@@ -88,13 +88,8 @@ pub async fn serve_internal<S, C>(
     C: ControlPlane,
 {
     let tasks = ConnectionTasks::default();
-    let mut shutdown = std::pin::pin!(shutdown);
-    loop {
-        let connection = tokio::select! {
-            connection = connections.recv() => connection,
-            () = &mut shutdown => break,
-        };
-        let Some(connection) = connection else { break };
+    let drain = gateway.shared.config.limits.drain;
+    let serve = |connection| {
         let InternalConnection {
             origin,
             stream,
@@ -108,13 +103,13 @@ pub async fn serve_internal<S, C>(
         // A connection beyond the limit is closed without a response.
         let Ok(permit) = gateway.shared.admission.enter(peer.ip) else {
             debug!(client = %peer.ip, "rejected an internal connection: too many are open");
-            continue;
+            return;
         };
         let stream = match UnixStream::from_std(stream) {
             Ok(stream) => stream,
             Err(e) => {
                 debug!(error = %e, "cannot serve an internal connection");
-                continue;
+                return;
             }
         };
         let gateway = gateway.for_internal(origin);
@@ -124,10 +119,8 @@ pub async fn serve_internal<S, C>(
             // The owner's permit covers the whole connection.
             drop(owner_permit);
         });
-    }
-    // Connections that arrive from now on are closed.
-    drop(connections);
-    tasks.finish(gateway.shared.config.limits.drain).await;
+    };
+    tasks.serve_queue(connections, drain, shutdown, serve).await;
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ pub struct ForwardedConnection {
 
 /// Serves streams of other hosts until `shutdown`, then waits for in-flight requests.
 pub async fn serve_forwarded<S, C>(
-    mut connections: mpsc::Receiver<ForwardedConnection>,
+    connections: mpsc::Receiver<ForwardedConnection>,
     gateway: Gateway<S, C>,
     shutdown: impl Future<Output = ()>,
 ) where
@@ -77,15 +77,8 @@ pub async fn serve_forwarded<S, C>(
     C: ControlPlane,
 {
     let tasks = ConnectionTasks::default();
-    let mut shutdown = std::pin::pin!(shutdown);
-    loop {
-        let connection = tokio::select! {
-            connection = connections.recv() => connection,
-            () = &mut shutdown => break,
-        };
-        let Some(ForwardedConnection { stream, peer }) = connection else {
-            break;
-        };
+    let drain = gateway.shared.config.limits.drain;
+    let serve = |ForwardedConnection { stream, peer }| {
         // A host cannot open the socket of another host's owner.
         let peer = Peer {
             local: false,
@@ -94,7 +87,7 @@ pub async fn serve_forwarded<S, C>(
         // A stream beyond the limit is closed without a response.
         let Ok(permit) = gateway.shared.admission.enter(peer.ip) else {
             debug!(client = %peer.ip, "rejected a forwarded connection: too many are open");
-            continue;
+            return;
         };
         let gateway = gateway.for_forwarded();
         tasks.track(connection::serve(
@@ -104,7 +97,6 @@ pub async fn serve_forwarded<S, C>(
             permit,
             tasks.clone(),
         ));
-    }
-    drop(connections);
-    tasks.finish(gateway.shared.config.limits.drain).await;
+    };
+    tasks.serve_queue(connections, drain, shutdown, serve).await;
 }

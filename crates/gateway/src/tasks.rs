@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -38,6 +39,30 @@ impl ConnectionTasks {
     /// Waits for the signal that the drain time is over.
     pub(crate) async fn aborted(&self) {
         self.aborted.cancelled().await;
+    }
+
+    /// Passes the items of a queue to `serve` until `shutdown` or the end of the queue. `serve`
+    /// starts the task of a connection. Waits at most `drain` for all tasks, then aborts the
+    /// remaining ones.
+    pub(crate) async fn serve_queue<T>(
+        &self,
+        mut queue: mpsc::Receiver<T>,
+        drain: Duration,
+        shutdown: impl Future<Output = ()>,
+        mut serve: impl FnMut(T),
+    ) {
+        let mut shutdown = std::pin::pin!(shutdown);
+        loop {
+            let item = tokio::select! {
+                item = queue.recv() => item,
+                () = &mut shutdown => break,
+            };
+            let Some(item) = item else { break };
+            serve(item);
+        }
+        // Connections that arrive from now on are closed.
+        drop(queue);
+        self.finish(drain).await;
     }
 
     /// Waits at most `drain` for all tasks, then aborts the remaining ones.

@@ -52,7 +52,7 @@ pub use progress::{Phase, Progress};
 pub use template_model::{
     DEFAULT_TAG, Defaults, HistoryStep, ImageOrigin, ImageSum, MANIFEST_FORMAT, MAX_IMAGES,
     MAX_TAG, MAX_TEMPLATE_NAME, Recipe, RecipeError, Reference, Template, TemplateError,
-    TemplateManifest, Visibility, image_on_demand, imported_image, is_image_on_demand,
+    TemplateManifest, Visibility, image_on_demand, imported_image, is_image_on_demand, stock_names,
     unfinished_build,
 };
 pub use templates::{MovedTemplate, PrunedImages, TemplateSummary, Templates};

@@ -19,6 +19,7 @@ pub use recipe::{Recipe, RecipeError};
 pub use reference::{
     DEFAULT_TAG, Reference, image_on_demand, imported_image, is_image_on_demand, unfinished_build,
 };
+pub use stock::stock_names;
 
 use crate::verified::VerifiedFile;
 

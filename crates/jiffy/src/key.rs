@@ -26,15 +26,7 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
     match command {
         KeyCommand::Create(args) => create(&keys, args)?,
         KeyCommand::Ls { all, json } => {
-            let mut list = keys.list()?;
-            list.retain(|k| *all || k.revoked_ms.is_none());
-            let budgets = runtime()?.block_on(budgets(&home, &list));
-            if *json {
-                let list = with_budgets(&list, &budgets)?;
-                outln!("{}", jiffy_client::terminal::json(&list)?);
-            } else {
-                out!("{}", table(&list, &budgets));
-            }
+            runtime()?.block_on(list(&home, keys.list()?, *all, *json))?;
         }
         KeyCommand::Revoke { key, end, json } => {
             let revocation = if *end {
@@ -63,6 +55,19 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints keys, with their budgets if a daemon runs. Revoked keys are omitted unless `all` is true.
+async fn list(home: &Home, mut keys: Vec<Key>, all: bool, json: bool) -> anyhow::Result<()> {
+    keys.retain(|key| all || key.revoked_ms.is_none());
+    let budgets = budgets(home, &keys).await;
+    if json {
+        let keys = with_budgets(&keys, &budgets)?;
+        outln!("{}", jiffy_client::terminal::json(&keys)?);
+    } else {
+        out!("{}", table(&keys, &budgets));
+    }
+    Ok(())
 }
 
 /// Creates a key and prints it.

@@ -1,5 +1,6 @@
 //! Calls that are forwarded to another member, and calls that another member has forwarded.
 
+use super::route::is_moved;
 use super::{Fleet, ForwardError, host_lost, unavailable};
 use crate::caller::{Caller, ClientAddress};
 use crate::error::ApiError;
@@ -9,22 +10,22 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::Response;
 use bytes::Bytes;
 use jiffy_fleet::node::Place;
-use jiffy_fleet_core::MemberId;
+use jiffy_fleet_core::{MemberId, SandboxHash};
+use jiffy_http::headers::strip_hop_by_hop;
+use std::future::Future;
 use std::net::IpAddr;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+/// Maximum duration of the answer of a member to a call that all members receive.
+const MEMBER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum number of members that answer such a call at the same time.
+const MAX_CONCURRENT: usize = 64;
 /// Header of forwarded calls: the caller is the owner of the member that forwards.
 const OWNER: HeaderName = HeaderName::from_static("jiffy-forwarded-owner");
 /// Header of forwarded calls: address of the client.
 const CLIENT: HeaderName = HeaderName::from_static("jiffy-forwarded-for");
-/// Headers that concern a single connection (RFC 9110, 7.6.1).
-const HOP_BY_HOP: [HeaderName; 6] = [
-    header::CONNECTION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    HeaderName::from_static("keep-alive"),
-];
 
 /// Extension of a call that another member has forwarded. It is never forwarded again.
 #[derive(Debug, Clone, Copy)]
@@ -55,12 +56,11 @@ impl BufferedCall {
 
 /// Removes headers of a single connection and headers that only members may set, and sets the
 /// latter.
-pub(super) fn prepare(request: &mut Request<Body>, caller: &Caller, client: Option<IpAddr>) {
+fn prepare(request: &mut Request<Body>, caller: &Caller, client: Option<IpAddr>) {
     let headers = request.headers_mut();
-    for name in HOP_BY_HOP
-        .into_iter()
-        .chain([OWNER, CLIENT, header::CONTENT_LENGTH])
-    {
+    strip_hop_by_hop(headers);
+    // The body was read completely: it has no trailers, and the transport sets its length.
+    for name in [OWNER, CLIENT, header::TRAILER, header::CONTENT_LENGTH] {
         headers.remove(name);
     }
     if caller.is_owner() {
@@ -108,10 +108,46 @@ impl Fleet {
         }
     }
 
+    /// Sends a call to all other live members at the same time. Returns each member with its address
+    /// and the result of `read`. The result is `None` for a member that does not answer in time.
+    pub(super) async fn send_to_all<T, F>(
+        &self,
+        call: &BufferedCall,
+        read: fn(Response) -> F,
+    ) -> Vec<(MemberId, String, Option<T>)>
+    where
+        T: Send + 'static,
+        F: Future<Output = Option<T>> + Send + 'static,
+    {
+        let mut waiting = self.node.members().peers(self.node.id()).into_iter();
+        let mut running = JoinSet::new();
+        let mut answers = Vec::new();
+        loop {
+            while running.len() < MAX_CONCURRENT
+                && let Some((member, address)) = waiting.next()
+            {
+                let (fleet, call) = (self.clone(), call.clone());
+                running.spawn(async move {
+                    let answer = async {
+                        let sent = fleet.send(member, &address, &call).await;
+                        read(sent.ok()?).await
+                    };
+                    let answer = timeout(MEMBER_TIMEOUT, answer).await.ok().flatten();
+                    (member, address, answer)
+                });
+            }
+            match running.join_next().await {
+                // The tasks do not panic.
+                Some(joined) => answers.extend(joined.ok()),
+                None => return answers,
+            }
+        }
+    }
+
     /// Sends a call on a sandbox to the member at `place`, and once more if the sandbox has moved.
     pub(super) async fn send_to_place(
         &self,
-        hash: jiffy_fleet_core::SandboxHash,
+        hash: SandboxHash,
         mut place: Place,
         call: &BufferedCall,
     ) -> Result<Option<Response>, ApiError> {
@@ -120,7 +156,7 @@ impl Fleet {
                 return Err(host_lost(place.member, "it was declared dead"));
             }
             match self.send(place.member, &place.address, call).await {
-                Ok(response) if !super::route::is_moved(&response) => return Ok(Some(response)),
+                Ok(response) if !is_moved(&response) => return Ok(Some(response)),
                 Ok(_) => {}
                 Err(error) => {
                     let is_stale = place.is_remembered && error.is_unsent;

@@ -16,14 +16,7 @@ use axum::response::{IntoResponse, Response};
 use jiffy_fleet_core::MemberId;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::time::Duration;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-/// Maximum duration of the answer of another member.
-pub(super) const MEMBER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum number of members that are queried at the same time.
-const MAX_CONCURRENT: usize = 64;
 /// Maximum size of the answer of a member.
 const MAX_ANSWER_BYTES: usize = 32 << 20;
 /// Header that names the members without an answer.
@@ -91,18 +84,20 @@ impl Fleet {
             .starts_with("/v2/")
             .then(|| Page::from_query(&query))
             .transpose()?;
-        let answers = match self.call_all(caller, request, next).await? {
+        let mut answers = match self.call_all(caller, request, next).await? {
             Ok(answers) => answers,
             Err(response) => return Ok(response),
         };
         // A sandbox that moves at this moment may be on two hosts.
         let mut items: BTreeMap<PagePosition, Value> = BTreeMap::new();
-        let all = answers.bodies.iter().filter_map(Value::as_array).flatten();
-        for item in all {
-            let is_running = item["state"] == "running";
-            let position = position(item);
-            if is_running || !items.contains_key(&position) {
-                items.insert(position, item.clone());
+        for body in answers.bodies.drain(..) {
+            let Value::Array(page) = body else { continue };
+            for item in page {
+                let is_running = item["state"] == "running";
+                let position = position(&item);
+                if is_running || !items.contains_key(&position) {
+                    items.insert(position, item);
+                }
             }
         }
         let items: Vec<_> = items.into_iter().collect();
@@ -128,14 +123,14 @@ impl Fleet {
         next: Next,
     ) -> Result<Response, ApiError> {
         let query = Query::parse(request.uri().query().unwrap_or_default())?;
-        let answers = match self.call_all(caller, request, next).await? {
+        let mut answers = match self.call_all(caller, request, next).await? {
             Ok(answers) => answers,
             Err(response) => return Ok(response),
         };
         let mut merged = serde_json::Map::new();
-        for body in &answers.bodies {
-            if let Some(sandboxes) = body["sandboxes"].as_object() {
-                merged.extend(sandboxes.clone());
+        for mut body in answers.bodies.drain(..) {
+            if let Some(Value::Object(sandboxes)) = body.get_mut("sandboxes").map(Value::take) {
+                merged.extend(sandboxes);
             }
         }
         let body = serde_json::json!({ "sandboxes": merged });
@@ -171,27 +166,10 @@ impl Fleet {
             has_next: false,
             missing: Vec::new(),
         };
-        let mut waiting = self.node.members().peers(self.node.id()).into_iter();
-        let mut running = JoinSet::new();
-        loop {
-            while running.len() < MAX_CONCURRENT
-                && let Some((member, address)) = waiting.next()
-            {
-                let (fleet, call) = (self.clone(), call.clone());
-                running.spawn(async move {
-                    let answer = async {
-                        let sent = fleet.send(member, &address, &call).await;
-                        read(sent.ok()?).await
-                    };
-                    (member, timeout(MEMBER_TIMEOUT, answer).await.ok().flatten())
-                });
-            }
-            match running.join_next().await {
-                None => break,
-                Some(Ok((_, Some(answer)))) => answers.add(answer),
-                Some(Ok((member, None))) => answers.missing.push(member),
-                // The tasks do not panic.
-                Some(Err(_)) => {}
+        for (member, _, answer) in self.send_to_all(&call, read).await {
+            match answer {
+                Some(answer) => answers.add(answer),
+                None => answers.missing.push(member),
             }
         }
         answers.missing.sort();

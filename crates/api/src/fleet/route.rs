@@ -9,17 +9,13 @@ use crate::error::ApiError;
 use crate::lookup::Liveness;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiffy_engine_api::is_id;
 use jiffy_fleet_core::RowState;
 use percent_encoding::percent_decode_str;
-use tokio::task::JoinSet;
-
-/// Maximum number of members that are queried at the same time for a name or prefix.
-const MAX_CONCURRENT: usize = 32;
 
 /// Kind of a call.
 enum Call {
@@ -168,26 +164,11 @@ impl Fleet {
             body: Default::default(),
             ..call.clone()
         };
-        let mut waiting = self.node.members().peers(self.node.id()).into_iter();
-        let mut running = JoinSet::new();
-        let mut found = Vec::new();
-        loop {
-            while running.len() < MAX_CONCURRENT
-                && let Some((member, address)) = waiting.next()
-            {
-                let (fleet, probe) = (self.clone(), probe.clone());
-                running.spawn(async move {
-                    let sent = fleet.send(member, &address, &probe);
-                    let sent = tokio::time::timeout(super::lists::MEMBER_TIMEOUT, sent).await;
-                    let has = matches!(sent, Ok(Ok(response)) if response.status().is_success());
-                    has.then_some((member, address))
-                });
-            }
-            match running.join_next().await {
-                Some(joined) => found.extend(joined.ok().flatten()),
-                None => break,
-            }
-        }
+        let answers = self.send_to_all(&probe, success).await;
+        let found = answers
+            .into_iter()
+            .filter_map(|(member, address, answer)| answer.map(|()| (member, address)));
+        let found: Vec<_> = found.collect();
         match &found[..] {
             [] => Ok(next.run(request).await),
             [(member, address)] => {
@@ -209,12 +190,17 @@ impl Fleet {
 }
 
 /// Returns the path of a sandbox, without the operation on it.
-fn sandbox_uri(uri: &axum::http::Uri) -> Result<axum::http::Uri, ApiError> {
+fn sandbox_uri(uri: &Uri) -> Result<Uri, ApiError> {
     let path = uri.path().strip_prefix("/v2").unwrap_or(uri.path());
-    let mut parts = path.trim_start_matches('/').split('/');
-    let path: Vec<_> = parts.by_ref().take(2).collect();
+    let parts = path.trim_start_matches('/').split('/');
+    let path: Vec<_> = parts.take(2).collect();
     let uri = format!("/{}", path.join("/")).parse();
     uri.map_err(|_| ApiError::invalid("the path is invalid"))
+}
+
+/// Returns `Some` for a successful response.
+async fn success(response: Response) -> Option<()> {
+    response.status().is_success().then_some(())
 }
 
 fn is_resume(request: &Request) -> bool {

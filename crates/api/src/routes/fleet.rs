@@ -6,6 +6,7 @@ use crate::error::ApiError;
 use axum::Json;
 use axum::extract::State;
 use jiffy_api_types::{FleetInfo, FleetNode, FleetNodes, MassSilence};
+use jiffy_fleet::SetupError;
 use jiffy_fleet::node::{FleetStatus, NodeStatus};
 use jiffy_fleet_core::record::MemberState;
 
@@ -29,10 +30,10 @@ pub(super) async fn nodes(
 
 async fn status(app: &App, caller: &Caller) -> Result<FleetStatus, ApiError> {
     caller.require_admin("reading the state of the fleet")?;
-    let fleet = app.fleet.as_ref().ok_or_else(|| {
-        let message = "the fleet does not exist: `jiffy fleet init` creates one";
-        ApiError::not_found("not_found", message)
-    })?;
+    let fleet = app
+        .fleet
+        .as_ref()
+        .ok_or_else(|| ApiError::not_found("not_found", SetupError::NoMember.to_string()))?;
     Ok(fleet.node().status().await)
 }
 

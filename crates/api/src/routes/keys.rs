@@ -5,7 +5,7 @@ use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::keys::{KeyError, Revocation, Validity};
-use crate::wire::key::{api_key, expiry, key_limits, key_scope, new_api_key};
+use crate::wire::key::expiry;
 use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -20,7 +20,7 @@ pub(super) async fn list(
 ) -> Result<Json<Vec<ApiKey>>, ApiError> {
     caller.require_admin("listing keys")?;
     let keys = app.keys.list().map_err(refused)?;
-    Ok(Json(keys.into_iter().map(api_key).collect()))
+    Ok(Json(keys.into_iter().map(ApiKey::from).collect()))
 }
 
 /// `POST /keys`: creates a key.
@@ -35,10 +35,10 @@ pub(super) async fn create(
         expires_ms: expiry(body.expires_at)?,
         addresses: body.addresses,
     };
-    let (scope, limits) = (key_scope(body.scope), key_limits(&body.limits));
+    let (scope, limits) = (body.scope.into(), body.limits.into());
     let created = app.keys.create_within(name, scope, limits, &validity);
     let created = created.map_err(refused)?;
-    Ok((StatusCode::CREATED, Json(new_api_key(created))))
+    Ok((StatusCode::CREATED, Json(created.into())))
 }
 
 /// `POST /keys/{id}/rotate`: replaces the secret of a key.
@@ -52,7 +52,7 @@ pub(super) async fn rotate(
     let overlap = Duration::from_millis(body.overlap_ms);
     let expires = expiry(body.expires_at)?;
     let rotated = app.keys.rotate(&which, overlap, expires);
-    Ok(Json(new_api_key(rotated.map_err(refused)?)))
+    Ok(Json(rotated.map_err(refused)?.into()))
 }
 
 /// `POST /keys/{id}/revoke`: revokes a key. With `end`, also removes all its resources, and

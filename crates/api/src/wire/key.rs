@@ -5,17 +5,29 @@ use crate::error::ApiError;
 use crate::keys::{Key, Limits, NewKey, Scope};
 use jiffy_api_types::{ApiKey, KeyLimits, KeyScope, Moment, NewApiKey};
 
-pub(crate) fn api_key(key: Key) -> ApiKey {
-    let limits = key.limits;
-    ApiKey {
-        key_id: key.id,
-        name: key.name,
-        scope: match key.scope {
-            Scope::Admin => KeyScope::Admin,
-            Scope::Create => KeyScope::Create,
-            Scope::Read => KeyScope::Read,
-        },
-        limits: KeyLimits {
+impl From<Scope> for KeyScope {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::Admin => Self::Admin,
+            Scope::Create => Self::Create,
+            Scope::Read => Self::Read,
+        }
+    }
+}
+
+impl From<KeyScope> for Scope {
+    fn from(scope: KeyScope) -> Self {
+        match scope {
+            KeyScope::Admin => Self::Admin,
+            KeyScope::Create => Self::Create,
+            KeyScope::Read => Self::Read,
+        }
+    }
+}
+
+impl From<Limits> for KeyLimits {
+    fn from(limits: Limits) -> Self {
+        Self {
             sandboxes: limits.max_sandboxes,
             vcpus: limits.max_vcpus,
             memory_mb: limits.max_memory_mib,
@@ -26,43 +38,86 @@ pub(crate) fn api_key(key: Key) -> ApiKey {
             builds: limits.max_builds,
             exchanges: limits.max_exchanges,
             disk_mb: limits.max_disk_mib,
-        },
-        created_at: moment(key.created_ms),
-        used_at: key.used_ms.map(moment),
-        revoked_at: key.revoked_ms.map(moment),
-        expires_at: key.expires_ms.map(moment),
-        addresses: key.addresses,
+        }
     }
 }
 
-pub(crate) fn new_api_key(new: NewKey) -> NewApiKey {
-    NewApiKey {
-        key: api_key(new.key),
-        secret: new.secret,
+impl From<KeyLimits> for Limits {
+    fn from(limits: KeyLimits) -> Self {
+        Self {
+            max_sandboxes: limits.sandboxes,
+            max_vcpus: limits.vcpus,
+            max_memory_mib: limits.memory_mb,
+            creates_per_minute: limits.creates_per_minute,
+            max_paused: limits.paused,
+            max_snapshots: limits.snapshots,
+            max_templates: limits.templates,
+            max_builds: limits.builds,
+            max_disk_mib: limits.disk_mb,
+            max_exchanges: limits.exchanges,
+        }
     }
 }
 
-pub(crate) fn key_scope(scope: KeyScope) -> Scope {
-    match scope {
-        KeyScope::Admin => Scope::Admin,
-        KeyScope::Create => Scope::Create,
-        KeyScope::Read => Scope::Read,
+impl From<Key> for ApiKey {
+    fn from(key: Key) -> Self {
+        Self {
+            key_id: key.id,
+            name: key.name,
+            scope: key.scope.into(),
+            limits: key.limits.into(),
+            created_at: moment(key.created_ms),
+            used_at: key.used_ms.map(moment),
+            revoked_at: key.revoked_ms.map(moment),
+            expires_at: key.expires_ms.map(moment),
+            addresses: key.addresses,
+        }
     }
 }
 
-pub(crate) fn key_limits(limits: &KeyLimits) -> Limits {
-    Limits {
-        max_sandboxes: limits.sandboxes,
-        max_vcpus: limits.vcpus,
-        max_memory_mib: limits.memory_mb,
-        creates_per_minute: limits.creates_per_minute,
-        max_paused: limits.paused,
-        max_snapshots: limits.snapshots,
-        max_templates: limits.templates,
-        max_builds: limits.builds,
-        max_disk_mib: limits.disk_mb,
-        max_exchanges: limits.exchanges,
+impl TryFrom<ApiKey> for Key {
+    type Error = jiff::Error;
+
+    fn try_from(key: ApiKey) -> Result<Self, jiff::Error> {
+        Ok(Self {
+            id: key.key_id,
+            name: key.name,
+            scope: key.scope.into(),
+            limits: key.limits.into(),
+            created_ms: milliseconds(&key.created_at)?,
+            used_ms: key.used_at.as_ref().map(milliseconds).transpose()?,
+            revoked_ms: key.revoked_at.as_ref().map(milliseconds).transpose()?,
+            expires_ms: key.expires_at.as_ref().map(milliseconds).transpose()?,
+            addresses: key.addresses,
+            end_ms: None,
+        })
     }
+}
+
+impl From<NewKey> for NewApiKey {
+    fn from(new: NewKey) -> Self {
+        Self {
+            key: new.key.into(),
+            secret: new.secret,
+        }
+    }
+}
+
+impl TryFrom<NewApiKey> for NewKey {
+    type Error = jiff::Error;
+
+    fn try_from(new: NewApiKey) -> Result<Self, jiff::Error> {
+        Ok(Self {
+            key: new.key.try_into()?,
+            secret: new.secret,
+        })
+    }
+}
+
+/// Returns a time in milliseconds since 1970. Earlier times become 0.
+fn milliseconds(at: &Moment) -> Result<u64, jiff::Error> {
+    let time: jiff::Timestamp = at.0.parse()?;
+    Ok(u64::try_from(time.as_millisecond()).unwrap_or(0))
 }
 
 /// Returns an expiry time in milliseconds since 1970.

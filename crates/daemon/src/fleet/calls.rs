@@ -6,11 +6,10 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
 use http_body_util::BodyExt;
-use hyper::StatusCode;
 use hyper::body::Incoming;
 use hyper::http::uri::{PathAndQuery, Uri};
 use jiffy_api::{ForwardError, Forwarder, receive_forwarded};
-use jiffy_fleet::channel::{self, Client, Handler, Interrupted};
+use jiffy_fleet::channel::{self, Client, Handler, Interrupted, Rejected};
 use jiffy_fleet_core::MemberId;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -76,12 +75,6 @@ impl ForwardedCalls {
     }
 }
 
-fn rejected(status: StatusCode, reason: &'static str) -> hyper::Response<channel::Body> {
-    let mut response = hyper::Response::new(channel::body(reason));
-    *response.status_mut() = status;
-    response
-}
-
 /// Returns the path of a call without the prefix.
 fn call_uri(uri: &Uri) -> Option<Uri> {
     let path = uri.path_and_query()?.as_str().strip_prefix(CALL_PREFIX)?;
@@ -96,10 +89,10 @@ impl Handler for ForwardedCalls {
         request: hyper::Request<Incoming>,
     ) -> hyper::Response<channel::Body> {
         let Some(router) = self.0.get().cloned() else {
-            return rejected(StatusCode::SERVICE_UNAVAILABLE, "the daemon is starting");
+            return Rejected::new(503, "the daemon is starting").response();
         };
         let Some(uri) = call_uri(request.uri()) else {
-            return rejected(StatusCode::NOT_FOUND, "unknown path");
+            return Rejected::new(404, "unknown path").response();
         };
         let mut request = request.map(Body::new);
         *request.uri_mut() = uri;

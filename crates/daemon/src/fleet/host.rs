@@ -2,33 +2,32 @@
 
 use async_trait::async_trait;
 use jiffy_fleet::node::{Host, HostSummary, ReconcileError};
-use jiffy_fleet_core::{Epoch, HostStatus, Owner};
+use jiffy_fleet_core::{HostStatus, Owner};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes, StoreState};
-use jiffy_store::host::RemoteStore;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 /// Daemon of a member.
+#[derive(Default)]
 pub struct DaemonHost {
-    remote: Arc<RemoteStore>,
     /// Set when the sandboxes are open.
     sandboxes: OnceLock<Sandboxes>,
 }
 
 impl DaemonHost {
-    pub fn new(remote: Arc<RemoteStore>) -> Self {
-        Self {
-            remote,
-            sandboxes: OnceLock::new(),
-        }
-    }
-
     pub fn set_sandboxes(&self, sandboxes: Sandboxes) {
         let _ = self.sandboxes.set(sandboxes);
     }
 }
 
-fn mib(mib: Option<u64>) -> u32 {
+/// Returns a size in MiB for a message. Zero if it is unknown.
+pub(super) fn mib(mib: Option<u64>) -> u32 {
     mib.map_or(0, |mib| u32::try_from(mib).unwrap_or(u32::MAX))
+}
+
+/// Returns the processor time of this host, in thousandths of a processor.
+pub(super) fn cpu_milli() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    u32::try_from(processors).unwrap_or(1).saturating_mul(1000)
 }
 
 #[async_trait]
@@ -42,12 +41,13 @@ impl Host for DaemonHost {
         let limit = limit.or(figures.memory_total_mib).unwrap_or(0);
         let unreserved = limit.saturating_sub(reserved);
         let available = figures.memory_available_mib.unwrap_or(unreserved);
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         HostStatus {
-            // Processors are shared: a host is full by memory.
-            free_cpu_milli: u32::try_from(processors).unwrap_or(1).saturating_mul(1000),
+            // Sandboxes share processors. Only memory and disk space limit their number.
+            free_cpu_milli: cpu_milli(),
             free_memory_mib: mib(Some(unreserved.min(available))),
             free_disk_mib: mib(figures.disk_free_mib),
+            // The last two values only rank hosts for a placement. They are not measured yet,
+            // because each create runs on the host that receives it.
             is_store_reachable: true,
             templates: Vec::new(),
         }
@@ -71,7 +71,6 @@ impl Host for DaemonHost {
             unstored: unstored.count() as u64,
             warm: sandboxes.pool().waiting() as u64,
             free_memory_mib: u64::from(self.status().free_memory_mib),
-            is_store_reachable: !self.remote.url().is_empty(),
         }
     }
 
@@ -82,14 +81,5 @@ impl Host for DaemonHost {
             sandboxes.ok_or_else(|| failed(String::new(), "the daemon is starting".to_owned()))?;
         let reconciled = sandboxes.reconcile_heads().await;
         reconciled.map_err(|(sandbox, error)| failed(sandbox, error.to_string()))
-    }
-
-    fn epoch_ended(&self, epoch: Epoch) {
-        // Claims need the authority of an epoch. Running sandboxes continue.
-        tracing::warn!(%epoch, "stored sandboxes cannot be resumed until the next registration");
-    }
-
-    fn verdict(&self, owner: Owner) {
-        tracing::warn!(host = %owner.member, epoch = %owner.epoch, "a host was declared dead");
     }
 }

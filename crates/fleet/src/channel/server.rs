@@ -76,7 +76,8 @@ impl Rejected {
         }
     }
 
-    fn response(self) -> Response<Body> {
+    /// Returns the response to a request.
+    pub fn response(self) -> Response<Body> {
         let mut response = Response::new(body(self.reason));
         *response.status_mut() =
             StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -24,6 +24,14 @@ const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
 /// Maximum duration of the connection to the address of a host.
 const CONNECT_BACK: Duration = Duration::from_secs(3);
 
+/// Stock templates of a fleet, which a host fetches when it joins.
+#[async_trait]
+pub trait StockTemplates: std::fmt::Debug + Send + Sync {
+    /// Returns the names of the stock templates in the store. A template is omitted if the store
+    /// does not answer.
+    async fn stored(&self) -> Vec<String>;
+}
+
 /// Admits hosts that have a token.
 #[derive(Debug)]
 pub struct JoinService {
@@ -33,20 +41,20 @@ pub struct JoinService {
     store_keys: PathBuf,
     access: FleetAccess,
     facts: HostFacts,
-    templates: Vec<String>,
+    templates: Box<dyn StockTemplates>,
     attempts: Mutex<Attempts>,
 }
 
 impl JoinService {
-    /// Returns the service of a member with these properties. `templates` are the stock templates
-    /// in the store. `store_keys` is `None` for the file in the data directory.
+    /// Returns the service of a member with these properties. `store_keys` is `None` for the file in
+    /// the data directory.
     pub fn new(
         settings: Settings,
         home: PathBuf,
         store_keys: Option<PathBuf>,
         access: FleetAccess,
         facts: HostFacts,
-        templates: Vec<String>,
+        templates: Box<dyn StockTemplates>,
     ) -> Self {
         Self {
             store_keys: store_keys.unwrap_or_else(|| MemberFiles::of(&home).store_keys),
@@ -112,7 +120,7 @@ impl JoinService {
             domains: self.access.root.domains.clone(),
             cpu_level: self.settings.cpu_level.clone(),
             records: self.etcd()?,
-            templates: self.templates.clone(),
+            templates: self.templates.stored().await,
         })
     }
 

@@ -342,7 +342,11 @@ impl Executor {
                 self.start_reconciliation(epoch);
             }
             Effect::EpochEnded { epoch } => {
-                tracing::warn!(member = %self.id, %epoch, "the epoch of this host has ended");
+                tracing::warn!(
+                    member = %self.id, %epoch,
+                    "the epoch of this host has ended: it resumes no stored sandboxes until its \
+                     next registration"
+                );
                 self.view.reconciled = None;
                 self.host.epoch_ended(epoch);
             }
@@ -351,7 +355,7 @@ impl Executor {
                 self.reservations.clear();
             }
             Effect::TermEnded { term, reason } => {
-                tracing::info!(member = %self.id, %term, ?reason, "this host is no coordinator");
+                tracing::info!(member = %self.id, %term, ?reason, "this host is no longer the coordinator");
                 self.view.mass_silence = None;
             }
             Effect::Verdict(owner) => {
@@ -360,7 +364,11 @@ impl Executor {
             }
             Effect::MassSilence { silent, members } => {
                 if silent > 0 {
-                    tracing::error!(silent, members, "most hosts are silent, deciding no deaths");
+                    tracing::error!(
+                        silent,
+                        members,
+                        "most hosts are silent, declaring no host dead"
+                    );
                 }
                 self.view.mass_silence = (silent > 0).then_some((silent, members));
             }

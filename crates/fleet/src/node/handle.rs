@@ -51,7 +51,7 @@ pub struct NodeConfig {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Failure of a call of a node.
+/// Error of a method of [`Node`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
     /// Too many requests wait for the node.

@@ -10,23 +10,25 @@ pub trait Host: Send + Sync {
     /// Returns free resources and templates. Called before each heartbeat, and must not block.
     fn status(&self) -> HostStatus;
 
-    /// Returns the numbers of sandboxes for operators. Must not block.
+    /// Returns the numbers of sandboxes for operators. Called for each request for the state of
+    /// the fleet, not periodically. Must not block.
     fn summary(&self) -> HostSummary;
 
     /// Compares the heads of all sandboxes of this host with its journal, and stops the sandboxes
     /// that have moved or were killed. The node repeats a failed call until `owner` is no longer
-    /// the current epoch. It must be possible to call it again.
+    /// the current epoch, so repeated calls must be possible.
     ///
     /// # Errors
     /// [`ReconcileError`] if a head could not be read or written.
     async fn reconcile(&self, owner: Owner) -> Result<(), ReconcileError>;
 
-    /// Reports the end of this member's epoch: the host must accept no requests until the next
-    /// reconciliation.
-    fn epoch_ended(&self, epoch: Epoch);
+    /// Reports the end of this member's epoch. Running sandboxes continue. The host can claim no
+    /// stored sandboxes before the next reconciliation, because claims need the authority of an
+    /// epoch.
+    fn epoch_ended(&self, _epoch: Epoch) {}
 
     /// Reports, on the coordinator only, that the verdict on an epoch was committed.
-    fn verdict(&self, owner: Owner);
+    fn verdict(&self, _owner: Owner) {}
 }
 
 /// Failure of a reconciliation.

@@ -88,8 +88,6 @@ pub struct HostSummary {
     pub warm: u64,
     /// Memory that is available for further sandboxes, in MiB.
     pub free_memory_mib: u64,
-    /// The object store was reachable at the last access.
-    pub is_store_reachable: bool,
 }
 
 /// Error of a query, answer or reply that cannot be read.

@@ -63,7 +63,7 @@ impl Rows {
         self.state.lock().rows.get(&hash).copied()
     }
 
-    /// Returns and forgets the unprocessed changes.
+    /// Removes and returns the unprocessed changes.
     pub fn take_changes(&self) -> impl Iterator<Item = RowChange> + use<> {
         std::mem::take(&mut self.state.lock().changes).into_values()
     }

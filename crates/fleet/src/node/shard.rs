@@ -33,7 +33,7 @@ impl ShardFile {
     /// Uses the record `fleet/shards/<shard>`.
     ///
     /// # Errors
-    /// [`RecordError::Key`] never, since the key is valid.
+    /// [`RecordError::Key`] if the number of the shard results in an invalid key.
     pub fn new(
         records: Arc<SealedRecords>,
         fleet: FleetId,

@@ -69,7 +69,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns whether the change is committed at once: access ends.
+    /// Returns whether the change is committed without delay, because it ends access.
     pub(super) fn is_urgent(&self) -> bool {
         matches!(self, Self::RevokeKey { .. } | Self::RotateKey { .. })
     }
@@ -117,7 +117,7 @@ impl<'a> Staged<'a> {
         }
     }
 
-    /// Adds a change. Returns the row that it changed: of an import, the last one.
+    /// Adds a change. Returns the changed row. For an import, this is the last row.
     pub fn add(&mut self, change: Change) -> Result<Row, TableError> {
         let request = change.request;
         match change.action {

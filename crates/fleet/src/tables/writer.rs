@@ -51,7 +51,7 @@ pub(super) struct Committed {
 /// Callers of a commit with the rows that they changed.
 type Callers = Vec<(oneshot::Sender<Result<Committed, TableError>>, Row)>;
 
-/// Index that this member may replace, while no other member has.
+/// Index that this member may replace, unless another member has replaced it.
 pub(super) struct Held {
     pub term: Term,
     pub index: TableIndex,

@@ -2,7 +2,7 @@
 
 use jiffy_fleet::channel::{Server, ServerHandle};
 use jiffy_fleet::init::{InitOptions, create_fleet};
-use jiffy_fleet::join::{JoinOptions, JoinService, Joined, join_fleet};
+use jiffy_fleet::join::{JoinOptions, JoinService, Joined, StockTemplates, join_fleet};
 use jiffy_fleet::settings::{Role, Settings};
 use jiffy_fleet::tokens::{DEFAULT_VALIDITY, Token};
 use jiffy_fleet::{FleetAccess, HostFacts, SetupError};
@@ -90,6 +90,16 @@ pub fn facts() -> HostFacts {
     }
 }
 
+#[derive(Debug)]
+struct Stored;
+
+#[async_trait::async_trait]
+impl StockTemplates for Stored {
+    async fn stored(&self) -> Vec<String> {
+        TEMPLATES.map(str::to_owned).to_vec()
+    }
+}
+
 /// Member that admits hosts.
 pub struct Member {
     pub access: FleetAccess,
@@ -105,7 +115,7 @@ impl Member {
             None,
             access.clone(),
             facts(),
-            TEMPLATES.map(str::to_owned).to_vec(),
+            Box::new(Stored),
         );
         let identity = settings.identity(home).unwrap();
         let server = Server::new(identity, Arc::new(|_| Ok(())))

@@ -124,7 +124,7 @@ async fn host_of(hosts: &Arc<dyn OtherHosts>, sandbox: &str) -> Result<Arc<str>,
     }
 }
 
-/// Rewrites the head of a request for HTTP/1.1. The other host removes everything that a guest must
+/// Rewrites the head of a request for HTTP/1.1. The other host removes the headers that a guest must
 /// not receive.
 fn rewritten(mut parts: Parts, context: &RequestContext) -> Forwarded {
     let protocol = upgrade(parts.version, &parts.headers);

@@ -44,7 +44,12 @@ pub(super) const STOCK: [StockRecipe; 6] = [
     ),
 ];
 
+/// Returns the names of the stock templates.
+pub fn stock_names() -> impl Iterator<Item = &'static str> {
+    STOCK.iter().map(|(name, _)| *name)
+}
+
 /// Returns whether `name` is the name of a stock template.
 pub(super) fn is_stock(name: &str) -> bool {
-    STOCK.iter().any(|(known, _)| *known == name)
+    stock_names().any(|known| known == name)
 }

@@ -5,6 +5,7 @@ use crate::units;
 use clap::{Args, Subcommand};
 use jiffy_fleet::EtcdUrl;
 use jiffy_fleet::tokens::Token;
+use jiffy_fleet_core::MemberId;
 use jiffy_proto::cpu_level::CpuLevel;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ pub enum FleetCommand {
     #[command(hide = true)]
     Drain {
         /// Member (for example h2)
-        member: String,
+        member: MemberId,
         /// Wait until the member has no running sandbox
         #[arg(long)]
         wait: bool,
@@ -75,7 +76,7 @@ pub struct FleetOutputArgs {
 #[derive(Debug, Args)]
 pub struct FleetMemberArgs {
     /// Member (for example h2)
-    pub member: String,
+    pub member: MemberId,
     /// Output
     #[command(flatten)]
     pub output: FleetOutputArgs,

@@ -1,8 +1,9 @@
 //! `jiffy fleet init`.
 
 use super::local::{OwnContent, member_address};
-use crate::cli::{FleetInitArgs, StoreTargetArgs};
-use anyhow::Context;
+use super::token::join_command;
+use crate::cli::FleetInitArgs;
+use crate::template::shared;
 use jiffy_client::terminal::line;
 use jiffy_fleet::EtcdSettings;
 use jiffy_fleet::check::CheckReport;
@@ -10,9 +11,8 @@ use jiffy_fleet::init::{InitOptions, check_host, check_storage, create_fleet};
 use jiffy_fleet::tokens::DEFAULT_VALIDITY;
 use jiffy_image::Home;
 use jiffy_proto::cpu_level::CpuLevel;
-use jiffy_store::host::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use jiffy_store::host::LastStore;
 use serde_json::json;
-use std::sync::Arc;
 
 /// Creates a fleet.
 pub fn run(args: &FleetInitArgs) -> anyhow::Result<()> {
@@ -47,7 +47,7 @@ pub fn run(args: &FleetInitArgs) -> anyhow::Result<()> {
     let json = args.output.json;
     let runtime = crate::runtime()?;
     let (settings, token, checks) = runtime.block_on(async {
-        let (remote, store) = open(&home, target)?;
+        let remote = shared::open(target, &home)?;
         let checks = check_storage(&options, &remote).await?;
         if !json {
             show_check(&options.store.to_string(), &checks.store);
@@ -59,13 +59,13 @@ pub fn run(args: &FleetInitArgs) -> anyhow::Result<()> {
             }
         }
         let (settings, access) = create_fleet(home.path(), &options, &facts, &remote).await?;
-        LastStore::write(&store)?;
+        LastStore::write(&shared::settings(target, &home))?;
         let token = access.create_token(args.uses, DEFAULT_VALIDITY).await?;
         anyhow::Ok((settings, token, checks))
     })?;
     let mut stored = Vec::new();
     for name in &content.stock {
-        let pushed = crate::template::shared::store(&home, name, target);
+        let pushed = shared::store(&home, name, target);
         match pushed {
             Ok(_) => stored.push(name.clone()),
             // The fleet exists: the template can be pushed later.
@@ -107,10 +107,8 @@ pub fn run(args: &FleetInitArgs) -> anyhow::Result<()> {
         outln!("templates in the store: {}", stored.join(", "));
     }
     outln!("Restart the daemon: `systemctl restart jiffy` or `jiffy daemon restart`");
-    outln!(
-        "To add a host, run:  jiffy fleet join {url} {token}   (1 h, {} hosts)",
-        args.uses
-    );
+    let command = join_command(&url, &token, DEFAULT_VALIDITY, args.uses);
+    outln!("To add a host, run:  {command}");
     Ok(())
 }
 
@@ -123,25 +121,6 @@ fn show_check(name: &str, report: &CheckReport) {
         report.replace_p50_ms,
         report.replace_p99_ms
     );
-}
-
-/// Opens the store of a command.
-pub(super) fn open(
-    home: &Home,
-    target: &StoreTargetArgs,
-) -> anyhow::Result<(Arc<RemoteStore>, RemoteSettings)> {
-    let settings = RemoteSettings {
-        url: target.store.clone(),
-        keyring: target.store_keys.clone(),
-        home: home.path().to_owned(),
-        // The daemon enforces the size limit of the cache.
-        cache_bytes: u64::MAX,
-        upload_bytes_per_second: None,
-        timeout: STORE_TIMEOUT,
-    };
-    let remote = RemoteStore::open(&settings)
-        .with_context(|| format!("cannot open the store {}", target.store))?;
-    Ok((remote, settings))
 }
 
 /// Returns the number of a level. The level `host` has no common features: 0.

@@ -2,6 +2,7 @@
 
 use super::local::{OwnContent, member_address};
 use crate::cli::{FleetJoinArgs, StoreTargetArgs};
+use crate::template::shared;
 use jiffy_fleet::join::{JoinOptions, join_fleet};
 use jiffy_fleet::level_name;
 use jiffy_fleet::settings::{DEFAULT_PORT, Role, Settings};
@@ -55,7 +56,7 @@ pub fn run(args: &FleetJoinArgs) -> anyhow::Result<()> {
     let mut bytes = 0;
     for name in &joined.templates {
         // The host is a member already: the template can be pulled later.
-        match crate::template::shared::fetch_named(&home, name, false, &target) {
+        match shared::fetch_named(&home, name, false, &target) {
             Ok(template) => {
                 bytes += template.bytes;
                 fetched.push(name.clone());

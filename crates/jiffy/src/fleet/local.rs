@@ -6,7 +6,7 @@ use jiffy_api::Keys;
 use jiffy_image::{Home, Reference, Templates};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-/// Address that is routed like the rest of the network. No packet is sent to it.
+/// Address whose route determines the address of this host (TEST-NET-1). No packet is sent to it.
 const ANY_REMOTE_ADDRESS: &str = "192.0.2.1:9";
 
 /// Name and addresses of a member.
@@ -28,9 +28,8 @@ pub fn member_address(
         None if !listen.ip().is_unspecified() => listen.to_string(),
         None => {
             let ip = local_address(peer.unwrap_or(ANY_REMOTE_ADDRESS));
-            let ip = ip.context(
-                "cannot determine the address of this host: give it with --fleet-address",
-            )?;
+            let ip =
+                ip.context("cannot determine the address of this host: specify --fleet-address")?;
             SocketAddr::new(ip, listen.port()).to_string()
         }
     };
@@ -72,11 +71,14 @@ fn host_name() -> String {
     }
 }
 
-/// API keys and templates of this host that a fleet would not know.
+/// API keys and templates of this host.
 #[derive(Debug, Default)]
 pub struct OwnContent {
+    /// Names of keys that are not revoked.
     pub keys: Vec<String>,
+    /// Templates that are no stock templates.
     pub templates: Vec<String>,
+    /// Stock templates.
     pub stock: Vec<String>,
 }
 

@@ -3,12 +3,13 @@
 use crate::cli::{FleetCommand, FleetMemberArgs};
 use crate::columns::{Align, Table};
 use hyper::Method;
+use jiffy_api_types::{FleetInfo, FleetNode, FleetNodes};
 use jiffy_client::terminal::line;
 use jiffy_daemon::local_daemon;
 use jiffy_fleet::SetupError;
 use jiffy_fleet::settings::Settings;
 use jiffy_image::Home;
-use serde_json::{Value, json};
+use serde_json::{Value, from_value, json};
 
 /// Runs a command through the daemon.
 pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
@@ -17,8 +18,8 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
         return Err(SetupError::NoMember.into());
     }
     let post = |action: &str, args: &FleetMemberArgs, body: Value| {
-        let path = format!("/fleet/nodes/{}/{action}", member(&args.member)?);
-        anyhow::Ok((Method::POST, path, body, args.output.json))
+        let path = format!("/fleet/nodes/{}/{action}", args.member);
+        (Method::POST, path, body, args.output.json)
     };
     let (method, path, body, is_json) = match command {
         FleetCommand::Status(output) => (Method::GET, "/fleet".to_owned(), json!({}), output.json),
@@ -38,18 +39,18 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
             )
         }
         FleetCommand::Drain {
-            member: id,
+            member,
             wait,
             force,
             output,
         } => {
-            let path = format!("/fleet/nodes/{}/drain", member(id)?);
+            let path = format!("/fleet/nodes/{member}/drain");
             let body = json!({"wait": wait, "force": force});
             (Method::POST, path, body, output.json)
         }
-        FleetCommand::Undrain(args) => post("undrain", args, json!({}))?,
-        FleetCommand::Remove(args) => post("remove", args, json!({}))?,
-        FleetCommand::ConfirmDead(args) => post("confirm-dead", args, json!({}))?,
+        FleetCommand::Undrain(args) => post("undrain", args, json!({})),
+        FleetCommand::Remove(args) => post("remove", args, json!({})),
+        FleetCommand::ConfirmDead(args) => post("confirm-dead", args, json!({})),
         FleetCommand::AcceptRestore(output) => {
             let path = "/fleet/accept-restore".to_owned();
             (Method::POST, path, json!({}), output.json)
@@ -69,8 +70,11 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
         return Ok(());
     }
     match command {
-        FleetCommand::Status(_) => out!("{}", status(&answer)),
-        FleetCommand::Nodes(_) => out!("{}", nodes(&answer)),
+        FleetCommand::Status(_) => out!("{}", status(&from_value(answer)?)),
+        FleetCommand::Nodes(_) => {
+            let answer: FleetNodes = from_value(answer)?;
+            out!("{}", nodes(&answer.nodes));
+        }
         _ => match answer.get("text").and_then(Value::as_str) {
             Some(text) => outln!("{}", line(text)),
             None => outln!("done"),
@@ -79,79 +83,28 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks the number of a member.
-fn member(text: &str) -> anyhow::Result<&str> {
-    let number = text.strip_prefix('h').unwrap_or_default();
-    anyhow::ensure!(
-        number.parse::<u32>().is_ok(),
-        "{text:?} is not a member: use a name of the column HOST of `jiffy fleet nodes`"
-    );
-    Ok(text)
-}
-
-/// Returns a field as text. Empty if the answer does not contain it.
-fn field(value: &Value, name: &str) -> String {
-    match value.get(name) {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Number(number)) => number.to_string(),
-        _ => String::new(),
-    }
-}
-
 /// Returns the summary of the fleet and the table of its members.
-fn status(answer: &Value) -> String {
-    let hosts = answer
-        .get("nodes")
-        .and_then(Value::as_array)
-        .map_or(0, Vec::len);
+fn status(info: &FleetInfo) -> String {
+    let coordinator = match (&info.coordinator, info.term) {
+        (Some(name), Some(term)) => format!("coordinator {}, term {term}", line(name)),
+        _ => "no coordinator".to_owned(),
+    };
     let mut text = format!(
-        "fleet {}  {hosts} hosts, 1 shard ({})",
-        line(&field(answer, "id")),
-        match field(answer, "coordinator").as_str() {
-            "" => "no coordinator".to_owned(),
-            name => format!("coordinator {}, term {}", line(name), field(answer, "term")),
-        }
+        "fleet {}  {} hosts, {} shard ({coordinator})\n",
+        line(&info.id),
+        info.nodes.len(),
+        info.shards
     );
-    if let Some(records) = answer.get("records").filter(|value| value.is_object()) {
-        let (kind, ms) = (field(records, "kind"), field(records, "ms"));
-        text.push_str(&format!("  records {} {ms} ms", line(&kind)));
-    }
-    if let Some(store) = answer.get("store").filter(|value| value.is_object()) {
-        let is_ok = store.get("ok").and_then(Value::as_bool) == Some(true);
-        let state = if is_ok { "ok" } else { "unreachable" };
-        text.push_str(&format!("  store {state} {} ms", field(store, "ms")));
-    }
-    if let Some(tables) = answer.get("tables").filter(|value| value.is_object()) {
-        let behind = tables.get("behind").and_then(Value::as_array);
-        let members = match behind.map_or(0, Vec::len) {
-            0 => "on all members".to_owned(),
-            count => format!("({count} members are behind)"),
-        };
-        text.push_str(&format!(
-            "  tables at version {} {members}",
-            field(tables, "version")
-        ));
-    }
-    text.push('\n');
-    let warnings = answer.get("warnings").and_then(Value::as_array);
-    for warning in warnings.into_iter().flatten().filter_map(Value::as_str) {
+    for warning in &info.warnings {
         text.push_str(&format!("warning: {}\n", line(warning)));
     }
-    text.push_str(&nodes(answer));
-    let rows = answer.get("nodes").and_then(Value::as_array);
-    for node in rows.into_iter().flatten() {
-        if let Some(note) = node.get("note").and_then(Value::as_str) {
-            text.push_str(&format!("{} {}\n", line(&field(node, "id")), line(note)));
-        }
-    }
-    text
+    text + &nodes(&info.nodes)
 }
 
 /// Returns the table of the members.
-fn nodes(answer: &Value) -> String {
+fn nodes(nodes: &[FleetNode]) -> String {
     let mut table = Table::new([
         ("HOST", Align::Left),
-        ("NAME", Align::Left),
         ("STATE", Align::Left),
         ("LAST HEARTBEAT", Align::Right),
         ("RUNNING", Align::Right),
@@ -161,21 +114,19 @@ fn nodes(answer: &Value) -> String {
         ("WARM", Align::Right),
         ("VERSION", Align::Left),
     ]);
-    let rows = answer.get("nodes").and_then(Value::as_array);
-    for node in rows.into_iter().flatten() {
-        let age = node.get("heartbeatAgeMs").and_then(Value::as_u64);
-        let memory = node.get("freeMemoryMib").and_then(Value::as_u64);
+    let number = |number: Option<u64>| number.map_or(String::new(), |number| number.to_string());
+    for node in nodes {
+        let (age, memory) = (node.heartbeat_age_ms, node.free_memory_mib);
         table.row([
-            field(node, "id"),
-            field(node, "name"),
-            field(node, "state"),
+            node.id.clone(),
+            node.state.clone(),
             age.map_or(String::new(), |ms| format!("{:.1} s", ms as f64 / 1000.0)),
-            field(node, "running"),
-            field(node, "paused"),
-            field(node, "unstored"),
+            number(node.running),
+            number(node.paused),
+            number(node.unstored),
             memory.map_or(String::new(), |mib| format!("{} GiB", mib >> 10)),
-            field(node, "warm"),
-            field(node, "version"),
+            number(node.warm),
+            node.version.clone(),
         ]);
     }
     table.text()
@@ -186,44 +137,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_shows_the_coordinator_all_members_and_notes() {
+    fn the_status_shows_the_coordinator_warnings_and_all_members() {
         let answer = json!({
-            "id": "7kq2", "coordinator": "h1", "term": 4,
-            "records": {"kind": "s3", "ms": 22}, "store": {"ok": true, "ms": 22},
-            "tables": {"version": 118, "behind": []},
-            "warnings": ["etcd retains its whole history"],
+            "id": "7kq2", "coordinator": "h1", "term": 4, "shards": 1,
+            "warnings": ["this host has no contact with the coordinator\u{7}"],
             "nodes": [
                 {"id": "h1", "state": "up", "heartbeatAgeMs": 800, "running": 14,
                  "paused": 202, "unstored": 1, "freeMemoryMib": 31_800, "warm": 8,
                  "version": "0.9.0"},
-                {"id": "h2", "state": "dead", "note": "dead since 14 s\u{7}"},
+                {"id": "h2", "state": "dead"},
             ],
         });
-        let text = status(&answer);
+        let text = status(&from_value(answer).unwrap());
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "fleet 7kq2  2 hosts, 1 shard (coordinator h1, term 4)  records s3 22 ms  store ok \
-             22 ms  tables at version 118 on all members"
+            "fleet 7kq2  2 hosts, 1 shard (coordinator h1, term 4)"
         );
-        assert_eq!(lines[1], "warning: etcd retains its whole history");
+        assert!(
+            lines[1].starts_with("warning: this host has no contact"),
+            "{text}"
+        );
         assert!(
             lines[3].contains("0.8 s") && lines[3].contains("31 GiB"),
             "{text}"
         );
-        assert!(lines[4].starts_with("h2    -     dead"), "{text}");
+        assert!(lines[4].starts_with("h2    dead"), "{text}");
         assert!(!text.contains('\u{7}'));
         // An older daemon without some fields.
-        assert!(
-            status(&json!({"id": "x"})).starts_with("fleet x  0 hosts, 1 shard (no coordinator)")
-        );
-    }
-
-    #[test]
-    fn members_are_named_by_their_numbers() {
-        assert_eq!(member("h12").unwrap(), "h12");
-        for text in ["", "h", "12", "h1/../2", "H1"] {
-            assert!(member(text).is_err(), "{text}");
-        }
+        let text = status(&from_value(json!({"id": "x", "shards": 1})).unwrap());
+        assert!(text.starts_with("fleet x  0 hosts, 1 shard (no coordinator)"));
     }
 }

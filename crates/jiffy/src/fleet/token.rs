@@ -1,8 +1,9 @@
 //! `jiffy fleet token`.
 
-use super::init::open;
 use crate::cli::{FleetTokenArgs, StoreTargetArgs};
+use crate::template::shared;
 use jiffy_fleet::settings::Settings;
+use jiffy_fleet::tokens::Token;
 use jiffy_fleet::{FleetAccess, SetupError};
 use jiffy_image::Home;
 use serde_json::json;
@@ -17,6 +18,12 @@ fn duration(time: Duration) -> String {
     }
 }
 
+/// Returns the command that uses a token, with the limits of the token.
+pub fn join_command(url: &str, token: &Token, valid: Duration, uses: u32) -> String {
+    let valid = duration(valid);
+    format!("jiffy fleet join {url} {token}   ({valid}, {uses} hosts)")
+}
+
 /// Creates a token and prints the command that uses it.
 pub fn run(args: &FleetTokenArgs) -> anyhow::Result<()> {
     let home = Home::locate()?;
@@ -26,7 +33,7 @@ pub fn run(args: &FleetTokenArgs) -> anyhow::Result<()> {
         store_keys: None,
     };
     let token = crate::runtime()?.block_on(async {
-        let (remote, _) = open(&home, &target)?;
+        let remote = shared::open(&target, &home)?;
         let access = FleetAccess::open(&settings, home.path(), &remote).await?;
         anyhow::Ok(access.create_token(args.uses, args.valid).await?)
     })?;
@@ -38,11 +45,7 @@ pub fn run(args: &FleetTokenArgs) -> anyhow::Result<()> {
         });
         outln!("{}", jiffy_client::terminal::json(&value)?);
     } else {
-        outln!(
-            "jiffy fleet join {url} {token}   ({}, {} hosts)",
-            duration(args.valid),
-            args.uses
-        );
+        outln!("{}", join_command(&url, &token, args.valid, args.uses));
     }
     Ok(())
 }

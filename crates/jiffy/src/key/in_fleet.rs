@@ -1,20 +1,19 @@
 //! Keys of a fleet, through the daemon of this host.
 
-use super::budget::budgets;
-use super::{limits, show, table, with_budgets};
+use super::{limits, list, show};
 use crate::cli::{KeyCommand, KeyCreateArgs};
 use crate::runtime;
 use anyhow::{Context, bail};
 use hyper::Method;
-use jiff::Timestamp;
-use jiffy_api::{Key, Limits, NewKey, Scope};
-use jiffy_api_types::{
-    ApiKey, CreateKey, KeyLimits, KeyScope, Moment, NewApiKey, RevokeKey, RevokedKey, RotateKey,
-};
+use jiffy_api::{Key, Scope, moment};
+use jiffy_api_types::{ApiKey, CreateKey, NewApiKey, RevokeKey, RevokedKey, RotateKey};
 use jiffy_client::Client;
 use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
 use std::process::ExitCode;
+
+/// Error of an answer of the daemon.
+const INVALID_TIME: &str = "the daemon sent an invalid time";
 
 /// Runs a subcommand.
 pub fn run(home: &Home, command: &KeyCommand) -> anyhow::Result<ExitCode> {
@@ -29,23 +28,14 @@ async fn execute(home: &Home, command: &KeyCommand) -> anyhow::Result<()> {
     let client = local_daemon::client_over(home, stream).await?;
     match command {
         KeyCommand::Create(args) => {
-            let body = new_key(args)?;
+            let body = new_key(args);
             let created: NewApiKey = client.call(Method::POST, "/keys", &body).await?;
-            show(&with_secret(created)?, args.json)
+            show(&created.try_into().context(INVALID_TIME)?, args.json)
         }
         KeyCommand::Ls { all, json } => {
             let listed: Vec<ApiKey> = client.call(Method::GET, "/keys", &()).await?;
-            let keys = listed.into_iter().map(key);
-            let mut keys = keys.collect::<anyhow::Result<Vec<Key>>>()?;
-            keys.retain(|key| *all || key.revoked_ms.is_none());
-            let budgets = budgets(home, &keys).await;
-            if *json {
-                let keys = with_budgets(&keys, &budgets)?;
-                outln!("{}", jiffy_client::terminal::json(&keys)?);
-            } else {
-                out!("{}", table(&keys, &budgets));
-            }
-            Ok(())
+            let keys: Result<_, _> = listed.into_iter().map(Key::try_from).collect();
+            list(home, keys.context(INVALID_TIME)?, *all, *json).await
         }
         KeyCommand::Revoke { key, end, json } => revoke(&client, key, *end, *json).await,
         KeyCommand::Rotate {
@@ -57,11 +47,11 @@ async fn execute(home: &Home, command: &KeyCommand) -> anyhow::Result<()> {
             let overlap = overlap.unwrap_or_default();
             let body = RotateKey {
                 overlap_ms: u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX),
-                expires_at: expires.map(moment).transpose()?,
+                expires_at: expires.map(moment),
             };
             let path = path(key, "rotate");
             let rotated: NewApiKey = client.call(Method::POST, &path, &body).await?;
-            show(&with_secret(rotated)?, *json)
+            show(&rotated.try_into().context(INVALID_TIME)?, *json)
         }
     }
 }
@@ -90,77 +80,12 @@ fn path(which: &str, call: &str) -> String {
     format!("/keys/{which}/{call}")
 }
 
-fn new_key(args: &KeyCreateArgs) -> anyhow::Result<CreateKey> {
-    let limits = limits(args);
-    Ok(CreateKey {
+fn new_key(args: &KeyCreateArgs) -> CreateKey {
+    CreateKey {
         name: Some(args.name.clone()),
-        scope: match Scope::from(args.scope) {
-            Scope::Admin => KeyScope::Admin,
-            Scope::Create => KeyScope::Create,
-            Scope::Read => KeyScope::Read,
-        },
-        limits: KeyLimits {
-            sandboxes: limits.max_sandboxes,
-            vcpus: limits.max_vcpus,
-            memory_mb: limits.max_memory_mib,
-            creates_per_minute: limits.creates_per_minute,
-            paused: limits.max_paused,
-            snapshots: limits.max_snapshots,
-            templates: limits.max_templates,
-            builds: limits.max_builds,
-            exchanges: limits.max_exchanges,
-            disk_mb: limits.max_disk_mib,
-        },
-        expires_at: args.expires.map(moment).transpose()?,
+        scope: Scope::from(args.scope).into(),
+        limits: limits(args).into(),
+        expires_at: args.expires.map(moment),
         addresses: args.allow_from.clone(),
-    })
-}
-
-fn with_secret(new: NewApiKey) -> anyhow::Result<NewKey> {
-    Ok(NewKey {
-        key: key(new.key)?,
-        secret: new.secret,
-    })
-}
-
-/// Returns a key as the commands print it.
-fn key(shown: ApiKey) -> anyhow::Result<Key> {
-    let limits = shown.limits;
-    Ok(Key {
-        id: shown.key_id,
-        name: shown.name,
-        scope: match shown.scope {
-            KeyScope::Admin => Scope::Admin,
-            KeyScope::Create => Scope::Create,
-            KeyScope::Read => Scope::Read,
-        },
-        limits: Limits {
-            max_sandboxes: limits.sandboxes,
-            max_vcpus: limits.vcpus,
-            max_memory_mib: limits.memory_mb,
-            creates_per_minute: limits.creates_per_minute,
-            max_paused: limits.paused,
-            max_snapshots: limits.snapshots,
-            max_templates: limits.templates,
-            max_builds: limits.builds,
-            max_disk_mib: limits.disk_mb,
-            max_exchanges: limits.exchanges,
-        },
-        created_ms: milliseconds(&shown.created_at)?,
-        used_ms: shown.used_at.as_ref().map(milliseconds).transpose()?,
-        revoked_ms: shown.revoked_at.as_ref().map(milliseconds).transpose()?,
-        expires_ms: shown.expires_at.as_ref().map(milliseconds).transpose()?,
-        addresses: shown.addresses,
-        end_ms: None,
-    })
-}
-
-fn milliseconds(at: &Moment) -> anyhow::Result<u64> {
-    let time: Timestamp = at.0.parse().context("the daemon sent an invalid time")?;
-    Ok(u64::try_from(time.as_millisecond()).unwrap_or(0))
-}
-
-fn moment(ms: u64) -> anyhow::Result<Moment> {
-    let ms = i64::try_from(ms).unwrap_or(i64::MAX);
-    Ok(Moment(Timestamp::from_millisecond(ms)?.to_string()))
+    }
 }

@@ -14,9 +14,9 @@ use std::sync::Arc;
 /// Maximum size of a manifest in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
-/// Opens the store in the arguments.
-fn open(target: &StoreTargetArgs, home: &Home) -> anyhow::Result<Arc<RemoteStore>> {
-    let remote = RemoteStore::open(&RemoteSettings {
+/// Returns the settings of the store in the arguments.
+pub fn settings(target: &StoreTargetArgs, home: &Home) -> RemoteSettings {
+    RemoteSettings {
         url: target.store.clone(),
         keyring: target.store_keys.clone(),
         home: home.path().to_owned(),
@@ -24,7 +24,12 @@ fn open(target: &StoreTargetArgs, home: &Home) -> anyhow::Result<Arc<RemoteStore
         cache_bytes: u64::MAX,
         upload_bytes_per_second: None,
         timeout: STORE_TIMEOUT,
-    });
+    }
+}
+
+/// Opens the store in the arguments.
+pub fn open(target: &StoreTargetArgs, home: &Home) -> anyhow::Result<Arc<RemoteStore>> {
+    let remote = RemoteStore::open(&settings(target, home));
     remote.with_context(|| format!("cannot open the store {}", target.store))
 }
 

@@ -93,8 +93,8 @@ impl Node {
         }
     }
 
-    /// Returns the place of a sandbox. `None` if no live member has it: it does not exist, or is
-    /// stored without a home.
+    /// Returns the place of a sandbox. `None` if no live member has it: it does not exist, or
+    /// only the store has it.
     ///
     /// # Errors
     /// [`LocateError`] if a member that may have the sandbox did not answer.
