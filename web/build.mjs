@@ -30,7 +30,14 @@ function generateTypes() {
   mkdirSync('src/api', { recursive: true })
   execFileSync(
     process.execPath,
-    ['node_modules/openapi-typescript/bin/cli.js', 'openapi.json', '-o', 'src/api/schema.d.ts', '--default-non-nullable', 'false'],
+    [
+      'node_modules/openapi-typescript/bin/cli.js',
+      'openapi.json',
+      '-o',
+      'src/api/schema.d.ts',
+      '--default-non-nullable',
+      'false',
+    ],
     { stdio: ['ignore', 'ignore', 'inherit'] },
   )
 }

@@ -23,9 +23,7 @@ export default defineConfig({
   plugins: [react()],
   server: {
     port: 5173,
-    proxy: Object.fromEntries(
-      ['/api', '/session', '/guest', '/live', '/download'].map((path) => [path, proxy]),
-    ),
+    proxy: Object.fromEntries(['/api', '/session', '/guest', '/live', '/download'].map((path) => [path, proxy])),
   },
   build: {
     outDir: 'dist',

@@ -16,7 +16,8 @@ const LIMIT = 60_000
 /** Launches Chromium. */
 export function launch() {
   return chromium.launch({
-    executablePath: '/usr/bin/chromium', timeout: 120_000,
+    executablePath: '/usr/bin/chromium',
+    timeout: 120_000,
     // The tests run as root in a namespace without other networks.
     args: ['--no-sandbox', '--disable-gpu'],
   })
@@ -25,14 +26,24 @@ export function launch() {
 /** Calls the daemon as the owner of the host. */
 export function owner(method, path, body) {
   return new Promise((resolve, reject) => {
-    const request = http.request({ socketPath: `${SOCKETS}/owner`, method, path, headers: { host: 'localhost', 'content-type': 'application/json' } }, (response) => {
-      let text = ''
-      response.on('data', (data) => { text += data })
-      response.on('end', () => {
-        if (response.statusCode >= 300) reject(new Error(`${method} ${path}: ${response.statusCode} ${text}`))
-        else resolve(text ? JSON.parse(text) : undefined)
-      })
-    })
+    const request = http.request(
+      {
+        socketPath: `${SOCKETS}/owner`,
+        method,
+        path,
+        headers: { host: 'localhost', 'content-type': 'application/json' },
+      },
+      (response) => {
+        let text = ''
+        response.on('data', (data) => {
+          text += data
+        })
+        response.on('end', () => {
+          if (response.statusCode >= 300) reject(new Error(`${method} ${path}: ${response.statusCode} ${text}`))
+          else resolve(text ? JSON.parse(text) : undefined)
+        })
+      },
+    )
     request.on('error', reject)
     request.end(body === undefined ? undefined : JSON.stringify(body))
   })
@@ -91,17 +102,27 @@ export async function findings(page) {
   await page.evaluate(axeSource)
   const result = await page.evaluate(async () => {
     const found = await globalThis.axe.run(document, { resultTypes: ['violations'] })
-    return found.violations.map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => `${n.html} ${n.failureSummary}`).join(' | ')}`)
+    return found.violations.map(
+      (v) =>
+        `${v.id}: ${v.nodes
+          .slice(0, 3)
+          .map((n) => `${n.html} ${n.failureSummary}`)
+          .join(' | ')}`,
+    )
   })
   return result
 }
 
 /** Waits until the terminal shows a text. */
 export async function terminalShows(page, pattern) {
-  await page.waitForFunction((source) => {
-    const rows = document.querySelector('.terminal-pane:not([hidden]) .xterm-rows')
-    return new RegExp(source).test(rows?.textContent ?? '')
-  }, pattern.source, { timeout: LIMIT })
+  await page.waitForFunction(
+    (source) => {
+      const rows = document.querySelector('.terminal-pane:not([hidden]) .xterm-rows')
+      return new RegExp(source).test(rows?.textContent ?? '')
+    },
+    pattern.source,
+    { timeout: LIMIT },
+  )
 }
 
 /** Types a line into the terminal. */

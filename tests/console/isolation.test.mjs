@@ -40,7 +40,10 @@ before(async () => {
   await page.goto(`${CONSOLE}/sandboxes/${sandbox}/terminal`)
   await terminalShows(page, /[$#] *$/)
   const encoded = Buffer.from(SERVER).toString('base64')
-  await type(page, `echo ${encoded} | base64 -d > /tmp/server.py; nohup python3 /tmp/server.py >/dev/null 2>&1 & sleep 1; echo server-$((1 + 1))`)
+  await type(
+    page,
+    `echo ${encoded} | base64 -d > /tmp/server.py; nohup python3 /tmp/server.py >/dev/null 2>&1 & sleep 1; echo server-$((1 + 1))`,
+  )
   await terminalShows(page, /server-2/)
   await page.close()
 })
@@ -56,30 +59,60 @@ async function attack(page) {
     const attempt = async (name, action) => {
       try {
         if (await action()) successes.push(name)
-      } catch { /* The browser denied it. */ }
+      } catch {
+        /* The browser denied it. */
+      }
     }
     const kill = `${target}/api/sandboxes/KILL`
     for (const credentials of ['include', 'same-origin']) {
       for (const mode of ['cors', 'no-cors']) {
         await attempt(`read ${mode}`, async () => (await fetch(`${target}/api/v2/sandboxes`, { credentials, mode })).ok)
-        await attempt(`header ${mode}`, async () => (await fetch(`${target}/session`, { credentials, mode, headers: { 'jiffy-console': '1' } })).ok)
-        await attempt(`post ${mode}`, async () => (await fetch(kill, { method: 'POST', credentials, mode, body: '{}' })).ok)
-        await attempt(`delete ${mode}`, async () => (await fetch(kill, { method: 'DELETE', credentials, mode, headers: { 'jiffy-console': '1' } })).ok)
+        await attempt(
+          `header ${mode}`,
+          async () => (await fetch(`${target}/session`, { credentials, mode, headers: { 'jiffy-console': '1' } })).ok,
+        )
+        await attempt(
+          `post ${mode}`,
+          async () => (await fetch(kill, { method: 'POST', credentials, mode, body: '{}' })).ok,
+        )
+        await attempt(
+          `delete ${mode}`,
+          async () =>
+            (await fetch(kill, { method: 'DELETE', credentials, mode, headers: { 'jiffy-console': '1' } })).ok,
+        )
       }
     }
-    await attempt('websocket', () => new Promise((resolve) => {
-      const socket = new WebSocket(`${target.replace('http', 'ws')}/live`)
-      socket.onopen = () => resolve(true)
-      socket.onerror = () => resolve(false)
-    }))
-    await attempt('frame', () => new Promise((resolve) => {
-      const frame = document.createElement('iframe')
-      frame.onload = () => { try { resolve(!!frame.contentDocument?.querySelector('.app')) } catch { resolve(false) } }
-      frame.src = `${target}/`
-      document.body.append(frame)
-      setTimeout(() => resolve(false), 3000)
-    }))
-    try { document.cookie = 'jiffy_console=PLANTED; path=/' } catch { /* An opaque origin has no cookies. */ }
+    await attempt(
+      'websocket',
+      () =>
+        new Promise((resolve) => {
+          const socket = new WebSocket(`${target.replace('http', 'ws')}/live`)
+          socket.onopen = () => resolve(true)
+          socket.onerror = () => resolve(false)
+        }),
+    )
+    await attempt(
+      'frame',
+      () =>
+        new Promise((resolve) => {
+          const frame = document.createElement('iframe')
+          frame.onload = () => {
+            try {
+              resolve(!!frame.contentDocument?.querySelector('.app'))
+            } catch {
+              resolve(false)
+            }
+          }
+          frame.src = `${target}/`
+          document.body.append(frame)
+          setTimeout(() => resolve(false), 3000)
+        }),
+    )
+    try {
+      document.cookie = 'jiffy_console=PLANTED; path=/'
+    } catch {
+      /* An opaque origin has no cookies. */
+    }
     return successes
   }, CONSOLE)
 }
@@ -98,9 +131,14 @@ for (const [place, url] of Object.entries(places)) {
     // Through the browser, which resolves names below localhost.
     const seen = await (await page.goto(url.replace('ID', sandbox) + 'seen')).json()
     assert.ok(seen.length > 0)
-    assert.deepEqual(seen.filter((cookie) => cookie.includes('jiffy_console')), [])
+    assert.deepEqual(
+      seen.filter((cookie) => cookie.includes('jiffy_console')),
+      [],
+    )
     await page.close()
-    const cookies = (await context.cookies()).filter((c) => c.name.includes('jiffy_console') && c.domain === '127.0.0.1')
+    const cookies = (await context.cookies()).filter(
+      (c) => c.name.includes('jiffy_console') && c.domain === '127.0.0.1',
+    )
     assert.equal(cookies.length, 1)
     assert.notEqual(cookies[0].value, 'PLANTED')
     // The session still works in its own page.

@@ -2,9 +2,7 @@
 // promote a fork. On each engine.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
-import {
-  ENGINES, go, launch, open, owner, signInByCode, terminalShows, type, violations,
-} from './browser.mjs'
+import { ENGINES, go, launch, open, owner, signInByCode, terminalShows, type, violations } from './browser.mjs'
 
 let browser
 let page
@@ -80,7 +78,10 @@ for (const engine of ENGINES) {
     await dialog().waitFor({ state: 'detached' })
     const remaining = await owner('GET', '/v2/sandboxes?limit=100')
     assert.ok(remaining.some((s) => s.sandboxID === chosen.sandboxID))
-    assert.equal(remaining.filter((s) => s.forkedFrom === chosen.forkedFrom && s.sandboxID !== chosen.sandboxID).length, 0)
+    assert.equal(
+      remaining.filter((s) => s.forkedFrom === chosen.forkedFrom && s.sandboxID !== chosen.sandboxID).length,
+      0,
+    )
     assert.deepEqual(violations, [])
   })
 }
@@ -93,5 +94,8 @@ test('all sandboxes that match are killed together, and the table shows it', asy
   await dialog().getByRole('button', { name: 'Close', exact: true }).last().click()
   await page.waitForFunction(() => !document.querySelector('tbody tr[aria-rowindex]'))
   const list = await owner('GET', '/v2/sandboxes?limit=100')
-  assert.deepEqual(list.filter((s) => s.metadata.suite === 'journey').map((s) => s.sandboxID), [])
+  assert.deepEqual(
+    list.filter((s) => s.metadata.suite === 'journey').map((s) => s.sandboxID),
+    [],
+  )
 })

@@ -2,7 +2,18 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import {
-  CREATE_KEY, createSandbox, findings, go, launch, open, owner, READ_KEY, signInByCode, signInByKey, terminalShows, type,
+  CREATE_KEY,
+  createSandbox,
+  findings,
+  go,
+  launch,
+  open,
+  owner,
+  READ_KEY,
+  signInByCode,
+  signInByKey,
+  terminalShows,
+  type,
   violations,
 } from './browser.mjs'
 
@@ -26,9 +37,20 @@ after(async () => {
 })
 
 const paths = () => [
-  '/overview', '/sandboxes', '/new', '/snapshots', '/lineage', '/templates', '/keys', `/sandboxes/${sandbox}/terminal`,
-  `/sandboxes/${sandbox}/files?path=/etc`, `/sandboxes/${sandbox}/console`, `/sandboxes/${sandbox}/connections`,
-  `/sandboxes/${sandbox}/ports`, `/sandboxes/${sandbox}/lineage?at=${sandbox}`, `/sandboxes/${sandbox}/details`,
+  '/overview',
+  '/sandboxes',
+  '/new',
+  '/snapshots',
+  '/lineage',
+  '/templates',
+  '/keys',
+  `/sandboxes/${sandbox}/terminal`,
+  `/sandboxes/${sandbox}/files?path=/etc`,
+  `/sandboxes/${sandbox}/console`,
+  `/sandboxes/${sandbox}/connections`,
+  `/sandboxes/${sandbox}/ports`,
+  `/sandboxes/${sandbox}/lineage?at=${sandbox}`,
+  `/sandboxes/${sandbox}/details`,
   '/sandboxes/does-not-exist',
 ]
 
@@ -65,7 +87,8 @@ test('no page scrolls sideways from 360 to 2560 pixels', async () => {
 test('hostile names, metadata, files and output are shown as text', async () => {
   await go(page, `/sandboxes/${sandbox}/terminal`)
   await terminalShows(page, /[$#] *$/)
-  const line = 'mkdir -p /tmp/h && cd /tmp/h && printf "<script>alert(1)</script>" > "<img src=x onerror=alert(1)>.svg"; printf "\\033]52;c;aGk=\\007\\033]0;title\\007"; echo made-$((1 + 1))'
+  const line =
+    'mkdir -p /tmp/h && cd /tmp/h && printf "<script>alert(1)</script>" > "<img src=x onerror=alert(1)>.svg"; printf "\\033]52;c;aGk=\\007\\033]0;title\\007"; echo made-$((1 + 1))'
   await type(page, line)
   await terminalShows(page, /made-2/)
   assert.equal(await page.title(), 'Jiffy')
@@ -103,7 +126,9 @@ test('a session and its terminals end when it is terminated and when its key is 
   await tester.getByRole('dialog').getByLabel('Name', { exact: true }).fill('revoked')
   await tester.getByRole('button', { name: 'Create', exact: true }).click()
   await terminalShows(tester, /[$#] *$/)
-  const [session] = await tester.evaluate(async () => (await fetch('/sessions', { headers: { 'jiffy-console': '1' } })).json())
+  const [session] = await tester.evaluate(async () =>
+    (await fetch('/sessions', { headers: { 'jiffy-console': '1' } })).json(),
+  )
   await owner('POST', `/keys/${session.keyID}/revoke`, { end: true })
   await tester.getByRole('heading', { name: 'Sign in' }).waitFor({ timeout: 10_000 })
   await tester.context().close()

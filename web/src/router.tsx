@@ -1,6 +1,4 @@
-import {
-  createRootRoute, createRoute, createRouter, lazyRouteComponent, Navigate,
-} from '@tanstack/react-router'
+import { createRootRoute, createRoute, createRouter, lazyRouteComponent, Navigate } from '@tanstack/react-router'
 import { Shell } from './shell'
 import { Empty, Problem } from './ui/controls'
 import { SandboxesPage } from './pages/sandboxes'
@@ -9,7 +7,11 @@ import { OverviewPage } from './pages/overview'
 const root = createRootRoute({
   component: Shell,
   notFoundComponent: () => <Empty isPage title="This page does not exist" />,
-  errorComponent: ({ error }) => <div className="page"><Problem error={error} onRetry={() => location.reload()} /></div>,
+  errorComponent: ({ error }) => (
+    <div className="page">
+      <Problem error={error} onRetry={() => location.reload()} />
+    </div>
+  ),
 })
 
 /** Search parameters that are texts. Others are dropped. */
@@ -105,8 +107,15 @@ const indexRoute = createRoute({
 })
 
 const tree = root.addChildren([
-  indexRoute, overviewRoute, sandboxesRoute, newRoute, sandboxRoute.addChildren(tabs), snapshotsRoute, lineageRoute,
-  templatesRoute, keysRoute,
+  indexRoute,
+  overviewRoute,
+  sandboxesRoute,
+  newRoute,
+  sandboxRoute.addChildren(tabs),
+  snapshotsRoute,
+  lineageRoute,
+  templatesRoute,
+  keysRoute,
 ])
 
 export function createAppRouter() {

@@ -73,7 +73,12 @@ export function SessionGate({ children }: { children: ReactNode }) {
     return () => clearInterval(timer)
   }, [session])
 
-  if (session === undefined) return problem ? <p className="empty" role="status">{problem} Retrying…</p> : null
+  if (session === undefined)
+    return problem ? (
+      <p className="empty" role="status">
+        {problem} Retrying…
+      </p>
+    ) : null
   if (session === null) return <SignIn problem={problem} onSession={setSession} />
   return <SessionContext.Provider value={session}>{children}</SessionContext.Provider>
 }
@@ -94,15 +99,40 @@ function SignIn({ problem, onSession }: { problem?: string; onSession: (session:
   }
   return (
     <main className="sign-in">
-      <form className="card" onSubmit={(event) => { event.preventDefault(); void submit() }}>
-        <div className="brand"><Logo /><span>Jiffy</span></div>
+      <form
+        className="card"
+        onSubmit={(event) => {
+          event.preventDefault()
+          void submit()
+        }}>
+        <div className="brand">
+          <Logo />
+          <span>Jiffy</span>
+        </div>
         <h1>Sign in</h1>
-        <Field id="key" label="API key" problem={error} hint="The key is exchanged for a session and is not stored in the browser.">
-          <input id="key" className={`input mono${error ? ' invalid' : ''}`} type="password" autoComplete="off" autoFocus
-            spellCheck={false} placeholder="e2b_…" value={key} onChange={(event) => setKey(event.target.value)} />
+        <Field
+          id="key"
+          label="API key"
+          problem={error}
+          hint="The key is exchanged for a session and is not stored in the browser.">
+          <input
+            id="key"
+            className={`input mono${error ? ' invalid' : ''}`}
+            type="password"
+            autoComplete="off"
+            autoFocus
+            spellCheck={false}
+            placeholder="e2b_…"
+            value={key}
+            onChange={(event) => setKey(event.target.value)}
+          />
         </Field>
-        <Button type="submit" look="primary" busy={busy} disabled={!key.trim()}>Sign in</Button>
-        <p className="muted">On the host, <code>jiffy console</code> opens this page without a key.</p>
+        <Button type="submit" look="primary" busy={busy} disabled={!key.trim()}>
+          Sign in
+        </Button>
+        <p className="muted">
+          On the host, <code>jiffy console</code> opens this page without a key.
+        </p>
       </form>
     </main>
   )

@@ -25,7 +25,9 @@ const pages: { to: string; label: string; icon: IconName; key: string }[] = [
 /** Returns whether a key press belongs to a text field or a terminal. */
 function isTyping(event: KeyboardEvent): boolean {
   const target = event.target as HTMLElement | null
-  return !!target?.closest('input:not([type=checkbox]), textarea, select, [contenteditable], .xterm, [role=dialog], [role=menu]')
+  return !!target?.closest(
+    'input:not([type=checkbox]), textarea, select, [contenteditable], .xterm, [role=dialog], [role=menu]',
+  )
 }
 
 export function Shell() {
@@ -80,26 +82,48 @@ export function Shell() {
   return (
     <div className="app">
       <nav className="side" aria-label="Pages">
-        <Link to="/sandboxes" className="brand" activeProps={{}} aria-label="Jiffy"><Logo /><span>Jiffy</span></Link>
+        <Link to="/sandboxes" className="brand" activeProps={{}} aria-label="Jiffy">
+          <Logo />
+          <span>Jiffy</span>
+        </Link>
         {pages.map((page) => (
-          <Link key={page.to} to={page.to} className="nav-link"><Icon name={page.icon} />{page.label}</Link>
+          <Link key={page.to} to={page.to} className="nav-link">
+            <Icon name={page.icon} />
+            {page.label}
+          </Link>
         ))}
         <div className="side-foot">
-          <Button small icon="search" className="palette-button" onClick={() => setOverlay('palette')} title="Go to a page or object"><span className="grow">Go to…</span> <kbd>Ctrl K</kbd></Button>
+          <Button
+            small
+            icon="search"
+            className="palette-button"
+            onClick={() => setOverlay('palette')}
+            title="Go to a page or object">
+            <span className="grow">Go to…</span> <kbd>Ctrl K</kbd>
+          </Button>
           <div className="row">
-          <div className="who grow">
-            <div className="truncate" title={who}><strong>{visible(who)}</strong></div>
-            <div className="muted">{session.scope === 'owner' ? 'all permissions' : `scope ${session.scope}`}</div>
-          </div>
-          <Menu label="Session" trigger={<Button small look="ghost" icon="more" label={`Session: ${who}`} />}
-            entries={[
-              { label: `Theme: system${current === 'system' ? ' ✓' : ''}`, icon: 'theme', onSelect: select('system') },
-              { label: `Theme: light${current === 'light' ? ' ✓' : ''}`, icon: 'theme', onSelect: select('light') },
-              { label: `Theme: dark${current === 'dark' ? ' ✓' : ''}`, icon: 'theme', onSelect: select('dark') },
-              'line',
-              { label: 'Keyboard shortcuts', icon: 'command', onSelect: () => setOverlay('keys') },
-              { label: 'Sign out', icon: 'signOut', onSelect: () => void signOut() },
-            ]} />
+            <div className="who grow">
+              <div className="truncate" title={who}>
+                <strong>{visible(who)}</strong>
+              </div>
+              <div className="muted">{session.scope === 'owner' ? 'all permissions' : `scope ${session.scope}`}</div>
+            </div>
+            <Menu
+              label="Session"
+              trigger={<Button small look="ghost" icon="more" label={`Session: ${who}`} />}
+              entries={[
+                {
+                  label: `Theme: system${current === 'system' ? ' ✓' : ''}`,
+                  icon: 'theme',
+                  onSelect: select('system'),
+                },
+                { label: `Theme: light${current === 'light' ? ' ✓' : ''}`, icon: 'theme', onSelect: select('light') },
+                { label: `Theme: dark${current === 'dark' ? ' ✓' : ''}`, icon: 'theme', onSelect: select('dark') },
+                'line',
+                { label: 'Keyboard shortcuts', icon: 'command', onSelect: () => setOverlay('keys') },
+                { label: 'Sign out', icon: 'signOut', onSelect: () => void signOut() },
+              ]}
+            />
           </div>
         </div>
       </nav>
@@ -121,5 +145,9 @@ function ConnectionBanner() {
   const sandboxes = useSandboxes()
   const reason = sandboxes.failureReason ?? sandboxes.error
   if (!(reason instanceof CallError) || reason.status !== 0) return null
-  return <div className="banner" role="status">The daemon cannot be reached. Reconnecting…</div>
+  return (
+    <div className="banner" role="status">
+      The daemon cannot be reached. Reconnecting…
+    </div>
+  )
 }

@@ -19,12 +19,14 @@ export function shellWord(word: string): string {
 /** Quotes a string as a Python literal. */
 export function pythonString(text: string): string {
   // A JSON string is a Python literal, except that surrogates and U+007F must be escaped, too.
-  return JSON.stringify(text).replace(/[\u007f-\uffff]/g, (unit) => {
-    return `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`
-  }).replace(/\\u(d[89ab]..)\\u(d[c-f]..)/g, (_, high: string, low: string) => {
-    const code = 0x10000 + ((parseInt(high, 16) - 0xd800) << 10) + (parseInt(low, 16) - 0xdc00)
-    return `\\U${code.toString(16).padStart(8, '0')}`
-  })
+  return JSON.stringify(text)
+    .replace(/[\u007f-\uffff]/g, (unit) => {
+      return `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`
+    })
+    .replace(/\\u(d[89ab]..)\\u(d[c-f]..)/g, (_, high: string, low: string) => {
+      const code = 0x10000 + ((parseInt(high, 16) - 0xd800) << 10) + (parseInt(low, 16) - 0xdc00)
+      return `\\U${code.toString(16).padStart(8, '0')}`
+    })
 }
 
 /** Converts a JSON value to a Python literal. */
@@ -83,54 +85,81 @@ export const commands = {
     return {
       jiffy: words,
       python: `sandbox = Sandbox.create(${python.join(', ')})`,
-      method: 'POST', path: '/v2/sandboxes', body,
+      method: 'POST',
+      path: '/v2/sandboxes',
+      body,
     }
   },
   pause: (sandbox: string): Command => ({
-    jiffy: ['pause', sandbox], python: `Sandbox.connect(${pythonString(sandbox)}).pause()`,
-    method: 'POST', path: `/sandboxes/${id(sandbox)}/pause`,
+    jiffy: ['pause', sandbox],
+    python: `Sandbox.connect(${pythonString(sandbox)}).pause()`,
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/pause`,
   }),
   resume: (sandbox: string): Command => ({
-    jiffy: ['resume', sandbox], python: `Sandbox.connect(${pythonString(sandbox)})`,
-    method: 'POST', path: `/sandboxes/${id(sandbox)}/resume`, body: {},
+    jiffy: ['resume', sandbox],
+    python: `Sandbox.connect(${pythonString(sandbox)})`,
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/resume`,
+    body: {},
   }),
   kill: (sandbox: string): Command => ({
-    jiffy: ['kill', sandbox], python: `Sandbox.kill(${pythonString(sandbox)})`,
-    method: 'DELETE', path: `/sandboxes/${id(sandbox)}`,
+    jiffy: ['kill', sandbox],
+    python: `Sandbox.kill(${pythonString(sandbox)})`,
+    method: 'DELETE',
+    path: `/sandboxes/${id(sandbox)}`,
   }),
   restart: (sandbox: string): Command => ({
-    jiffy: ['restart', sandbox], method: 'POST', path: `/sandboxes/${id(sandbox)}/restart`,
+    jiffy: ['restart', sandbox],
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/restart`,
   }),
   snapshot: (sandbox: string, name?: string): Command => ({
     jiffy: ['snapshot', sandbox, ...(name ? [`--name=${name}`] : [])],
     python: `Sandbox.connect(${pythonString(sandbox)}).create_snapshot(${name ? `name=${pythonString(name)}` : ''})`,
-    method: 'POST', path: `/sandboxes/${id(sandbox)}/snapshots`, body: name ? { name } : {},
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/snapshots`,
+    body: name ? { name } : {},
   }),
   fork: (sandbox: string, count: number): Command => ({
     jiffy: ['fork', sandbox, '--count', String(count)],
     python: `Sandbox.connect(${pythonString(sandbox)}).fork(count=${count})`,
-    method: 'POST', path: `/sandboxes/${id(sandbox)}/fork`, body: { count },
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/fork`,
+    body: { count },
   }),
   promote: (sandbox: string): Command => ({
-    jiffy: ['promote', sandbox], method: 'POST', path: `/sandboxes/${id(sandbox)}/promote`,
+    jiffy: ['promote', sandbox],
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/promote`,
   }),
   rollback: (sandbox: string, snapshotID: string): Command => ({
     jiffy: ['rollback', sandbox, snapshotID],
-    method: 'POST', path: `/sandboxes/${id(sandbox)}/rollback`, body: { snapshotID },
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/rollback`,
+    body: { snapshotID },
   }),
   timeout: (sandbox: string, seconds: number): Command => ({
     python: `Sandbox.connect(${pythonString(sandbox)}).set_timeout(${seconds})`,
-    method: 'POST', path: `/sandboxes/${id(sandbox)}/timeout`, body: { timeout: seconds },
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/timeout`,
+    body: { timeout: seconds },
   }),
   rename: (sandbox: string, name: string): Command => ({
     jiffy: ['rename', '--', sandbox, name],
-    method: 'PATCH', path: `/sandboxes/${id(sandbox)}`, body: { name: name || null },
+    method: 'PATCH',
+    path: `/sandboxes/${id(sandbox)}`,
+    body: { name: name || null },
   }),
   removeSnapshot: (snapshot: string): Command => ({
-    jiffy: ['rm', snapshot], python: `Sandbox.delete_snapshot(${pythonString(snapshot)})`,
-    method: 'DELETE', path: `/templates/${id(snapshot)}`,
+    jiffy: ['rm', snapshot],
+    python: `Sandbox.delete_snapshot(${pythonString(snapshot)})`,
+    method: 'DELETE',
+    path: `/templates/${id(snapshot)}`,
   }),
   network: (sandbox: string, body: unknown): Command => ({
-    method: 'PUT', path: `/sandboxes/${id(sandbox)}/network`, body,
+    method: 'PUT',
+    path: `/sandboxes/${id(sandbox)}/network`,
+    body,
   }),
 }

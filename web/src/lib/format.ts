@@ -20,8 +20,7 @@ export function bytesOf(used: number, total: number): string {
   return whole.endsWith(` ${unit}`) ? `${value} / ${whole}` : `${value} ${unit} / ${whole}`
 }
 
-export const mib = (count: number | null | undefined) =>
-  count == null ? '–' : bytes(count * 1024 * 1024)
+export const mib = (count: number | null | undefined) => (count == null ? '–' : bytes(count * 1024 * 1024))
 
 /** Formats a duration in seconds with its two largest units. */
 export function duration(seconds: number): string {
@@ -45,7 +44,12 @@ export function countDown(seconds: number): string {
 }
 
 const local = new Intl.DateTimeFormat(undefined, {
-  year: 'numeric', month: 'short', day: '2-digit', hour: '2-digit', minute: '2-digit', second: '2-digit',
+  year: 'numeric',
+  month: 'short',
+  day: '2-digit',
+  hour: '2-digit',
+  minute: '2-digit',
+  second: '2-digit',
   hour12: false,
 })
 

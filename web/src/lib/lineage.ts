@@ -53,8 +53,14 @@ export function lineage(sandboxes: Sandbox[], snapshots: Snapshot[]): Tree {
   for (const s of [...ofSandbox].sort((a, b) => a.jiffy.created_ms - b.jiffy.created_ms)) {
     const info = s.jiffy
     const point: Point = {
-      id: s.snapshotID, snapshots: [s], name: info.name ?? '', purpose: s.purpose, at: info.created_ms,
-      parent: info.parent ?? undefined, lane: info.sandbox, bytes: info.bytes,
+      id: s.snapshotID,
+      snapshots: [s],
+      name: info.name ?? '',
+      purpose: s.purpose,
+      at: info.created_ms,
+      parent: info.parent ?? undefined,
+      lane: info.sandbox,
+      bytes: info.bytes,
     }
     points.set(point.id, point)
     lane(info.sandbox, info.created_ms).points.push(point)
@@ -93,7 +99,10 @@ function fold(list: Point[], points: Map<string, Point>, children: Map<string, n
     const last = run.at(-1)
     if (run.length >= FOLD && first && last) {
       const folded: Point = {
-        ...last, parent: first.parent, snapshots: run.flatMap((p) => p.snapshots), bytes: run.reduce((n, p) => n + p.bytes, 0),
+        ...last,
+        parent: first.parent,
+        snapshots: run.flatMap((p) => p.snapshots),
+        bytes: run.reduce((n, p) => n + p.bytes, 0),
         name: `${run.length} snapshots`,
       }
       for (const point of run) points.set(point.id, folded)

@@ -100,7 +100,12 @@ class LiveSocket {
       return
     }
     const notice = JSON.parse(String(message)) as {
-      type: string; stream: number; terminal?: string; state?: Ending['state']; reason?: string; message?: string
+      type: string
+      stream: number
+      terminal?: string
+      state?: Ending['state']
+      reason?: string
+      message?: string
     }
     const listener = this.streams.get(notice.stream)
     if (notice.type === 'opened') listener?.opened(notice.terminal ?? '')

@@ -8,16 +8,48 @@ const ACKNOWLEDGE = 128 * 1024
 
 const themes: Record<'light' | 'dark', ITheme> = {
   dark: {
-    background: '#0d1016', foreground: '#dfe4ee', cursor: '#8fa5ff', selectionBackground: '#36447a', black: '#1b202b',
-    red: '#ff8f86', green: '#63d196', yellow: '#f0b65c', blue: '#8fa5ff', magenta: '#d6a2f5', cyan: '#6fd3e3', white: '#dfe4ee',
-    brightBlack: '#7b8699', brightRed: '#ffb0aa', brightGreen: '#8ee4b5', brightYellow: '#f8d08f', brightBlue: '#b3c1ff',
-    brightMagenta: '#e6c4fb', brightCyan: '#a0e6f0', brightWhite: '#ffffff',
+    background: '#0d1016',
+    foreground: '#dfe4ee',
+    cursor: '#8fa5ff',
+    selectionBackground: '#36447a',
+    black: '#1b202b',
+    red: '#ff8f86',
+    green: '#63d196',
+    yellow: '#f0b65c',
+    blue: '#8fa5ff',
+    magenta: '#d6a2f5',
+    cyan: '#6fd3e3',
+    white: '#dfe4ee',
+    brightBlack: '#7b8699',
+    brightRed: '#ffb0aa',
+    brightGreen: '#8ee4b5',
+    brightYellow: '#f8d08f',
+    brightBlue: '#b3c1ff',
+    brightMagenta: '#e6c4fb',
+    brightCyan: '#a0e6f0',
+    brightWhite: '#ffffff',
   },
   light: {
-    background: '#ffffff', foreground: '#1d2330', cursor: '#3451d1', selectionBackground: '#cfd8fb', black: '#1d2330',
-    red: '#b3261e', green: '#15733f', yellow: '#8a5300', blue: '#3451d1', magenta: '#8a2cb0', cyan: '#0c6a7d', white: '#5a6373',
-    brightBlack: '#565f70', brightRed: '#c5362e', brightGreen: '#1b8049', brightYellow: '#935a04', brightBlue: '#4a65df',
-    brightMagenta: '#9d45c0', brightCyan: '#147488', brightWhite: '#3b4352',
+    background: '#ffffff',
+    foreground: '#1d2330',
+    cursor: '#3451d1',
+    selectionBackground: '#cfd8fb',
+    black: '#1d2330',
+    red: '#b3261e',
+    green: '#15733f',
+    yellow: '#8a5300',
+    blue: '#3451d1',
+    magenta: '#8a2cb0',
+    cyan: '#0c6a7d',
+    white: '#5a6373',
+    brightBlack: '#565f70',
+    brightRed: '#c5362e',
+    brightGreen: '#1b8049',
+    brightYellow: '#935a04',
+    brightBlue: '#4a65df',
+    brightMagenta: '#9d45c0',
+    brightCyan: '#147488',
+    brightWhite: '#3b4352',
   },
 }
 
@@ -53,13 +85,28 @@ export class Pane {
   private terminal: string | undefined
   private unacknowledged = 0
 
-  constructor(element: HTMLElement, settings: PaneSettings, private readonly events: PaneEvents) {
+  constructor(
+    element: HTMLElement,
+    settings: PaneSettings,
+    private readonly events: PaneEvents,
+  ) {
     this.terminal = settings.terminal
     this.term = new Terminal({
       fontFamily: "ui-monospace, 'SF Mono', 'Cascadia Code', 'JetBrains Mono', Menlo, Consolas, monospace",
-      fontSize: settings.fontSize, lineHeight: 1.2, scrollback: 10_000, cursorBlink: false, convertEol: false,
-      screenReaderMode: settings.screenReader, theme: this.theme(), allowProposedApi: true, minimumContrastRatio: 4.5,
-      linkHandler: { activate: (_, url) => { if (/^https?:\/\//i.test(url)) events.confirmLink(url) } },
+      fontSize: settings.fontSize,
+      lineHeight: 1.2,
+      scrollback: 10_000,
+      cursorBlink: false,
+      convertEol: false,
+      screenReaderMode: settings.screenReader,
+      theme: this.theme(),
+      allowProposedApi: true,
+      minimumContrastRatio: 4.5,
+      linkHandler: {
+        activate: (_, url) => {
+          if (/^https?:\/\//i.test(url)) events.confirmLink(url)
+        },
+      },
     })
     this.term.loadAddon(this.fit)
     this.term.loadAddon(this.search)
@@ -69,11 +116,18 @@ export class Pane {
     this.fit.fit()
     this.term.attachCustomKeyEventHandler((event) => this.onKey(event))
     this.term.onData((text) => live.input(this.stream, new TextEncoder().encode(text)))
-    this.term.onBinary((text) => live.input(this.stream, Uint8Array.from(text, (c) => c.charCodeAt(0))))
+    this.term.onBinary((text) =>
+      live.input(
+        this.stream,
+        Uint8Array.from(text, (c) => c.charCodeAt(0)),
+      ),
+    )
     this.term.onResize(({ cols, rows }) => live.send({ type: 'resize', stream: this.stream, cols, rows }))
     // xterm would paste without a question.
     element.addEventListener('paste', this.onPaste, true)
-    this.observer = new ResizeObserver(() => { if (element.clientHeight > 0) this.fit.fit() })
+    this.observer = new ResizeObserver(() => {
+      if (element.clientHeight > 0) this.fit.fit()
+    })
     this.observer.observe(element)
     this.scheme.addEventListener('change', this.onTheme)
     const { sandbox, user, shell } = settings
@@ -110,7 +164,9 @@ export class Pane {
     return themes[(chosen ?? (this.scheme.matches ? 'dark' : 'light')) === 'dark' ? 'dark' : 'light']
   }
 
-  private readonly onTheme = () => { this.term.options.theme = this.theme() }
+  private readonly onTheme = () => {
+    this.term.options.theme = this.theme()
+  }
 
   private readonly onPaste = (event: ClipboardEvent) => {
     event.preventDefault()
@@ -133,7 +189,7 @@ export class Pane {
   paste(text: string) {
     if (!text) return
     const paste = () => this.term.paste(text)
-    if (/[\r\n]/.test(text.trimEnd()) ) this.events.confirmPaste(text, paste)
+    if (/[\r\n]/.test(text.trimEnd())) this.events.confirmPaste(text, paste)
     else paste()
   }
 

@@ -15,7 +15,11 @@ const SHOWN = 10
 /** Number of sandboxes for which all commands are shown. */
 const MAX_COMMANDS = 100
 
-export function BulkDialog({ action, sandboxes, onClose }: {
+export function BulkDialog({
+  action,
+  sandboxes,
+  onClose,
+}: {
   action: SandboxAction
   sandboxes: Sandbox[]
   onClose: (done: boolean) => void
@@ -51,18 +55,31 @@ export function BulkDialog({ action, sandboxes, onClose }: {
   const results = Object.values(progress)
   const done = results.filter((p) => p === 'done').length
   const failures = targets.filter((s) => typeof progress[s.sandboxID] === 'object')
-  const shown = phase === 'confirm' ? targets.slice(0, SHOWN) : [
-    ...failures, ...targets.filter((s) => progress[s.sandboxID] === 'running'),
-    ...targets.filter((s) => progress[s.sandboxID] === 'done').slice(-SHOWN),
-  ]
+  const shown =
+    phase === 'confirm'
+      ? targets.slice(0, SHOWN)
+      : [
+          ...failures,
+          ...targets.filter((s) => progress[s.sandboxID] === 'running'),
+          ...targets.filter((s) => progress[s.sandboxID] === 'done').slice(-SHOWN),
+        ]
   const title = `${action.label}: ${count(targets.length, 'sandbox', 'sandboxes')}`
   return (
-    <Dialog title={title} onClose={() => { stop.current = true; onClose(phase !== 'confirm') }}>
-      {skipped > 0 && <p className="muted">{count(skipped, 'sandbox is', 'sandboxes are')} not in a suitable state and skipped.</p>}
+    <Dialog
+      title={title}
+      onClose={() => {
+        stop.current = true
+        onClose(phase !== 'confirm')
+      }}>
+      {skipped > 0 && (
+        <p className="muted">{count(skipped, 'sandbox is', 'sandboxes are')} not in a suitable state and skipped.</p>
+      )}
       {phase !== 'confirm' && (
         <p role="status">
           {done} of {targets.length} done{failures.length > 0 && `, ${failures.length} failed`}
-          {phase === 'done' && done + failures.length < targets.length && `, stopped before ${targets.length - done - failures.length}`}
+          {phase === 'done' &&
+            done + failures.length < targets.length &&
+            `, stopped before ${targets.length - done - failures.length}`}
         </p>
       )}
       <ul className="bulk-list" tabIndex={0} aria-label="Sandboxes">
@@ -82,16 +99,34 @@ export function BulkDialog({ action, sandboxes, onClose }: {
         })}
         {phase === 'confirm' && targets.length > SHOWN && <li className="muted">and {targets.length - SHOWN} more</li>}
       </ul>
-      {phase === 'confirm' && targets.length > 0 && targets.length <= MAX_COMMANDS && <AsCommand command={targets.map((s) => action.command(s.sandboxID))} />}
+      {phase === 'confirm' && targets.length > 0 && targets.length <= MAX_COMMANDS && (
+        <AsCommand command={targets.map((s) => action.command(s.sandboxID))} />
+      )}
       <div className="buttons">
-        {phase === 'confirm' && <>
-          <Button onClick={() => onClose(false)}>Cancel</Button>
-          <Button look={action.danger ? 'primary danger' : 'primary'} disabled={targets.length === 0} onClick={() => void start()}>
-            {action.label}
+        {phase === 'confirm' && (
+          <>
+            <Button onClick={() => onClose(false)}>Cancel</Button>
+            <Button
+              look={action.danger ? 'primary danger' : 'primary'}
+              disabled={targets.length === 0}
+              onClick={() => void start()}>
+              {action.label}
+            </Button>
+          </>
+        )}
+        {phase === 'running' && (
+          <Button
+            onClick={() => {
+              stop.current = true
+            }}>
+            Stop
           </Button>
-        </>}
-        {phase === 'running' && <Button onClick={() => { stop.current = true }}>Stop</Button>}
-        {phase === 'done' && <Button look="primary" onClick={() => onClose(true)}>Close</Button>}
+        )}
+        {phase === 'done' && (
+          <Button look="primary" onClick={() => onClose(true)}>
+            Close
+          </Button>
+        )}
       </div>
     </Dialog>
   )

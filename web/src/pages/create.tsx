@@ -39,7 +39,15 @@ function fieldOf(error: CallError): FieldName | undefined {
   return undefined
 }
 
-export function CreateDialog({ template, snapshot, onClose }: { template?: string; snapshot?: string; onClose: () => void }) {
+export function CreateDialog({
+  template,
+  snapshot,
+  onClose,
+}: {
+  template?: string
+  snapshot?: string
+  onClose: () => void
+}) {
   const session = useSession()
   const navigate = useNavigate()
   const refresh = useRefresh()
@@ -49,8 +57,18 @@ export function CreateDialog({ template, snapshot, onClose }: { template?: strin
   const host = useHost(session.isAdmin || session.scope === 'read').data
   const limits = useLimits().data
   const [form, setForm] = useState({
-    source: snapshot ?? template ?? 'base', name: '', cpu: '', memory: '', timeout: '1', unit: '3600', onTimeout: 'kill',
-    network: 'all', hosts: '', env: '', metadata: '', engine: '',
+    source: snapshot ?? template ?? 'base',
+    name: '',
+    cpu: '',
+    memory: '',
+    timeout: '1',
+    unit: '3600',
+    onTimeout: 'kill',
+    network: 'all',
+    hosts: '',
+    env: '',
+    metadata: '',
+    engine: '',
   })
   const [showEnv, setShowEnv] = useState(false)
   const [busy, setBusy] = useState(false)
@@ -60,7 +78,14 @@ export function CreateDialog({ template, snapshot, onClose }: { template?: strin
     setError(undefined)
   }
   if (!session.mayChange) {
-    return <Dialog title="New sandbox" onClose={onClose}><p>Creating a sandbox requires a key of scope <code>create</code> or <code>admin</code>. This session has a key of scope <code>read</code>.</p></Dialog>
+    return (
+      <Dialog title="New sandbox" onClose={onClose}>
+        <p>
+          Creating a sandbox requires a key of scope <code>create</code> or <code>admin</code>. This session has a key
+          of scope <code>read</code>.
+        </p>
+      </Dialog>
+    )
   }
   const isSnapshot = snapshots.some((s) => s.snapshotID === form.source) || form.source === snapshot
   const chosen = templates.find((t) => t.names.includes(form.source) || t.templateID === form.source)
@@ -80,8 +105,9 @@ export function CreateDialog({ template, snapshot, onClose }: { template?: strin
   if (form.engine) body.engine = form.engine as NewSandbox['engine']
 
   const field = error instanceof CallError ? fieldOf(error) : undefined
-  const problemOf = (name: FieldName) => field === name && error instanceof CallError ? error.message : undefined
-  const isValid = typeof env === 'object' && typeof metadata === 'object' && (seconds === -1 || seconds > 0) && form.source !== ''
+  const problemOf = (name: FieldName) => (field === name && error instanceof CallError ? error.message : undefined)
+  const isValid =
+    typeof env === 'object' && typeof metadata === 'object' && (seconds === -1 || seconds > 0) && form.source !== ''
   const submit = async () => {
     setBusy(true)
     setError(undefined)
@@ -96,68 +122,192 @@ export function CreateDialog({ template, snapshot, onClose }: { template?: strin
     }
   }
   const free = limits?.limits.memoryMB != null ? limits.limits.memoryMB - limits.used.memoryMB : undefined
-  const capacity = free !== undefined ? `${mib(free)} left for this key` : host?.memoryAvailableMB ? `${mib(host.memoryAvailableMB)} available on the host` : undefined
+  const capacity =
+    free !== undefined
+      ? `${mib(free)} left for this key`
+      : host?.memoryAvailableMB
+        ? `${mib(host.memoryAvailableMB)} available on the host`
+        : undefined
   return (
     <Dialog title="New sandbox" wide onClose={onClose}>
-      <form className="stack" onSubmit={(event) => { event.preventDefault(); if (isValid) void submit() }}>
+      <form
+        className="stack"
+        onSubmit={(event) => {
+          event.preventDefault()
+          if (isValid) void submit()
+        }}>
         <div className="form-grid">
-          <Field id="source" label="Template or snapshot" problem={problemOf('template')} whole
-            hint={chosen && `${chosen.cpuCount} processors, ${mib(chosen.memoryMB)} memory, ${mib(chosen.diskSizeMB)} disk`}>
-            <input id="source" className="input" list="sources" value={form.source} onChange={set('source')} autoComplete="off" spellCheck={false} />
+          <Field
+            id="source"
+            label="Template or snapshot"
+            problem={problemOf('template')}
+            whole
+            hint={
+              chosen && `${chosen.cpuCount} processors, ${mib(chosen.memoryMB)} memory, ${mib(chosen.diskSizeMB)} disk`
+            }>
+            <input
+              id="source"
+              className="input"
+              list="sources"
+              value={form.source}
+              onChange={set('source')}
+              autoComplete="off"
+              spellCheck={false}
+            />
             <datalist id="sources">
-              {templates.map((t) => <option key={t.templateID + t.buildID} value={t.names[0] ?? t.templateID}>template</option>)}
-              {snapshots.map((s) => <option key={s.snapshotID} value={s.snapshotID}>snapshot {visible(s.jiffy.name ?? '')}</option>)}
+              {templates.map((t) => (
+                <option key={t.templateID + t.buildID} value={t.names[0] ?? t.templateID}>
+                  template
+                </option>
+              ))}
+              {snapshots.map((s) => (
+                <option key={s.snapshotID} value={s.snapshotID}>
+                  snapshot {visible(s.jiffy.name ?? '')}
+                </option>
+              ))}
             </datalist>
           </Field>
           <Field id="name" label="Name" problem={problemOf('name')} hint="Optional, unique among your sandboxes">
-            <input id="name" className="input" value={form.name} onChange={set('name')} maxLength={63} autoFocus autoComplete="off" spellCheck={false} />
+            <input
+              id="name"
+              className="input"
+              value={form.name}
+              onChange={set('name')}
+              maxLength={63}
+              autoFocus
+              autoComplete="off"
+              spellCheck={false}
+            />
           </Field>
           <Field id="engine" label="Engine" problem={problemOf('engine')}>
-            <select id="engine" className="select" style={{ width: '100%' }} value={form.engine} onChange={set('engine')}>
+            <select
+              id="engine"
+              className="select"
+              style={{ width: '100%' }}
+              value={form.engine}
+              onChange={set('engine')}>
               <option value="">Default</option>
-              {engines.map((e) => <option key={e.name} value={e.name} disabled={!e.usable}>{e.name}{e.usable ? '' : ` (${e.why ?? 'not available'})`}</option>)}
+              {engines.map((e) => (
+                <option key={e.name} value={e.name} disabled={!e.usable}>
+                  {e.name}
+                  {e.usable ? '' : ` (${e.why ?? 'not available'})`}
+                </option>
+              ))}
             </select>
           </Field>
           <Field id="cpu" label="Processors" problem={problemOf('cpu')}>
-            <input id="cpu" className="input" type="number" min={1} max={64} placeholder={chosen ? String(chosen.cpuCount) : 'of the template'} value={form.cpu} onChange={set('cpu')} />
+            <input
+              id="cpu"
+              className="input"
+              type="number"
+              min={1}
+              max={64}
+              placeholder={chosen ? String(chosen.cpuCount) : 'of the template'}
+              value={form.cpu}
+              onChange={set('cpu')}
+            />
           </Field>
           <Field id="memory" label="Memory in MiB" problem={problemOf('memory')} hint={capacity}>
-            <input id="memory" className="input" type="number" min={128} step={128} placeholder={chosen ? String(chosen.memoryMB) : 'of the template'} value={form.memory} onChange={set('memory')} />
+            <input
+              id="memory"
+              className="input"
+              type="number"
+              min={128}
+              step={128}
+              placeholder={chosen ? String(chosen.memoryMB) : 'of the template'}
+              value={form.memory}
+              onChange={set('memory')}
+            />
           </Field>
           <Field id="timeout" label="Timeout" problem={problemOf('timeout')}>
             <div className="row">
-              <input id="timeout" className="input" type="number" min={1} step="any" disabled={form.unit === '-1'} value={form.timeout} onChange={set('timeout')} />
+              <input
+                id="timeout"
+                className="input"
+                type="number"
+                min={1}
+                step="any"
+                disabled={form.unit === '-1'}
+                value={form.timeout}
+                onChange={set('timeout')}
+              />
               <select className="select" aria-label="Unit of the timeout" value={form.unit} onChange={set('unit')}>
-                <option value="60">min</option><option value="3600">h</option><option value="86400">d</option><option value="-1">no limit</option>
+                <option value="60">min</option>
+                <option value="3600">h</option>
+                <option value="86400">d</option>
+                <option value="-1">no limit</option>
               </select>
             </div>
           </Field>
           <Field id="action" label="At the timeout">
-            <select id="action" className="select" style={{ width: '100%' }} disabled={form.unit === '-1'} value={form.onTimeout} onChange={set('onTimeout')}>
-              <option value="kill">kill the sandbox</option><option value="pause">pause it, and resume it on request</option>
+            <select
+              id="action"
+              className="select"
+              style={{ width: '100%' }}
+              disabled={form.unit === '-1'}
+              value={form.onTimeout}
+              onChange={set('onTimeout')}>
+              <option value="kill">kill the sandbox</option>
+              <option value="pause">pause it, and resume it on request</option>
             </select>
           </Field>
           <Field id="network" label="Network" problem={problemOf('network')} whole>
             <div className="row wrap">
               <select id="network" className="select" value={form.network} onChange={set('network')}>
-                <option value="all">Internet access</option><option value="none">No internet access</option><option value="list">Only these hosts</option>
+                <option value="all">Internet access</option>
+                <option value="none">No internet access</option>
+                <option value="list">Only these hosts</option>
               </select>
-              {form.network === 'list' && <input className="input grow" style={{ minWidth: 180 }} aria-label="Allowed hosts" placeholder="pypi.org, *.example.com, 192.0.2.0/24" value={form.hosts} onChange={set('hosts')} />}
+              {form.network === 'list' && (
+                <input
+                  className="input grow"
+                  style={{ minWidth: 180 }}
+                  aria-label="Allowed hosts"
+                  placeholder="pypi.org, *.example.com, 192.0.2.0/24"
+                  value={form.hosts}
+                  onChange={set('hosts')}
+                />
+              )}
             </div>
           </Field>
-          <Field id="env" label="Environment" problem={typeof env === 'string' ? env : problemOf('env')} hint="KEY=VALUE, one per line">
-            <textarea id="env" className={`textarea mono${showEnv ? '' : ' concealed'}`} spellCheck={false} autoComplete="off" value={form.env} onChange={set('env')} />
-            <label className="row plain"><input type="checkbox" checked={showEnv} onChange={(e) => setShowEnv(e.target.checked)} /> Show values</label>
+          <Field
+            id="env"
+            label="Environment"
+            problem={typeof env === 'string' ? env : problemOf('env')}
+            hint="KEY=VALUE, one per line">
+            <textarea
+              id="env"
+              className={`textarea mono${showEnv ? '' : ' concealed'}`}
+              spellCheck={false}
+              autoComplete="off"
+              value={form.env}
+              onChange={set('env')}
+            />
+            <label className="row plain">
+              <input type="checkbox" checked={showEnv} onChange={(e) => setShowEnv(e.target.checked)} /> Show values
+            </label>
           </Field>
-          <Field id="metadata" label="Metadata" problem={typeof metadata === 'string' ? metadata : problemOf('metadata')} hint="KEY=VALUE, one per line">
-            <textarea id="metadata" className="textarea mono" spellCheck={false} value={form.metadata} onChange={set('metadata')} />
+          <Field
+            id="metadata"
+            label="Metadata"
+            problem={typeof metadata === 'string' ? metadata : problemOf('metadata')}
+            hint="KEY=VALUE, one per line">
+            <textarea
+              id="metadata"
+              className="textarea mono"
+              spellCheck={false}
+              value={form.metadata}
+              onChange={set('metadata')}
+            />
           </Field>
         </div>
         {error !== undefined && !field && <Problem error={error} title="The sandbox was not created" />}
         <AsCommand command={commands.create(body as Record<string, unknown>, isSnapshot)} />
         <div className="buttons">
           <Button onClick={onClose}>Cancel</Button>
-          <Button type="submit" look="primary" busy={busy} disabled={!isValid}>Create</Button>
+          <Button type="submit" look="primary" busy={busy} disabled={!isValid}>
+            Create
+          </Button>
         </div>
       </form>
     </Dialog>

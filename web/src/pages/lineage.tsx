@@ -6,8 +6,13 @@ export function LineagePage() {
   const navigate = useNavigate()
   return (
     <div className="page fill">
-      <header className="page-head"><h1>Lineage</h1></header>
-      <LineageView at={at} onSelect={(next) => void navigate({ to: '/lineage', search: { at: next }, replace: true })} />
+      <header className="page-head">
+        <h1>Lineage</h1>
+      </header>
+      <LineageView
+        at={at}
+        onSelect={(next) => void navigate({ to: '/lineage', search: { at: next }, replace: true })}
+      />
     </div>
   )
 }

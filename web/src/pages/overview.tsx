@@ -12,14 +12,28 @@ export function OverviewPage() {
   const session = useSession()
   return (
     <div className="page">
-      <header className="page-head"><h1>Overview</h1></header>
+      <header className="page-head">
+        <h1>Overview</h1>
+      </header>
       <States />
       {session.scope === 'create' ? <Budget /> : <Host />}
     </div>
   )
 }
 
-function Figure({ label, value, detail, used, total }: { label: string; value: string; detail?: string; used?: number; total?: number }) {
+function Figure({
+  label,
+  value,
+  detail,
+  used,
+  total,
+}: {
+  label: string
+  value: string
+  detail?: string
+  used?: number
+  total?: number
+}) {
   return (
     <div className="card figure">
       <span className="label">{label}</span>
@@ -50,17 +64,27 @@ function States() {
       <div className="cards states">
         {(['running', 'paused', 'broken', 'creating'] as const).map((state) => (
           <Link key={state} to="/sandboxes" search={{ state }} className="card figure link-card">
-            <span className="label">{state}</span><span className="value">{(counts.states.get(state) ?? 0).toLocaleString()}</span>
+            <span className="label">{state}</span>
+            <span className="value">{(counts.states.get(state) ?? 0).toLocaleString()}</span>
           </Link>
         ))}
       </div>
       {session.isAdmin && counts.keys.length > 1 && (
         <section className="card">
-          <div className="card-head"><h2>Sandboxes by key</h2></div>
+          <div className="card-head">
+            <h2>Sandboxes by key</h2>
+          </div>
           <dl className="facts card-body">
-            {counts.keys.slice(0, 20).map(([key, n]) => <div key={key} style={{ display: 'contents' }}>
-              <dt><Link to="/sandboxes" search={{ key }}><code>{key}</code></Link></dt><dd>{count(n, 'sandbox', 'sandboxes')}</dd>
-            </div>)}
+            {counts.keys.slice(0, 20).map(([key, n]) => (
+              <div key={key} style={{ display: 'contents' }}>
+                <dt>
+                  <Link to="/sandboxes" search={{ key }}>
+                    <code>{key}</code>
+                  </Link>
+                </dt>
+                <dd>{count(n, 'sandbox', 'sandboxes')}</dd>
+              </div>
+            ))}
           </dl>
         </section>
       )}
@@ -73,52 +97,118 @@ function Host() {
   const host = useHost()
   const engines = useEngines()
   const pools = useQuery({
-    queryKey: ['pools'], queryFn: async ({ signal }) => data(await api.GET('/pools', { signal }))!,
-    refetchInterval: 5000, enabled: session.isAdmin,
+    queryKey: ['pools'],
+    queryFn: async ({ signal }) => data(await api.GET('/pools', { signal }))!,
+    refetchInterval: 5000,
+    enabled: session.isAdmin,
   })
   const h = host.data
   if (host.error && !h) return <Problem error={host.error} onRetry={() => void host.refetch()} />
   if (!h) return <Skeleton rows={4} height={86} />
   const status = h.jiffy
-  const memoryUsed = h.memoryTotalMB != null && h.memoryAvailableMB != null ? h.memoryTotalMB - h.memoryAvailableMB : undefined
+  const memoryUsed =
+    h.memoryTotalMB != null && h.memoryAvailableMB != null ? h.memoryTotalMB - h.memoryAvailableMB : undefined
   const diskUsed = h.diskTotalMB != null && h.diskFreeMB != null ? h.diskTotalMB - h.diskFreeMB : undefined
   return (
     <>
       <div className="cards">
-        <Figure label="Memory of the host" value={mib(memoryUsed)} detail={`of ${mib(h.memoryTotalMB)}, ${mib(h.memoryAvailableMB)} available`} used={memoryUsed} total={h.memoryTotalMB ?? undefined} />
-        {status && <Figure label="Memory promised to guests" value={mib(status.memory_committed_mib)} detail={`of ${mib(status.memory_limit_mib)}`} used={status.memory_committed_mib} total={status.memory_limit_mib ?? undefined} />}
-        <Figure label="Disk" value={mib(diskUsed)} detail={`of ${mib(h.diskTotalMB)}, ${mib(h.diskFreeMB)} free`} used={diskUsed} total={h.diskTotalMB ?? undefined} />
+        <Figure
+          label="Memory of the host"
+          value={mib(memoryUsed)}
+          detail={`of ${mib(h.memoryTotalMB)}, ${mib(h.memoryAvailableMB)} available`}
+          used={memoryUsed}
+          total={h.memoryTotalMB ?? undefined}
+        />
+        {status && (
+          <Figure
+            label="Memory promised to guests"
+            value={mib(status.memory_committed_mib)}
+            detail={`of ${mib(status.memory_limit_mib)}`}
+            used={status.memory_committed_mib}
+            total={status.memory_limit_mib ?? undefined}
+          />
+        )}
+        <Figure
+          label="Disk"
+          value={mib(diskUsed)}
+          detail={`of ${mib(h.diskTotalMB)}, ${mib(h.diskFreeMB)} free`}
+          used={diskUsed}
+          total={h.diskTotalMB ?? undefined}
+        />
         <Figure label="Warm pool" value={count(h.warm, 'guest')} detail="restored in advance" />
       </div>
       <div className="cards wide-cards">
         <section className="card">
-          <div className="card-head"><h2>Daemon</h2></div>
+          <div className="card-head">
+            <h2>Daemon</h2>
+          </div>
           <dl className="facts card-body">
-            <dt>Version</dt><dd>{h.version}</dd>
-            <dt>Process</dt><dd>{h.pid}</dd>
-            {status && <><dt>Uptime</dt><dd>{duration(status.uptime_s)}</dd><dt>Address</dt><dd>{status.listen ?? 'socket only'}</dd><dt>Snapshots</dt><dd>{status.snapshots.toLocaleString()}</dd></>}
-            <dt>Network</dt><dd>{h.network}</dd>
-            {status?.rootless && <><dt>Isolation</dt><dd>{status.rootless}</dd></>}
-            {status && Object.keys(status.refused).length > 0 && <><dt>Rejected</dt><dd>{Object.entries(status.refused).map(([reason, n]) => `${n} for ${reason}`).join(', ')}</dd></>}
+            <dt>Version</dt>
+            <dd>{h.version}</dd>
+            <dt>Process</dt>
+            <dd>{h.pid}</dd>
+            {status && (
+              <>
+                <dt>Uptime</dt>
+                <dd>{duration(status.uptime_s)}</dd>
+                <dt>Address</dt>
+                <dd>{status.listen ?? 'socket only'}</dd>
+                <dt>Snapshots</dt>
+                <dd>{status.snapshots.toLocaleString()}</dd>
+              </>
+            )}
+            <dt>Network</dt>
+            <dd>{h.network}</dd>
+            {status?.rootless && (
+              <>
+                <dt>Isolation</dt>
+                <dd>{status.rootless}</dd>
+              </>
+            )}
+            {status && Object.keys(status.refused).length > 0 && (
+              <>
+                <dt>Rejected</dt>
+                <dd>
+                  {Object.entries(status.refused)
+                    .map(([reason, n]) => `${n} for ${reason}`)
+                    .join(', ')}
+                </dd>
+              </>
+            )}
           </dl>
         </section>
         <section className="card">
-          <div className="card-head"><h2>Engines</h2></div>
+          <div className="card-head">
+            <h2>Engines</h2>
+          </div>
           <div className="card-body stack">
             {engines.data?.map((e) => (
               <div key={e.name} className="row wrap">
                 <span className={`badge ${e.usable ? 'good' : 'bad'}`}>{e.name}</span>
-                <span className="muted">{e.version ?? ''}{e.default ? ', default' : ''}{e.why ? `: ${visible(e.why)}` : ''}</span>
+                <span className="muted">
+                  {e.version ?? ''}
+                  {e.default ? ', default' : ''}
+                  {e.why ? `: ${visible(e.why)}` : ''}
+                </span>
               </div>
             ))}
           </div>
         </section>
         {pools.data && (
           <section className="card">
-            <div className="card-head"><h2>Pools</h2></div>
+            <div className="card-head">
+              <h2>Pools</h2>
+            </div>
             <dl className="facts card-body">
               {pools.data.length === 0 && <dd className="muted">No pool has a fixed size</dd>}
-              {pools.data.map((p) => <div key={p.templateID} style={{ display: 'contents' }}><dt>{visible(p.templateID)}</dt><dd>{p.ready} of {p.size} ready</dd></div>)}
+              {pools.data.map((p) => (
+                <div key={p.templateID} style={{ display: 'contents' }}>
+                  <dt>{visible(p.templateID)}</dt>
+                  <dd>
+                    {p.ready} of {p.size} ready
+                  </dd>
+                </div>
+              ))}
             </dl>
           </section>
         )}
@@ -146,7 +236,14 @@ export function Budget() {
   return (
     <div className="cards">
       {rows.map(([label, used, limit, format]) => (
-        <Figure key={label} label={label} value={format(used)} detail={limit === null ? 'no limit' : `of ${format(limit)}`} used={limit === null ? undefined : used} total={limit ?? undefined} />
+        <Figure
+          key={label}
+          label={label}
+          value={format(used)}
+          detail={limit === null ? 'no limit' : `of ${format(limit)}`}
+          used={limit === null ? undefined : used}
+          total={limit ?? undefined}
+        />
       ))}
     </div>
   )

@@ -13,8 +13,13 @@ import { StateBadge } from '../ui/state-badge'
 import { notify } from '../ui/toast'
 
 const tabs = [
-  ['terminal', 'Terminal'], ['files', 'Files'], ['console', 'Console log'], ['connections', 'Connections'], ['ports', 'Ports'],
-  ['lineage', 'Lineage'], ['details', 'Details'],
+  ['terminal', 'Terminal'],
+  ['files', 'Files'],
+  ['console', 'Console log'],
+  ['connections', 'Connections'],
+  ['ports', 'Ports'],
+  ['lineage', 'Lineage'],
+  ['details', 'Details'],
 ] as const
 
 export function SandboxPage() {
@@ -22,31 +27,59 @@ export function SandboxPage() {
   const query = useSandbox(id)
   const sandbox = query.data
   const isGone = query.error instanceof CallError && query.error.status === 404
-  if (isGone || (sandbox?.state === 'killed')) {
+  if (isGone || sandbox?.state === 'killed') {
     return (
       <div className="page">
         <Empty isPage title={sandbox ? 'This sandbox was killed' : 'This sandbox does not exist'}>
           <p className="muted">{sandbox ? visible(sandbox.name ?? id) : <code>{visible(id)}</code>}</p>
           {query.error && <p className="muted">{visible(query.error.message)}</p>}
-          <Link className="button" to="/sandboxes">All sandboxes</Link>
-          <Link className="button" to="/snapshots" search={{ q: id }}>Snapshots of this sandbox</Link>
+          <Link className="button" to="/sandboxes">
+            All sandboxes
+          </Link>
+          <Link className="button" to="/snapshots" search={{ q: id }}>
+            Snapshots of this sandbox
+          </Link>
         </Empty>
       </div>
     )
   }
-  if (query.error && !sandbox) return <div className="page"><Problem error={query.error} onRetry={() => void query.refetch()} /></div>
-  if (!sandbox) return <div className="page"><Skeleton rows={8} /></div>
+  if (query.error && !sandbox)
+    return (
+      <div className="page">
+        <Problem error={query.error} onRetry={() => void query.refetch()} />
+      </div>
+    )
+  if (!sandbox)
+    return (
+      <div className="page">
+        <Skeleton rows={8} />
+      </div>
+    )
   return (
     <div className="page fill sandbox-page">
       <Header sandbox={sandbox} />
-      {sandbox.jiffy.cause && <div className="problem-box" role="alert"><strong>The guest was lost</strong><pre>{visible(sandbox.jiffy.cause)}</pre></div>}
-      {sandbox.diskFailure && <div className="problem-box" role="alert"><strong>The host could not serve the disk</strong><pre>{visible(sandbox.diskFailure)}</pre></div>}
+      {sandbox.jiffy.cause && (
+        <div className="problem-box" role="alert">
+          <strong>The guest was lost</strong>
+          <pre>{visible(sandbox.jiffy.cause)}</pre>
+        </div>
+      )}
+      {sandbox.diskFailure && (
+        <div className="problem-box" role="alert">
+          <strong>The host could not serve the disk</strong>
+          <pre>{visible(sandbox.diskFailure)}</pre>
+        </div>
+      )}
       <nav className="tabs" aria-label="Tabs of the sandbox">
         {tabs.map(([tab, label]) => (
-          <Link key={tab} to={`/sandboxes/$id/${tab}` as '/sandboxes/$id'} params={{ id }} className="tab">{label}</Link>
+          <Link key={tab} to={`/sandboxes/$id/${tab}` as '/sandboxes/$id'} params={{ id }} className="tab">
+            {label}
+          </Link>
         ))}
       </nav>
-      <div className="tab-body"><Outlet /></div>
+      <div className="tab-body">
+        <Outlet />
+      </div>
     </div>
   )
 }
@@ -58,7 +91,11 @@ function Remaining({ sandbox }: { sandbox: SandboxDetail }) {
   if (sandbox.state !== 'running') return null
   if (left === null) return <span className="muted">no timeout</span>
   const action = sandbox.jiffy.terms.on_timeout === 'pause' ? 'pauses' : 'ends'
-  return <span className={left < 60 ? 'badge warn plain' : 'muted'}>{action} in {countDown(left)}</span>
+  return (
+    <span className={left < 60 ? 'badge warn plain' : 'muted'}>
+      {action} in {countDown(left)}
+    </span>
+  )
 }
 
 function Header({ sandbox }: { sandbox: SandboxDetail }) {
@@ -67,7 +104,9 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
   const refresh = useRefresh()
   const navigate = useNavigate()
   const [doing, setDoing] = useState<SandboxAction>()
-  const [dialog, setDialog] = useState<'rename' | 'fork' | 'snapshot' | 'rollback' | 'kill' | 'restart' | 'promote' | 'commands'>()
+  const [dialog, setDialog] = useState<
+    'rename' | 'fork' | 'snapshot' | 'rollback' | 'kill' | 'restart' | 'promote' | 'commands'
+  >()
 
   const run = async (action: SandboxAction) => {
     setDoing(action)
@@ -96,48 +135,102 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
   const close = () => setDialog(undefined)
   return (
     <header className="page-head">
-      <Link to="/sandboxes" className="muted">Sandboxes</Link>
-      <span className="muted" aria-hidden="true">/</span>
+      <Link to="/sandboxes" className="muted">
+        Sandboxes
+      </Link>
+      <span className="muted" aria-hidden="true">
+        /
+      </span>
       <h1 className="truncate">{visible(sandbox.name ?? id)}</h1>
-      {session.mayChange && <Button look="ghost" small icon="edit" label="Rename" onClick={() => setDialog('rename')} />}
-      <StateBadge state={sandbox.state} doing={doing && `${doing.doing.toLowerCase().replace(/ of$| a snapshot of$/, '')}…`} />
+      {session.mayChange && (
+        <Button look="ghost" small icon="edit" label="Rename" onClick={() => setDialog('rename')} />
+      )}
+      <StateBadge
+        state={sandbox.state}
+        doing={doing && `${doing.doing.toLowerCase().replace(/ of$| a snapshot of$/, '')}…`}
+      />
       {sandbox.name && <CopyId id={id} short />}
       {!sandbox.name && <CopyId id={id} short />}
       <Remaining sandbox={sandbox} />
       {session.mayChange && (
         <div className="actions">
-          {isRunning && remaining(sandbox.jiffy.deadline_ms, Date.now()) !== null && <Button icon="clock" onClick={() => void extend()}>+1 h</Button>}
-          {isRunning && <Button icon="pause" busy={doing?.id === 'pause'} onClick={() => void run(pause)}>Pause</Button>}
-          {(sandbox.state === 'paused' || sandbox.state === 'broken') && <Button icon="play" look="primary" busy={doing?.id === 'resume'} onClick={() => void run(resume)}>Resume</Button>}
-          {isRunning && <Button icon="snapshots" onClick={() => setDialog('snapshot')}>Snapshot</Button>}
-          {isRunning && <Button icon="fork" onClick={() => setDialog('fork')}>Fork</Button>}
-          <Button icon="back" onClick={() => void navigate({ to: '/sandboxes/$id/lineage' as '/sandboxes/$id', params: { id } })}>Roll back</Button>
-          <Menu label="More actions" entries={[
-            ...(isRunning ? [{ label: 'Restart', icon: 'restart' as const, onSelect: () => setDialog('restart') }] : []),
-            ...(sandbox.forkedFrom ? [{ label: 'Promote', icon: 'check' as const, onSelect: () => setDialog('promote') }] : []),
-            { label: 'As commands', icon: 'command' as const, onSelect: () => setDialog('commands') },
-            'line' as const,
-            { label: 'Kill', icon: 'kill' as const, danger: true, onSelect: () => setDialog('kill') },
-          ]} />
+          {isRunning && remaining(sandbox.jiffy.deadline_ms, Date.now()) !== null && (
+            <Button icon="clock" onClick={() => void extend()}>
+              +1 h
+            </Button>
+          )}
+          {isRunning && (
+            <Button icon="pause" busy={doing?.id === 'pause'} onClick={() => void run(pause)}>
+              Pause
+            </Button>
+          )}
+          {(sandbox.state === 'paused' || sandbox.state === 'broken') && (
+            <Button icon="play" look="primary" busy={doing?.id === 'resume'} onClick={() => void run(resume)}>
+              Resume
+            </Button>
+          )}
+          {isRunning && (
+            <Button icon="snapshots" onClick={() => setDialog('snapshot')}>
+              Snapshot
+            </Button>
+          )}
+          {isRunning && (
+            <Button icon="fork" onClick={() => setDialog('fork')}>
+              Fork
+            </Button>
+          )}
+          <Button
+            icon="back"
+            onClick={() => void navigate({ to: '/sandboxes/$id/lineage' as '/sandboxes/$id', params: { id } })}>
+            Roll back
+          </Button>
+          <Menu
+            label="More actions"
+            entries={[
+              ...(isRunning
+                ? [{ label: 'Restart', icon: 'restart' as const, onSelect: () => setDialog('restart') }]
+                : []),
+              ...(sandbox.forkedFrom
+                ? [{ label: 'Promote', icon: 'check' as const, onSelect: () => setDialog('promote') }]
+                : []),
+              { label: 'As commands', icon: 'command' as const, onSelect: () => setDialog('commands') },
+              'line' as const,
+              { label: 'Kill', icon: 'kill' as const, danger: true, onSelect: () => setDialog('kill') },
+            ]}
+          />
         </div>
       )}
       {dialog === 'rename' && <RenameDialog sandbox={sandbox} onClose={close} />}
       {dialog === 'fork' && <ForkDialog sandbox={sandbox} onClose={close} />}
       {dialog === 'snapshot' && <SnapshotDialog sandbox={sandbox} onClose={close} />}
       {dialog === 'kill' && (
-        <ConfirmDialog title={`Kill ${visible(sandbox.name ?? id)}?`} label="Kill" danger command={commands.kill(id)} onClose={close}
+        <ConfirmDialog
+          title={`Kill ${visible(sandbox.name ?? id)}?`}
+          label="Kill"
+          danger
+          command={commands.kill(id)}
+          onClose={close}
           run={() => api.DELETE('/sandboxes/{sandboxID}', { params: { path: { sandboxID: id } } })}
           onDone={() => void navigate({ to: '/sandboxes' })}>
           Memory and files of the sandbox are lost. Its snapshots remain.
         </ConfirmDialog>
       )}
       {dialog === 'restart' && (
-        <ConfirmDialog title="Restart the sandbox?" label="Restart" command={commands.restart(id)} onClose={close} run={() => actionOf('restart').run(id)}>
+        <ConfirmDialog
+          title="Restart the sandbox?"
+          label="Restart"
+          command={commands.restart(id)}
+          onClose={close}
+          run={() => actionOf('restart').run(id)}>
           All processes are stopped, and the start command of the template runs. Files remain.
         </ConfirmDialog>
       )}
       {dialog === 'promote' && (
-        <ConfirmDialog title="Promote this fork?" label="Promote" command={commands.promote(id)} onClose={close}
+        <ConfirmDialog
+          title="Promote this fork?"
+          label="Promote"
+          command={commands.promote(id)}
+          onClose={close}
           run={() => api.POST('/sandboxes/{sandboxID}/promote', { params: { path: { sandboxID: id } } })}>
           This child of the fork remains. All its siblings are removed.
         </ConfirmDialog>
@@ -145,10 +238,19 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
       {dialog === 'commands' && (
         <Dialog title="Commands" wide onClose={close}>
           {[pause, resume, actionOf('snapshot'), actionOf('restart'), actionOf('kill')].map((action) => (
-            <div key={action.id} className="field"><span className="label">{action.label}</span><AsCommand command={action.command(id)} /></div>
+            <div key={action.id} className="field">
+              <span className="label">{action.label}</span>
+              <AsCommand command={action.command(id)} />
+            </div>
           ))}
-          <div className="field"><span className="label">Fork</span><AsCommand command={commands.fork(id, 1)} /></div>
-          <div className="field"><span className="label">+1 h</span><AsCommand command={commands.timeout(id, EXTENSION_S)} /></div>
+          <div className="field">
+            <span className="label">Fork</span>
+            <AsCommand command={commands.fork(id, 1)} />
+          </div>
+          <div className="field">
+            <span className="label">+1 h</span>
+            <AsCommand command={commands.timeout(id, EXTENSION_S)} />
+          </div>
         </Dialog>
       )}
     </header>
@@ -156,7 +258,16 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
 }
 
 /** A question before an action, with its commands. Errors stay in the dialog. */
-export function ConfirmDialog({ title, label, danger, command, run, onDone, onClose, children }: {
+export function ConfirmDialog({
+  title,
+  label,
+  danger,
+  command,
+  run,
+  onDone,
+  onClose,
+  children,
+}: {
   title: string
   label: string
   danger?: boolean
@@ -189,7 +300,9 @@ export function ConfirmDialog({ title, label, danger, command, run, onDone, onCl
       <AsCommand command={command} />
       <div className="buttons">
         <Button onClick={onClose}>Cancel</Button>
-        <Button look={danger ? 'primary danger' : 'primary'} busy={busy} onClick={() => void submit()}>{label}</Button>
+        <Button look={danger ? 'primary danger' : 'primary'} busy={busy} onClick={() => void submit()}>
+          {label}
+        </Button>
       </div>
     </Dialog>
   )
@@ -199,10 +312,26 @@ function RenameDialog({ sandbox, onClose }: { sandbox: SandboxDetail; onClose: (
   const [name, setName] = useState(sandbox.name ?? '')
   const id = sandbox.sandboxID
   return (
-    <ConfirmDialog title="Rename the sandbox" label="Rename" command={commands.rename(id, name)} onClose={onClose}
-      run={() => api.PATCH('/sandboxes/{sandboxID}', { params: { path: { sandboxID: id } }, body: { name: name || null } })}>
-      <Field id="new-name" label="Name" hint="1 to 63 letters, digits, dots, hyphens and underscores. Empty to remove the name">
-        <input id="new-name" className="input" value={name} maxLength={63} autoFocus onChange={(e) => setName(e.target.value)} />
+    <ConfirmDialog
+      title="Rename the sandbox"
+      label="Rename"
+      command={commands.rename(id, name)}
+      onClose={onClose}
+      run={() =>
+        api.PATCH('/sandboxes/{sandboxID}', { params: { path: { sandboxID: id } }, body: { name: name || null } })
+      }>
+      <Field
+        id="new-name"
+        label="Name"
+        hint="1 to 63 letters, digits, dots, hyphens and underscores. Empty to remove the name">
+        <input
+          id="new-name"
+          className="input"
+          value={name}
+          maxLength={63}
+          autoFocus
+          onChange={(e) => setName(e.target.value)}
+        />
       </Field>
     </ConfirmDialog>
   )
@@ -212,10 +341,22 @@ function SnapshotDialog({ sandbox, onClose }: { sandbox: SandboxDetail; onClose:
   const [name, setName] = useState('')
   const id = sandbox.sandboxID
   return (
-    <ConfirmDialog title="Take a snapshot" label="Take the snapshot" command={commands.snapshot(id, name || undefined)} onClose={onClose}
-      run={() => api.POST('/sandboxes/{sandboxID}/snapshots', { params: { path: { sandboxID: id } }, body: name ? { name } : {} })}
+    <ConfirmDialog
+      title="Take a snapshot"
+      label="Take the snapshot"
+      command={commands.snapshot(id, name || undefined)}
+      onClose={onClose}
+      run={() =>
+        api.POST('/sandboxes/{sandboxID}/snapshots', {
+          params: { path: { sandboxID: id } },
+          body: name ? { name } : {},
+        })
+      }
       onDone={() => notify('The snapshot is stored')}>
-      <Field id="snapshot-name" label="Name" hint="Optional. Memory, processes and files are stored; the sandbox continues to run.">
+      <Field
+        id="snapshot-name"
+        label="Name"
+        hint="Optional. Memory, processes and files are stored; the sandbox continues to run.">
         <input id="snapshot-name" className="input" value={name} autoFocus onChange={(e) => setName(e.target.value)} />
       </Field>
     </ConfirmDialog>
@@ -224,12 +365,20 @@ function SnapshotDialog({ sandbox, onClose }: { sandbox: SandboxDetail; onClose:
 
 const MAX_FORK = 100
 
-export function ForkDialog({ sandbox, onClose }: { sandbox: { sandboxID: string; name?: string }; onClose: () => void }) {
+export function ForkDialog({
+  sandbox,
+  onClose,
+}: {
+  sandbox: { sandboxID: string; name?: string }
+  onClose: () => void
+}) {
   const [number, setNumber] = useState('1')
   const id = sandbox.sandboxID
   const count = Math.min(MAX_FORK, Math.max(1, Number(number) || 1))
   const run = async () => {
-    const children = data(await api.POST('/sandboxes/{sandboxID}/fork', { params: { path: { sandboxID: id } }, body: { count } }))!
+    const children = data(
+      await api.POST('/sandboxes/{sandboxID}/fork', { params: { path: { sandboxID: id } }, body: { count } }),
+    )!
     const failures = children.filter((child) => child.error)
     const started = children.length - failures.length
     if (failures[0]?.error) {
@@ -240,9 +389,26 @@ export function ForkDialog({ sandbox, onClose }: { sandbox: { sandboxID: string;
     notify(`Started ${started} ${started === 1 ? 'fork' : 'forks'}`)
   }
   return (
-    <ConfirmDialog title={`Fork ${visible(sandbox.name ?? id)}`} label={`Fork ${count}`} command={commands.fork(id, count)} onClose={onClose} run={run}>
-      <Field id="fork-count" label="Number of copies" hint="Each copy has the memory, processes and files of this moment. The sandbox continues to run.">
-        <input id="fork-count" className="input" type="number" min={1} max={MAX_FORK} autoFocus value={number} onChange={(e) => setNumber(e.target.value)} />
+    <ConfirmDialog
+      title={`Fork ${visible(sandbox.name ?? id)}`}
+      label={`Fork ${count}`}
+      command={commands.fork(id, count)}
+      onClose={onClose}
+      run={run}>
+      <Field
+        id="fork-count"
+        label="Number of copies"
+        hint="Each copy has the memory, processes and files of this moment. The sandbox continues to run.">
+        <input
+          id="fork-count"
+          className="input"
+          type="number"
+          min={1}
+          max={MAX_FORK}
+          autoFocus
+          value={number}
+          onChange={(e) => setNumber(e.target.value)}
+        />
       </Field>
     </ConfirmDialog>
   )

@@ -1,7 +1,11 @@
 import { useEffect, useMemo, useRef, useState } from 'react'
 import { Link, useMatchRoute, useNavigate, useSearch } from '@tanstack/react-router'
 import {
-  type ColumnDef, getCoreRowModel, getSortedRowModel, type SortingState, useReactTable,
+  type ColumnDef,
+  getCoreRowModel,
+  getSortedRowModel,
+  type SortingState,
+  useReactTable,
 } from '@tanstack/react-table'
 import { useVirtualizer } from '@tanstack/react-virtual'
 import type { Sandbox } from '../api/client'
@@ -48,7 +52,8 @@ function matches(sandbox: Sandbox, filters: Filters): boolean {
   if (!q) return true
   const text = q.toLowerCase()
   return (
-    sandbox.sandboxID.startsWith(text) || (sandbox.name?.toLowerCase().includes(text) ?? false) ||
+    sandbox.sandboxID.startsWith(text) ||
+    (sandbox.name?.toLowerCase().includes(text) ?? false) ||
     sandbox.alias.toLowerCase().includes(text) ||
     Object.entries(sandbox.metadata).some(([k, v]) => `${k}=${v}`.toLowerCase().includes(text))
   )
@@ -79,15 +84,21 @@ export function SandboxesPage() {
   const scroller = useRef<HTMLDivElement>(null)
 
   const applied: Filters = isNew ? {} : filters
-  const filtered = useMemo(() => (all ?? []).filter((s) => matches(s, applied)),
+  const filtered = useMemo(
+    () => (all ?? []).filter((s) => matches(s, applied)),
     // biome: the filters are texts
-    [all, applied.q, applied.state, applied.template, applied.engine, applied.key, applied.meta])
+    [all, applied.q, applied.state, applied.template, applied.engine, applied.key, applied.meta],
+  )
   const sorting: SortingState = useMemo(() => {
     const sort = applied.sort ?? 'age'
     return [{ id: sort.replace(/^-/, ''), desc: sort.startsWith('-') }]
   }, [applied.sort])
   const table = useReactTable({
-    data: filtered, columns, state: { sorting }, getCoreRowModel: getCoreRowModel(), getSortedRowModel: getSortedRowModel(),
+    data: filtered,
+    columns,
+    state: { sorting },
+    getCoreRowModel: getCoreRowModel(),
+    getSortedRowModel: getSortedRowModel(),
     getRowId: (s) => s.sandboxID,
   })
   const rows = table.getRowModel().rows
@@ -99,15 +110,21 @@ export function SandboxesPage() {
       const value = s.metadata[applied.group] ?? ''
       groups.set(value, [...(groups.get(value) ?? []), s])
     }
-    return [...groups.entries()].sort(([a], [b]) => a.localeCompare(b)).flatMap(([group, members]): Line[] => [
-      { group, count: members.length }, ...members.map((sandbox) => ({ sandbox })),
-    ])
+    return [...groups.entries()]
+      .sort(([a], [b]) => a.localeCompare(b))
+      .flatMap(([group, members]): Line[] => [
+        { group, count: members.length },
+        ...members.map((sandbox) => ({ sandbox })),
+      ])
   }, [rows, applied.group])
-  const order = useMemo(() => lines.flatMap((line) => 'sandbox' in line ? [line.sandbox.sandboxID] : []), [lines])
+  const order = useMemo(() => lines.flatMap((line) => ('sandbox' in line ? [line.sandbox.sandboxID] : [])), [lines])
   const selection = useSelection(order)
 
   const virtual = useVirtualizer({
-    count: lines.length, getScrollElement: () => scroller.current, estimateSize: () => ROW, overscan: 8,
+    count: lines.length,
+    getScrollElement: () => scroller.current,
+    estimateSize: () => ROW,
+    overscan: 8,
     measureElement: (element) => element.getBoundingClientRect().height,
     getItemKey: (index) => {
       const line = lines[index]
@@ -134,13 +151,20 @@ export function SandboxesPage() {
   useEffect(() => {
     const onKey = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement
-      if (event.ctrlKey || event.metaKey || event.altKey || target.closest('input:not([type=checkbox]), select, textarea, [role=dialog], [role=menu]')) return
+      if (
+        event.ctrlKey ||
+        event.metaKey ||
+        event.altKey ||
+        target.closest('input:not([type=checkbox]), select, textarea, [role=dialog], [role=menu]')
+      )
+        return
       const id = order[cursor]
       if (event.key === 'j') setCursor((c) => Math.min(order.length - 1, c + 1))
       else if (event.key === 'k') setCursor((c) => Math.max(0, c - 1))
       else if (event.key === 'x' && id) selection.toggle(id)
       else if (event.key === 'Escape') selection.clear()
-      else if (event.key === 'Enter' && id && target === document.body) void navigate({ to: '/sandboxes/$id', params: { id } })
+      else if (event.key === 'Enter' && id && target === document.body)
+        void navigate({ to: '/sandboxes/$id', params: { id } })
     }
     addEventListener('keydown', onKey)
     return () => removeEventListener('keydown', onKey)
@@ -166,17 +190,29 @@ export function SandboxesPage() {
     const active = sorting[0]?.id === id
     const descending = active && sorting[0]?.desc
     return (
-      <th key={id} className={`${isNumber ? 'num' : ''}${isWide ? ' wide-only' : ''}`} aria-sort={active ? (descending ? 'descending' : 'ascending') : undefined}>
+      <th
+        key={id}
+        className={`${isNumber ? 'num' : ''}${isWide ? ' wide-only' : ''}`}
+        aria-sort={active ? (descending ? 'descending' : 'ascending') : undefined}>
         <button type="button" onClick={() => update({ sort: active && !descending ? `-${id}` : id })}>
-          {label}{active && <span aria-hidden="true">{descending ? '↓' : '↑'}</span>}
+          {label}
+          {active && <span aria-hidden="true">{descending ? '↓' : '↑'}</span>}
         </button>
       </th>
     )
   }
   const choice = (label: string, value: string | undefined, options: string[], set: (value?: string) => void) => (
-    <select className="select" aria-label={label} value={value ?? ''} onChange={(e) => set(e.target.value || undefined)}>
+    <select
+      className="select"
+      aria-label={label}
+      value={value ?? ''}
+      onChange={(e) => set(e.target.value || undefined)}>
       <option value="">{label}: all</option>
-      {options.map((option) => <option key={option} value={option}>{visible(option)}</option>)}
+      {options.map((option) => (
+        <option key={option} value={option}>
+          {visible(option)}
+        </option>
+      ))}
     </select>
   )
 
@@ -184,49 +220,110 @@ export function SandboxesPage() {
     <div className="page fill">
       <header className="page-head">
         <h1>Sandboxes</h1>
-        {all && <span className="muted">{isFiltered ? `${filtered.length.toLocaleString()} of ` : ''}{all.length.toLocaleString()}</span>}
+        {all && (
+          <span className="muted">
+            {isFiltered ? `${filtered.length.toLocaleString()} of ` : ''}
+            {all.length.toLocaleString()}
+          </span>
+        )}
         <div className="actions">
-          {session.mayChange && <Link className="button primary" to="/new"><Icon name="plus" />New sandbox</Link>}
+          {session.mayChange && (
+            <Link className="button primary" to="/new">
+              <Icon name="plus" />
+              New sandbox
+            </Link>
+          )}
         </div>
       </header>
       {(all?.length ?? 0) > 0 && (
         <div className="filters" role="search">
-          <input className="input search" type="search" placeholder="Name, id, template or metadata" aria-label="Filter by text"
-            value={applied.q ?? ''} onChange={(e) => update({ q: e.target.value || undefined })} />
+          <input
+            className="input search"
+            type="search"
+            placeholder="Name, id, template or metadata"
+            aria-label="Filter by text"
+            value={applied.q ?? ''}
+            onChange={(e) => update({ q: e.target.value || undefined })}
+          />
           {choice('State', applied.state, ['running', 'paused', 'broken', 'creating'], (state) => update({ state }))}
           {templates.length > 1 && choice('Template', applied.template, templates, (template) => update({ template }))}
           {engines.length > 1 && choice('Engine', applied.engine, engines, (engine) => update({ engine }))}
           {session.isAdmin && owners.length > 1 && choice('Key', applied.key, owners, (key) => update({ key }))}
-          {metadataKeys.length > 0 && <>
-            <input className="input" style={{ width: 170 }} placeholder="key=value" aria-label="Filter by metadata" list="metadata-keys"
-              value={applied.meta ?? ''} onChange={(e) => update({ meta: e.target.value || undefined })} />
-            <datalist id="metadata-keys">{metadataKeys.map((key) => <option key={key} value={`${key}=`} />)}</datalist>
-            <select className="select" aria-label="Group by" value={applied.group ?? ''} onChange={(e) => update({ group: e.target.value || undefined })}>
-              <option value="">Group by: nothing</option>
-              {metadataKeys.map((key) => <option key={key} value={key}>{visible(key)}</option>)}
-            </select>
-            <select className="select" aria-label="Add or remove a column" value="" onChange={(e) => {
-              const next = shownColumns.includes(e.target.value) ? shownColumns.filter((c) => c !== e.target.value) : [...shownColumns, e.target.value]
-              update({ columns: next.join(',') || undefined })
-            }}>
-              <option value="">Columns</option>
-              {metadataKeys.map((key) => <option key={key} value={key}>{shownColumns.includes(key) ? '✓ ' : ''}{visible(key)}</option>)}
-            </select>
-          </>}
+          {metadataKeys.length > 0 && (
+            <>
+              <input
+                className="input"
+                style={{ width: 170 }}
+                placeholder="key=value"
+                aria-label="Filter by metadata"
+                list="metadata-keys"
+                value={applied.meta ?? ''}
+                onChange={(e) => update({ meta: e.target.value || undefined })}
+              />
+              <datalist id="metadata-keys">
+                {metadataKeys.map((key) => (
+                  <option key={key} value={`${key}=`} />
+                ))}
+              </datalist>
+              <select
+                className="select"
+                aria-label="Group by"
+                value={applied.group ?? ''}
+                onChange={(e) => update({ group: e.target.value || undefined })}>
+                <option value="">Group by: nothing</option>
+                {metadataKeys.map((key) => (
+                  <option key={key} value={key}>
+                    {visible(key)}
+                  </option>
+                ))}
+              </select>
+              <select
+                className="select"
+                aria-label="Add or remove a column"
+                value=""
+                onChange={(e) => {
+                  const next = shownColumns.includes(e.target.value)
+                    ? shownColumns.filter((c) => c !== e.target.value)
+                    : [...shownColumns, e.target.value]
+                  update({ columns: next.join(',') || undefined })
+                }}>
+                <option value="">Columns</option>
+                {metadataKeys.map((key) => (
+                  <option key={key} value={key}>
+                    {shownColumns.includes(key) ? '✓ ' : ''}
+                    {visible(key)}
+                  </option>
+                ))}
+              </select>
+            </>
+          )}
         </div>
       )}
       {selection.ids.length > 0 && (
         <div className="bulk" role="toolbar" aria-label="Actions on selected sandboxes">
           <strong>{selection.ids.length.toLocaleString()} selected</strong>
           {selection.ids.length < order.length && (
-            <button type="button" className="link" onClick={selection.all}>Select all {order.length.toLocaleString()} that match</button>
+            <button type="button" className="link" onClick={selection.all}>
+              Select all {order.length.toLocaleString()} that match
+            </button>
           )}
           <span className="grow" />
-          {session.mayChange && sandboxActions.filter((a) => a.id !== 'restart').map((action) => (
-            <Button key={action.id} small icon={action.icon} look={action.danger ? 'danger' : undefined}
-              onClick={() => setBulk({ action, sandboxes: chosen })}>{action.label}</Button>
-          ))}
-          <Button small look="ghost" onClick={selection.clear}>Clear</Button>
+          {session.mayChange &&
+            sandboxActions
+              .filter((a) => a.id !== 'restart')
+              .map((action) => (
+                <Button
+                  key={action.id}
+                  small
+                  icon={action.icon}
+                  look={action.danger ? 'danger' : undefined}
+                  onClick={() => setBulk({ action, sandboxes: chosen })}>
+                  {action.label}
+                </Button>
+              ))}
+          <Button small look="ghost" onClick={selection.clear}>
+            Clear
+          </Button>
         </div>
       )}
       {list.error && !all && <Problem error={list.error} onRetry={() => void list.refetch()} />}
@@ -234,7 +331,11 @@ export function SandboxesPage() {
       {all?.length === 0 && (
         <Empty title="No sandboxes yet" command="jiffy create --name first">
           <p>A sandbox is a microVM with its own kernel. It starts in milliseconds.</p>
-          {session.mayChange && <Link className="button primary" to="/new">Create a sandbox</Link>}
+          {session.mayChange && (
+            <Link className="button primary" to="/new">
+              Create a sandbox
+            </Link>
+          )}
           <p className="muted">or on the command line</p>
         </Empty>
       )}
@@ -244,42 +345,80 @@ export function SandboxesPage() {
             <thead>
               <tr>
                 <th className="check">
-                  <input type="checkbox" aria-label="Select all that match" checked={order.length > 0 && selection.ids.length === order.length}
-                    ref={(box) => { if (box) box.indeterminate = selection.ids.length > 0 && selection.ids.length < order.length }}
-                    onChange={(e) => e.target.checked ? selection.all() : selection.clear()} />
+                  <input
+                    type="checkbox"
+                    aria-label="Select all that match"
+                    checked={order.length > 0 && selection.ids.length === order.length}
+                    ref={(box) => {
+                      if (box) box.indeterminate = selection.ids.length > 0 && selection.ids.length < order.length
+                    }}
+                    onChange={(e) => (e.target.checked ? selection.all() : selection.clear())}
+                  />
                 </th>
-                {heading('name', 'Name')}{heading('state', 'State')}{heading('template', 'Template')}
-                {shownColumns.map((key) => <th key={`meta ${key}`} className="wide-only">{visible(key)}</th>)}
-                {heading('age', 'Age', true)}{heading('remaining', 'Remaining', true)}
-                {heading('cpu', 'Processors', true, true)}{heading('memory', 'Memory', true, true)}
-                {heading('disk', 'Disk', true, true)}<th className="num wide-only">Network</th>
+                {heading('name', 'Name')}
+                {heading('state', 'State')}
+                {heading('template', 'Template')}
+                {shownColumns.map((key) => (
+                  <th key={`meta ${key}`} className="wide-only">
+                    {visible(key)}
+                  </th>
+                ))}
+                {heading('age', 'Age', true)}
+                {heading('remaining', 'Remaining', true)}
+                {heading('cpu', 'Processors', true, true)}
+                {heading('memory', 'Memory', true, true)}
+                {heading('disk', 'Disk', true, true)}
+                <th className="num wide-only">Network</th>
                 {engines.length > 1 && heading('engine', 'Engine', false, true)}
                 {session.isAdmin && owners.length > 1 && heading('key', 'Key', false, true)}
-                <th className="actions-cell"><span className="sr-only">Actions</span></th>
+                <th className="actions-cell">
+                  <span className="sr-only">Actions</span>
+                </th>
               </tr>
             </thead>
             <tbody>
-              {before > 0 && <tr className="spacer" aria-hidden="true"><td style={{ height: before, padding: 0, border: 0 }} /></tr>}
+              {before > 0 && (
+                <tr className="spacer" aria-hidden="true">
+                  <td style={{ height: before, padding: 0, border: 0 }} />
+                </tr>
+              )}
               {items.map((item) => {
                 const line = lines[item.index]
                 if (!line) return null
                 if (!('sandbox' in line)) {
                   return (
                     <tr key={item.key} data-index={item.index} ref={virtual.measureElement} className="group">
-                      <td colSpan={20}>{applied.group}: {line.group ? visible(line.group) : 'none'} <span className="muted">({line.count})</span></td>
+                      <td colSpan={20}>
+                        {applied.group}: {line.group ? visible(line.group) : 'none'}{' '}
+                        <span className="muted">({line.count})</span>
+                      </td>
                     </tr>
                   )
                 }
                 const { sandbox } = line
                 return (
-                  <SandboxRow key={item.key} index={item.index} measure={virtual.measureElement} sandbox={sandbox}
-                    figures={figures?.[sandbox.sandboxID]} selected={selection.has(sandbox.sandboxID)} hasCursor={cursorId === sandbox.sandboxID}
-                    metadata={shownColumns} hasEngine={engines.length > 1} hasKey={session.isAdmin && owners.length > 1}
-                    mayChange={session.mayChange} onSelect={selection.toggle}
-                    onAction={(action) => setBulk({ action, sandboxes: [sandbox] })} />
+                  <SandboxRow
+                    key={item.key}
+                    index={item.index}
+                    measure={virtual.measureElement}
+                    sandbox={sandbox}
+                    figures={figures?.[sandbox.sandboxID]}
+                    selected={selection.has(sandbox.sandboxID)}
+                    hasCursor={cursorId === sandbox.sandboxID}
+                    metadata={shownColumns}
+                    hasEngine={engines.length > 1}
+                    hasKey={session.isAdmin && owners.length > 1}
+                    mayChange={session.mayChange}
+                    onSelect={selection.toggle}
+                    onAction={(action) => setBulk({ action, sandboxes: [sandbox] })}
+                  />
                 )
               })}
-              {after > 0 && <tr className="spacer" aria-hidden="true"><td style={{ height: after, padding: 0, border: 0 }} /></tr>}
+              {after > 0 && (
+                <tr className="spacer" aria-hidden="true">
+                  <td style={{ height: after, padding: 0, border: 0 }} />
+                </tr>
+              )}
             </tbody>
           </table>
           {filtered.length === 0 && (
@@ -289,9 +428,22 @@ export function SandboxesPage() {
           )}
         </div>
       )}
-      {bulk && <BulkDialog {...bulk} onClose={(done) => { setBulk(undefined); if (done) selection.clear() }} />}
-      {isNew && <CreateDialog template={filters.template} snapshot={filters.snapshot}
-        onClose={() => void navigate({ to: '/sandboxes' })} />}
+      {bulk && (
+        <BulkDialog
+          {...bulk}
+          onClose={(done) => {
+            setBulk(undefined)
+            if (done) selection.clear()
+          }}
+        />
+      )}
+      {isNew && (
+        <CreateDialog
+          template={filters.template}
+          snapshot={filters.snapshot}
+          onClose={() => void navigate({ to: '/sandboxes' })}
+        />
+      )}
     </div>
   )
 }

@@ -20,7 +20,8 @@ export function SnapshotsPage() {
   const sandboxes = useSandboxes().data ?? []
   const [removed, setRemoved] = useState<Snapshot>()
   const [isPruning, setPruning] = useState(false)
-  const update = (change: object) => void navigate({ to: '/snapshots', search: { ...search, ...change }, replace: true })
+  const update = (change: object) =>
+    void navigate({ to: '/snapshots', search: { ...search, ...change }, replace: true })
 
   const { all, sizes, uses } = useMemo(() => {
     const all = (list.data ?? []).filter((s) => s.purpose !== 'step')
@@ -29,14 +30,20 @@ export function SnapshotsPage() {
     const withAncestors = (s: Snapshot): number => {
       let total = 0
       const seen = new Set<string>()
-      for (let at: Snapshot | undefined = s; at && !seen.has(at.snapshotID); at = at.jiffy.parent ? byId.get(at.jiffy.parent) : undefined) {
+      for (
+        let at: Snapshot | undefined = s;
+        at && !seen.has(at.snapshotID);
+        at = at.jiffy.parent ? byId.get(at.jiffy.parent) : undefined
+      ) {
         seen.add(at.snapshotID)
         total += at.jiffy.bytes
       }
       return total
     }
     const uses = new Map<string, number>()
-    const use = (id: string | null | undefined) => { if (id) uses.set(id, (uses.get(id) ?? 0) + 1) }
+    const use = (id: string | null | undefined) => {
+      if (id) uses.set(id, (uses.get(id) ?? 0) + 1)
+    }
     for (const s of all) {
       sizes.set(s.snapshotID, withAncestors(s))
       use(s.jiffy.parent)
@@ -48,65 +55,168 @@ export function SnapshotsPage() {
     const q = (search.q ?? '').toLowerCase()
     const found = all.filter((s) => {
       if (search.purpose && s.purpose !== search.purpose) return false
-      return !q || s.snapshotID.startsWith(q) || s.jiffy.sandbox.startsWith(q) || (s.jiffy.name ?? '').toLowerCase().includes(q) || s.jiffy.template.includes(q)
+      return (
+        !q ||
+        s.snapshotID.startsWith(q) ||
+        s.jiffy.sandbox.startsWith(q) ||
+        (s.jiffy.name ?? '').toLowerCase().includes(q) ||
+        s.jiffy.template.includes(q)
+      )
     })
     const bySize = search.sort === 'size'
-    return found.sort((a, b) => bySize ? b.jiffy.bytes - a.jiffy.bytes : b.jiffy.created_ms - a.jiffy.created_ms)
+    return found.sort((a, b) => (bySize ? b.jiffy.bytes - a.jiffy.bytes : b.jiffy.created_ms - a.jiffy.created_ms))
   }, [all, search.q, search.purpose, search.sort])
 
   return (
     <div className="page fill">
       <header className="page-head">
         <h1>Snapshots</h1>
-        {list.data && <span className="muted">{count(shown.length, 'snapshot')}, {bytes(shown.reduce((n, s) => n + s.jiffy.bytes, 0))}</span>}
-        <div className="actions">{session.isAdmin && <Button icon="trash" onClick={() => setPruning(true)}>Prune</Button>}</div>
+        {list.data && (
+          <span className="muted">
+            {count(shown.length, 'snapshot')}, {bytes(shown.reduce((n, s) => n + s.jiffy.bytes, 0))}
+          </span>
+        )}
+        <div className="actions">
+          {session.isAdmin && (
+            <Button icon="trash" onClick={() => setPruning(true)}>
+              Prune
+            </Button>
+          )}
+        </div>
       </header>
       {list.error && !list.data && <Problem error={list.error} onRetry={() => void list.refetch()} />}
       {!list.data && !list.error && <Skeleton rows={8} height={30} />}
       {list.data && all.length === 0 && (
-        <Empty title="No snapshots yet" command="jiffy snapshot ID --name before"><p>A snapshot has the memory, processes and files of a sandbox at one moment.</p></Empty>
+        <Empty title="No snapshots yet" command="jiffy snapshot ID --name before">
+          <p>A snapshot has the memory, processes and files of a sandbox at one moment.</p>
+        </Empty>
       )}
-      {all.length > 0 && <>
-        <div className="filters">
-          <input className="input search" type="search" placeholder="Name, id, sandbox or template" aria-label="Filter by text" value={search.q ?? ''} onChange={(e) => update({ q: e.target.value || undefined })} />
-          <select className="select" aria-label="Purpose" value={search.purpose ?? ''} onChange={(e) => update({ purpose: e.target.value || undefined })}>
-            <option value="">Purpose: all</option>
-            {['asked', 'fork', 'pause', 'template'].map((p) => <option key={p} value={p}>{purposeName(p)}</option>)}
-          </select>
-          <select className="select" aria-label="Sort by" value={search.sort ?? ''} onChange={(e) => update({ sort: e.target.value || undefined })}>
-            <option value="">Newest first</option><option value="size">Largest first</option>
-          </select>
-        </div>
-        <div className="table-wrap cards-narrow" tabIndex={0} role="region" aria-label="Snapshots">
-          <table className="table">
-            <thead><tr><th>Name</th><th>Purpose</th><th>Sandbox</th><th>Template</th><th>Taken</th><th className="num">Size</th><th className="num">With ancestors</th><th className="num">Needed by</th><th><span className="sr-only">Actions</span></th></tr></thead>
-            <tbody>
-              {shown.slice(0, 1000).map((s) => (
-                <tr key={s.snapshotID}>
-                  <td className="name"><Link to="/lineage" search={{ at: s.snapshotID }}>{visible(s.jiffy.name ?? s.snapshotID)}</Link>{s.jiffy.name && <code className="sub">{s.snapshotID.slice(0, 8)}</code>}</td>
-                  <td><span className={`badge plain ${s.purpose === 'asked' ? 'busy' : ''}`}>{s.status === 'storing' ? 'storing' : purposeName(s.purpose)}</span></td>
-                  <td className="card-line"><code>{s.jiffy.sandbox.slice(0, 12)}</code></td><td className="wide-only">{visible(s.jiffy.template)}</td>
-                  <td className="card-line"><Time at={s.jiffy.created_ms} /></td><td className="num card-line">{bytes(s.jiffy.bytes)}</td>
-                  <td className="num wide-only">{bytes(sizes.get(s.snapshotID))}</td><td className="num wide-only">{uses.get(s.snapshotID) ?? 0}</td>
-                  <td className="actions-cell">
-                    {session.mayChange && <Menu label={`Actions on ${visible(s.jiffy.name ?? s.snapshotID)}`} entries={[
-                      { label: 'Create from here', icon: 'plus', onSelect: () => void navigate({ to: '/new', search: { snapshot: s.snapshotID } }) },
-                      { label: 'Show the lineage', icon: 'lineage', onSelect: () => void navigate({ to: '/lineage', search: { at: s.snapshotID } }) },
-                      'line',
-                      { label: 'Delete', icon: 'trash', danger: true, disabled: s.purpose !== 'asked', onSelect: () => setRemoved(s) },
-                    ]} />}
-                  </td>
-                </tr>
+      {all.length > 0 && (
+        <>
+          <div className="filters">
+            <input
+              className="input search"
+              type="search"
+              placeholder="Name, id, sandbox or template"
+              aria-label="Filter by text"
+              value={search.q ?? ''}
+              onChange={(e) => update({ q: e.target.value || undefined })}
+            />
+            <select
+              className="select"
+              aria-label="Purpose"
+              value={search.purpose ?? ''}
+              onChange={(e) => update({ purpose: e.target.value || undefined })}>
+              <option value="">Purpose: all</option>
+              {['asked', 'fork', 'pause', 'template'].map((p) => (
+                <option key={p} value={p}>
+                  {purposeName(p)}
+                </option>
               ))}
-            </tbody>
-          </table>
-          {shown.length > 1000 && <p className="card-body muted">The first 1,000 of {shown.length.toLocaleString()} are shown. Use the filters.</p>}
-        </div>
-      </>}
+            </select>
+            <select
+              className="select"
+              aria-label="Sort by"
+              value={search.sort ?? ''}
+              onChange={(e) => update({ sort: e.target.value || undefined })}>
+              <option value="">Newest first</option>
+              <option value="size">Largest first</option>
+            </select>
+          </div>
+          <div className="table-wrap cards-narrow" tabIndex={0} role="region" aria-label="Snapshots">
+            <table className="table">
+              <thead>
+                <tr>
+                  <th>Name</th>
+                  <th>Purpose</th>
+                  <th>Sandbox</th>
+                  <th>Template</th>
+                  <th>Taken</th>
+                  <th className="num">Size</th>
+                  <th className="num">With ancestors</th>
+                  <th className="num">Needed by</th>
+                  <th>
+                    <span className="sr-only">Actions</span>
+                  </th>
+                </tr>
+              </thead>
+              <tbody>
+                {shown.slice(0, 1000).map((s) => (
+                  <tr key={s.snapshotID}>
+                    <td className="name">
+                      <Link to="/lineage" search={{ at: s.snapshotID }}>
+                        {visible(s.jiffy.name ?? s.snapshotID)}
+                      </Link>
+                      {s.jiffy.name && <code className="sub">{s.snapshotID.slice(0, 8)}</code>}
+                    </td>
+                    <td>
+                      <span className={`badge plain ${s.purpose === 'asked' ? 'busy' : ''}`}>
+                        {s.status === 'storing' ? 'storing' : purposeName(s.purpose)}
+                      </span>
+                    </td>
+                    <td className="card-line">
+                      <code>{s.jiffy.sandbox.slice(0, 12)}</code>
+                    </td>
+                    <td className="wide-only">{visible(s.jiffy.template)}</td>
+                    <td className="card-line">
+                      <Time at={s.jiffy.created_ms} />
+                    </td>
+                    <td className="num card-line">{bytes(s.jiffy.bytes)}</td>
+                    <td className="num wide-only">{bytes(sizes.get(s.snapshotID))}</td>
+                    <td className="num wide-only">{uses.get(s.snapshotID) ?? 0}</td>
+                    <td className="actions-cell">
+                      {session.mayChange && (
+                        <Menu
+                          label={`Actions on ${visible(s.jiffy.name ?? s.snapshotID)}`}
+                          entries={[
+                            {
+                              label: 'Create from here',
+                              icon: 'plus',
+                              onSelect: () => void navigate({ to: '/new', search: { snapshot: s.snapshotID } }),
+                            },
+                            {
+                              label: 'Show the lineage',
+                              icon: 'lineage',
+                              onSelect: () => void navigate({ to: '/lineage', search: { at: s.snapshotID } }),
+                            },
+                            'line',
+                            {
+                              label: 'Delete',
+                              icon: 'trash',
+                              danger: true,
+                              disabled: s.purpose !== 'asked',
+                              onSelect: () => setRemoved(s),
+                            },
+                          ]}
+                        />
+                      )}
+                    </td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+            {shown.length > 1000 && (
+              <p className="card-body muted">
+                The first 1,000 of {shown.length.toLocaleString()} are shown. Use the filters.
+              </p>
+            )}
+          </div>
+        </>
+      )}
       {removed && (
-        <ConfirmDialog title="Delete this snapshot?" label="Delete" danger command={commands.removeSnapshot(removed.snapshotID)} onClose={() => setRemoved(undefined)}
+        <ConfirmDialog
+          title="Delete this snapshot?"
+          label="Delete"
+          danger
+          command={commands.removeSnapshot(removed.snapshotID)}
+          onClose={() => setRemoved(undefined)}
           run={() => api.DELETE('/templates/{templateID}', { params: { path: { templateID: removed.snapshotID } } })}>
-          <p>{visible(removed.jiffy.name ?? removed.snapshotID)}: {(uses.get(removed.snapshotID) ?? 0) > 0 ? `${count(uses.get(removed.snapshotID) ?? 0, 'object needs', 'objects need')} its data, which remain on disk until then.` : 'nothing depends on it.'}</p>
+          <p>
+            {visible(removed.jiffy.name ?? removed.snapshotID)}:{' '}
+            {(uses.get(removed.snapshotID) ?? 0) > 0
+              ? `${count(uses.get(removed.snapshotID) ?? 0, 'object needs', 'objects need')} its data, which remain on disk until then.`
+              : 'nothing depends on it.'}
+          </p>
         </ConfirmDialog>
       )}
       {isPruning && <PruneDialog onClose={() => setPruning(false)} />}
@@ -118,7 +228,9 @@ export function SnapshotsPage() {
 function PruneDialog({ onClose }: { onClose: () => void }) {
   const refresh = useRefresh()
   const preview = useQuery({
-    queryKey: ['prune'], gcTime: 0, retry: false,
+    queryKey: ['prune'],
+    gcTime: 0,
+    retry: false,
     queryFn: async ({ signal }) => data(await api.POST('/prune', { body: { dryRun: true }, signal }))!,
   })
   const run = useMutation({ mutationFn: async () => data(await api.POST('/prune', { body: { dryRun: false } }))! })
@@ -132,16 +244,35 @@ function PruneDialog({ onClose }: { onClose: () => void }) {
     onClose()
   }
   return (
-    <Dialog title="Remove unused data" onClose={onClose} description="Removes data that no sandbox, snapshot or template needs.">
+    <Dialog
+      title="Remove unused data"
+      onClose={onClose}
+      description="Removes data that no sandbox, snapshot or template needs.">
       {error && <Problem error={error} />}
       {preview.isLoading && <Skeleton rows={3} />}
-      {preview.data && <>
-        <p>{items.length === 0 ? 'Nothing can be removed.' : `${count(items.length, 'object')}, ${bytes(preview.data.bytes)}`}</p>
-        <ul className="bulk-list" tabIndex={0} aria-label="Objects">{items.slice(0, 200).map((i, n) => <li key={n} className="row"><span className="tag">{i.kind}</span><span className="truncate grow">{visible(i.name ?? i.id)}</span>{bytes(i.bytes)}</li>)}</ul>
-      </>}
+      {preview.data && (
+        <>
+          <p>
+            {items.length === 0
+              ? 'Nothing can be removed.'
+              : `${count(items.length, 'object')}, ${bytes(preview.data.bytes)}`}
+          </p>
+          <ul className="bulk-list" tabIndex={0} aria-label="Objects">
+            {items.slice(0, 200).map((i, n) => (
+              <li key={n} className="row">
+                <span className="tag">{i.kind}</span>
+                <span className="truncate grow">{visible(i.name ?? i.id)}</span>
+                {bytes(i.bytes)}
+              </li>
+            ))}
+          </ul>
+        </>
+      )}
       <div className="buttons">
         <Button onClick={onClose}>Cancel</Button>
-        <Button look="primary danger" disabled={items.length === 0} busy={run.isPending} onClick={() => void remove()}>Remove</Button>
+        <Button look="primary danger" disabled={items.length === 0} busy={run.isPending} onClick={() => void remove()}>
+          Remove
+        </Button>
       </div>
     </Dialog>
   )

@@ -26,8 +26,26 @@ export function DetailsTab() {
     ['Started by', info.boot_mode ?? '–'],
     ['Start time', info.boot_ms == null ? '–' : `${info.boot_ms.toFixed(1)} ms`],
     ['Engine', info.engine ?? '–'],
-    ['Snapshot', info.snapshot ? <Link key="l" to="/lineage" search={{ at: info.snapshot }}><code>{info.snapshot}</code></Link> : '–'],
-    ['Forked from', info.forked_from ? <Link key="f" to="/sandboxes/$id" params={{ id: info.forked_from }}><code>{info.forked_from}</code></Link> : '–'],
+    [
+      'Snapshot',
+      info.snapshot ? (
+        <Link key="l" to="/lineage" search={{ at: info.snapshot }}>
+          <code>{info.snapshot}</code>
+        </Link>
+      ) : (
+        '–'
+      ),
+    ],
+    [
+      'Forked from',
+      info.forked_from ? (
+        <Link key="f" to="/sandboxes/$id" params={{ id: info.forked_from }}>
+          <code>{info.forked_from}</code>
+        </Link>
+      ) : (
+        '–'
+      ),
+    ],
     ['Key', info.terms.owner ? <code key="k">{info.terms.owner}</code> : 'owner of the host'],
     ['At the timeout', info.terms.on_timeout],
     ['Resume on request', info.terms.auto_resume ? 'yes' : 'no'],
@@ -35,27 +53,66 @@ export function DetailsTab() {
     ['Store', sandbox.storeState ?? '–'],
   ]
   const sizes: [string, string][] = [
-    ['Processors', figures ? `${(figures.cpuUsedPct / 100).toFixed(2)} of ${sandbox.cpuCount}` : String(sandbox.cpuCount)],
-    ['Memory', figures ? `${bytes(figures.memUsed)} of ${mib(sandbox.memoryMB)}, ${bytes(figures.memCache)} cache` : mib(sandbox.memoryMB)],
+    [
+      'Processors',
+      figures ? `${(figures.cpuUsedPct / 100).toFixed(2)} of ${sandbox.cpuCount}` : String(sandbox.cpuCount),
+    ],
+    [
+      'Memory',
+      figures
+        ? `${bytes(figures.memUsed)} of ${mib(sandbox.memoryMB)}, ${bytes(figures.memCache)} cache`
+        : mib(sandbox.memoryMB),
+    ],
     ['Disk', figures ? `${bytes(figures.diskUsed)} of ${mib(sandbox.diskSizeMB)}` : mib(sandbox.diskSizeMB)],
-    ['Network', figures?.netBytesIn !== undefined && figures.netBytesOut !== undefined ? `${bytes(figures.netBytesIn)} received, ${bytes(figures.netBytesOut)} sent` : '–'],
+    [
+      'Network',
+      figures?.netBytesIn !== undefined && figures.netBytesOut !== undefined
+        ? `${bytes(figures.netBytesIn)} received, ${bytes(figures.netBytesOut)} sent`
+        : '–',
+    ],
   ]
   return (
     <div className="details">
       <section className="card">
-        <div className="card-head"><h2>Sandbox</h2></div>
-        <dl className="facts card-body">{facts.map(([name, value]) => <Fact key={name} name={name}>{value}</Fact>)}</dl>
+        <div className="card-head">
+          <h2>Sandbox</h2>
+        </div>
+        <dl className="facts card-body">
+          {facts.map(([name, value]) => (
+            <Fact key={name} name={name}>
+              {value}
+            </Fact>
+          ))}
+        </dl>
       </section>
       <div className="stack">
         <section className="card">
-          <div className="card-head"><h2>Sizes</h2></div>
-          <dl className="facts card-body">{sizes.map(([name, value]) => <Fact key={name} name={name}>{value}</Fact>)}</dl>
+          <div className="card-head">
+            <h2>Sizes</h2>
+          </div>
+          <dl className="facts card-body">
+            {sizes.map(([name, value]) => (
+              <Fact key={name} name={name}>
+                {value}
+              </Fact>
+            ))}
+          </dl>
         </section>
         <section className="card">
-          <div className="card-head"><h2>Metadata</h2></div>
+          <div className="card-head">
+            <h2>Metadata</h2>
+          </div>
           <div className="card-body">
-            {Object.keys(sandbox.metadata).length === 0 ? <span className="muted">None</span> : (
-              <dl className="facts">{Object.entries(sandbox.metadata).map(([k, v]) => <Fact key={k} name={visible(k)}>{visible(v)}</Fact>)}</dl>
+            {Object.keys(sandbox.metadata).length === 0 ? (
+              <span className="muted">None</span>
+            ) : (
+              <dl className="facts">
+                {Object.entries(sandbox.metadata).map(([k, v]) => (
+                  <Fact key={k} name={visible(k)}>
+                    {visible(v)}
+                  </Fact>
+                ))}
+              </dl>
             )}
           </div>
         </section>
@@ -67,15 +124,31 @@ export function DetailsTab() {
 }
 
 function Fact({ name, children }: { name: string; children: React.ReactNode }) {
-  return <><dt>{name}</dt><dd>{children}</dd></>
+  return (
+    <>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </>
+  )
 }
 
 function EnvironmentCard({ env }: { env: [string, string][] }) {
   const [shown, setShown] = useState(false)
   return (
     <section className="card">
-      <div className="card-head"><h2>Environment</h2><Button small onClick={() => setShown(!shown)} aria-pressed={shown}>{shown ? 'Hide values' : 'Show values'}</Button></div>
-      <dl className="facts card-body">{env.map(([k, v]) => <Fact key={k} name={visible(k)}><code>{shown ? visible(v) : '••••••'}</code></Fact>)}</dl>
+      <div className="card-head">
+        <h2>Environment</h2>
+        <Button small onClick={() => setShown(!shown)} aria-pressed={shown}>
+          {shown ? 'Hide values' : 'Show values'}
+        </Button>
+      </div>
+      <dl className="facts card-body">
+        {env.map(([k, v]) => (
+          <Fact key={k} name={visible(k)}>
+            <code>{shown ? visible(v) : '••••••'}</code>
+          </Fact>
+        ))}
+      </dl>
     </section>
   )
 }
@@ -93,7 +166,12 @@ function NetworkCard({ id }: { id: string }) {
   if (!sandbox) return null
   const { network } = sandbox
   const hasInternet = sandbox.allowInternetAccess !== false
-  const body = edit && { allowOut: lines(edit.allow), denyOut: lines(edit.deny), dnsServers: network?.dnsServers ?? [], allow_internet_access: edit.internet ? null : false }
+  const body = edit && {
+    allowOut: lines(edit.allow),
+    denyOut: lines(edit.deny),
+    dnsServers: network?.dnsServers ?? [],
+    allow_internet_access: edit.internet ? null : false,
+  }
   const save = async () => {
     if (!body) return
     setBusy(true)
@@ -111,25 +189,87 @@ function NetworkCard({ id }: { id: string }) {
   }
   return (
     <section className="card">
-      <div className="card-head"><h2>Network rules</h2>
-        {session.mayChange && !edit && <Button small icon="edit" onClick={() => setEdit({ allow: (network?.allowOut ?? []).join('\n'), deny: (network?.denyOut ?? []).join('\n'), internet: hasInternet })}>Edit</Button>}
+      <div className="card-head">
+        <h2>Network rules</h2>
+        {session.mayChange && !edit && (
+          <Button
+            small
+            icon="edit"
+            onClick={() =>
+              setEdit({
+                allow: (network?.allowOut ?? []).join('\n'),
+                deny: (network?.denyOut ?? []).join('\n'),
+                internet: hasInternet,
+              })
+            }>
+            Edit
+          </Button>
+        )}
       </div>
       <div className="card-body stack">
-        {!edit && <dl className="facts">
-          <Fact name="Internet">{hasInternet ? 'yes' : 'no'}</Fact>
-          <Fact name="Allowed">{network?.allowOut.length ? network.allowOut.map((h) => <code key={h} className="tag">{visible(h)}</code>) : 'no rule'}</Fact>
-          <Fact name="Denied">{network?.denyOut.length ? network.denyOut.map((h) => <code key={h} className="tag">{visible(h)}</code>) : 'no rule'}</Fact>
-          <Fact name="Name servers">{network?.dnsServers.length ? network.dnsServers.join(', ') : 'of the host'}</Fact>
-          <Fact name="Ports">{network?.allowPublicTraffic === false ? 'require the traffic token' : 'public'}</Fact>
-        </dl>}
-        {edit && <>
-          <label className="row"><input type="checkbox" checked={edit.internet} onChange={(e) => setEdit({ ...edit, internet: e.target.checked })} /> Internet access</label>
-          <Field id="allow" label="Allowed destinations" hint="Host names, addresses or networks, one per line"><textarea id="allow" className="textarea mono" value={edit.allow} onChange={(e) => setEdit({ ...edit, allow: e.target.value })} /></Field>
-          <Field id="deny" label="Denied destinations" hint="0.0.0.0/0 denies all that is not allowed"><textarea id="deny" className="textarea mono" value={edit.deny} onChange={(e) => setEdit({ ...edit, deny: e.target.value })} /></Field>
-          {error !== undefined && <Problem error={error} />}
-          {body && <AsCommand command={commands.network(id, body)} />}
-          <div className="row"><Button look="primary" busy={busy} onClick={() => void save()}>Save</Button><Button onClick={() => setEdit(undefined)}>Cancel</Button></div>
-        </>}
+        {!edit && (
+          <dl className="facts">
+            <Fact name="Internet">{hasInternet ? 'yes' : 'no'}</Fact>
+            <Fact name="Allowed">
+              {network?.allowOut.length
+                ? network.allowOut.map((h) => (
+                    <code key={h} className="tag">
+                      {visible(h)}
+                    </code>
+                  ))
+                : 'no rule'}
+            </Fact>
+            <Fact name="Denied">
+              {network?.denyOut.length
+                ? network.denyOut.map((h) => (
+                    <code key={h} className="tag">
+                      {visible(h)}
+                    </code>
+                  ))
+                : 'no rule'}
+            </Fact>
+            <Fact name="Name servers">
+              {network?.dnsServers.length ? network.dnsServers.join(', ') : 'of the host'}
+            </Fact>
+            <Fact name="Ports">{network?.allowPublicTraffic === false ? 'require the traffic token' : 'public'}</Fact>
+          </dl>
+        )}
+        {edit && (
+          <>
+            <label className="row">
+              <input
+                type="checkbox"
+                checked={edit.internet}
+                onChange={(e) => setEdit({ ...edit, internet: e.target.checked })}
+              />{' '}
+              Internet access
+            </label>
+            <Field id="allow" label="Allowed destinations" hint="Host names, addresses or networks, one per line">
+              <textarea
+                id="allow"
+                className="textarea mono"
+                value={edit.allow}
+                onChange={(e) => setEdit({ ...edit, allow: e.target.value })}
+              />
+            </Field>
+            <Field id="deny" label="Denied destinations" hint="0.0.0.0/0 denies all that is not allowed">
+              <textarea
+                id="deny"
+                className="textarea mono"
+                value={edit.deny}
+                onChange={(e) => setEdit({ ...edit, deny: e.target.value })}
+              />
+            </Field>
+            {error !== undefined && <Problem error={error} />}
+            {body && <AsCommand command={commands.network(id, body)} />}
+            <div className="row">
+              <Button look="primary" busy={busy} onClick={() => void save()}>
+                Save
+              </Button>
+              <Button onClick={() => setEdit(undefined)}>Cancel</Button>
+            </div>
+          </>
+        )}
       </div>
     </section>
   )

@@ -14,7 +14,13 @@ const MAX_HEX = 4096
 
 // Only formats without scripts are shown as pictures.
 const pictures: Record<string, string> = {
-  png: 'image/png', jpg: 'image/jpeg', jpeg: 'image/jpeg', gif: 'image/gif', webp: 'image/webp', avif: 'image/avif', bmp: 'image/bmp',
+  png: 'image/png',
+  jpg: 'image/jpeg',
+  jpeg: 'image/jpeg',
+  gif: 'image/gif',
+  webp: 'image/webp',
+  avif: 'image/avif',
+  bmp: 'image/bmp',
 }
 
 type Content =
@@ -27,7 +33,10 @@ function hex(data: Uint8Array): string {
   const lines: string[] = []
   for (let at = 0; at < Math.min(data.length, MAX_HEX); at += 16) {
     const row = [...data.subarray(at, at + 16)]
-    const digits = row.map((b) => b.toString(16).padStart(2, '0')).join(' ').padEnd(47)
+    const digits = row
+      .map((b) => b.toString(16).padStart(2, '0'))
+      .join(' ')
+      .padEnd(47)
     const text = row.map((b) => (b >= 32 && b < 127 ? String.fromCharCode(b) : '.')).join('')
     lines.push(`${at.toString(16).padStart(8, '0')}  ${digits}  ${text}`)
   }
@@ -50,7 +59,13 @@ async function load(id: string, entry: Entry, signal: AbortSignal): Promise<Cont
 }
 
 /** Shows or edits a file. */
-export function FileView({ id, entry, onClose, onDownload, onSaved }: {
+export function FileView({
+  id,
+  entry,
+  onClose,
+  onDownload,
+  onSaved,
+}: {
   id: string
   entry: Entry
   onClose: () => void
@@ -67,10 +82,17 @@ export function FileView({ id, entry, onClose, onDownload, onSaved }: {
     queryKey: ['file', id, opened.path, opened.modified],
     queryFn: ({ signal }) => load(id, opened, signal),
     enabled: entry.kind === 'file',
-    gcTime: 0, staleTime: Infinity, retry: false,
+    gcTime: 0,
+    staleTime: Infinity,
+    retry: false,
   })
   const url = content.data?.kind === 'picture' ? content.data.url : undefined
-  useEffect(() => () => { if (url) URL.revokeObjectURL(url) }, [url])
+  useEffect(
+    () => () => {
+      if (url) URL.revokeObjectURL(url)
+    },
+    [url],
+  )
   const text = content.data?.kind === 'text' ? content.data.text : undefined
   const isDirty = draft !== undefined && draft !== text
   const hasChanged = entry.modified !== opened.modified
@@ -87,8 +109,13 @@ export function FileView({ id, entry, onClose, onDownload, onSaved }: {
     setError(undefined)
     try {
       const guard = force ? '' : `&unless_changed_since=${encodeURIComponent(opened.modified)}`
-      await call(`${guestPath(id)}/file?path=${encodeURIComponent(opened.path)}${guard}`, { method: 'PUT', body: draft })
-      const response = await call(`${guestPath(id)}/entries?path=${encodeURIComponent(opened.path.replace(/\/[^/]*$/, '') || '/')}`)
+      await call(`${guestPath(id)}/file?path=${encodeURIComponent(opened.path)}${guard}`, {
+        method: 'PUT',
+        body: draft,
+      })
+      const response = await call(
+        `${guestPath(id)}/entries?path=${encodeURIComponent(opened.path.replace(/\/[^/]*$/, '') || '/')}`,
+      )
       const { entries } = (await response.json()) as { entries: Entry[] }
       setOpened(entries.find((e) => e.path === opened.path) ?? entry)
       setDraft(undefined)
@@ -97,7 +124,9 @@ export function FileView({ id, entry, onClose, onDownload, onSaved }: {
       onSaved()
     } catch (e) {
       if (e instanceof CallError && e.code === 'file_changed') {
-        const response = await call(`${guestPath(id)}/file?path=${encodeURIComponent(opened.path)}`).catch(() => undefined)
+        const response = await call(`${guestPath(id)}/file?path=${encodeURIComponent(opened.path)}`).catch(
+          () => undefined,
+        )
         setConflict((await response?.text()) ?? '')
       } else setError(e)
     } finally {
@@ -107,37 +136,103 @@ export function FileView({ id, entry, onClose, onDownload, onSaved }: {
   return (
     <section className="card file-view" aria-label={`File ${visible(entry.name)}`}>
       <div className="card-head">
-        <h2 className="truncate">{visible(entry.name)}{isDirty && ' •'}</h2>
+        <h2 className="truncate">
+          {visible(entry.name)}
+          {isDirty && ' •'}
+        </h2>
         <div className="row">
           <span className="muted nowrap">{bytes(entry.size)}</span>
-          {text !== undefined && <Button small look="primary" disabled={!isDirty} busy={busy} onClick={() => void save(false)}>Save</Button>}
+          {text !== undefined && (
+            <Button small look="primary" disabled={!isDirty} busy={busy} onClick={() => void save(false)}>
+              Save
+            </Button>
+          )}
           <Button small icon="download" label="Download" onClick={onDownload} />
           <Button small look="ghost" icon="kill" label="Close the file" onClick={onClose} />
         </div>
       </div>
-      {hasChanged && isDirty && <div className="banner" role="status">The file has changed in the sandbox since you opened it.</div>}
-      {error !== undefined && <Problem error={error} title="The file was not saved" />}
-      {entry.kind !== 'file' && <p className="card-body muted">This is {entry.kind === 'symlink' ? 'a link without a target' : 'a socket, pipe or device'}. It has no content to show.</p>}
-      {content.error && <Problem error={content.error} onRetry={() => void content.refetch()} />}
-      {entry.kind === 'file' && content.isLoading && <div className="card-body"><Skeleton rows={8} /></div>}
-      {text !== undefined && (
-        <textarea className="editor mono" aria-label={`Content of ${visible(entry.name)}`} spellCheck={false} autoComplete="off" wrap="off"
-          value={draft ?? text} onChange={(e) => setDraft(e.target.value)}
-          onKeyDown={(e) => { if ((e.ctrlKey || e.metaKey) && e.key === 's') { e.preventDefault(); void save(false) } }} />
+      {hasChanged && isDirty && (
+        <div className="banner" role="status">
+          The file has changed in the sandbox since you opened it.
+        </div>
       )}
-      {content.data?.kind === 'picture' && <div className="picture"><img src={content.data.url} alt={visible(entry.name)} /></div>}
-      {content.data?.kind === 'binary' && <pre className="hex mono" tabIndex={0} aria-label="Content as hexadecimal digits">{content.data.hex}{entry.size > MAX_HEX && `\n… ${bytes(entry.size - MAX_HEX)} more`}</pre>}
-      {content.data?.kind === 'large' && <p className="card-body muted">The file is larger than {bytes(MAX_TEXT)}. Download it to see its content.</p>}
+      {error !== undefined && <Problem error={error} title="The file was not saved" />}
+      {entry.kind !== 'file' && (
+        <p className="card-body muted">
+          This is {entry.kind === 'symlink' ? 'a link without a target' : 'a socket, pipe or device'}. It has no content
+          to show.
+        </p>
+      )}
+      {content.error && <Problem error={content.error} onRetry={() => void content.refetch()} />}
+      {entry.kind === 'file' && content.isLoading && (
+        <div className="card-body">
+          <Skeleton rows={8} />
+        </div>
+      )}
+      {text !== undefined && (
+        <textarea
+          className="editor mono"
+          aria-label={`Content of ${visible(entry.name)}`}
+          spellCheck={false}
+          autoComplete="off"
+          wrap="off"
+          value={draft ?? text}
+          onChange={(e) => setDraft(e.target.value)}
+          onKeyDown={(e) => {
+            if ((e.ctrlKey || e.metaKey) && e.key === 's') {
+              e.preventDefault()
+              void save(false)
+            }
+          }}
+        />
+      )}
+      {content.data?.kind === 'picture' && (
+        <div className="picture">
+          <img src={content.data.url} alt={visible(entry.name)} />
+        </div>
+      )}
+      {content.data?.kind === 'binary' && (
+        <pre className="hex mono" tabIndex={0} aria-label="Content as hexadecimal digits">
+          {content.data.hex}
+          {entry.size > MAX_HEX && `\n… ${bytes(entry.size - MAX_HEX)} more`}
+        </pre>
+      )}
+      {content.data?.kind === 'large' && (
+        <p className="card-body muted">The file is larger than {bytes(MAX_TEXT)}. Download it to see its content.</p>
+      )}
       {conflict !== undefined && draft !== undefined && (
-        <Dialog title="The file has changed meanwhile" wide onClose={() => setConflict(undefined)} description="Another process changed the file after you opened it.">
+        <Dialog
+          title="The file has changed meanwhile"
+          wide
+          onClose={() => setConflict(undefined)}
+          description="Another process changed the file after you opened it.">
           <div className="form-grid">
-            <div className="field"><span className="label">In the sandbox</span><pre className="paste mono" tabIndex={0}>{visible(conflict.slice(0, 20_000))}</pre></div>
-            <div className="field"><span className="label">Your version</span><pre className="paste mono" tabIndex={0}>{visible(draft.slice(0, 20_000))}</pre></div>
+            <div className="field">
+              <span className="label">In the sandbox</span>
+              <pre className="paste mono" tabIndex={0}>
+                {visible(conflict.slice(0, 20_000))}
+              </pre>
+            </div>
+            <div className="field">
+              <span className="label">Your version</span>
+              <pre className="paste mono" tabIndex={0}>
+                {visible(draft.slice(0, 20_000))}
+              </pre>
+            </div>
           </div>
           <div className="buttons">
             <Button onClick={() => setConflict(undefined)}>Continue editing</Button>
-            <Button onClick={() => { setDraft(undefined); setConflict(undefined); setOpened(entry) }}>Discard mine</Button>
-            <Button look="primary danger" onClick={() => void save(true)}>Overwrite</Button>
+            <Button
+              onClick={() => {
+                setDraft(undefined)
+                setConflict(undefined)
+                setOpened(entry)
+              }}>
+              Discard mine
+            </Button>
+            <Button look="primary danger" onClick={() => void save(true)}>
+              Overwrite
+            </Button>
           </div>
         </Dialog>
       )}

@@ -66,10 +66,15 @@ export function FilesTab() {
     }
   }, [list.error, search.path])
   const entries = list.data ?? []
-  const virtual = useVirtualizer({ count: entries.length, getScrollElement: () => scroller.current, estimateSize: () => ROW, overscan: 12 })
+  const virtual = useVirtualizer({
+    count: entries.length,
+    getScrollElement: () => scroller.current,
+    estimateSize: () => ROW,
+    overscan: 12,
+  })
   const reload = () => void queries.invalidateQueries({ queryKey: ['files', id] })
   const go = (path: string, file?: string) => void navigate({ to: '.', search: { path, file } as never })
-  const open = (entry: Entry) => entry.kind === 'directory' ? go(entry.path) : go(directory, entry.name)
+  const open = (entry: Entry) => (entry.kind === 'directory' ? go(entry.path) : go(directory, entry.name))
 
   const add = (files: { file: File; path: string }[]) => {
     const names = new Set(entries.map((e) => e.name))
@@ -88,67 +93,176 @@ export function FilesTab() {
   }
   const parts = useMemo(() => directory.split('/').filter(Boolean), [directory])
 
-  if (!session.mayChange) return <Empty title="No files with this key"><p>Reading files of sandboxes requires a key of scope <code>create</code> or <code>admin</code>.</p></Empty>
-  if (sandbox && !isRunning) return <Empty title={`The sandbox is ${sandbox.state}`}><p>Resume the sandbox to see its files.</p></Empty>
+  if (!session.mayChange)
+    return (
+      <Empty title="No files with this key">
+        <p>
+          Reading files of sandboxes requires a key of scope <code>create</code> or <code>admin</code>.
+        </p>
+      </Empty>
+    )
+  if (sandbox && !isRunning)
+    return (
+      <Empty title={`The sandbox is ${sandbox.state}`}>
+        <p>Resume the sandbox to see its files.</p>
+      </Empty>
+    )
   const shown = search.file ? entries.find((e) => e.name === search.file) : undefined
   return (
     <div className="files">
       <div className="filters">
         <nav className="crumbs" aria-label="Directory">
-          <button type="button" onClick={() => go('/')} aria-label="Root directory">/</button>
+          <button type="button" onClick={() => go('/')} aria-label="Root directory">
+            /
+          </button>
           {parts.map((part, index) => (
             <span key={index}>
-              <button type="button" aria-current={index === parts.length - 1 || undefined} onClick={() => go(`/${parts.slice(0, index + 1).join('/')}`)}>{visible(part)}</button>
+              <button
+                type="button"
+                aria-current={index === parts.length - 1 || undefined}
+                onClick={() => go(`/${parts.slice(0, index + 1).join('/')}`)}>
+                {visible(part)}
+              </button>
               {index < parts.length - 1 && '/'}
             </span>
           ))}
         </nav>
         <span className="muted">{list.data && count(entries.length, 'entry', 'entries')}</span>
         <span className="grow" />
-        <Button small icon="upload" onClick={() => picker.current?.click()}>Upload</Button>
-        <input ref={picker} type="file" multiple hidden onChange={(e) => {
-          add([...(e.target.files ?? [])].map((file) => ({ file, path: file.name })))
-          e.target.value = ''
-        }} />
-        <Button small icon="folder" onClick={() => setDialog({ kind: 'directory' })}>New directory</Button>
-        <Button small icon="file" onClick={() => setDialog({ kind: 'file' })}>New file</Button>
+        <Button small icon="upload" onClick={() => picker.current?.click()}>
+          Upload
+        </Button>
+        <input
+          ref={picker}
+          type="file"
+          multiple
+          hidden
+          onChange={(e) => {
+            add([...(e.target.files ?? [])].map((file) => ({ file, path: file.name })))
+            e.target.value = ''
+          }}
+        />
+        <Button small icon="folder" onClick={() => setDialog({ kind: 'directory' })}>
+          New directory
+        </Button>
+        <Button small icon="file" onClick={() => setDialog({ kind: 'file' })}>
+          New file
+        </Button>
       </div>
       <UploadList uploads={uploads} />
       <div className={`files-body${shown ? ' has-file' : ''}`}>
-        {list.error && !list.data ? <Problem error={list.error} onRetry={() => void list.refetch()} /> : !list.data ? <Skeleton rows={10} height={ROW - 8} /> : (
-          <div className="table-wrap file-list" data-over={isOver} ref={scroller} tabIndex={0} role="region" aria-label="Files. Drop files here to upload them"
-            onDragOver={(e) => { e.preventDefault(); setOver(true) }} onDragLeave={() => setOver(false)}
-            onDrop={(e) => { e.preventDefault(); setOver(false); void dropped(e.dataTransfer).then(add) }}>
-            {entries.length === 0 && <Empty title="This directory is empty"><p>Drop files here to upload them.</p></Empty>}
+        {list.error && !list.data ? (
+          <Problem error={list.error} onRetry={() => void list.refetch()} />
+        ) : !list.data ? (
+          <Skeleton rows={10} height={ROW - 8} />
+        ) : (
+          <div
+            className="table-wrap file-list"
+            data-over={isOver}
+            ref={scroller}
+            tabIndex={0}
+            role="region"
+            aria-label="Files. Drop files here to upload them"
+            onDragOver={(e) => {
+              e.preventDefault()
+              setOver(true)
+            }}
+            onDragLeave={() => setOver(false)}
+            onDrop={(e) => {
+              e.preventDefault()
+              setOver(false)
+              void dropped(e.dataTransfer).then(add)
+            }}>
+            {entries.length === 0 && (
+              <Empty title="This directory is empty">
+                <p>Drop files here to upload them.</p>
+              </Empty>
+            )}
             <div style={{ height: virtual.getTotalSize(), position: 'relative' }} role="list">
               {virtual.getVirtualItems().map((item) => {
                 const entry = entries[item.index]
-                return entry && (
-                  <div key={entry.name + item.index} role="listitem" className="file-row" data-active={entry === shown} style={{ transform: `translateY(${item.start}px)` }}>
-                    <button type="button" className="file-name truncate" onClick={() => open(entry)} title={visible(entry.path)}>
-                      <Icon name={entry.kind === 'directory' ? 'folder' : 'file'} /><span className="truncate">{visible(entry.name)}</span>
-                      {entry.symlinkTarget && <span className="muted truncate">→ {visible(entry.symlinkTarget)}</span>}
-                    </button>
-                    <span className="file-size">{entry.kind === 'directory' ? '' : bytes(entry.size)}</span>
-                    <span className="file-extra mono">{visible(entry.permissions)}</span>
-                    <span className="file-extra">{visible(entry.owner)}</span>
-                    <span className="file-extra"><Time at={entry.modified} /></span>
-                    <Menu label={`Actions on ${visible(entry.name)}`} entries={[
-                      { label: 'Open', icon: 'open', onSelect: () => open(entry) },
-                      { label: 'Download', icon: 'download', disabled: entry.kind !== 'file', onSelect: () => void download(entry) },
-                      { label: 'Rename', icon: 'edit', disabled: entry.isBinaryName, onSelect: () => setDialog({ kind: 'rename', entry }) },
-                      'line',
-                      { label: 'Delete', icon: 'trash', danger: true, disabled: entry.isBinaryName, onSelect: () => setDialog({ kind: 'remove', entry }) },
-                    ]} />
-                  </div>
+                return (
+                  entry && (
+                    <div
+                      key={entry.name + item.index}
+                      role="listitem"
+                      className="file-row"
+                      data-active={entry === shown}
+                      style={{ transform: `translateY(${item.start}px)` }}>
+                      <button
+                        type="button"
+                        className="file-name truncate"
+                        onClick={() => open(entry)}
+                        title={visible(entry.path)}>
+                        <Icon name={entry.kind === 'directory' ? 'folder' : 'file'} />
+                        <span className="truncate">{visible(entry.name)}</span>
+                        {entry.symlinkTarget && (
+                          <span className="muted truncate">→ {visible(entry.symlinkTarget)}</span>
+                        )}
+                      </button>
+                      <span className="file-size">{entry.kind === 'directory' ? '' : bytes(entry.size)}</span>
+                      <span className="file-extra mono">{visible(entry.permissions)}</span>
+                      <span className="file-extra">{visible(entry.owner)}</span>
+                      <span className="file-extra">
+                        <Time at={entry.modified} />
+                      </span>
+                      <Menu
+                        label={`Actions on ${visible(entry.name)}`}
+                        entries={[
+                          { label: 'Open', icon: 'open', onSelect: () => open(entry) },
+                          {
+                            label: 'Download',
+                            icon: 'download',
+                            disabled: entry.kind !== 'file',
+                            onSelect: () => void download(entry),
+                          },
+                          {
+                            label: 'Rename',
+                            icon: 'edit',
+                            disabled: entry.isBinaryName,
+                            onSelect: () => setDialog({ kind: 'rename', entry }),
+                          },
+                          'line',
+                          {
+                            label: 'Delete',
+                            icon: 'trash',
+                            danger: true,
+                            disabled: entry.isBinaryName,
+                            onSelect: () => setDialog({ kind: 'remove', entry }),
+                          },
+                        ]}
+                      />
+                    </div>
+                  )
                 )
               })}
             </div>
           </div>
         )}
-        {shown && <FileView key={shown.path} id={id} entry={shown} onClose={() => go(directory)} onDownload={() => void download(shown)} onSaved={reload} />}
+        {shown && (
+          <FileView
+            key={shown.path}
+            id={id}
+            entry={shown}
+            onClose={() => go(directory)}
+            onDownload={() => void download(shown)}
+            onSaved={reload}
+          />
+        )}
       </div>
-      {dialog && <FileDialog key={dialog.kind} id={id} directory={directory} dialog={dialog} names={entries.map((e) => e.name)} onClose={(changed) => { setDialog(undefined); if (changed) reload() }} />}
+      {dialog && (
+        <FileDialog
+          key={dialog.kind}
+          id={id}
+          directory={directory}
+          dialog={dialog}
+          names={entries.map((e) => e.name)}
+          onClose={(changed) => {
+            setDialog(undefined)
+            if (changed) reload()
+          }}
+        />
+      )}
     </div>
   )
 }
@@ -176,7 +290,13 @@ async function dropped(transfer: DataTransfer): Promise<{ file: File; path: stri
 
 type DialogState = { kind: 'directory' | 'file' } | { kind: 'rename' | 'remove'; entry: Entry }
 
-function FileDialog({ id, directory, dialog, names, onClose }: {
+function FileDialog({
+  id,
+  directory,
+  dialog,
+  names,
+  onClose,
+}: {
   id: string
   directory: string
   dialog: DialogState
@@ -187,8 +307,12 @@ function FileDialog({ id, directory, dialog, names, onClose }: {
   const [error, setError] = useState<unknown>()
   const [busy, setBusy] = useState(false)
   const titles = { directory: 'New directory', file: 'New file', rename: 'Rename', remove: 'Delete' }
-  const problem = dialog.kind !== 'remove' && name !== '' && (name.includes('/') || name === '.' || name === '..')
-    ? 'The name must not contain /' : (dialog.kind === 'directory' || dialog.kind === 'file') && names.includes(name) ? 'The name exists' : undefined
+  const problem =
+    dialog.kind !== 'remove' && name !== '' && (name.includes('/') || name === '.' || name === '..')
+      ? 'The name must not contain /'
+      : (dialog.kind === 'directory' || dialog.kind === 'file') && names.includes(name)
+        ? 'The name exists'
+        : undefined
   const submit = async () => {
     setBusy(true)
     setError(undefined)
@@ -196,8 +320,10 @@ function FileDialog({ id, directory, dialog, names, onClose }: {
     const at = (p: string) => `?path=${encodeURIComponent(p)}`
     try {
       if (dialog.kind === 'directory') await callJson('POST', `${guestPath(id)}/directories`, { path })
-      else if (dialog.kind === 'file') await call(`${guestPath(id)}/file${at(path)}&unless_changed_since=`, { method: 'PUT', body: '' })
-      else if ('entry' in dialog && dialog.kind === 'rename') await callJson('POST', `${guestPath(id)}/moves`, { from: dialog.entry.path, to: path })
+      else if (dialog.kind === 'file')
+        await call(`${guestPath(id)}/file${at(path)}&unless_changed_since=`, { method: 'PUT', body: '' })
+      else if ('entry' in dialog && dialog.kind === 'rename')
+        await callJson('POST', `${guestPath(id)}/moves`, { from: dialog.entry.path, to: path })
       else if ('entry' in dialog) await callJson('DELETE', `${guestPath(id)}/entries${at(dialog.entry.path)}`)
       onClose(true)
     } catch (e) {
@@ -207,14 +333,33 @@ function FileDialog({ id, directory, dialog, names, onClose }: {
   }
   return (
     <Dialog title={titles[dialog.kind]} onClose={() => onClose(false)}>
-      <form className="stack" onSubmit={(e) => { e.preventDefault(); if (!problem && name) void submit() }}>
-        {'entry' in dialog && dialog.kind === 'remove'
-          ? <p>Delete <code>{visible(dialog.entry.path)}</code>{dialog.entry.kind === 'directory' && !dialog.entry.symlinkTarget ? ' with everything in it' : ''}? A snapshot is the only way back.</p>
-          : <Field id="file-name" label="Name" problem={problem}><input id="file-name" className="input" autoFocus value={name} onChange={(e) => setName(e.target.value)} /></Field>}
+      <form
+        className="stack"
+        onSubmit={(e) => {
+          e.preventDefault()
+          if (!problem && name) void submit()
+        }}>
+        {'entry' in dialog && dialog.kind === 'remove' ? (
+          <p>
+            Delete <code>{visible(dialog.entry.path)}</code>
+            {dialog.entry.kind === 'directory' && !dialog.entry.symlinkTarget ? ' with everything in it' : ''}? A
+            snapshot is the only way back.
+          </p>
+        ) : (
+          <Field id="file-name" label="Name" problem={problem}>
+            <input id="file-name" className="input" autoFocus value={name} onChange={(e) => setName(e.target.value)} />
+          </Field>
+        )}
         {error !== undefined && <Problem error={error} />}
         <div className="buttons">
           <Button onClick={() => onClose(false)}>Cancel</Button>
-          <Button type="submit" look={dialog.kind === 'remove' ? 'primary danger' : 'primary'} busy={busy} disabled={!!problem || !name}>{titles[dialog.kind]}</Button>
+          <Button
+            type="submit"
+            look={dialog.kind === 'remove' ? 'primary danger' : 'primary'}
+            busy={busy}
+            disabled={!!problem || !name}>
+            {titles[dialog.kind]}
+          </Button>
         </div>
       </form>
     </Dialog>

@@ -10,5 +10,11 @@ export function LineageTab() {
   // The address may have the name of the sandbox.
   const sandbox = useSandbox(id).data
   if (!sandbox) return <Skeleton rows={8} />
-  return <LineageView sandbox={sandbox.sandboxID} at={at} onSelect={(next) => void navigate({ to: '.', search: { at: next } as never, replace: true })} />
+  return (
+    <LineageView
+      sandbox={sandbox.sandboxID}
+      at={at}
+      onSelect={(next) => void navigate({ to: '.', search: { at: next } as never, replace: true })}
+    />
+  )
 }

@@ -27,15 +27,27 @@ export function ConsoleTab() {
   const scroller = useRef<HTMLDivElement>(null)
   const logs = useQuery({
     queryKey: ['logs', id],
-    queryFn: async ({ signal }) => data(await api.GET('/v2/sandboxes/{sandboxID}/logs', {
-      params: { path: { sandboxID: id }, query: { limit: 1000 } as never }, signal,
-    }))!.logs,
+    queryFn: async ({ signal }) =>
+      data(
+        await api.GET('/v2/sandboxes/{sandboxID}/logs', {
+          params: { path: { sandboxID: id }, query: { limit: 1000 } as never },
+          signal,
+        }),
+      )!.logs,
     refetchInterval: 2000,
   })
   const lines = logs.data ?? []
   const wanted = query.toLowerCase()
-  const shown = useMemo(() => wanted ? lines.filter((l) => l.message.toLowerCase().includes(wanted)) : lines, [lines, wanted])
-  const virtual = useVirtualizer({ count: shown.length, getScrollElement: () => scroller.current, estimateSize: () => LINE, overscan: 30 })
+  const shown = useMemo(
+    () => (wanted ? lines.filter((l) => l.message.toLowerCase().includes(wanted)) : lines),
+    [lines, wanted],
+  )
+  const virtual = useVirtualizer({
+    count: shown.length,
+    getScrollElement: () => scroller.current,
+    estimateSize: () => LINE,
+    overscan: 30,
+  })
   useEffect(() => {
     if (follow && shown.length > 0) virtual.scrollToIndex(shown.length - 1)
   }, [follow, shown.length, shown.at(-1)?.message])
@@ -53,25 +65,58 @@ export function ConsoleTab() {
   return (
     <div className="stack grow fill-column">
       <div className="filters">
-        <input className="input search" type="search" aria-label="Search in the console log" placeholder="Search" value={query}
-          onChange={(e) => void navigate({ to: '.', search: { q: e.target.value || undefined } as never, replace: true })} />
-        <span className="muted">{wanted ? `${count(shown.length, 'line matches', 'lines match')}` : count(lines.length, 'line')}</span>
-        <label className="row"><input type="checkbox" checked={follow} onChange={(e) => setFollow(e.target.checked)} /> Follow</label>
+        <input
+          className="input search"
+          type="search"
+          aria-label="Search in the console log"
+          placeholder="Search"
+          value={query}
+          onChange={(e) =>
+            void navigate({ to: '.', search: { q: e.target.value || undefined } as never, replace: true })
+          }
+        />
+        <span className="muted">
+          {wanted ? `${count(shown.length, 'line matches', 'lines match')}` : count(lines.length, 'line')}
+        </span>
+        <label className="row">
+          <input type="checkbox" checked={follow} onChange={(e) => setFollow(e.target.checked)} /> Follow
+        </label>
         <span className="grow" />
         <Copy text={text()} label="Copy the log" small={false} />
-        <Button icon="download" onClick={download}>Download</Button>
+        <Button icon="download" onClick={download}>
+          Download
+        </Button>
       </div>
-      <p className="muted">The last lines of the guest's console. A console has no clock: the times are those at which the daemon read the lines.</p>
-      {lines.length === 0 ? <Empty title="The console has no output" command={`jiffy logs ${id}`} /> : (
-        <div className="log" ref={scroller} tabIndex={0} role="log" aria-label="Console log" aria-live="off"
-          onWheel={(e) => { if (e.deltaY < 0) setFollow(false) }}>
+      <p className="muted">
+        The last lines of the guest's console. A console has no clock: the times are those at which the daemon read the
+        lines.
+      </p>
+      {lines.length === 0 ? (
+        <Empty title="The console has no output" command={`jiffy logs ${id}`} />
+      ) : (
+        <div
+          className="log"
+          ref={scroller}
+          tabIndex={0}
+          role="log"
+          aria-label="Console log"
+          aria-live="off"
+          onWheel={(e) => {
+            if (e.deltaY < 0) setFollow(false)
+          }}>
           <div style={{ height: virtual.getTotalSize(), position: 'relative' }}>
             {virtual.getVirtualItems().map((item) => {
               const line = shown[item.index]
-              return line && (
-                <div key={item.key} className={`log-line ${line.level}`} style={{ transform: `translateY(${item.start}px)` }}>
-                  <time title={line.timestamp}>{line.timestamp.slice(11, 19)}</time>{visible(line.message)}
-                </div>
+              return (
+                line && (
+                  <div
+                    key={item.key}
+                    className={`log-line ${line.level}`}
+                    style={{ transform: `translateY(${item.start}px)` }}>
+                    <time title={line.timestamp}>{line.timestamp.slice(11, 19)}</time>
+                    {visible(line.message)}
+                  </div>
+                )
               )
             })}
           </div>
@@ -92,18 +137,26 @@ export function ConnectionsTab() {
   const [rule, setRule] = useState<{ kind: 'allow' | 'deny'; host: string }>()
   const list = useQuery({
     queryKey: ['connections', id],
-    queryFn: async ({ signal }) => data(await api.GET('/sandboxes/{sandboxID}/connections', {
-      params: { path: { sandboxID: id }, query: { limit: 1000 } as never }, signal,
-    }))!,
+    queryFn: async ({ signal }) =>
+      data(
+        await api.GET('/sandboxes/{sandboxID}/connections', {
+          params: { path: { sandboxID: id }, query: { limit: 1000 } as never },
+          signal,
+        }),
+      )!,
     refetchInterval: 3000,
   })
   if (list.error && !list.data) return <Problem error={list.error} onRetry={() => void list.refetch()} />
   if (!list.data) return <Skeleton rows={8} />
   const wanted = (search.q ?? '').toLowerCase()
-  const shown = list.data.connections.filter((c) => {
-    if (search.verdict && c.verdict !== search.verdict) return false
-    return !wanted || `${c.host ?? ''} ${c.address ?? ''}:${c.port ?? ''} ${c.protocol}`.toLowerCase().includes(wanted)
-  }).reverse()
+  const shown = list.data.connections
+    .filter((c) => {
+      if (search.verdict && c.verdict !== search.verdict) return false
+      return (
+        !wanted || `${c.host ?? ''} ${c.address ?? ''}:${c.port ?? ''} ${c.protocol}`.toLowerCase().includes(wanted)
+      )
+    })
+    .reverse()
   const update = (change: Record<string, string | undefined>) =>
     void navigate({ to: '.', search: { ...search, ...change } as never, replace: true })
   const network = sandbox?.network
@@ -117,32 +170,89 @@ export function ConnectionsTab() {
   return (
     <div className="stack grow fill-column">
       <div className="filters">
-        <input className="input search" type="search" aria-label="Filter connections" placeholder="Host, address or port" value={search.q ?? ''}
-          onChange={(e) => update({ q: e.target.value || undefined })} />
-        <select className="select" aria-label="Verdict" value={search.verdict ?? ''} onChange={(e) => update({ verdict: e.target.value || undefined })}>
-          <option value="">Verdict: all</option><option value="allowed">allowed</option><option value="refused">refused</option>
+        <input
+          className="input search"
+          type="search"
+          aria-label="Filter connections"
+          placeholder="Host, address or port"
+          value={search.q ?? ''}
+          onChange={(e) => update({ q: e.target.value || undefined })}
+        />
+        <select
+          className="select"
+          aria-label="Verdict"
+          value={search.verdict ?? ''}
+          onChange={(e) => update({ verdict: e.target.value || undefined })}>
+          <option value="">Verdict: all</option>
+          <option value="allowed">allowed</option>
+          <option value="refused">refused</option>
         </select>
-        <span className="muted">{count(shown.length, 'entry', 'entries')}{list.data.missing > 0 && `, ${list.data.missing} more were not recorded`}</span>
+        <span className="muted">
+          {count(shown.length, 'entry', 'entries')}
+          {list.data.missing > 0 && `, ${list.data.missing} more were not recorded`}
+        </span>
       </div>
       {list.data.connections.length === 0 ? (
-        <Empty title="No connections yet" command={`jiffy logs ${id} --network`}><p>Connections of the guest and its DNS queries appear here with their verdicts.</p></Empty>
+        <Empty title="No connections yet" command={`jiffy logs ${id} --network`}>
+          <p>Connections of the guest and its DNS queries appear here with their verdicts.</p>
+        </Empty>
       ) : (
         <div className="table-wrap cards-narrow" tabIndex={0} role="region" aria-label="Connections">
           <table className="table">
-            <thead><tr><th>Time</th><th>Verdict</th><th>Destination</th><th>Protocol</th><th className="num">Sent</th><th className="num">Received</th><th className="num">Times</th><th><span className="sr-only">Rules</span></th></tr></thead>
+            <thead>
+              <tr>
+                <th>Time</th>
+                <th>Verdict</th>
+                <th>Destination</th>
+                <th>Protocol</th>
+                <th className="num">Sent</th>
+                <th className="num">Received</th>
+                <th className="num">Times</th>
+                <th>
+                  <span className="sr-only">Rules</span>
+                </th>
+              </tr>
+            </thead>
             <tbody>
               {shown.map((c, index) => {
                 const target = c.host ?? c.address
                 return (
                   <tr key={index}>
-                    <td className="card-line"><Time at={c.timestamp} /></td>
-                    <td><span className={`badge ${c.verdict === 'allowed' ? 'good' : 'bad'}`}>{c.verdict}{c.reason ? `: ${c.reason}` : ''}</span></td>
-                    <td className="card-line">{visible(c.host ?? c.address ?? '–')}{c.port != null && `:${c.port}`}{c.host && c.address && <span className="sub">{c.address}</span>}{c.question && <span className="sub">{visible(c.question)}</span>}</td>
+                    <td className="card-line">
+                      <Time at={c.timestamp} />
+                    </td>
+                    <td>
+                      <span className={`badge ${c.verdict === 'allowed' ? 'good' : 'bad'}`}>
+                        {c.verdict}
+                        {c.reason ? `: ${c.reason}` : ''}
+                      </span>
+                    </td>
+                    <td className="card-line">
+                      {visible(c.host ?? c.address ?? '–')}
+                      {c.port != null && `:${c.port}`}
+                      {c.host && c.address && <span className="sub">{c.address}</span>}
+                      {c.question && <span className="sub">{visible(c.question)}</span>}
+                    </td>
                     <td className="wide-only">{visible(c.protocol)}</td>
-                    <td className="num wide-only">{bytes(c.bytesOut)}</td><td className="num wide-only">{bytes(c.bytesIn)}</td><td className="num wide-only">{c.times}</td>
-                    <td className="actions-cell nowrap">{session.mayChange && target && c.protocol !== 'dns' && (c.verdict === 'refused'
-                      ? <Button small look="ghost" onClick={() => setRule({ kind: 'allow', host: target })}>Allow</Button>
-                      : c.address && <Button small look="ghost" onClick={() => setRule({ kind: 'deny', host: c.address ?? '' })}>Deny</Button>)}</td>
+                    <td className="num wide-only">{bytes(c.bytesOut)}</td>
+                    <td className="num wide-only">{bytes(c.bytesIn)}</td>
+                    <td className="num wide-only">{c.times}</td>
+                    <td className="actions-cell nowrap">
+                      {session.mayChange &&
+                        target &&
+                        c.protocol !== 'dns' &&
+                        (c.verdict === 'refused' ? (
+                          <Button small look="ghost" onClick={() => setRule({ kind: 'allow', host: target })}>
+                            Allow
+                          </Button>
+                        ) : (
+                          c.address && (
+                            <Button small look="ghost" onClick={() => setRule({ kind: 'deny', host: c.address ?? '' })}>
+                              Deny
+                            </Button>
+                          )
+                        ))}
+                    </td>
                   </tr>
                 )
               })}
@@ -151,17 +261,34 @@ export function ConnectionsTab() {
         </div>
       )}
       {rule && (
-        <ConfirmDialog title={rule.kind === 'allow' ? 'Allow this host?' : 'Deny this address?'} label={rule.kind === 'allow' ? 'Allow' : 'Deny'}
-          command={commands.network(id, changed(rule.kind, rule.host))} onClose={() => setRule(undefined)} onDone={refresh}
-          run={() => api.PUT('/sandboxes/{sandboxID}/network', { params: { path: { sandboxID: id } }, body: changed(rule.kind, rule.host) })}>
-          <p><code>{visible(rule.host)}</code> is added to the {rule.kind === 'allow' ? 'allowed' : 'denied'} destinations of this sandbox.</p>
+        <ConfirmDialog
+          title={rule.kind === 'allow' ? 'Allow this host?' : 'Deny this address?'}
+          label={rule.kind === 'allow' ? 'Allow' : 'Deny'}
+          command={commands.network(id, changed(rule.kind, rule.host))}
+          onClose={() => setRule(undefined)}
+          onDone={refresh}
+          run={() =>
+            api.PUT('/sandboxes/{sandboxID}/network', {
+              params: { path: { sandboxID: id } },
+              body: changed(rule.kind, rule.host),
+            })
+          }>
+          <p>
+            <code>{visible(rule.host)}</code> is added to the {rule.kind === 'allow' ? 'allowed' : 'denied'}{' '}
+            destinations of this sandbox.
+          </p>
         </ConfirmDialog>
       )}
     </div>
   )
 }
 
-interface Port { port: number; address: string; process?: string; pid?: number }
+interface Port {
+  port: number
+  address: string
+  process?: string
+  pid?: number
+}
 
 /** Listening ports, with links that open them at another origin. */
 export function PortsTab() {
@@ -179,11 +306,22 @@ export function PortsTab() {
     refetchInterval: 3000,
     placeholderData: keepPreviousData,
   })
-  if (!session.mayChange) return <Empty title="No links with this key"><p>A link permits changes of the sandbox, so it requires a key of scope <code>create</code> or <code>admin</code>.</p></Empty>
+  if (!session.mayChange)
+    return (
+      <Empty title="No links with this key">
+        <p>
+          A link permits changes of the sandbox, so it requires a key of scope <code>create</code> or <code>admin</code>
+          .
+        </p>
+      </Empty>
+    )
   const create = async (number: number, open: boolean) => {
     setError(undefined)
     try {
-      const link = await callJson<{ url: string; expires: number }>('GET', `/guest/${encodeURIComponent(id)}/preview?port=${number}&ttl=${ttl}`)
+      const link = await callJson<{ url: string; expires: number }>(
+        'GET',
+        `/guest/${encodeURIComponent(id)}/preview?port=${number}&ttl=${ttl}`,
+      )
       setLinks((all) => [{ port: number, ...link }, ...all.filter((l) => l.port !== number)])
       if (open) window.open(link.url, '_blank', 'noopener,noreferrer')
     } catch (e) {
@@ -193,35 +331,101 @@ export function PortsTab() {
   return (
     <div className="stack">
       {ports.error && <Problem error={ports.error} onRetry={() => void ports.refetch()} />}
-      {ports.data && (ports.data.ports.length === 0 ? (
-        <Empty title="No process listens on a TCP port"><p>Servers in the sandbox appear here when they listen.</p></Empty>
-      ) : (
-        <div className="table-wrap" style={{ flex: 'none' }}>
-          <table className="table">
-            <thead><tr><th>Port</th><th>Address</th><th>Process</th><th><span className="sr-only">Actions</span></th></tr></thead>
-            <tbody>{ports.data.ports.map((p) => (
-              <tr key={`${p.address} ${p.port}`}><td><strong>{p.port}</strong></td><td><code>{visible(p.address)}</code></td><td>{p.process ? visible(p.process) : '–'}{p.pid != null && <span className="sub">{p.pid}</span>}</td>
-                <td className="right"><Button small icon="open" onClick={() => void create(p.port, true)}>Open</Button></td></tr>
-            ))}</tbody>
-          </table>
+      {ports.data &&
+        (ports.data.ports.length === 0 ? (
+          <Empty title="No process listens on a TCP port">
+            <p>Servers in the sandbox appear here when they listen.</p>
+          </Empty>
+        ) : (
+          <div className="table-wrap" style={{ flex: 'none' }}>
+            <table className="table">
+              <thead>
+                <tr>
+                  <th>Port</th>
+                  <th>Address</th>
+                  <th>Process</th>
+                  <th>
+                    <span className="sr-only">Actions</span>
+                  </th>
+                </tr>
+              </thead>
+              <tbody>
+                {ports.data.ports.map((p) => (
+                  <tr key={`${p.address} ${p.port}`}>
+                    <td>
+                      <strong>{p.port}</strong>
+                    </td>
+                    <td>
+                      <code>{visible(p.address)}</code>
+                    </td>
+                    <td>
+                      {p.process ? visible(p.process) : '–'}
+                      {p.pid != null && <span className="sub">{p.pid}</span>}
+                    </td>
+                    <td className="right">
+                      <Button small icon="open" onClick={() => void create(p.port, true)}>
+                        Open
+                      </Button>
+                    </td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        ))}
+      <form
+        className="card"
+        onSubmit={(e) => {
+          e.preventDefault()
+          void create(Number(port), false)
+        }}>
+        <div className="card-head">
+          <h2>Signed link</h2>
         </div>
-      ))}
-      <form className="card" onSubmit={(e) => { e.preventDefault(); void create(Number(port), false) }}>
-        <div className="card-head"><h2>Signed link</h2></div>
         <div className="card-body stack">
-          <p className="muted">A link opens a port without a key until it expires. Its page has an origin of its own and cannot use this console.</p>
+          <p className="muted">
+            A link opens a port without a key until it expires. Its page has an origin of its own and cannot use this
+            console.
+          </p>
           <div className="row wrap" style={{ alignItems: 'flex-end' }}>
-            <Field id="port" label="Port"><input id="port" className="input" style={{ width: 110 }} type="number" min={1} max={65535} required value={port} onChange={(e) => setPort(e.target.value)} /></Field>
-            <Field id="ttl" label="Valid for"><select id="ttl" className="select" value={ttl} onChange={(e) => setTtl(e.target.value)}>
-              <option value="600">10 min</option><option value="3600">1 h</option><option value="86400">1 day</option><option value="604800">7 days</option>
-            </select></Field>
-            <Button type="submit" disabled={!port}>Create a link</Button>
+            <Field id="port" label="Port">
+              <input
+                id="port"
+                className="input"
+                style={{ width: 110 }}
+                type="number"
+                min={1}
+                max={65535}
+                required
+                value={port}
+                onChange={(e) => setPort(e.target.value)}
+              />
+            </Field>
+            <Field id="ttl" label="Valid for">
+              <select id="ttl" className="select" value={ttl} onChange={(e) => setTtl(e.target.value)}>
+                <option value="600">10 min</option>
+                <option value="3600">1 h</option>
+                <option value="86400">1 day</option>
+                <option value="604800">7 days</option>
+              </select>
+            </Field>
+            <Button type="submit" disabled={!port}>
+              Create a link
+            </Button>
           </div>
           {error !== undefined && <Problem error={error} />}
           {links.map((link) => (
             <div key={link.port} className="stack" style={{ gap: 4 }}>
-              <div className="code-block"><pre tabIndex={0}>{link.url}</pre><Copy text={link.url} /><a className="button small" href={link.url} target="_blank" rel="noopener noreferrer">Open</a></div>
-              <span className="muted">Port {link.port}, until <Time at={link.expires * 1000} /></span>
+              <div className="code-block">
+                <pre tabIndex={0}>{link.url}</pre>
+                <Copy text={link.url} />
+                <a className="button small" href={link.url} target="_blank" rel="noopener noreferrer">
+                  Open
+                </a>
+              </div>
+              <span className="muted">
+                Port {link.port}, until <Time at={link.expires * 1000} />
+              </span>
             </div>
           ))}
         </div>

@@ -30,10 +30,13 @@ function remove(key: number) {
 }
 
 export const useUploads = () =>
-  useSyncExternalStore((listener) => {
-    listeners.add(listener)
-    return () => listeners.delete(listener)
-  }, () => uploads)
+  useSyncExternalStore(
+    (listener) => {
+      listeners.add(listener)
+      return () => listeners.delete(listener)
+    },
+    () => uploads,
+  )
 
 /** Uploads files into a directory, one after another. Shows a dialog before a file is replaced. */
 export async function upload(id: string, directory: string, files: { file: File; path: string }[], names: Set<string>) {
@@ -45,7 +48,9 @@ export async function upload(id: string, directory: string, files: { file: File;
   for (const { key, file, path } of queue) {
     if (!uploads.some((u) => u.key === key)) continue
     if (names.has(path)) {
-      const replace = await new Promise<boolean>((answer) => change(key, { state: 'asking', answer, cancel: () => answer(false) }))
+      const replace = await new Promise<boolean>((answer) =>
+        change(key, { state: 'asking', answer, cancel: () => answer(false) }),
+      )
       if (!replace) {
         remove(key)
         continue
@@ -56,7 +61,8 @@ export async function upload(id: string, directory: string, files: { file: File;
       change(key, { state: 'done', sent: file.size })
       setTimeout(() => remove(key), 3000)
     } catch (error) {
-      if (uploads.some((u) => u.key === key)) change(key, { state: 'failed', message: error instanceof Error ? error.message : String(error) })
+      if (uploads.some((u) => u.key === key))
+        change(key, { state: 'failed', message: error instanceof Error ? error.message : String(error) })
     }
   }
 }
@@ -70,8 +76,20 @@ function send(id: string, path: string, file: File, key: number): Promise<void> 
     request.upload.onprogress = (event) => change(key, { sent: event.loaded })
     request.onload = () => {
       if (request.status < 300) return resolve()
-      const body = (() => { try { return JSON.parse(request.responseText) } catch { return {} } })()
-      reject(new CallError(request.status, String(body.error_code ?? 'unknown'), String(body.message ?? `status ${request.status}`)))
+      const body = (() => {
+        try {
+          return JSON.parse(request.responseText)
+        } catch {
+          return {}
+        }
+      })()
+      reject(
+        new CallError(
+          request.status,
+          String(body.error_code ?? 'unknown'),
+          String(body.message ?? `status ${request.status}`),
+        ),
+      )
     }
     request.onerror = () => reject(new CallError(0, 'unreachable', 'The upload was interrupted.'))
     request.onabort = () => {
@@ -90,15 +108,38 @@ export function UploadList({ uploads: list }: { uploads: Upload[] }) {
       {list.map((u) => (
         <li key={u.key} className="row">
           <span className="truncate grow">{visible(u.name)}</span>
-          {u.state === 'asking' ? <>
-            <span>exists.</span>
-            <Button small onClick={() => u.answer?.(true)}>Replace</Button>
-            <Button small onClick={() => u.answer?.(false)}>Skip</Button>
-          </> : u.state === 'failed' ? <span className="problem">{visible(u.message ?? '')}</span> : <>
-            <span className="muted nowrap">{bytes(u.sent)} of {bytes(u.size)}</span>
-            <span style={{ width: 90 }}><Meter used={u.sent} total={u.size} label={`Progress of ${visible(u.name)}`} /></span>
-          </>}
-          <Button small look="ghost" icon="kill" label={u.state === 'failed' ? 'Dismiss' : 'Cancel'} onClick={() => { u.cancel(); if (u.state !== 'sending') remove(u.key) }} />
+          {u.state === 'asking' ? (
+            <>
+              <span>exists.</span>
+              <Button small onClick={() => u.answer?.(true)}>
+                Replace
+              </Button>
+              <Button small onClick={() => u.answer?.(false)}>
+                Skip
+              </Button>
+            </>
+          ) : u.state === 'failed' ? (
+            <span className="problem">{visible(u.message ?? '')}</span>
+          ) : (
+            <>
+              <span className="muted nowrap">
+                {bytes(u.sent)} of {bytes(u.size)}
+              </span>
+              <span style={{ width: 90 }}>
+                <Meter used={u.sent} total={u.size} label={`Progress of ${visible(u.name)}`} />
+              </span>
+            </>
+          )}
+          <Button
+            small
+            look="ghost"
+            icon="kill"
+            label={u.state === 'failed' ? 'Dismiss' : 'Cancel'}
+            onClick={() => {
+              u.cancel()
+              if (u.state !== 'sending') remove(u.key)
+            }}
+          />
         </li>
       ))}
     </ul>

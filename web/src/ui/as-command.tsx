@@ -7,10 +7,12 @@ export function AsCommand({ command }: { command: Command | Command[] }) {
   const [open, setOpen] = useState(false)
   const id = useId()
   const list = Array.isArray(command) ? command : [command]
-  const join = (lines: (string | undefined)[]) => lines.every((line) => line !== undefined) ? lines.join('\n') : undefined
-  const python = list.length === 1
-    ? list[0] && pythonLines(list[0])
-    : join(list.map((c) => c.python)) && `from e2b import Sandbox\n\n${join(list.map((c) => c.python))}`
+  const join = (lines: (string | undefined)[]) =>
+    lines.every((line) => line !== undefined) ? lines.join('\n') : undefined
+  const python =
+    list.length === 1
+      ? list[0] && pythonLines(list[0])
+      : join(list.map((c) => c.python)) && `from e2b import Sandbox\n\n${join(list.map((c) => c.python))}`
   const forms: [string, string | undefined][] = [
     ['jiffy', join(list.map(jiffyLine))],
     ['Python', python],
@@ -19,17 +21,24 @@ export function AsCommand({ command }: { command: Command | Command[] }) {
   return (
     <div className="stack">
       <div>
-        <Button look="ghost" small icon="command" aria-expanded={open} aria-controls={id} onClick={() => setOpen(!open)}>
+        <Button
+          look="ghost"
+          small
+          icon="command"
+          aria-expanded={open}
+          aria-controls={id}
+          onClick={() => setOpen(!open)}>
           As a command
         </Button>
       </div>
       <div id={id} className="stack" hidden={!open}>
-        {open && forms.map(([name, text]) => (
-          <div key={name} className="field">
-            <span className="label">{name}</span>
-            {text ? <CodeBlock text={text} /> : <span className="hint">No equivalent command</span>}
-          </div>
-        ))}
+        {open &&
+          forms.map(([name, text]) => (
+            <div key={name} className="field">
+              <span className="label">{name}</span>
+              {text ? <CodeBlock text={text} /> : <span className="hint">No equivalent command</span>}
+            </div>
+          ))}
       </div>
     </div>
   )

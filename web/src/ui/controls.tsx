@@ -17,8 +17,14 @@ type ButtonProps = ButtonHTMLAttributes<HTMLButtonElement> & {
 export function Button({ icon, look, small, busy, label, children, className, ...rest }: ButtonProps) {
   const classes = ['button', look, small && 'small', !children && 'icon', className]
   return (
-    <button type="button" {...rest} className={classes.filter(Boolean).join(' ')} aria-label={children ? rest['aria-label'] : label}
-      title={rest.title ?? label} disabled={rest.disabled || busy} aria-busy={busy || undefined}>
+    <button
+      type="button"
+      {...rest}
+      className={classes.filter(Boolean).join(' ')}
+      aria-label={children ? rest['aria-label'] : label}
+      title={rest.title ?? label}
+      disabled={rest.disabled || busy}
+      aria-busy={busy || undefined}>
       {busy ? <span className="spinner" aria-hidden="true" /> : icon && <Icon name={icon} />}
       {children}
     </button>
@@ -27,14 +33,22 @@ export function Button({ icon, look, small, busy, label, children, className, ..
 
 /** Text of a guest or a user, with control characters made visible. */
 export function Text({ children, className, title }: { children: string; className?: string; title?: string }) {
-  return <span className={className} title={title && visible(title)}>{visible(children)}</span>
+  return (
+    <span className={className} title={title && visible(title)}>
+      {visible(children)}
+    </span>
+  )
 }
 
 export function Time({ at }: { at: number | string | null | undefined }) {
   if (at == null) return <>–</>
   const ms = typeof at === 'string' ? Date.parse(at) : at
   if (!Number.isFinite(ms)) return <>–</>
-  return <time dateTime={new Date(ms).toISOString()} title={utcTime(ms)}>{localTime(ms)}</time>
+  return (
+    <time dateTime={new Date(ms).toISOString()} title={utcTime(ms)}>
+      {localTime(ms)}
+    </time>
+  )
 }
 
 export function Copy({ text, label = 'Copy', small = true }: { text: string; label?: string; small?: boolean }) {
@@ -44,24 +58,43 @@ export function Copy({ text, label = 'Copy', small = true }: { text: string; lab
     const timer = setTimeout(() => setDone(false), 1500)
     return () => clearTimeout(timer)
   }, [done])
-  const copy = () => void navigator.clipboard.writeText(text).then(() => setDone(true), () => {})
-  return <Button look="ghost" small={small} icon={done ? 'check' : 'copy'} label={done ? 'Copied' : label} onClick={copy} />
+  const copy = () =>
+    void navigator.clipboard.writeText(text).then(
+      () => setDone(true),
+      () => {},
+    )
+  return (
+    <Button look="ghost" small={small} icon={done ? 'check' : 'copy'} label={done ? 'Copied' : label} onClick={copy} />
+  )
 }
 
 export function CopyId({ id, short }: { id: string; short?: boolean }) {
   return (
     <span className="copy-id">
-      <code className="truncate" title={id}>{short ? id.slice(0, 10) : id}</code>
+      <code className="truncate" title={id}>
+        {short ? id.slice(0, 10) : id}
+      </code>
       <Copy text={id} label="Copy the id" />
     </span>
   )
 }
 
 export function CodeBlock({ text }: { text: string }) {
-  return <div className="code-block"><pre tabIndex={0}>{visible(text)}</pre><Copy text={text} /></div>
+  return (
+    <div className="code-block">
+      <pre tabIndex={0}>{visible(text)}</pre>
+      <Copy text={text} />
+    </div>
+  )
 }
 
-export function Dialog({ title, onClose, wide, children, description }: {
+export function Dialog({
+  title,
+  onClose,
+  wide,
+  children,
+  description,
+}: {
   title: string
   onClose: () => void
   wide?: boolean
@@ -69,13 +102,21 @@ export function Dialog({ title, onClose, wide, children, description }: {
   children: ReactNode
 }) {
   return (
-    <RadixDialog.Root open onOpenChange={(open) => { if (!open) onClose() }}>
+    <RadixDialog.Root
+      open
+      onOpenChange={(open) => {
+        if (!open) onClose()
+      }}>
       <RadixDialog.Portal>
         <RadixDialog.Overlay className="overlay" />
         <RadixDialog.Content className={`dialog${wide ? ' wide' : ''}`} aria-describedby={undefined}>
           <div className="row spread">
-            <RadixDialog.Title asChild><h2>{title}</h2></RadixDialog.Title>
-            <RadixDialog.Close asChild><Button look="ghost" small icon="kill" label="Close" /></RadixDialog.Close>
+            <RadixDialog.Title asChild>
+              <h2>{title}</h2>
+            </RadixDialog.Title>
+            <RadixDialog.Close asChild>
+              <Button look="ghost" small icon="kill" label="Close" />
+            </RadixDialog.Close>
           </div>
           {description && <div className="muted">{description}</div>}
           {children}
@@ -93,7 +134,11 @@ export interface MenuEntry {
   onSelect: () => void
 }
 
-export function Menu({ label, entries, trigger }: {
+export function Menu({
+  label,
+  entries,
+  trigger,
+}: {
   label: string
   entries: (MenuEntry | 'line')[]
   trigger?: ReactNode
@@ -105,14 +150,20 @@ export function Menu({ label, entries, trigger }: {
       </DropdownMenu.Trigger>
       <DropdownMenu.Portal>
         <DropdownMenu.Content className="menu" align="end" sideOffset={4} aria-label={label}>
-          {entries.map((entry, index) => entry === 'line'
-            ? <DropdownMenu.Separator key={index} className="menu-line" />
-            : (
-              <DropdownMenu.Item key={entry.label} className={`menu-item${entry.danger ? ' danger' : ''}`}
-                disabled={entry.disabled} onSelect={entry.onSelect}>
-                {entry.icon && <Icon name={entry.icon} />}{entry.label}
+          {entries.map((entry, index) =>
+            entry === 'line' ? (
+              <DropdownMenu.Separator key={index} className="menu-line" />
+            ) : (
+              <DropdownMenu.Item
+                key={entry.label}
+                className={`menu-item${entry.danger ? ' danger' : ''}`}
+                disabled={entry.disabled}
+                onSelect={entry.onSelect}>
+                {entry.icon && <Icon name={entry.icon} />}
+                {entry.label}
               </DropdownMenu.Item>
-            ))}
+            ),
+          )}
         </DropdownMenu.Content>
       </DropdownMenu.Portal>
     </DropdownMenu.Root>
@@ -126,14 +177,26 @@ export function Problem({ error, onRetry, title }: { error: unknown; onRetry?: (
   return (
     <div className="problem-box" role="alert">
       <strong>{title ?? 'The request failed'}</strong>
-      <pre>{visible(message)}{code ? `\nerror_code: ${code}` : ''}</pre>
-      {onRetry && <Button small icon="refresh" onClick={onRetry}>Retry</Button>}
+      <pre>
+        {visible(message)}
+        {code ? `\nerror_code: ${code}` : ''}
+      </pre>
+      {onRetry && (
+        <Button small icon="refresh" onClick={onRetry}>
+          Retry
+        </Button>
+      )}
     </div>
   )
 }
 
 /** A state without content. `isPage` if the page has no other heading. */
-export function Empty({ title, command, isPage, children }: {
+export function Empty({
+  title,
+  command,
+  isPage,
+  children,
+}: {
   title: string
   command?: string
   isPage?: boolean
@@ -152,12 +215,21 @@ export function Empty({ title, command, isPage, children }: {
 export function Skeleton({ rows = 6, height = 22 }: { rows?: number; height?: number }) {
   return (
     <div className="stack" aria-busy="true" aria-label="Loading">
-      {Array.from({ length: rows }, (_, i) => <div key={i} className="skeleton" style={{ height }} />)}
+      {Array.from({ length: rows }, (_, i) => (
+        <div key={i} className="skeleton" style={{ height }} />
+      ))}
     </div>
   )
 }
 
-export function Field({ label, hint, problem, whole, children, id }: {
+export function Field({
+  label,
+  hint,
+  problem,
+  whole,
+  children,
+  id,
+}: {
   label: string
   id: string
   hint?: ReactNode
@@ -169,7 +241,13 @@ export function Field({ label, hint, problem, whole, children, id }: {
     <div className={`field${whole ? ' whole' : ''}`}>
       <label htmlFor={id}>{label}</label>
       {children}
-      {problem ? <span className="problem" role="alert">{visible(problem)}</span> : hint && <span className="hint">{hint}</span>}
+      {problem ? (
+        <span className="problem" role="alert">
+          {visible(problem)}
+        </span>
+      ) : (
+        hint && <span className="hint">{hint}</span>
+      )}
     </div>
   )
 }
@@ -177,8 +255,14 @@ export function Field({ label, hint, problem, whole, children, id }: {
 export function Meter({ used, total, label }: { used: number; total: number; label: string }) {
   const share = total > 0 ? Math.min(1, used / total) : 0
   return (
-    <div className="meter" role="meter" aria-label={label} aria-valuemin={0} aria-valuemax={100}
-      aria-valuenow={Math.round(share * 100)} data-high={share > 0.85}>
+    <div
+      className="meter"
+      role="meter"
+      aria-label={label}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={Math.round(share * 100)}
+      data-high={share > 0.85}>
       <span style={{ width: `${share * 100}%` }} />
     </div>
   )

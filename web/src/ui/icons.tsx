@@ -4,7 +4,8 @@ const paths = {
   overview: 'M3 13h5V3H3zM10 17h7V9h-7zM3 17h5v-2H3zM10 7h7V3h-7z',
   sandboxes: 'M10 2.5 16.5 6v8L10 17.5 3.5 14V6zM3.5 6 10 9.5 16.5 6M10 9.5v8',
   snapshots: 'M4 5.5h3l1.2-2h3.6l1.2 2h3v10H4zM10 13.2a2.7 2.7 0 1 0 0-5.4 2.7 2.7 0 0 0 0 5.4z',
-  lineage: 'M6 4.5v11M6 8c0 3 8 1 8 4.5v3M6 3.8a1.3 1.3 0 1 0 0-.1M6 17.4a1.3 1.3 0 1 0 0-.1M14 17.4a1.3 1.3 0 1 0 0-.1',
+  lineage:
+    'M6 4.5v11M6 8c0 3 8 1 8 4.5v3M6 3.8a1.3 1.3 0 1 0 0-.1M6 17.4a1.3 1.3 0 1 0 0-.1M14 17.4a1.3 1.3 0 1 0 0-.1',
   templates: 'M3.5 4h13v4h-13zM3.5 10.5h6v5.5h-6zM12 10.5h4.5V16H12z',
   keys: 'M8 12.5a4 4 0 1 1 3.2-2.6L17 15.5V17h-3v-1.8h-1.8v-1.8l-1-1M7 8.3h.01',
   plus: 'M10 4v12M4 10h12',
@@ -37,8 +38,17 @@ export type IconName = keyof typeof paths
 
 export function Icon({ name }: { name: IconName }): ReactElement {
   return (
-    <svg viewBox="0 0 20 20" fill="none" stroke="currentColor" strokeWidth="1.6" strokeLinecap="round"
-      strokeLinejoin="round" width="16" height="16" aria-hidden="true" focusable="false">
+    <svg
+      viewBox="0 0 20 20"
+      fill="none"
+      stroke="currentColor"
+      strokeWidth="1.6"
+      strokeLinecap="round"
+      strokeLinejoin="round"
+      width="16"
+      height="16"
+      aria-hidden="true"
+      focusable="false">
       <path d={paths[name]} strokeWidth={name === 'more' ? 2.6 : undefined} />
     </svg>
   )
@@ -46,7 +56,13 @@ export function Icon({ name }: { name: IconName }): ReactElement {
 
 export function Logo() {
   return (
-    <svg viewBox="0 0 24 24" fill="none" stroke="currentColor" strokeWidth="2" strokeLinejoin="round" aria-hidden="true">
+    <svg
+      viewBox="0 0 24 24"
+      fill="none"
+      stroke="currentColor"
+      strokeWidth="2"
+      strokeLinejoin="round"
+      aria-hidden="true">
       <path d="M12 2.500 20.500 7v10L12 21.500 3.500 17V7z" />
       <path d="M13 7v6.500a2.500 2.500 0 0 1-5 0" strokeLinecap="round" />
     </svg>

@@ -36,24 +36,37 @@ function place(lanes: Lane[], tree: Tree) {
     if (from) {
       const fx = xs.get(from.lane)
       const fy = height.get(from.at)
-      const first = lane.points[0] ? height.get(lane.points[0].at) ?? bottom : bottom
+      const first = lane.points[0] ? (height.get(lane.points[0].at) ?? bottom) : bottom
       if (fx !== undefined && fy !== undefined) {
         const target = Math.max(fy + STEP * 0.7, Math.min(first, fy + STEP))
-        edges.push({ key: `from ${lane.sandbox}`, isBranch: true, path: `M${fx} ${fy} C${fx} ${fy + STEP * 0.6} ${x} ${fy + STEP * 0.2} ${x} ${target}` })
+        edges.push({
+          key: `from ${lane.sandbox}`,
+          isBranch: true,
+          path: `M${fx} ${fy} C${fx} ${fy + STEP * 0.6} ${x} ${fy + STEP * 0.2} ${x} ${target}`,
+        })
         previous = target
       }
     }
     for (const point of lane.points) {
       const y = height.get(point.at) ?? TOP
-      if (previous !== undefined) edges.push({ key: `to ${point.id}`, isBranch: false, path: `M${x} ${previous} V${y}` })
+      if (previous !== undefined)
+        edges.push({ key: `to ${point.id}`, isBranch: false, path: `M${x} ${previous} V${y}` })
       previous = y
       placed.push({
-        key: point.id, x, y, selected: { point }, label: point.name || purposeName(point.purpose),
+        key: point.id,
+        x,
+        y,
+        selected: { point },
+        label: point.name || purposeName(point.purpose),
         detail: `${localTime(point.at)}, ${bytes(point.bytes)}`,
       })
     }
     if (lane.live) {
-      edges.push({ key: `now ${lane.sandbox}`, isBranch: false, path: `M${x} ${previous ?? bottom - STEP * 0.6} V${bottom}` })
+      edges.push({
+        key: `now ${lane.sandbox}`,
+        isBranch: false,
+        path: `M${x} ${previous ?? bottom - STEP * 0.6} V${bottom}`,
+      })
       placed.push({ key: lane.sandbox, x, y: bottom, selected: { lane }, label: lane.live.state, detail: 'now' })
     }
   }
@@ -61,12 +74,20 @@ function place(lanes: Lane[], tree: Tree) {
 }
 
 export function purposeName(purpose: string): string {
-  return { asked: 'snapshot', fork: 'fork', pause: 'pause', template: 'template', step: 'build step' }[purpose] ?? purpose
+  return (
+    { asked: 'snapshot', fork: 'fork', pause: 'pause', template: 'template', step: 'build step' }[purpose] ?? purpose
+  )
 }
 
-const keyOf = (selected: Selected | undefined) => selected && ('point' in selected ? selected.point.id : selected.lane.sandbox)
+const keyOf = (selected: Selected | undefined) =>
+  selected && ('point' in selected ? selected.point.id : selected.lane.sandbox)
 
-export function LineageGraph({ lanes, tree, selected, onSelect }: {
+export function LineageGraph({
+  lanes,
+  tree,
+  selected,
+  onSelect,
+}: {
   lanes: Lane[]
   tree: Tree
   selected?: Selected
@@ -84,23 +105,42 @@ export function LineageGraph({ lanes, tree, selected, onSelect }: {
     const dy = event.key === 'ArrowUp' ? -1 : event.key === 'ArrowDown' ? 1 : 0
     if (!dx && !dy) return
     event.preventDefault()
-    const candidates = graph.placed.filter((p) => !now || (dx ? Math.sign(p.x - now.x) === dx : p.x === now.x && Math.sign(p.y - now.y) === dy))
-    const nearest = candidates.sort((a, b) => !now ? a.y - b.y
-      : Math.abs(a.x - now.x) * 10 + Math.abs(a.y - now.y) - (Math.abs(b.x - now.x) * 10 + Math.abs(b.y - now.y)))[0]
+    const candidates = graph.placed.filter(
+      (p) => !now || (dx ? Math.sign(p.x - now.x) === dx : p.x === now.x && Math.sign(p.y - now.y) === dy),
+    )
+    const nearest = candidates.sort((a, b) =>
+      !now
+        ? a.y - b.y
+        : Math.abs(a.x - now.x) * 10 + Math.abs(a.y - now.y) - (Math.abs(b.x - now.x) * 10 + Math.abs(b.y - now.y)),
+    )[0]
     if (nearest) onSelect(nearest.selected)
   }
   useEffect(() => {
-    scroller.current?.querySelector(`[data-key="${CSS.escape(current ?? '')}"]`)?.scrollIntoView({ block: 'nearest', inline: 'nearest' })
+    scroller.current
+      ?.querySelector(`[data-key="${CSS.escape(current ?? '')}"]`)
+      ?.scrollIntoView({ block: 'nearest', inline: 'nearest' })
   }, [current])
 
   return (
     <div className="graph-frame">
       <div className="graph-tools">
-        <Button small label="Smaller" onClick={() => setZoom(Math.max(0.4, zoom / 1.2))}>−</Button>
-        <Button small label="Larger" onClick={() => setZoom(Math.min(2, zoom * 1.2))}>+</Button>
-        <Button small onClick={() => setZoom(1)}>{Math.round(zoom * 100)} %</Button>
+        <Button small label="Smaller" onClick={() => setZoom(Math.max(0.4, zoom / 1.2))}>
+          −
+        </Button>
+        <Button small label="Larger" onClick={() => setZoom(Math.min(2, zoom * 1.2))}>
+          +
+        </Button>
+        <Button small onClick={() => setZoom(1)}>
+          {Math.round(zoom * 100)} %
+        </Button>
       </div>
-      <div className="graph" ref={scroller} tabIndex={0} role="group" aria-label="Lineage. Use the arrow keys to select a point" onKeyDown={move}
+      <div
+        className="graph"
+        ref={scroller}
+        tabIndex={0}
+        role="group"
+        aria-label="Lineage. Use the arrow keys to select a point"
+        onKeyDown={move}
         onPointerDown={(e) => {
           const box = scroller.current
           if (!box || (e.target as Element).closest('[data-key]')) return
@@ -112,35 +152,89 @@ export function LineageGraph({ lanes, tree, selected, onSelect }: {
           box.scrollLeft = drag.current.left - (e.clientX - drag.current.x)
           box.scrollTop = drag.current.top - (e.clientY - drag.current.y)
         }}
-        onPointerUp={() => { drag.current = undefined }} onPointerLeave={() => { drag.current = undefined }}>
-        <svg width={graph.width * zoom} height={graph.height * zoom} viewBox={`0 0 ${graph.width} ${graph.height}`} aria-hidden="true">
+        onPointerUp={() => {
+          drag.current = undefined
+        }}
+        onPointerLeave={() => {
+          drag.current = undefined
+        }}>
+        <svg
+          width={graph.width * zoom}
+          height={graph.height * zoom}
+          viewBox={`0 0 ${graph.width} ${graph.height}`}
+          aria-hidden="true">
           {lanes.map((lane, index) => (
             <g key={lane.sandbox} transform={`translate(${LEFT + index * LANE} 0)`}>
-              <text x={-8} y={26} className="lane-name">{clip(visible(lane.live?.name ?? lane.sandbox.slice(0, 12)), 20)}</text>
-              <text x={-8} y={43} className={`lane-state${lane.live ? '' : ' gone'}`}>{lane.live ? `${lane.live.state} · ${visible(lane.live.alias)}` : 'deleted'}</text>
+              <text x={-8} y={26} className="lane-name">
+                {clip(visible(lane.live?.name ?? lane.sandbox.slice(0, 12)), 20)}
+              </text>
+              <text x={-8} y={43} className={`lane-state${lane.live ? '' : ' gone'}`}>
+                {lane.live ? `${lane.live.state} · ${visible(lane.live.alias)}` : 'deleted'}
+              </text>
               <line x1={0} y1={56} x2={0} y2={graph.height - 20} className="lane-line" />
             </g>
           ))}
-          {graph.edges.map((edge) => <path key={edge.key} d={edge.path} className={`edge${edge.isBranch ? ' branch' : ''}`} />)}
+          {graph.edges.map((edge) => (
+            <path key={edge.key} d={edge.path} className={`edge${edge.isBranch ? ' branch' : ''}`} />
+          ))}
           {graph.placed.map((p) => (
-            <g key={p.key} data-key={p.key} className="point" data-selected={p.key === current} transform={`translate(${p.x} ${p.y})`} onClick={() => onSelect(p.selected)}>
+            <g
+              key={p.key}
+              data-key={p.key}
+              className="point"
+              data-selected={p.key === current}
+              transform={`translate(${p.x} ${p.y})`}
+              onClick={() => onSelect(p.selected)}>
               <rect x={-12} y={-19} width={LANE - 14} height={38} rx={7} className="hit" />
-              {'lane' in p.selected
-                ? <rect x={-6} y={-6} width={12} height={12} rx={3} className={`dot now ${p.selected.lane.live?.state ?? ''}`} />
-                : <circle r={p.selected.point.snapshots.length > 1 ? 8 : 6} className={`dot ${p.selected.point.purpose}`} />}
-              <text x={16} y={-2} className="point-name">{clip(visible(p.label), 18)}</text>
-              <text x={16} y={13} className="point-detail">{'point' in p.selected ? `${localTime(p.selected.point.at).slice(-8)} · ${bytes(p.selected.point.bytes)}` : p.detail}</text>
+              {'lane' in p.selected ? (
+                <rect
+                  x={-6}
+                  y={-6}
+                  width={12}
+                  height={12}
+                  rx={3}
+                  className={`dot now ${p.selected.lane.live?.state ?? ''}`}
+                />
+              ) : (
+                <circle
+                  r={p.selected.point.snapshots.length > 1 ? 8 : 6}
+                  className={`dot ${p.selected.point.purpose}`}
+                />
+              )}
+              <text x={16} y={-2} className="point-name">
+                {clip(visible(p.label), 18)}
+              </text>
+              <text x={16} y={13} className="point-detail">
+                {'point' in p.selected
+                  ? `${localTime(p.selected.point.at).slice(-8)} · ${bytes(p.selected.point.bytes)}`
+                  : p.detail}
+              </text>
             </g>
           ))}
         </svg>
       </div>
       <ul className="sr-only" aria-label="Points as a list">
         {lanes.map((lane) => (
-          <li key={lane.sandbox}>{visible(lane.live?.name ?? lane.sandbox)}: {lane.live?.state ?? 'deleted'}
+          <li key={lane.sandbox}>
+            {visible(lane.live?.name ?? lane.sandbox)}: {lane.live?.state ?? 'deleted'}
             {lane.from && `, started from ${lane.from}`}
-            <ul>{graph.placed.filter((p) => 'point' in p.selected ? p.selected.point.lane === lane.sandbox : p.selected.lane === lane).map((p) => (
-              <li key={p.key}><button type="button" tabIndex={-1} aria-pressed={p.key === current} onClick={() => onSelect(p.selected)}>{visible(p.label)}, {p.detail}</button></li>
-            ))}</ul>
+            <ul>
+              {graph.placed
+                .filter((p) =>
+                  'point' in p.selected ? p.selected.point.lane === lane.sandbox : p.selected.lane === lane,
+                )
+                .map((p) => (
+                  <li key={p.key}>
+                    <button
+                      type="button"
+                      tabIndex={-1}
+                      aria-pressed={p.key === current}
+                      onClick={() => onSelect(p.selected)}>
+                      {visible(p.label)}, {p.detail}
+                    </button>
+                  </li>
+                ))}
+            </ul>
           </li>
         ))}
       </ul>
@@ -148,4 +242,4 @@ export function LineageGraph({ lanes, tree, selected, onSelect }: {
   )
 }
 
-const clip = (text: string, length: number) => text.length > length ? `${text.slice(0, length - 1)}…` : text
+const clip = (text: string, length: number) => (text.length > length ? `${text.slice(0, length - 1)}…` : text)

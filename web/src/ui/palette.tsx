@@ -38,20 +38,28 @@ export function Palette({ onClose }: { onClose: () => void }) {
     go('Keys and sessions', '/keys')
     for (const s of sandboxes ?? []) {
       all.push({
-        key: s.sandboxID, kind: 'sandbox', label: s.name ?? s.sandboxID, detail: s.name ? s.sandboxID : s.alias,
+        key: s.sandboxID,
+        kind: 'sandbox',
+        label: s.name ?? s.sandboxID,
+        detail: s.name ? s.sandboxID : s.alias,
         run: () => void navigate({ to: '/sandboxes/$id', params: { id: s.sandboxID } }),
       })
     }
     for (const s of snapshots ?? []) {
       if (s.purpose !== 'asked') continue
       all.push({
-        key: s.snapshotID, kind: 'snapshot', label: s.jiffy.name ?? s.snapshotID, detail: s.snapshotID,
+        key: s.snapshotID,
+        kind: 'snapshot',
+        label: s.jiffy.name ?? s.snapshotID,
+        detail: s.snapshotID,
         run: () => void navigate({ to: '/lineage', search: { at: s.snapshotID } }),
       })
     }
     for (const t of templates ?? []) {
       all.push({
-        key: t.templateID, kind: 'template', label: t.names[0] ?? t.templateID,
+        key: t.templateID,
+        kind: 'template',
+        label: t.names[0] ?? t.templateID,
         run: () => void navigate({ to: '/templates', search: { q: t.names[0] ?? t.templateID } }),
       })
     }
@@ -76,13 +84,33 @@ export function Palette({ onClose }: { onClose: () => void }) {
   }
   return (
     <Dialog title="Go to" onClose={onClose}>
-      <input className="input" autoFocus role="combobox" aria-expanded="true" aria-controls="palette-list" value={text}
-        aria-activedescendant={entries[cursor] ? `palette-${cursor}` : undefined} aria-label="Name or prefix of an id"
-        placeholder="Name or prefix of an id" onKeyDown={onKey} onChange={(e) => { setText(e.target.value); setCursor(0) }} />
+      <input
+        className="input"
+        autoFocus
+        role="combobox"
+        aria-expanded="true"
+        aria-controls="palette-list"
+        value={text}
+        aria-activedescendant={entries[cursor] ? `palette-${cursor}` : undefined}
+        aria-label="Name or prefix of an id"
+        placeholder="Name or prefix of an id"
+        onKeyDown={onKey}
+        onChange={(e) => {
+          setText(e.target.value)
+          setCursor(0)
+        }}
+      />
       <ul id="palette-list" role="listbox" aria-label="Results">
         {entries.map((entry, index) => (
-          <li key={entry.kind + entry.key} id={`palette-${index}`} role="option" aria-selected={index === cursor} className="menu-item"
-            data-highlighted={index === cursor || undefined} onMouseMove={() => setCursor(index)} onClick={() => run(entry)}>
+          <li
+            key={entry.kind + entry.key}
+            id={`palette-${index}`}
+            role="option"
+            aria-selected={index === cursor}
+            className="menu-item"
+            data-highlighted={index === cursor || undefined}
+            onMouseMove={() => setCursor(index)}
+            onClick={() => run(entry)}>
             <span className="tag">{entry.kind}</span>
             <span className="truncate grow">{visible(entry.label)}</span>
             {entry.detail && <code className="muted truncate">{visible(entry.detail)}</code>}
@@ -111,7 +139,12 @@ export function KeyHelp({ onClose }: { onClose: () => void }) {
     <Dialog title="Keyboard shortcuts" onClose={onClose}>
       <dl className="facts">
         {keys.map(([key, text]) => (
-          <div key={key} style={{ display: 'contents' }}><dt><kbd>{key}</kbd></dt><dd>{text}</dd></div>
+          <div key={key} style={{ display: 'contents' }}>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
+            <dd>{text}</dd>
+          </div>
         ))}
       </dl>
     </Dialog>

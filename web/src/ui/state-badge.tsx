@@ -1,7 +1,11 @@
 import type { SandboxState } from '../api/client'
 
 const looks: Record<SandboxState, string> = {
-  creating: 'busy', running: 'good', paused: '', broken: 'bad', killed: '',
+  creating: 'busy',
+  running: 'good',
+  paused: '',
+  broken: 'bad',
+  killed: '',
 }
 
 export function StateBadge({ state, doing }: { state: SandboxState; doing?: string }) {
