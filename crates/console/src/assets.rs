@@ -13,6 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use flate2::read::GzDecoder;
+use jiffy_engine_api::random_bytes;
 use std::io::Read;
 
 /// An embedded file with its compressed forms.
@@ -101,11 +102,10 @@ fn asset(file: &File, headers: &HeaderMap) -> Response {
 /// Answers with `index.html` and a new nonce. The response has no validators: a 304 response would
 /// combine an old body with a new policy.
 fn index(file: &File) -> Response {
-    let mut random = [0; 16];
-    if let Err(e) = getrandom::fill(&mut random) {
-        return Refusal::internal(format!("cannot generate a nonce: {e}")).into_response();
-    }
-    let nonce = URL_SAFE_NO_PAD.encode(random);
+    let nonce = match random_bytes::<16>() {
+        Ok(random) => URL_SAFE_NO_PAD.encode(random),
+        Err(e) => return Refusal::from(e).into_response(),
+    };
     let text = String::from_utf8_lossy(&file.content()).replace(NONCE_MARK, &nonce);
     let policy = PAGE_POLICY.replace(NONCE_MARK, &nonce);
     let mut response = Response::new(Body::from(text));

@@ -3,6 +3,7 @@
 
 use crate::refusal::Refusal;
 use data_encoding::HEXLOWER;
+use jiffy_engine_api::{IdentityError, random_bytes};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -53,6 +54,11 @@ impl Codes {
     }
 }
 
+/// Returns `N` random bytes as hexadecimal digits.
+pub(crate) fn random_hex<const N: usize>() -> Result<String, IdentityError> {
+    Ok(HEXLOWER.encode(&random_bytes::<N>()?))
+}
+
 /// Secrets that are removed at their first use.
 #[derive(Debug)]
 struct OneTime<T>(Mutex<HashMap<[u8; 32], (Instant, T)>>);
@@ -65,10 +71,7 @@ impl<T> Default for OneTime<T> {
 
 impl<T> OneTime<T> {
     fn create(&self, value: T) -> Result<String, Refusal> {
-        let mut random = [0; 16];
-        getrandom::fill(&mut random)
-            .map_err(|e| Refusal::internal(format!("cannot generate a code: {e}")))?;
-        let secret = HEXLOWER.encode(&random);
+        let secret = random_hex::<16>()?;
         let mut secrets = self.0.lock();
         secrets.retain(|_, (created, _)| created.elapsed() < VALIDITY);
         // The oldest secret makes space for the new one.

@@ -30,7 +30,7 @@ const OPEN_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of calls that return no file.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// User on whose behalf files are accessed if the request names none.
-const DEFAULT_USER: &str = "root";
+pub(crate) const DEFAULT_USER: &str = "root";
 
 /// Agent of a sandbox, and the permit for the exchange.
 pub(crate) struct Guest {
@@ -136,7 +136,7 @@ impl From<EntryInfo> for Entry {
 }
 
 /// Limits the time of a call to an agent.
-async fn limited<T>(
+pub(crate) async fn limited<T>(
     call: impl Future<Output = Result<T, jiffy_agent_client::ClientError>>,
 ) -> Result<T, Refusal> {
     match timeout(CALL_LIMIT, call).await {

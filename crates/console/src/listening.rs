@@ -2,10 +2,11 @@
 //! guest's kernel.
 
 use crate::Console;
-use crate::files::open;
+use crate::files::{DEFAULT_USER, limited, open};
 use crate::refusal::Refusal;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
+use bytes::Bytes;
 use jiffy_api::Caller;
 use jiffy_proto::agent::ENVD_PORT;
 use serde::Serialize;
@@ -37,11 +38,18 @@ pub(crate) async fn list(
     let mut ports = BTreeSet::new();
     // A guest without IPv6 has no second table.
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        match guest.client.read(table, Some("root"), MAX_TABLE).await {
-            Ok(text) => ports.extend(listeners(&String::from_utf8_lossy(&text))),
-            Err(e) if e.is_not_found() => {}
-            Err(e) => return Err(e.into()),
-        }
+        let read = async {
+            match guest
+                .client
+                .read(table, Some(DEFAULT_USER), MAX_TABLE)
+                .await
+            {
+                Err(e) if e.is_not_found() => Ok(Bytes::new()),
+                read => read,
+            }
+        };
+        let text = limited(read).await?;
+        ports.extend(listeners(&String::from_utf8_lossy(&text)));
     }
     // The agent is not a server of the user.
     ports.retain(|listener| u32::from(listener.port) != ENVD_PORT);

@@ -4,6 +4,7 @@
 //! terminals: the number of the stream as four bytes, then the data.
 
 use crate::Console;
+use crate::codes::random_hex;
 use crate::files::open;
 use crate::refusal::Refusal;
 use crate::session_store::Session;
@@ -14,8 +15,7 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use axum::extract::{Path, State};
 use axum::response::Response;
 use bytes::{BufMut, Bytes, BytesMut};
-use data_encoding::HEXLOWER;
-use futures_util::stream::SplitSink;
+use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use jiffy_agent_client::PtySize;
 use jiffy_api::{Caller, ClientAddress};
@@ -34,7 +34,7 @@ const MAX_MESSAGE: usize = 64 * 1024;
 const MAX_STREAMS: usize = 64;
 /// Number of messages that wait for a slow browser.
 const MAX_QUEUED: usize = 16;
-/// Interval of checks of the session, and of messages that detect a vanished browser.
+/// Interval of checks of the session. Time limit of the last message to a browser.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of rows and columns of a terminal.
 const MAX_CELLS: u16 = 1000;
@@ -129,11 +129,9 @@ pub(crate) async fn upgrade(
 
 /// Serves a tab until it is closed or its session ends.
 async fn serve(console: Console, session: Session, from: ClientAddress, socket: WebSocket) {
-    let (sink, mut messages) = socket.split();
+    let (sink, messages) = socket.split();
     let (queue, queued) = mpsc::channel(MAX_QUEUED);
     let mut sender = tokio::spawn(send(sink, queued));
-    let mut changes = console.sessions_changed.subscribe();
-    let mut checks = tokio::time::interval(CHECK_INTERVAL);
     let mut tab = Tab {
         console: console.clone(),
         session: session.clone(),
@@ -141,22 +139,16 @@ async fn serve(console: Console, session: Session, from: ClientAddress, socket: 
         queue: queue.clone(),
         streams: HashMap::new(),
     };
-    loop {
-        tokio::select! {
-            message = messages.next() => match message {
-                Some(Ok(Message::Text(text))) => tab.command(&text).await,
-                Some(Ok(Message::Binary(bytes))) => tab.input(bytes).await,
-                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
-                Some(Ok(_)) => {}
-            },
-            _ = &mut sender => break,
-            _ = changes.changed() => if !is_valid(&console, &session, from) { break },
-            _ = checks.tick() => if !is_valid(&console, &session, from) { break },
-        }
-    }
+    // The check of the session must not wait for a command, for example for input of a guest that
+    // reads none.
+    let has_ended = tokio::select! {
+        () = tab.receive(messages) => false,
+        _ = &mut sender => false,
+        () = session_end(&console, &session, from) => true,
+    };
     // Detaches the viewers; the terminals continue to run.
     drop(tab);
-    if !is_valid(&console, &session, from) {
+    if has_ended {
         let reason = "the session has ended".into();
         let close = Message::Close(Some(CloseFrame {
             code: SESSION_ENDED,
@@ -170,6 +162,18 @@ async fn serve(console: Console, session: Session, from: ClientAddress, socket: 
         .is_err()
     {
         sender.abort();
+    }
+}
+
+/// Waits until the session has ended.
+async fn session_end(console: &Console, session: &Session, from: ClientAddress) {
+    let mut changes = console.sessions_changed.subscribe();
+    let mut checks = tokio::time::interval(CHECK_INTERVAL);
+    while is_valid(console, session, from) {
+        tokio::select! {
+            _ = changes.changed() => {}
+            _ = checks.tick() => {}
+        }
     }
 }
 
@@ -215,6 +219,18 @@ impl Drop for Stream {
 }
 
 impl Tab {
+    /// Processes the messages of the browser until it disconnects.
+    async fn receive(&mut self, mut messages: SplitStream<WebSocket>) {
+        while let Some(Ok(message)) = messages.next().await {
+            match message {
+                Message::Text(text) => self.command(&text).await,
+                Message::Binary(bytes) => self.input(bytes).await,
+                Message::Close(_) => return,
+                _ => {}
+            }
+        }
+    }
+
     async fn command(&mut self, text: &str) {
         let command: Command = match serde_json::from_str(text) {
             Ok(command) => command,
@@ -245,10 +261,8 @@ impl Tab {
             } => {
                 self.check_stream(stream)?;
                 let guest = open(&self.console.app, &self.caller()?, &sandbox)?;
-                let mut id = [0; 8];
-                getrandom::fill(&mut id).map_err(|e| Refusal::internal(e.to_string()))?;
                 let new = NewTerminal {
-                    id: HEXLOWER.encode(&id),
+                    id: random_hex::<8>()?,
                     size: size(cols, rows),
                     user: user.filter(|user| !user.is_empty()),
                     shell: shell.filter(|shell| !shell.is_empty()),

@@ -7,7 +7,9 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::{ClientError, RpcCode};
 use jiffy_api::{ApiError, PortRefusal};
+use jiffy_engine_api::IdentityError;
 use serde_json::json;
+use std::fmt::Display;
 
 const TWO_COOKIES: &str = "the browser sent two session cookies, of which another page set one: \
     both were deleted; sign in again";
@@ -36,9 +38,10 @@ impl Refusal {
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 
-    pub fn internal(message: impl Into<String>) -> Self {
-        let message = message.into();
-        tracing::error!(error = %message, "internal error of the console");
+    /// Logs `cause`, which may name files of the host. Callers receive a general message.
+    pub fn internal(cause: impl Display) -> Self {
+        tracing::error!(error = %cause, "internal error of the console");
+        let message = "internal error of the host; see the log of the daemon for the cause";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
@@ -80,7 +83,13 @@ impl IntoResponse for Refusal {
 
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
-        Self::internal(error.to_string())
+        Self::internal(error)
+    }
+}
+
+impl From<IdentityError> for Refusal {
+    fn from(error: IdentityError) -> Self {
+        Self::internal(error)
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`SessionStore`]: sessions of signed-in users, in `<home>/console.db`, so that they survive a
 //! restart of the daemon.
 
-use data_encoding::HEXLOWER;
-use jiffy_engine_api::now_ms;
+use crate::codes::random_hex;
+use jiffy_engine_api::{IdentityError, now_ms};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub enum StoreError {
     File(#[from] std::io::Error),
     /// Random bytes are not available.
     #[error("cannot generate a session: {0}")]
-    Entropy(getrandom::Error),
+    Entropy(#[from] IdentityError),
 }
 
 /// A session.
@@ -107,23 +107,15 @@ impl SessionStore {
         address: &str,
         browser: &str,
     ) -> Result<(Session, String), StoreError> {
-        let mut random = [0; 32];
-        getrandom::fill(&mut random).map_err(StoreError::Entropy)?;
-        let secret = HEXLOWER.encode(&random);
-        let mut id = [0; 8];
-        getrandom::fill(&mut id).map_err(StoreError::Entropy)?;
+        let secret = random_hex::<32>()?;
         let now = now_ms();
-        let mut end = browser.len().min(MAX_BROWSER);
-        while !browser.is_char_boundary(end) {
-            end -= 1;
-        }
         let session = Session {
-            id: HEXLOWER.encode(&id),
+            id: random_hex::<8>()?,
             key: key.map(|(id, hash)| (id.to_owned(), hash.to_vec())),
             created_ms: now,
             used_ms: now,
             address: address.to_owned(),
-            browser: browser.get(..end).unwrap_or_default().to_owned(),
+            browser: browser[..browser.floor_char_boundary(MAX_BROWSER)].to_owned(),
         };
         let connection = self.0.lock();
         let expired = stored(now.saturating_sub(IDLE_MS));

@@ -44,10 +44,15 @@ impl Terminals {
                 ));
             }
         }
-        let terminal = Terminal::start(guest, new).await?;
-        self.0.lock().push(terminal.clone());
-        self.clone().watch(terminal.clone());
-        Ok(terminal)
+        let terminals = self.clone();
+        // In a task of its own: a caller that stops waiting must not leave an unlisted terminal.
+        let started = tokio::spawn(async move {
+            let terminal = Terminal::start(guest, new).await?;
+            terminals.0.lock().push(terminal.clone());
+            terminals.watch(terminal.clone());
+            Ok(terminal)
+        });
+        started.await.map_err(Refusal::internal)?
     }
 
     /// Returns the terminal of a sandbox.
