@@ -38,7 +38,7 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post};
 use axum::{Extension, Json, Router};
-use jiffy_api::{App, Caller, ClientAddress, PreviewLinks};
+use jiffy_api::{App, Caller, ClientAddress};
 use jiffy_gateway::KnownCaller;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -68,13 +68,11 @@ pub struct Settings {
     pub names: Vec<String>,
     /// Version of the daemon.
     pub version: &'static str,
-    /// Creates links to ports of sandboxes at another origin than the console. `None` if the daemon
-    /// serves no data plane.
-    pub previews: Option<Arc<dyn PreviewLinks>>,
 }
 
 impl Console {
-    /// Creates the console of the daemon with the state `app` and the API `api`.
+    /// Creates the console of the daemon with the state `app` and the API `api`, whose links to
+    /// ports must have another origin than the console.
     pub fn new(app: App, api: Router, sessions: SessionStore, settings: Settings) -> Self {
         let (sessions_changed, _) = watch::channel(());
         Self {
@@ -104,7 +102,6 @@ impl Console {
             .route("/guest/{id}/downloads", post(files::ticket))
             .route("/guest/{id}/ports", get(listening::list))
             .route("/guest/{id}/terminals", get(live::list))
-            .route("/guest/{id}/preview", get(session_routes::preview))
             .route("/download/{ticket}", get(files::download))
             .route("/live", any(live::upgrade))
             .route_layer(from_fn_with_state(self.clone(), authenticate))

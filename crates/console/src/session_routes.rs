@@ -1,20 +1,15 @@
-//! Calls on sessions: sign-in, sign-out, list and end of sessions; links to ports.
+//! Calls on sessions: sign-in, sign-out, list and end of sessions.
 
 use crate::Console;
 use crate::refusal::Refusal;
 use crate::session_store::{IDLE_MS, Session, ShownSession};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::header::{SET_COOKIE, USER_AGENT};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use jiffy_api::{Caller, ClientAddress};
-use jiffy_engine_api::now_ms;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
-
-/// Validity of a link in seconds if the request has none.
-const DEFAULT_LINK_S: u64 = 3600;
 
 /// Body of a sign-in.
 #[derive(Deserialize)]
@@ -165,36 +160,4 @@ pub(crate) async fn end(
 fn visible_key(caller: &Caller) -> Option<String> {
     let key = caller.key().filter(|_| !caller.is_admin());
     key.map(|key| key.id.clone())
-}
-
-/// Query of a link to a port.
-#[derive(Deserialize)]
-pub(crate) struct PreviewQuery {
-    port: u16,
-    ttl: Option<u64>,
-}
-
-/// `GET /guest/{id}/preview`: returns a signed link to a port. Its host name differs from
-/// the console's, so that a page of the guest has another origin and receives no cookie.
-pub(crate) async fn preview(
-    State(console): State<Console>,
-    Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
-    Query(query): Query<PreviewQuery>,
-) -> Result<Json<serde_json::Value>, Refusal> {
-    let ttl = query.ttl.unwrap_or(DEFAULT_LINK_S);
-    if query.port == 0 || !(1..=7 * 24 * 3600).contains(&ttl) {
-        return Err(Refusal::invalid(
-            "`port` must be 1 to 65535 and `ttl` at most 7 days",
-        ));
-    }
-    // Checks that the caller may use the sandbox.
-    let access = console.app.guest_access(&caller, &id)?;
-    let links = console.settings.previews.as_ref().ok_or_else(|| {
-        let message = "the daemon listens on no address for ports: start it without --no-listen";
-        Refusal::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message)
-    })?;
-    let expires = now_ms() / 1000 + ttl;
-    let url = links.link(&access.id, query.port, expires);
-    Ok(Json(json!({ "url": url, "expires": expires })))
 }

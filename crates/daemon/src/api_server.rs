@@ -220,7 +220,7 @@ impl ApiServer {
                 Arc::new(FunctionGateway(functions.clone())),
             )
             .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
-        let previews = public.clone().map(|public| {
+        let page_links = public.clone().map(|public| {
             let signer = signer.clone();
             let link = move |id: &str, port, expires| public.page_link(&signer, id, port, expires);
             Arc::new(link) as Arc<dyn PreviewLinks>
@@ -251,11 +251,16 @@ impl ApiServer {
         if let Some(calls) = calls {
             calls.set_router(routes.clone());
         }
-        routes = routes.merge(metrics_routes);
+        routes = routes.merge(metrics_routes.clone());
         let console = match console {
             Some(console) => {
-                let (server, owner_routes) =
-                    console.open(&app, routes.clone(), home, options, previews)?;
+                // Links that the console creates must have another origin than the console.
+                let page_app = match page_links {
+                    Some(links) => app.clone().with_preview(links),
+                    None => app.clone(),
+                };
+                let api = jiffy_api::router(page_app).merge(metrics_routes);
+                let (server, owner_routes) = console.open(&app, api, home, options)?;
                 routes = routes.merge(owner_routes);
                 Some(server)
             }

@@ -5,14 +5,13 @@ use crate::metrics::NoSandboxes;
 use crate::{ConsoleOptions, ServeOptions};
 use anyhow::{Context, bail};
 use axum::Router;
-use jiffy_api::{App, PreviewLinks};
+use jiffy_api::App;
 use jiffy_client::VERSION;
 use jiffy_console::{Console, SessionStore, Settings};
 use jiffy_gateway::{Gateway, GatewayConfig, Tls};
 use jiffy_image::Home;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use tokio::net::TcpListener;
 
 /// Maximum number of concurrent connections of browsers.
@@ -78,7 +77,6 @@ impl ConsoleListener {
         api: Router,
         home: &Home,
         options: &ServeOptions,
-        previews: Option<Arc<dyn PreviewLinks>>,
     ) -> anyhow::Result<(ConsoleServer, Router)> {
         let domains = options.domains.iter();
         let names = domains.flat_map(|domain| [domain.clone(), format!("console.{domain}")]);
@@ -87,7 +85,6 @@ impl ConsoleListener {
             tls: self.tls.is_some(),
             names: names.chain(options.allowed_hosts.iter().cloned()).collect(),
             version: VERSION,
-            previews,
         };
         let mut config = GatewayConfig {
             allowed_hosts: settings.names.clone(),
