@@ -53,7 +53,7 @@ pub use sandbox::{
     RenameArgs, RollbackArgs, SandboxExecArgs, SandboxIdArgs, SandboxIdsArgs, SizeArgs,
     SnapshotArgs, SnapshotsArgs,
 };
-pub use serve::ServeArgs;
+pub use serve::{ConsoleAddress, ServeArgs};
 pub use site::SiteArgs;
 pub use store::{
     StoreCheckArgs, StoreCommand, StoreGcArgs, StoreLocationArgs, StoreRotateArgs, StoreVerifyArgs,

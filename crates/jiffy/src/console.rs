@@ -27,14 +27,14 @@ pub fn run(no_open: bool) -> anyhow::Result<ExitCode> {
 
 async fn sign_in_url() -> anyhow::Result<String> {
     let home = Home::locate()?;
-    let client = match connect(&home).await {
-        Some(stream) => client_over(&home, stream).await?,
+    let stream = match connect(&home).await {
+        Some(stream) => stream,
         None => {
             daemon_command::start(&[]).await?;
-            let stream = connect(&home).await.context("the daemon has exited")?;
-            client_over(&home, stream).await?
+            connect(&home).await.context("the daemon has exited")?
         }
     };
+    let client = client_over(&home, stream).await?;
     anyhow::ensure!(
         address(&client).await?.is_some(),
         "the daemon runs without the console: enable it with `jiffy daemon restart --console`, or with \

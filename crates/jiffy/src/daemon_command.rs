@@ -1,6 +1,6 @@
 //! `jiffy daemon`: starts, stops and inspects the daemon in the background.
 
-use crate::cli::{DaemonCommand, ServeArgs};
+use crate::cli::{ConsoleAddress, DaemonCommand, ServeArgs};
 use crate::console;
 use anyhow::Context;
 use clap::Parser;
@@ -99,9 +99,8 @@ async fn start_new(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> 
         outln!("listening on {url}");
         outln!("API key in {}", home.path().join("api-key").display());
     }
-    let has_console = |option: &String| option.starts_with(CONSOLE_OPTION);
     // The address is a hint for people. Scripts read the lines above.
-    if io::stderr().is_terminal() && options.iter().any(has_console) {
+    if io::stderr().is_terminal() && parse_options(&options).console != ConsoleAddress::Off {
         let client = client_over(home, connect(home).await.context("the daemon has exited")?);
         match console::address(&client.await?).await? {
             Some(url) => errln!("console on {url}, see `jiffy console`"),
