@@ -86,7 +86,6 @@ impl FrameHub {
     /// Adds the last frame to the queue of every reader.
     pub fn close(&self, last: &Bytes) {
         for reader in self.inner.borrow_mut().open_readers() {
-            // Added even to a full queue, because no further frame follows.
             reader.closed = true;
             // Added even to a full queue, because no further frame follows.
             reader.push(last.clone());

@@ -347,9 +347,10 @@ impl Vm {
             candidates,
             disks: Vec::new(),
         };
-        for (number, (overlay, index_file)) in disks.into_iter().enumerate() {
-            let at = self.machine.writable_disks.get(number).map(|d| d.device);
-            let Some((at, device)) = at.zip(at.and_then(|at| self.machine.devices.get(at))) else {
+        let writable = self.machine.writable_disks.iter();
+        let writable: Vec<usize> = writable.map(|disk| disk.device).collect();
+        for (at, (overlay, index_file)) in writable.into_iter().zip(disks) {
+            let Some(device) = self.machine.devices.get(at) else {
                 continue;
             };
             let result = lock(device).device_mut(|block: &mut Block| block.freeze(overlay));
