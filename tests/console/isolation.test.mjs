@@ -42,7 +42,8 @@ before(async () => {
   const encoded = Buffer.from(SERVER).toString('base64')
   await type(
     page,
-    `echo ${encoded} | base64 -d > /tmp/server.py; nohup python3 /tmp/server.py >/dev/null 2>&1 & sleep 1; echo server-$((1 + 1))`,
+    `echo ${encoded} | base64 -d > /tmp/server.py; ` +
+      'nohup python3 /tmp/server.py >/dev/null 2>&1 & sleep 1; echo server-$((1 + 1))',
   )
   await terminalShows(page, /server-2/)
   await page.close()

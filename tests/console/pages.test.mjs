@@ -88,7 +88,8 @@ test('hostile names, metadata, files and output are shown as text', async () => 
   await go(page, `/sandboxes/${sandbox}/terminal`)
   await terminalShows(page, /[$#] *$/)
   const line =
-    'mkdir -p /tmp/h && cd /tmp/h && printf "<script>alert(1)</script>" > "<img src=x onerror=alert(1)>.svg"; printf "\\033]52;c;aGk=\\007\\033]0;title\\007"; echo made-$((1 + 1))'
+    'mkdir -p /tmp/h && cd /tmp/h && printf "<script>alert(1)</script>" > "<img src=x onerror=alert(1)>.svg"; ' +
+    'printf "\\033]52;c;aGk=\\007\\033]0;title\\007"; echo made-$((1 + 1))'
   await type(page, line)
   await terminalShows(page, /made-2/)
   assert.equal(await page.title(), 'Jiffy')

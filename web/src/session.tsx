@@ -1,6 +1,6 @@
 import { createContext, type ReactNode, useContext, useEffect, useState } from 'react'
 import { useQueryClient } from '@tanstack/react-query'
-import { CallError, callJson, setSignedOut } from './api/client'
+import { CallError, callJson, setSignedOut, messageOf } from './api/client'
 import { signInCode } from './nonce'
 import { Button, Field } from './ui/controls'
 import { Logo } from './ui/icons'
@@ -92,7 +92,7 @@ function SignIn({ problem, onSession }: { problem?: string; onSession: (session:
     try {
       onSession(await callJson<Session>('POST', '/session', { key }))
     } catch (e) {
-      setError(e instanceof Error ? e.message : String(e))
+      setError(messageOf(e))
     } finally {
       setBusy(false)
     }

@@ -6,6 +6,7 @@ import { useSession } from './session'
 import { useSandboxes } from './api/queries'
 import { Button, Menu } from './ui/controls'
 import { Icon, type IconName, Logo } from './ui/icons'
+import { isTyping } from './lib/keyboard'
 import { visible } from './lib/visible'
 import { setTheme, type Theme, theme } from './ui/theme'
 import { Toasts } from './ui/toast'
@@ -21,14 +22,6 @@ const pages: { to: string; label: string; icon: IconName; key: string }[] = [
   { to: '/templates', label: 'Templates', icon: 'templates', key: 't' },
   { to: '/keys', label: 'Keys', icon: 'keys', key: 'k' },
 ]
-
-/** Returns whether a key press belongs to a text field or a terminal. */
-function isTyping(event: KeyboardEvent): boolean {
-  const target = event.target as HTMLElement | null
-  return !!target?.closest(
-    'input:not([type=checkbox]), textarea, select, [contenteditable], .xterm, [role=dialog], [role=menu]',
-  )
-}
 
 export function Shell() {
   const session = useSession()
@@ -46,7 +39,7 @@ export function Shell() {
         setOverlay('palette')
         return
       }
-      if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return
+      if (isTyping(event)) return
       const page = isGo && pages.find((p) => p.key === event.key)
       isGo = event.key === 'g'
       if (page) {

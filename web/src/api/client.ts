@@ -23,6 +23,24 @@ export class CallError extends Error {
   }
 }
 
+/** Returns the error of a response with the body `text`, which may have another form. */
+export function callError(status: number, text: string): CallError {
+  let body: { error_code?: unknown; message?: unknown } | null = null
+  try {
+    body = JSON.parse(text)
+  } catch {
+    // Not a response of the API or the console.
+  }
+  const code = typeof body?.error_code === 'string' ? body.error_code : 'unknown'
+  const message = typeof body?.message === 'string' ? body.message : `status ${status}`
+  return new CallError(status, code, message)
+}
+
+/** Returns the message of an error for the user. */
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error)
+}
+
 let onSignedOut = () => {}
 
 /** Sets the function that is called when the session has ended. */
@@ -39,11 +57,9 @@ async function send(input: RequestInfo | URL, init?: RequestInit): Promise<Respo
     throw new CallError(0, 'unreachable', 'The daemon cannot be reached.')
   }
   if (response.ok) return response
-  const body = await response.json().catch(() => undefined)
-  const code = typeof body?.error_code === 'string' ? body.error_code : 'unknown'
-  const message = typeof body?.message === 'string' ? body.message : `status ${response.status}`
-  if (response.status === 401 && code === 'signed_out') onSignedOut()
-  throw new CallError(response.status, code, message)
+  const error = callError(response.status, await response.text().catch(() => ''))
+  if (error.status === 401 && error.code === 'signed_out') onSignedOut()
+  throw error
 }
 
 /** Client of the API. Errors are thrown as [CallError]. */
@@ -70,6 +86,9 @@ export async function callJson<T>(method: string, path: string, body?: unknown):
     ? (undefined as T)
     : ((await response.json().catch(() => undefined)) as T)
 }
+
+/** Returns the path of the console's calls on a guest. */
+export const guestPath = (id: string) => `/guest/${encodeURIComponent(id)}`
 
 /** Returns the data of a successful response. Errors were thrown before. */
 export function data<T>(result: { data?: T }): T {

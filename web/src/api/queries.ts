@@ -1,6 +1,6 @@
 import { keepPreviousData, type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
-import { api, data, type Sandbox, type Schemas } from './client'
+import { api, data, type Sandbox, type Snapshot } from './client'
 
 /** Interval of lists while the page is visible. */
 const LIST_INTERVAL = 2000
@@ -9,30 +9,30 @@ const PAGE = 100
 /** States that the table shows. */
 const STATES = 'running,paused,broken,creating'
 
-/** Returns all sandboxes that the caller sees. */
-async function listSandboxes(signal: AbortSignal): Promise<Sandbox[]> {
-  const all: Sandbox[] = []
+/** Returns the items of all pages of a list. */
+async function pages<T>(load: (nextToken?: string) => Promise<{ data?: T[]; response: Response }>): Promise<T[]> {
+  const all: T[] = []
   let nextToken: string | undefined
   do {
-    const query = { state: STATES, limit: PAGE, nextToken }
-    const result = await api.GET('/v2/sandboxes', { params: { query: query as never }, signal })
-    all.push(...data(result)!)
-    nextToken = result.response.headers.get('x-next-token') ?? undefined
+    const page = await load(nextToken)
+    all.push(...data(page))
+    nextToken = page.response.headers.get('x-next-token') ?? undefined
   } while (nextToken)
   return all
 }
 
-async function listSnapshots(signal: AbortSignal, all: boolean): Promise<Schemas['Snapshot'][]> {
-  const list: Schemas['Snapshot'][] = []
-  let nextToken: string | undefined
-  do {
+/** Returns all sandboxes that the caller sees. */
+const listSandboxes = (signal: AbortSignal) =>
+  pages<Sandbox>((nextToken) => {
+    const query = { state: STATES, limit: PAGE, nextToken }
+    return api.GET('/v2/sandboxes', { params: { query: query as never }, signal })
+  })
+
+const listSnapshots = (signal: AbortSignal, all: boolean) =>
+  pages<Snapshot>((nextToken) => {
     const query = { all, limit: PAGE, nextToken }
-    const result = await api.GET('/snapshots', { params: { query: query as never }, signal })
-    list.push(...data(result)!)
-    nextToken = result.response.headers.get('x-next-token') ?? undefined
-  } while (nextToken)
-  return list
-}
+    return api.GET('/snapshots', { params: { query: query as never }, signal })
+  })
 
 /** Time that the latest request for a list took: large lists are requested less often. */
 let listTime = 0

@@ -13,7 +13,7 @@ export interface SandboxAction {
   /** States in which the action is possible. */
   states: string[]
   command: (id: string) => Command
-  run: (id: string, signal?: AbortSignal) => Promise<unknown>
+  run: (id: string) => Promise<unknown>
 }
 
 const path = (sandboxID: string) => ({ params: { path: { sandboxID } } })
@@ -28,7 +28,7 @@ export const sandboxActions: SandboxAction[] = [
     icon: 'pause',
     states: ['running'],
     command: commands.pause,
-    run: (id, signal) => api.POST('/sandboxes/{sandboxID}/pause', { ...path(id), signal }),
+    run: (id) => api.POST('/sandboxes/{sandboxID}/pause', path(id)),
   },
   {
     id: 'resume',
@@ -37,7 +37,7 @@ export const sandboxActions: SandboxAction[] = [
     icon: 'play',
     states: ['paused', 'broken'],
     command: commands.resume,
-    run: (id, signal) => api.POST('/sandboxes/{sandboxID}/resume', { ...path(id), body: {}, signal }),
+    run: (id) => api.POST('/sandboxes/{sandboxID}/resume', { ...path(id), body: {} }),
   },
   {
     id: 'snapshot',
@@ -46,7 +46,7 @@ export const sandboxActions: SandboxAction[] = [
     icon: 'snapshots',
     states: ['running'],
     command: (id) => commands.snapshot(id),
-    run: (id, signal) => api.POST('/sandboxes/{sandboxID}/snapshots', { ...path(id), body: {}, signal }),
+    run: (id) => api.POST('/sandboxes/{sandboxID}/snapshots', { ...path(id), body: {} }),
   },
   {
     id: 'extend',
@@ -55,8 +55,7 @@ export const sandboxActions: SandboxAction[] = [
     icon: 'clock',
     states: ['running', 'paused'],
     command: (id) => commands.timeout(id, EXTENSION_S),
-    run: (id, signal) =>
-      api.POST('/sandboxes/{sandboxID}/timeout', { ...path(id), body: { timeout: EXTENSION_S }, signal }),
+    run: (id) => api.POST('/sandboxes/{sandboxID}/timeout', { ...path(id), body: { timeout: EXTENSION_S } }),
   },
   {
     id: 'restart',
@@ -65,7 +64,7 @@ export const sandboxActions: SandboxAction[] = [
     icon: 'restart',
     states: ['running'],
     command: commands.restart,
-    run: (id, signal) => api.POST('/sandboxes/{sandboxID}/restart', { ...path(id), signal }),
+    run: (id) => api.POST('/sandboxes/{sandboxID}/restart', path(id)),
   },
   {
     id: 'kill',
@@ -75,7 +74,7 @@ export const sandboxActions: SandboxAction[] = [
     danger: true,
     states: ['running', 'paused', 'broken', 'creating'],
     command: commands.kill,
-    run: (id, signal) => api.DELETE('/sandboxes/{sandboxID}', { ...path(id), signal }),
+    run: (id) => api.DELETE('/sandboxes/{sandboxID}', path(id)),
   },
 ]
 

@@ -1,7 +1,8 @@
 // Characters that could hide or reorder text: controls, and characters that change the direction.
 // Names and output of guests are data of strangers, so these characters are shown as code points.
-const HIDDEN =
-  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu
+const CONTROLS = '\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f'
+const DIRECTIONS = '\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb'
+const HIDDEN = new RegExp(`[${CONTROLS}${DIRECTIONS}\\u{e0000}-\\u{e007f}]`, 'gu')
 
 /** Makes control characters and bidirectional characters visible. */
 export function visible(text: string): string {

@@ -1,5 +1,5 @@
 import { useRef, useState } from 'react'
-import type { Sandbox } from '../api/client'
+import { messageOf, type Sandbox } from '../api/client'
 import { useRefresh } from '../api/queries'
 import type { SandboxAction } from '../lib/actions'
 import { count } from '../lib/format'
@@ -44,7 +44,7 @@ export function BulkDialog({
           await action.run(next.sandboxID)
           set(next.sandboxID, 'done')
         } catch (error) {
-          set(next.sandboxID, { error: error instanceof Error ? error.message : String(error) })
+          set(next.sandboxID, { error: messageOf(error) })
         }
       }
     }

@@ -1,6 +1,6 @@
 import { useState } from 'react'
 import { Link, Outlet, useNavigate, useParams } from '@tanstack/react-router'
-import { api, CallError, data, type SandboxDetail } from '../api/client'
+import { api, CallError, data, type SandboxDetail, messageOf } from '../api/client'
 import { useNow, useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import { actionOf, EXTENSION_S, type SandboxAction } from '../lib/actions'
@@ -104,16 +104,14 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
   const refresh = useRefresh()
   const navigate = useNavigate()
   const [doing, setDoing] = useState<SandboxAction>()
-  const [dialog, setDialog] = useState<
-    'rename' | 'fork' | 'snapshot' | 'rollback' | 'kill' | 'restart' | 'promote' | 'commands'
-  >()
+  const [dialog, setDialog] = useState<'rename' | 'fork' | 'snapshot' | 'kill' | 'restart' | 'promote' | 'commands'>()
 
   const run = async (action: SandboxAction) => {
     setDoing(action)
     try {
       await action.run(id)
     } catch (error) {
-      notify(error instanceof Error ? error.message : String(error), true)
+      notify(messageOf(error), true)
     } finally {
       setDoing(undefined)
       refresh()
@@ -125,7 +123,7 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
       const timeout = Math.round(left + EXTENSION_S)
       await api.POST('/sandboxes/{sandboxID}/timeout', { params: { path: { sandboxID: id } }, body: { timeout } })
     } catch (error) {
-      notify(error instanceof Error ? error.message : String(error), true)
+      notify(messageOf(error), true)
     }
     refresh()
   }
@@ -149,8 +147,7 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
         state={sandbox.state}
         doing={doing && `${doing.doing.toLowerCase().replace(/ of$| a snapshot of$/, '')}…`}
       />
-      {sandbox.name && <CopyId id={id} short />}
-      {!sandbox.name && <CopyId id={id} short />}
+      <CopyId id={id} short />
       <Remaining sandbox={sandbox} />
       {session.mayChange && (
         <div className="actions">
@@ -225,16 +222,7 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
           All processes are stopped, and the start command of the template runs. Files remain.
         </ConfirmDialog>
       )}
-      {dialog === 'promote' && (
-        <ConfirmDialog
-          title="Promote this fork?"
-          label="Promote"
-          command={commands.promote(id)}
-          onClose={close}
-          run={() => api.POST('/sandboxes/{sandboxID}/promote', { params: { path: { sandboxID: id } } })}>
-          This child of the fork remains. All its siblings are removed.
-        </ConfirmDialog>
-      )}
+      {dialog === 'promote' && <PromoteDialog id={id} onClose={close} />}
       {dialog === 'commands' && (
         <Dialog title="Commands" wide onClose={close}>
           {[pause, resume, actionOf('snapshot'), actionOf('restart'), actionOf('kill')].map((action) => (
@@ -359,6 +347,19 @@ function SnapshotDialog({ sandbox, onClose }: { sandbox: SandboxDetail; onClose:
         hint="Optional. Memory, processes and files are stored; the sandbox continues to run.">
         <input id="snapshot-name" className="input" value={name} autoFocus onChange={(e) => setName(e.target.value)} />
       </Field>
+    </ConfirmDialog>
+  )
+}
+
+export function PromoteDialog({ id, onClose }: { id: string; onClose: () => void }) {
+  return (
+    <ConfirmDialog
+      title="Promote this fork?"
+      label="Promote"
+      command={commands.promote(id)}
+      onClose={onClose}
+      run={() => api.POST('/sandboxes/{sandboxID}/promote', { params: { path: { sandboxID: id } } })}>
+      This child of the fork remains. All its siblings are removed.
     </ConfirmDialog>
   )
 }

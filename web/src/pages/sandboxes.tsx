@@ -12,6 +12,7 @@ import type { Sandbox } from '../api/client'
 import { useFigures, useSandboxes } from '../api/queries'
 import { useSession } from '../session'
 import { type SandboxAction, sandboxActions } from '../lib/actions'
+import { isTyping } from '../lib/keyboard'
 import { useSelection } from '../lib/selection'
 import { visible } from '../lib/visible'
 import { Button, Empty, Problem, Skeleton } from '../ui/controls'
@@ -150,20 +151,13 @@ export function SandboxesPage() {
 
   useEffect(() => {
     const onKey = (event: KeyboardEvent) => {
-      const target = event.target as HTMLElement
-      if (
-        event.ctrlKey ||
-        event.metaKey ||
-        event.altKey ||
-        target.closest('input:not([type=checkbox]), select, textarea, [role=dialog], [role=menu]')
-      )
-        return
+      if (isTyping(event)) return
       const id = order[cursor]
       if (event.key === 'j') setCursor((c) => Math.min(order.length - 1, c + 1))
       else if (event.key === 'k') setCursor((c) => Math.max(0, c - 1))
       else if (event.key === 'x' && id) selection.toggle(id)
       else if (event.key === 'Escape') selection.clear()
-      else if (event.key === 'Enter' && id && target === document.body)
+      else if (event.key === 'Enter' && id && event.target === document.body)
         void navigate({ to: '/sandboxes/$id', params: { id } })
     }
     addEventListener('keydown', onKey)

@@ -213,8 +213,8 @@ export function SnapshotsPage() {
           run={() => api.DELETE('/templates/{templateID}', { params: { path: { templateID: removed.snapshotID } } })}>
           <p>
             {visible(removed.jiffy.name ?? removed.snapshotID)}:{' '}
-            {(uses.get(removed.snapshotID) ?? 0) > 0
-              ? `${count(uses.get(removed.snapshotID) ?? 0, 'object needs', 'objects need')} its data, which remain on disk until then.`
+            {uses.has(removed.snapshotID)
+              ? `the data remain on disk while needed by ${count(uses.get(removed.snapshotID) ?? 0, 'object')}.`
               : 'nothing depends on it.'}
           </p>
         </ConfirmDialog>

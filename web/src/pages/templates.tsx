@@ -110,10 +110,7 @@ export function TemplatesPage() {
                       ))}
                     </td>
                     <td>
-                      <span
-                        className={`badge ${t.buildStatus === 'ready' ? 'good' : t.buildStatus === 'error' ? 'bad' : 'busy'}`}>
-                        {t.buildStatus}
-                      </span>
+                      <BuildBadge status={t.buildStatus} />
                     </td>
                     <td className="wide-only">{t.public ? 'public' : 'private'}</td>
                     <td className="num wide-only">{t.cpuCount}</td>
@@ -231,6 +228,11 @@ export function TemplatesPage() {
       )}
     </div>
   )
+}
+
+function BuildBadge({ status }: { status: string }) {
+  const look = status === 'ready' ? 'good' : status === 'error' ? 'bad' : 'busy'
+  return <span className={`badge ${look}`}>{status}</span>
 }
 
 /** Builds a template from an image or another template, with commands. */
@@ -388,9 +390,7 @@ function BuildLog({ template, build, onClose }: { template: string; build: strin
   return (
     <Dialog title="Build" wide onClose={onClose}>
       <div className="row spread wrap">
-        <span className={`badge ${state === 'ready' ? 'good' : state === 'error' ? 'bad' : 'busy'}`}>
-          {state ?? 'waiting'}
-        </span>
+        <BuildBadge status={state ?? 'waiting'} />
         {status.data?.progress && !isOver && (
           <span className="muted">
             {visible(status.data.progress.text)} {status.data.progress.percent} %
@@ -463,9 +463,7 @@ function HistoryDialog({ template, onClose }: { template: Template; onClose: () 
       <ul className="bulk-list" tabIndex={0} aria-label="Builds">
         {builds.map((b) => (
           <li key={b.buildID} className="row">
-            <span className={`badge ${b.status === 'ready' ? 'good' : b.status === 'error' ? 'bad' : 'busy'}`}>
-              {b.status}
-            </span>
+            <BuildBadge status={b.status} />
             <code className="truncate">{b.buildID}</code>
             <span className="grow right muted">
               <Time at={b.createdAt} />

@@ -1,11 +1,11 @@
 import { useEffect, useState } from 'react'
 import { useQuery } from '@tanstack/react-query'
-import { call, CallError } from '../api/client'
+import { call, CallError, guestPath } from '../api/client'
 import { bytes } from '../lib/format'
 import { visible } from '../lib/visible'
 import { Button, Dialog, Problem, Skeleton } from '../ui/controls'
 import { notify } from '../ui/toast'
-import { type Entry, guestPath } from './files-tab'
+import type { Entry } from './files-tab'
 
 /** Maximum size of files that are edited or shown. */
 const MAX_TEXT = 5 * 1024 * 1024

@@ -2,7 +2,7 @@ import { useEffect, useMemo, useRef, useState } from 'react'
 import { useNavigate, useParams, useSearch } from '@tanstack/react-router'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useVirtualizer } from '@tanstack/react-virtual'
-import { call, CallError, callJson } from '../api/client'
+import { call, CallError, callJson, messageOf, guestPath } from '../api/client'
 import { useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import { bytes, count } from '../lib/format'
@@ -11,7 +11,7 @@ import { Button, Dialog, Empty, Field, Menu, Problem, Skeleton, Time } from '../
 import { Icon } from '../ui/icons'
 import { notify } from '../ui/toast'
 import { FileView } from './file-view'
-import { upload, UploadList, useUploads } from './uploads'
+import { join, upload, UploadList, useUploads } from './uploads'
 
 export interface Entry {
   name: string
@@ -29,9 +29,6 @@ export interface Entry {
 
 const ROW = 32
 
-export const join = (directory: string, name: string) => `${directory === '/' ? '' : directory}/${name}`
-export const guestPath = (id: string) => `/guest/${encodeURIComponent(id)}`
-
 export function FilesTab() {
   const { id } = useParams({ strict: false }) as { id: string }
   const search = useSearch({ strict: false }) as { path?: string; file?: string }
@@ -41,7 +38,7 @@ export function FilesTab() {
   const sandbox = useSandbox(id).data
   const directory = search.path ?? '/home/user'
   const isRunning = sandbox?.state === 'running'
-  const [dialog, setDialog] = useState<{ kind: 'directory' | 'file' } | { kind: 'rename' | 'remove'; entry: Entry }>()
+  const [dialog, setDialog] = useState<DialogState>()
   const [isOver, setOver] = useState(false)
   const picker = useRef<HTMLInputElement>(null)
   const scroller = useRef<HTMLDivElement>(null)
@@ -88,7 +85,7 @@ export function FilesTab() {
       link.download = entry.name
       link.click()
     } catch (error) {
-      notify(error instanceof Error ? error.message : String(error), true)
+      notify(messageOf(error), true)
     }
   }
   const parts = useMemo(() => directory.split('/').filter(Boolean), [directory])

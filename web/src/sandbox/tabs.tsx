@@ -2,7 +2,7 @@ import { useEffect, useMemo, useRef, useState } from 'react'
 import { useNavigate, useParams, useSearch } from '@tanstack/react-router'
 import { keepPreviousData, useQuery } from '@tanstack/react-query'
 import { useVirtualizer } from '@tanstack/react-virtual'
-import { api, callJson, data } from '../api/client'
+import { api, callJson, data, guestPath } from '../api/client'
 import { useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import { commands } from '../lib/commands'
@@ -286,8 +286,6 @@ export function ConnectionsTab() {
 interface Port {
   port: number
   address: string
-  process?: string
-  pid?: number
 }
 
 /** Listening ports, with links that open them at another origin. */
@@ -297,11 +295,11 @@ export function PortsTab() {
   const sandbox = useSandbox(id).data
   const [port, setPort] = useState('')
   const [ttl, setTtl] = useState('3600')
-  const [links, setLinks] = useState<{ port: number; url: string; expires: number }[]>([])
+  const [links, setLinks] = useState<{ port: number; url: string; expiresAt: string }[]>([])
   const [error, setError] = useState<unknown>()
   const ports = useQuery({
     queryKey: ['ports', id],
-    queryFn: () => callJson<{ ports: Port[] }>('GET', `/guest/${encodeURIComponent(id)}/ports`),
+    queryFn: () => callJson<{ ports: Port[] }>('GET', `${guestPath(id)}/ports`),
     enabled: sandbox?.state === 'running' && session.mayChange,
     refetchInterval: 3000,
     placeholderData: keepPreviousData,
@@ -318,10 +316,9 @@ export function PortsTab() {
   const create = async (number: number, open: boolean) => {
     setError(undefined)
     try {
-      const link = await callJson<{ url: string; expires: number }>(
-        'GET',
-        `/guest/${encodeURIComponent(id)}/preview?port=${number}&ttl=${ttl}`,
-      )
+      const query = { port: number, ttl: Number(ttl) }
+      const params = { path: { sandboxID: id }, query }
+      const link = data(await api.GET('/sandboxes/{sandboxID}/preview', { params }))!
       setLinks((all) => [{ port: number, ...link }, ...all.filter((l) => l.port !== number)])
       if (open) window.open(link.url, '_blank', 'noopener,noreferrer')
     } catch (e) {
@@ -343,7 +340,6 @@ export function PortsTab() {
                 <tr>
                   <th>Port</th>
                   <th>Address</th>
-                  <th>Process</th>
                   <th>
                     <span className="sr-only">Actions</span>
                   </th>
@@ -357,10 +353,6 @@ export function PortsTab() {
                     </td>
                     <td>
                       <code>{visible(p.address)}</code>
-                    </td>
-                    <td>
-                      {p.process ? visible(p.process) : '–'}
-                      {p.pid != null && <span className="sub">{p.pid}</span>}
                     </td>
                     <td className="right">
                       <Button small icon="open" onClick={() => void create(p.port, true)}>
@@ -424,7 +416,7 @@ export function PortsTab() {
                 </a>
               </div>
               <span className="muted">
-                Port {link.port}, until <Time at={link.expires * 1000} />
+                Port {link.port}, until <Time at={link.expiresAt} />
               </span>
             </div>
           ))}

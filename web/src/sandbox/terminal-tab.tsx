@@ -1,7 +1,7 @@
 import '@xterm/xterm/css/xterm.css'
 import { useCallback, useEffect, useRef, useState } from 'react'
 import { useParams } from '@tanstack/react-router'
-import { callJson } from '../api/client'
+import { callJson, messageOf, guestPath } from '../api/client'
 import { useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import type { Ending } from '../live/socket'
@@ -57,7 +57,7 @@ export function TerminalTab() {
   useEffect(() => {
     if (!isRunning || tabs || !session.mayChange) return
     let ignore = false
-    callJson<{ terminals: Listed[] }>('GET', `/guest/${encodeURIComponent(id)}/terminals`).then(
+    callJson<{ terminals: Listed[] }>('GET', `${guestPath(id)}/terminals`).then(
       ({ terminals }) => {
         if (ignore) return
         const list = terminals
@@ -69,7 +69,7 @@ export function TerminalTab() {
       },
       (error: unknown) => {
         if (ignore) return
-        const failed = { key: nextKey++, failure: error instanceof Error ? error.message : String(error) }
+        const failed = { key: nextKey++, failure: messageOf(error) }
         setTabs([failed])
         setActive(failed.key)
       },
@@ -258,13 +258,7 @@ export function TerminalTab() {
       )}
       {(shown?.ending || shown?.failure) && (
         <div className="terminal-ending" role="status">
-          <span>
-            {shown.failure
-              ? visible(shown.failure)
-              : shown.ending?.state === 'exited'
-                ? `The shell has ended: ${visible(shown.ending.reason)}.`
-                : `The terminal was lost, for example by a pause or a rollback: ${visible(shown.ending?.reason ?? '')}.`}
-          </span>
+          <span>{shown.failure ? visible(shown.failure) : shown.ending && endingText(shown.ending)}</span>
           <Button
             small
             icon="plus"
@@ -279,6 +273,12 @@ export function TerminalTab() {
       )}
     </div>
   )
+}
+
+function endingText({ state, reason }: Ending): string {
+  const what =
+    state === 'exited' ? 'The shell has ended' : 'The terminal was lost, for example by a pause or a rollback'
+  return `${what}: ${visible(reason)}.`
 }
 
 function TerminalPane({

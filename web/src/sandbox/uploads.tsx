@@ -1,8 +1,11 @@
 import { useSyncExternalStore } from 'react'
-import { CallError, consoleHeaders } from '../api/client'
+import { CallError, consoleHeaders, messageOf, callError, guestPath } from '../api/client'
 import { bytes } from '../lib/format'
 import { visible } from '../lib/visible'
 import { Button, Meter } from '../ui/controls'
+
+/** Returns the path of a file below a directory. */
+export const join = (directory: string, path: string) => `${directory === '/' ? '' : directory}/${path}`
 
 interface Upload {
   key: number
@@ -57,12 +60,11 @@ export async function upload(id: string, directory: string, files: { file: File;
       }
     }
     try {
-      await send(id, `${directory === '/' ? '' : directory}/${path}`, file, key)
+      await send(id, join(directory, path), file, key)
       change(key, { state: 'done', sent: file.size })
       setTimeout(() => remove(key), 3000)
     } catch (error) {
-      if (uploads.some((u) => u.key === key))
-        change(key, { state: 'failed', message: error instanceof Error ? error.message : String(error) })
+      if (uploads.some((u) => u.key === key)) change(key, { state: 'failed', message: messageOf(error) })
     }
   }
 }
@@ -71,25 +73,12 @@ export async function upload(id: string, directory: string, files: { file: File;
 function send(id: string, path: string, file: File, key: number): Promise<void> {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest()
-    request.open('PUT', `/guest/${encodeURIComponent(id)}/file?path=${encodeURIComponent(path)}`)
+    request.open('PUT', `${guestPath(id)}/file?path=${encodeURIComponent(path)}`)
     for (const [name, value] of Object.entries(consoleHeaders)) request.setRequestHeader(name, value)
     request.upload.onprogress = (event) => change(key, { sent: event.loaded })
     request.onload = () => {
       if (request.status < 300) return resolve()
-      const body = (() => {
-        try {
-          return JSON.parse(request.responseText)
-        } catch {
-          return {}
-        }
-      })()
-      reject(
-        new CallError(
-          request.status,
-          String(body.error_code ?? 'unknown'),
-          String(body.message ?? `status ${request.status}`),
-        ),
-      )
+      reject(callError(request.status, request.responseText))
     }
     request.onerror = () => reject(new CallError(0, 'unreachable', 'The upload was interrupted.'))
     request.onabort = () => {

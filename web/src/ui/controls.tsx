@@ -1,6 +1,6 @@
 import { type ButtonHTMLAttributes, type ReactNode, useEffect, useState } from 'react'
 import { Dialog as RadixDialog, DropdownMenu } from 'radix-ui'
-import { CallError } from '../api/client'
+import { CallError, messageOf } from '../api/client'
 import { visible } from '../lib/visible'
 import { localTime, utcTime } from '../lib/format'
 import { Icon, type IconName } from './icons'
@@ -28,15 +28,6 @@ export function Button({ icon, look, small, busy, label, children, className, ..
       {busy ? <span className="spinner" aria-hidden="true" /> : icon && <Icon name={icon} />}
       {children}
     </button>
-  )
-}
-
-/** Text of a guest or a user, with control characters made visible. */
-export function Text({ children, className, title }: { children: string; className?: string; title?: string }) {
-  return (
-    <span className={className} title={title && visible(title)}>
-      {visible(children)}
-    </span>
   )
 }
 
@@ -173,7 +164,7 @@ export function Menu({
 /** The complete error of a call, selectable, with a retry. */
 export function Problem({ error, onRetry, title }: { error: unknown; onRetry?: () => void; title?: string }) {
   const code = error instanceof CallError ? error.code : undefined
-  const message = error instanceof Error ? error.message : String(error)
+  const message = messageOf(error)
   return (
     <div className="problem-box" role="alert">
       <strong>{title ?? 'The request failed'}</strong>

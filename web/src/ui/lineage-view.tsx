@@ -7,7 +7,7 @@ import { commands } from '../lib/commands'
 import { bytes, count, duration } from '../lib/format'
 import { connected, lineage, type Point, type Tree } from '../lib/lineage'
 import { visible } from '../lib/visible'
-import { ConfirmDialog, ForkDialog } from '../pages/sandbox'
+import { ConfirmDialog, ForkDialog, PromoteDialog } from '../pages/sandbox'
 import { Button, CopyId, Empty, Field, Problem, Skeleton, Time } from './controls'
 import { LineageGraph, purposeName, type Selected } from './lineage-graph'
 import { StateBadge } from './state-badge'
@@ -110,16 +110,7 @@ function LanePanel({ sandbox }: { sandbox: Sandbox }) {
         )}
       </div>
       {dialog === 'fork' && <ForkDialog sandbox={sandbox} onClose={() => setDialog(undefined)} />}
-      {dialog === 'promote' && (
-        <ConfirmDialog
-          title="Promote this fork?"
-          label="Promote"
-          command={commands.promote(id)}
-          onClose={() => setDialog(undefined)}
-          run={() => api.POST('/sandboxes/{sandboxID}/promote', { params: { path: { sandboxID: id } } })}>
-          This child of the fork remains. All its siblings are removed.
-        </ConfirmDialog>
-      )}
+      {dialog === 'promote' && <PromoteDialog id={id} onClose={() => setDialog(undefined)} />}
     </div>
   )
 }
@@ -132,6 +123,12 @@ function dependants(point: Point, tree: Tree, sandboxes: Sandbox[]): string[] {
   }
   for (const s of sandboxes) if (s.snapshotID === point.id) names.push(`sandbox ${s.name ?? s.sandboxID.slice(0, 10)}`)
   return names
+}
+
+/** Returns the first `max` names, and the number of the others. */
+function listed(names: string[], max: number): string {
+  const more = names.length > max ? ` and ${names.length - max} more` : ''
+  return names.slice(0, max).map(visible).join(', ') + more
 }
 
 function PointPanel({
@@ -199,10 +196,7 @@ function PointPanel({
           </>
         )}
         <dt>Needed by</dt>
-        <dd>
-          {used.length === 0 ? 'nothing' : used.slice(0, 5).map(visible).join(', ')}
-          {used.length > 5 && ` and ${used.length - 5} more`}
-        </dd>
+        <dd>{used.length === 0 ? 'nothing' : listed(used, 5)}</dd>
       </dl>
       {session.mayChange ? (
         <div className="row wrap">
@@ -272,7 +266,7 @@ function PointPanel({
           run={() => api.DELETE('/templates/{templateID}', { params: { path: { templateID: snapshotID } } })}>
           <p>
             {used.length > 0
-              ? `Its data remain on disk while ${used.slice(0, 10).map(visible).join(', ')}${used.length > 10 ? ` and ${used.length - 10} more` : ''} need them.`
+              ? `Its data remain on disk while ${listed(used, 10)} need them.`
               : 'Nothing depends on it.'}
           </p>
         </ConfirmDialog>
