@@ -1,7 +1,6 @@
-import { useMemo, useState } from 'react'
+import { useState } from 'react'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { api, callJson } from '../api/client'
-import { useSandboxes } from '../api/queries'
+import { api, callJson, data } from '../api/client'
 import { useSession } from '../session'
 import { count, duration } from '../lib/format'
 import { visible } from '../lib/visible'
@@ -136,13 +135,16 @@ function Sessions() {
   )
 }
 
-/** Revokes a key. The API has no list of keys yet, so the keys of sandboxes are suggested. */
+/** Revokes a key. Suggests the keys that are not revoked. */
 function Revoke() {
-  const sandboxes = useSandboxes().data
+  const keys = useQuery({
+    queryKey: ['keys'],
+    queryFn: async ({ signal }) => data(await api.GET('/keys', { signal }))!,
+  })
   const [key, setKey] = useState('')
   const [withEnd, setWithEnd] = useState(false)
   const [isOpen, setOpen] = useState(false)
-  const known = useMemo(() => [...new Set((sandboxes ?? []).flatMap((s) => s.jiffy.terms.owner ?? []))], [sandboxes])
+  const known = keys.data?.filter((k) => k.revokedAt == null) ?? []
   const command = {
     jiffy: ['key', 'revoke', ...(withEnd ? ['--end'] : []), '--', key],
     method: 'POST',
@@ -173,7 +175,9 @@ function Revoke() {
           />
           <datalist id="known-keys">
             {known.map((k) => (
-              <option key={k} value={k} />
+              <option key={k.keyID} value={k.keyID}>
+                {visible(k.name)}
+              </option>
             ))}
           </datalist>
         </Field>
@@ -195,7 +199,10 @@ function Revoke() {
           danger
           command={command}
           onClose={() => setOpen(false)}
-          onDone={() => setKey('')}
+          onDone={() => {
+            setKey('')
+            void keys.refetch()
+          }}
           run={() => api.POST('/keys/{keyID}/revoke', { params: { path: { keyID: key } }, body: { end: withEnd } })}>
           The key and its sessions end at once.{' '}
           {withEnd ? 'All its running and paused sandboxes are killed.' : 'Its sandboxes continue until their timeout.'}
