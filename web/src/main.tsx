@@ -15,7 +15,7 @@ import './styles/table.css'
 const queries = new QueryClient({
   defaultOptions: {
     queries: {
-      // Only a connection that was lost is worth a retry. Rejections are shown at once.
+      // Retry only after a lost connection. Rejections are shown immediately.
       retry: (count, error) => error instanceof CallError && error.status === 0 && count < 60,
       retryDelay: (attempt) => Math.min(5000, 200 * 2 ** attempt) * (1 + Math.random() / 4),
       networkMode: 'always',

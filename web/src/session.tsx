@@ -26,7 +26,7 @@ export function useSession(): Session & { isAdmin: boolean; mayChange: boolean }
   }
 }
 
-// The code works once, so it is exchanged once, also if React renders twice.
+// The code works once, so the exchange is shared if React renders twice.
 let exchange: Promise<Session> | undefined
 
 function firstSession(): Promise<Session> {

@@ -133,7 +133,7 @@ export function Shell() {
   )
 }
 
-/** One line while the daemon cannot be reached. The page continues by itself. */
+/** Shown while the daemon cannot be reached. The page reconnects without user action. */
 function ConnectionBanner() {
   const sandboxes = useSandboxes()
   const reason = sandboxes.failureReason ?? sandboxes.error

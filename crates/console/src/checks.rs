@@ -27,7 +27,7 @@ const CONSOLE_HEADER: &str = "jiffy-console";
 const PLAIN_COOKIE: &str = "jiffy_console";
 /// Name of the session cookie with TLS. Such a cookie cannot be set by a subdomain.
 const TLS_COOKIE: &str = "__Host-jiffy_console";
-/// Content security policy of the page. `JIFFY_NONCE` is replaced.
+/// Content security policy of the page. Each response replaces `JIFFY_NONCE` by a new nonce.
 pub(crate) const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; \
     style-src 'self' 'nonce-JIFFY_NONCE'; img-src 'self' data: blob:; connect-src 'self'; \
     frame-ancestors 'none'; base-uri 'none'; form-action 'none'; \
@@ -94,7 +94,7 @@ fn host_of(request: &Request) -> Option<Authority> {
 }
 
 /// Returns whether `host` is a name of the console. Without TLS only loopback names are accepted,
-/// because a browser sends no `Sec-Fetch-Site` to other plain addresses.
+/// because a browser sends no `Sec-Fetch-Site` over plain HTTP to other hosts.
 fn is_name(console: &Console, host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let ip: Option<IpAddr> = host.parse().ok();
@@ -196,8 +196,8 @@ impl Console {
         HeaderValue::try_from(cookie).unwrap_or(HeaderValue::from_static(""))
     }
 
-    /// Returns the headers that delete the session cookie, also one for a parent domain, which a
-    /// page of a subdomain may have set.
+    /// Returns the headers that delete the session cookie, and cookies of this name for parent
+    /// domains: a page of a subdomain may have set them.
     fn clear_cookies(&self) -> Vec<HeaderValue> {
         let mut cookies = vec![self.set_cookie("", 0)];
         let name = self.cookie_name();

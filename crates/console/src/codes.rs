@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Validity of codes and tickets.
 const VALIDITY: Duration = Duration::from_secs(60);
-/// Maximum number of valid codes and tickets each.
+/// Maximum number of valid codes, and of valid tickets.
 const MAX_SECRETS: usize = 1000;
 
 /// A file that a ticket permits to download.
@@ -74,7 +74,7 @@ impl<T> OneTime<T> {
         let secret = random_hex::<16>()?;
         let mut secrets = self.0.lock();
         secrets.retain(|_, (created, _)| created.elapsed() < VALIDITY);
-        // The oldest secret makes space for the new one.
+        // Remove the oldest secret, so that the new one does not exceed the limit.
         if secrets.len() >= MAX_SECRETS {
             let oldest = secrets.iter().min_by_key(|(_, (created, _))| *created);
             if let Some(oldest) = oldest.map(|(hash, _)| *hash) {

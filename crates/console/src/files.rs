@@ -29,7 +29,7 @@ const MAX_PATH: usize = 4096;
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of calls that return no file.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// User on whose behalf files are accessed if the request names none.
+/// User that accesses files if the request names no user.
 pub(crate) const DEFAULT_USER: &str = "root";
 
 /// Agent of a sandbox, and the permit for the exchange.
@@ -259,14 +259,15 @@ pub(crate) async fn write(
         let found = limited(guest.client.stat(path, Some(user))).await.ok();
         let modified = found.map(|entry| entry.modified_time).unwrap_or_default();
         if modified != *expected {
-            let message = format!("{path} has changed meanwhile: compare before you overwrite it");
+            let message =
+                format!("{path} was changed by another process: compare the versions first");
             return Err(Refusal::new(StatusCode::CONFLICT, "file_changed", message));
         }
     }
     let mut writer = guest.client.write_stream(path, Some(user));
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        // A client that disconnects ends the call, which leaves a shorter file.
+        // If the client disconnects, the file remains shorter than the upload.
         let piece = piece.map_err(|e| Refusal::invalid(format!("the upload was aborted: {e}")))?;
         if !piece.is_empty() {
             writer.write(piece).await?;
@@ -326,7 +327,7 @@ pub(crate) async fn download(
     .await
 }
 
-/// Answers with a file in a form that no browser executes.
+/// Returns a file in a form that browsers do not execute.
 async fn send(
     console: &Console,
     caller: &Caller,
@@ -352,7 +353,7 @@ async fn send(
     Ok(response)
 }
 
-/// File that is being sent. The permit is held until its end.
+/// File that is sent to the browser. The permit is held until the end of the file.
 type Transfer = (FileReader, Option<ExchangePermit>);
 
 async fn next_piece(mut transfer: Transfer) -> io::Result<Option<(Bytes, Transfer)>> {

@@ -250,7 +250,7 @@ async fn secure(mut response: Response) -> Response {
     response
 }
 
-/// Returns the status of a console without a built page.
+/// Response of a program that was built without the page.
 pub(crate) const NOT_BUILT: (StatusCode, &str) = (
     StatusCode::NOT_IMPLEMENTED,
     "This program was built without the web console: run `make build` with Node 20.19 or later.\n",

@@ -32,7 +32,7 @@ use tokio::task::AbortHandle;
 const MAX_MESSAGE: usize = 64 * 1024;
 /// Maximum number of terminals in one tab.
 const MAX_STREAMS: usize = 64;
-/// Number of messages that wait for a slow browser.
+/// Maximum number of messages in the queue of a slow browser.
 const MAX_QUEUED: usize = 16;
 /// Interval of checks of the session. Time limit of the last message to a browser.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Time after its last use at which a session ends.
+/// Time without use after which a session ends.
 pub(crate) const IDLE_MS: u64 = 12 * 3600 * 1000;
 /// Minimum time between two recordings of a session's use.
 const USE_PRECISION_MS: u64 = 60_000;
@@ -92,7 +92,7 @@ impl SessionStore {
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).open(&path)?;
         let connection = Connection::open(&path)?;
-        // A lost write costs at most a new sign-in, so nothing waits for the disk.
+        // Writes are not synced: a lost write requires at most a new sign-in.
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "off")?;
         connection.execute_batch(SCHEMA)?;
@@ -126,8 +126,8 @@ impl SessionStore {
             [stored(MAX_SESSIONS - 1)],
         )?;
         connection.execute(
-            "INSERT INTO sessions (hash, id, key_id, key_hash, created_ms, used_ms, address, browser)
-                VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)",
+            "INSERT INTO sessions (hash, id, key_id, key_hash, created_ms, used_ms, address,
+                browser) VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)",
             params![
                 hash(&secret),
                 session.id,
@@ -266,8 +266,8 @@ mod tests {
         assert!(store.find(&secret).unwrap().is_none());
         assert!(store.list(None).unwrap().is_empty());
         let fill = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
-            INSERT INTO sessions SELECT randomblob(32), hex(randomblob(8)), NULL, NULL, ?2, ?2, '', ''
-            FROM n";
+            INSERT INTO sessions
+            SELECT randomblob(32), hex(randomblob(8)), NULL, NULL, ?2, ?2, '', '' FROM n";
         let now = stored(now_ms() - 1000);
         let count = stored(MAX_SESSIONS + 5);
         store.0.lock().execute(fill, [count, now]).unwrap();

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, watch};
 
-/// Output that is retained for viewers that attach later.
+/// Maximum number of bytes of output that are retained for viewers that attach later.
 const RETAINED_BYTES: usize = 1024 * 1024;
-/// Output that viewers have not acknowledged, at which the terminal is no longer read.
+/// Number of unacknowledged bytes of a viewer above which the terminal is no longer read.
 const MAX_UNACKNOWLEDGED: u64 = 512 * 1024;
-/// Time without an acknowledgement after which a viewer no longer delays others.
+/// Time without an acknowledgement after which a viewer no longer delays the other viewers.
 const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(10);
-/// Number of inputs that wait for the guest. Further input delays the viewer.
+/// Maximum number of queued inputs. If the queue is full, the viewer waits.
 const MAX_QUEUED_INPUTS: usize = 64;
 /// Runs the shell of the user if it exists, otherwise bash or sh.
 const SHELL_SCRIPT: &str = "if [ -n \"$SHELL\" ] && command -v \"$SHELL\" >/dev/null 2>&1; then \
@@ -42,7 +42,7 @@ pub(crate) enum Status {
     },
 }
 
-/// Position of a viewer.
+/// Number of bytes that a viewer has acknowledged, and the time of the last acknowledgement.
 struct Viewer {
     acknowledged: u64,
     since: Instant,
@@ -63,7 +63,7 @@ pub(crate) struct Terminal {
     pub id: String,
     pub sandbox: String,
     pub pid: u32,
-    /// Name of the user or of the default user.
+    /// Name of the user. `None` for the default user.
     pub user: Option<String>,
     pub started_ms: u64,
     client: AgentClient,
@@ -135,7 +135,7 @@ impl Terminal {
         loop {
             let input = tokio::select! {
                 input = inputs.recv() => input,
-                // Wakes at each output; the loop ends with the shell.
+                // Each output is a change, too. The loop ends when the shell has exited.
                 _ = changes.changed() => match self.status() {
                     Status::Running => continue,
                     _ => None,

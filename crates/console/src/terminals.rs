@@ -12,7 +12,7 @@ use std::time::Duration;
 const MAX_PER_SANDBOX: usize = 32;
 /// Maximum number of terminals of the host.
 const MAX_TOTAL: usize = 500;
-/// Maximum number of terminals with retained output of a sandbox whose shell has exited.
+/// Maximum number of terminals of a sandbox that are retained after their shell has exited.
 const MAX_EXITED: usize = 8;
 /// Time for which a terminal without viewers is retained.
 const RETENTION: Duration = Duration::from_secs(600);
@@ -39,7 +39,8 @@ impl Terminals {
                     StatusCode::TOO_MANY_REQUESTS,
                     "limit",
                     format!(
-                        "too many terminals: a sandbox may have {MAX_PER_SANDBOX} and the host {MAX_TOTAL}"
+                        "too many terminals: a sandbox may have {MAX_PER_SANDBOX} and the host \
+                         {MAX_TOTAL}"
                     ),
                 ));
             }
@@ -79,7 +80,7 @@ impl Terminals {
         self.0.lock().retain(|t| !Arc::ptr_eq(t, terminal));
     }
 
-    /// Ends the terminal when it had no viewer for the retention time.
+    /// Stops the shell and removes the terminal after [`RETENTION`] without viewers.
     fn watch(self: Arc<Self>, terminal: Arc<Terminal>) {
         tokio::spawn(async move {
             loop {

@@ -34,7 +34,7 @@ const listSnapshots = (signal: AbortSignal, all: boolean) =>
     return api.GET('/snapshots', { params: { query: query as never }, signal })
   })
 
-/** Time that the latest request for a list took: large lists are requested less often. */
+/** Duration of the latest request for a list. Lists that take longer are requested less often. */
 let listTime = 0
 
 const polled = () => Math.max(LIST_INTERVAL, listTime * 20)

@@ -28,12 +28,12 @@ export interface Tree {
   points: Map<string, Point>
 }
 
-/** Number of consecutive automatic snapshots that become one point. */
+/** Minimum number of consecutive automatic snapshots that are shown as one point. */
 const FOLD = 4
 
 /**
- * Computes the tree from the lists of sandboxes and snapshots. Today the API has no call for the
- * tree, so it has no times of rollbacks, and no ancestors that were pruned.
+ * Computes the tree from the lists of sandboxes and snapshots. The API has no call for the tree, so
+ * the tree contains neither times of rollbacks nor ancestors that were pruned.
  */
 export function lineage(sandboxes: Sandbox[], snapshots: Snapshot[]): Tree {
   const known = new Map(snapshots.map((s) => [s.snapshotID, s]))

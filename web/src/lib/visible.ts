@@ -1,5 +1,5 @@
 // Characters that could hide or reorder text: controls, and characters that change the direction.
-// Names and output of guests are data of strangers, so these characters are shown as code points.
+// Names and output of guests are untrusted, so these characters are shown as code points.
 const CONTROLS = '\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f'
 const DIRECTIONS = '\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb'
 const HIDDEN = new RegExp(`[${CONTROLS}${DIRECTIONS}\\u{e0000}-\\u{e007f}]`, 'gu')

@@ -10,7 +10,7 @@ export interface StreamListener {
   output: (bytes: Uint8Array) => void
   ended: (ending: Ending) => void
   failed: (message: string) => void
-  /** The connection to the daemon was lost. It is established again. */
+  /** The connection to the daemon was lost, and is being re-established. */
   disconnected: () => void
   /** The connection exists again: the stream must be attached again. */
   connected: () => void
@@ -23,7 +23,7 @@ const MAX_DELAY = 5000
 /** Maximum size of an input message; the daemon rejects larger messages. */
 const MAX_INPUT = 32 * 1024
 
-/** The WebSocket of this tab. It is opened with the first terminal, and reconnects by itself. */
+/** WebSocket of this browser tab. Opened with the first terminal, and reconnected after a loss. */
 class LiveSocket {
   private socket: WebSocket | undefined
   private readonly streams = new Map<number, StreamListener>()
@@ -82,7 +82,7 @@ class LiveSocket {
       this.socket = undefined
       this.setConnected(false)
       for (const listener of [...this.streams.values()]) listener.disconnected()
-      // The next call reports the end of the session, and the page shows the sign-in.
+      // This call fails, so that the page shows the sign-in.
       if (event.code === SESSION_ENDED) {
         void import('../api/client').then(({ callJson }) => callJson('GET', '/session').catch(() => {}))
         return

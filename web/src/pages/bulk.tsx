@@ -9,10 +9,11 @@ import { Button, Dialog } from '../ui/controls'
 
 type Progress = 'waiting' | 'running' | 'done' | { error: string }
 
-/** Number of sandboxes on which a bulk action works at once. */
+/** Maximum number of sandboxes on which a bulk action runs concurrently. */
 const AT_ONCE = 4
+/** Maximum number of sandboxes shown before the start, and of completed ones afterwards. */
 const SHOWN = 10
-/** Number of sandboxes for which all commands are shown. */
+/** Maximum number of sandboxes for which the commands are shown. */
 const MAX_COMMANDS = 100
 
 export function BulkDialog({

@@ -10,7 +10,7 @@ import { AsCommand } from '../ui/as-command'
 import { Button, Dialog, Field, Problem } from '../ui/controls'
 import { notify } from '../ui/toast'
 
-/** Lines `KEY=VALUE` of a text field. Returns the problem instead if a line has another form. */
+/** Parses lines `KEY=VALUE` of a text field. Returns an error message if a line has another form. */
 function pairs(text: string): Record<string, string> | string {
   const found: Record<string, string> = {}
   for (const line of text.split('\n')) {

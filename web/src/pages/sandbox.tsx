@@ -245,7 +245,7 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
   )
 }
 
-/** A question before an action, with its commands. Errors stay in the dialog. */
+/** Dialog that confirms an action and shows its commands. Errors are shown in the dialog. */
 export function ConfirmDialog({
   title,
   label,

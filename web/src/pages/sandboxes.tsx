@@ -87,7 +87,7 @@ export function SandboxesPage() {
   const applied: Filters = isNew ? {} : filters
   const filtered = useMemo(
     () => (all ?? []).filter((s) => matches(s, applied)),
-    // biome: the filters are texts
+    // The filters are listed one by one, because each navigation creates a new object.
     [all, applied.q, applied.state, applied.template, applied.engine, applied.key, applied.meta],
   )
   const sorting: SortingState = useMemo(() => {

@@ -17,7 +17,7 @@ function useId(): string {
   return (useParams({ strict: false }) as { id: string }).id
 }
 
-/** The last lines of the console, which is followed. */
+/** Shows the last lines of the console, and new lines as they appear. */
 export function ConsoleTab() {
   const id = useId()
   const search = useSearch({ strict: false }) as { q?: string }
