@@ -6,7 +6,11 @@ import type * as m from './models.js'
 export type Keep<S, T> = (outcomes: m.Outcome<S, T>[]) => m.Outcome<S, T> | number | undefined
 
 /** Runs a function in a fork. */
-export async function outcome<S, T>(attempt: (fork: S) => Promise<T> | T, sandbox: S, index: number): Promise<m.Outcome<S, T>> {
+export async function outcome<S, T>(
+  attempt: (fork: S) => Promise<T> | T,
+  sandbox: S,
+  index: number
+): Promise<m.Outcome<S, T>> {
   try {
     return { index, sandbox, result: await attempt(sandbox) }
   } catch (error) {

@@ -1,6 +1,12 @@
 // Calls of the control plane: requests, and parsers of their results.
 import { randomUUID } from 'node:crypto'
-import type { SandboxInfo, SandboxMetrics } from 'e2b'
+import {
+  InvalidArgumentError,
+  type SandboxConnectOpts,
+  type SandboxInfo,
+  type SandboxMetrics,
+  SandboxNotFoundError,
+} from 'e2b'
 import { classes } from './errorCodes.js'
 import { type ApiError, errorOf } from './errors.js'
 import * as m from './models.js'
@@ -8,6 +14,8 @@ import type { Call, Reply } from './transport.js'
 
 /** Maximum time in seconds of one call of `wait`. */
 export const WAIT_SECONDS = 10
+
+const MAX_FORKS = 100
 
 /** States from which a sandbox can still reach an awaited state. */
 export const CHANGING: Record<m.AwaitedState, string[]> = {
@@ -35,12 +43,15 @@ export function create(body: m.Json, idempotencyKey?: string): Call<m.Created> {
   return { method: 'POST', path: '/v2/sandboxes', parse: createdOf, body, headers }
 }
 
-export function connect(id: string, timeoutMs?: number, memory?: boolean): Call<m.Created> {
-  const body = { timeout: seconds(timeoutMs), memory }
+export function connect(id: string, options?: SandboxConnectOpts): Call<m.Created> {
+  const body = { timeout: seconds(options?.timeoutMs), memory: options?.onResume === 'reboot' ? false : undefined }
   return { method: 'POST', path: `/v2${sandbox(id, 'connect')}`, parse: createdOf, body }
 }
 
 export function fork(id: string, timeoutMs?: number, count?: number): Call<(m.Created | ApiError)[]> {
+  if (count !== undefined && !(Number.isInteger(count) && count >= 1 && count <= MAX_FORKS)) {
+    throw new InvalidArgumentError(`count must be an integer from 1 to ${MAX_FORKS}`)
+  }
   const parse = (reply: Reply) =>
     (reply.json() as m.Json[]).map((entry) => {
       if (entry.sandbox) return m.created(entry.sandbox)
@@ -93,10 +104,11 @@ export function metrics(id: string, start?: Date, end?: Date): Call<SandboxMetri
   return { method: 'GET', path: sandbox(id, 'metrics'), parse, query: { start: unix(start), end: unix(end) } }
 }
 
-export function stats(id: string): Call<m.Stats | undefined> {
+export function stats(id: string): Call<m.Stats> {
   const parse = (reply: Reply) => {
-    const found: m.Json | undefined = reply.json().sandboxes[id]
-    return found && m.stats(found)
+    const usage: m.Json | undefined = reply.json().sandboxes[id]
+    if (!usage) throw new SandboxNotFoundError(`sandbox ${id} is not running`)
+    return m.stats(usage)
   }
   return { method: 'GET', path: '/sandboxes/metrics', parse, query: { sandbox_ids: id, now: true } }
 }
@@ -129,8 +141,10 @@ export function getSnapshot(id: string): Call<m.SnapshotDetails> {
   return { method: 'GET', path: route('snapshots', id), parse: snapshotOf }
 }
 
-export function listSnapshots(sandboxID?: string, name?: string, nextToken?: string): Call<[m.SnapshotDetails[], string?]> {
-  const parse = (reply: Reply): [m.SnapshotDetails[], string?] => [
+type SnapshotPage = [snapshots: m.SnapshotDetails[], nextToken?: string]
+
+export function listSnapshots(sandboxID?: string, name?: string, nextToken?: string): Call<SnapshotPage> {
+  const parse = (reply: Reply): SnapshotPage => [
     (reply.json() as m.Json[]).map(m.snapshotInfo),
     reply.headers.get('x-next-token') || undefined,
   ]
@@ -163,8 +177,9 @@ export function rename(id: string, name: string | null): Call<void> {
 }
 
 export function wait(id: string, state: m.AwaitedState, limit: number): Call<string> {
+  const parse = (reply: Reply): string => reply.json().state
   const query = { for: state, seconds: limit }
-  return { method: 'GET', path: sandbox(id, 'wait'), parse: (reply) => reply.json().state, query, waitsMs: limit * 1000 }
+  return { method: 'GET', path: sandbox(id, 'wait'), parse, query, waitsMs: limit * 1000 }
 }
 
 export function preview(id: string, port: number, ttl?: number): Call<m.Preview> {
@@ -210,7 +225,10 @@ export function deploy(name: string, module: Uint8Array, settings: m.Json): Call
   return { method: 'POST', path: route('functions', name), parse: json, content: form, repeatable: false }
 }
 
-export const getFunction = (name: string): Call<m.Json> => ({ method: 'GET', path: route('functions', name), parse: json })
+export function getFunction(name: string): Call<m.Json> {
+  return { method: 'GET', path: route('functions', name), parse: json }
+}
+
 export const listFunctions = (): Call<m.Json[]> => ({ method: 'GET', path: '/functions', parse: json })
 
 export function removeFunction(name: string): Call<boolean> {

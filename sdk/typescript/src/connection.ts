@@ -15,9 +15,10 @@ export type Connection = ConnectionOpts
 const START_MS = 60_000
 const SOCKET_MS = 10_000
 const INSTALL = 'set JIFFY_URL and JIFFY_API_KEY, or install the host programs: npm install @jiffy/host-linux-x64'
-// Program that prints the answer of `GET /host`. It runs in a process of its own, because the
-// options of a call are resolved synchronously.
-const REQUEST = `require('node:http').get({ socketPath: process.argv[1], path: '/host' }, (answer) => answer.pipe(process.stdout))
+// Program that prints the response of `GET /host`. The program runs in a separate process, because
+// the options of a call are resolved synchronously.
+const REQUEST = `require('node:http')
+  .get({ socketPath: process.argv[1], path: '/host' }, (response) => response.pipe(process.stdout))
   .on('error', () => process.exit(1))`
 
 const variable = (name: string) => process.env[name] || undefined
@@ -50,7 +51,7 @@ export function withAddress<T extends Connection>(options: T | undefined): T {
 }
 
 /** Returns the data directory of the daemon of this host, as the program `jiffy` selects it. */
-export function dataDirectory(): string {
+function dataDirectory(): string {
   const home = variable('JIFFY_HOME')
   if (home) return home
   if (process.geteuid?.() === 0) return '/var/lib/jiffy'
@@ -59,15 +60,18 @@ export function dataDirectory(): string {
 
 /** Returns the address of the daemon. `undefined` if no daemon runs, null if it has no address. */
 function listenAddress(home: string): string | null | undefined {
-  let answer: string
+  let response: string
   try {
     const socket = path.join(home, 'run/jiffy.sock')
     if (!existsSync(socket)) return undefined
-    answer = execFileSync(process.execPath, ['-e', REQUEST, socket], { timeout: SOCKET_MS, stdio: ['ignore', 'pipe', 'ignore'] }).toString()
+    response = execFileSync(process.execPath, ['-e', REQUEST, socket], {
+      timeout: SOCKET_MS,
+      stdio: ['ignore', 'pipe', 'ignore'],
+    }).toString()
   } catch {
     return undefined
   }
-  const status = JSON.parse(answer) as { jiffy?: { listen?: string | null } }
+  const status = JSON.parse(response) as { jiffy?: { listen?: string | null } }
   // A client cannot connect to the address that stands for all addresses.
   return status.jiffy?.listen?.replace('://0.0.0.0', '://127.0.0.1').replace('://[::]', '://[::1]') ?? null
 }
@@ -82,12 +86,13 @@ function hostProgram(): string | undefined {
   }
 }
 
-const found = new Map<string, { url: string; key: string }>()
+/** Address and key of the daemon of this host, by data directory. */
+const localDaemons = new Map<string, { url: string; key: string }>()
 
 /** Returns address and key of the daemon of this host. Starts the daemon if none runs. */
 function localDaemon(): { url: string; key: string } {
   const home = dataDirectory()
-  const known = found.get(home)
+  const known = localDaemons.get(home)
   if (known) return known
   let url = listenAddress(home)
   if (url === undefined) {
@@ -107,7 +112,7 @@ function localDaemon(): { url: string; key: string } {
   } catch (error) {
     throw new NoDaemonError(`cannot read the API key of the daemon: ${String(error)}; set JIFFY_API_KEY`)
   }
-  found.set(home, { url, key })
+  localDaemons.set(home, { url, key })
   return { url, key }
 }
 

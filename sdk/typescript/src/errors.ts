@@ -125,7 +125,8 @@ export function errorOf(
   }
   const code = typeof body.error_code === 'string' ? body.error_code : undefined
   const message = typeof body.message === 'string' ? body.message : content.slice(0, 500) || 'no message'
-  const kind = (code !== undefined && Object.hasOwn(classes, code) ? classes[code] : undefined) ?? byStatus[status] ?? OtherError
+  const ofCode = code !== undefined && Object.hasOwn(classes, code) ? classes[code] : undefined
+  const kind = ofCode ?? byStatus[status] ?? OtherError
   return new kind(message, {
     status,
     errorCode: code,

@@ -11,7 +11,7 @@ export type Json = Record<string, any>
 export interface Origin {
   templateId: string
   bootMode?: BootMode
-  /** Time from the request to the agent's answer, in milliseconds. */
+  /** Time from the request to the response of the agent, in milliseconds. */
   bootMs?: number
   engine?: EngineName
   name?: string
@@ -20,7 +20,7 @@ export interface Origin {
   snapshotId?: string
 }
 
-/** Answer to a request that creates a sandbox or connects to it. */
+/** Response to a request that creates a sandbox or connects to it. */
 export interface Created {
   sandboxId: string
   sandboxDomain: string | undefined
@@ -53,7 +53,7 @@ export function created(data: Json): Created {
 export interface SnapshotDetails extends E2bSnapshotInfo {
   /** `storing`: captured in memory and not yet complete on disk. */
   status: 'storing' | 'ready'
-  /** Sandbox of which the snapshot was taken. */
+  /** Sandbox from which the snapshot was taken. */
   sandboxId?: string
   parentId?: string
   templateId: string
@@ -110,7 +110,7 @@ export interface NetworkConnection {
 /** Newest connections of a sandbox, oldest first. */
 export interface NetworkConnections {
   connections: NetworkConnection[]
-  /** Start of the record. Absent if the sandbox has no network. */
+  /** Time at which recording started. Absent if the sandbox has no network. */
   since?: Date
   /** Number of further connections, as far as known. */
   missing: number
@@ -118,7 +118,7 @@ export interface NetworkConnections {
   untold: string[]
 }
 
-/** Link to a port of a sandbox that needs no key. */
+/** Link to a port of a sandbox. Requests need no key. */
 export interface Preview {
   url: string
   expiresAt: Date

@@ -32,7 +32,8 @@ export function openPort(options: Connection, sandboxId: string, port: number): 
     })
     request.on('timeout', () => request.destroy(new TimeoutError(`no response for port ${port}`)))
     request.on('error', (error) => {
-      reject(error instanceof TimeoutError ? error : new UnreachableError(`no response of the daemon: ${error.message}`))
+      const isTimeout = error instanceof TimeoutError
+      reject(isTimeout ? error : new UnreachableError(`no response of the daemon: ${error.message}`))
     })
     request.end()
   })

@@ -61,7 +61,7 @@ export class Function {
   readonly path: string
   readonly url?: string
   readonly digest: string | null
-  /** Complete answer of the API. */
+  /** Complete response of the API. */
   readonly data: m.Json
   readonly #connection: Connection
 

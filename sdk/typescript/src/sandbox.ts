@@ -22,7 +22,6 @@ const PORT_POLL_MS = 50
 // Interval between attempts to delete a snapshot that is being stored.
 const DISCARD_POLL_MS = 20
 const DEFAULT_CHANGES = 10_000
-const MAX_FORKS = 100
 
 /** Options of a create: the options of `e2b`, and the options of Jiffy. */
 export interface SandboxOptions extends e2b.SandboxOpts {
@@ -95,41 +94,40 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
 
   // ---- Calls of `e2b` with the errors and retries of Jiffy
   static override kill(id: string, options?: Connection): Promise<boolean> {
-    return send(withAddress(super.resolveOpts(options)), calls.kill(id))
+    return send(resolved(this, options), calls.kill(id))
   }
 
   static override getInfo(id: string, options?: Connection): Promise<e2b.SandboxInfo> {
-    return send(withAddress(super.resolveOpts(options)), calls.info(id))
+    return send(resolved(this, options), calls.info(id))
   }
 
   static override getMetrics(id: string, options?: e2b.SandboxMetricsOpts): Promise<e2b.SandboxMetrics[]> {
-    return send(withAddress(super.resolveOpts(options)), calls.metrics(id, options?.start, options?.end))
+    return send(resolved(this, options), calls.metrics(id, options?.start, options?.end))
   }
 
   static override setTimeout(id: string, timeoutMs: number, options?: Connection): Promise<void> {
-    return send(withAddress(super.resolveOpts(options)), calls.setTimeout(id, timeoutMs))
+    return send(resolved(this, options), calls.setTimeout(id, timeoutMs))
   }
 
   static override updateNetwork(id: string, network: e2b.SandboxNetworkUpdate, options?: Connection): Promise<void> {
-    return send(withAddress(super.resolveOpts(options)), calls.setNetwork(id, networkBody(network) ?? {}))
+    return send(resolved(this, options), calls.setNetwork(id, networkBody(network) ?? {}))
   }
 
   static override pause(id: string, options?: e2b.SandboxPauseOpts): Promise<boolean> {
-    return send(withAddress(super.resolveOpts(options)), calls.pause(id, options?.keepMemory))
+    return send(resolved(this, options), calls.pause(id, options?.keepMemory))
   }
 
   static override async createSnapshot(id: string, options?: e2b.CreateSnapshotOpts): Promise<Snapshot> {
-    const connection = withAddress(super.resolveOpts(options))
+    const connection = resolved(this, options)
     return new Snapshot(await send(connection, calls.snapshot(id, { name: options?.name })), connection)
   }
 
   static override deleteSnapshot(id: string, options?: Connection): Promise<boolean> {
-    return send(withAddress(super.resolveOpts(options)), calls.deleteSnapshot(id))
+    return send(resolved(this, options), calls.deleteSnapshot(id))
   }
 
   protected static override connectSandbox(id: string, options?: e2b.SandboxConnectOpts): Promise<m.Created> {
-    const memory = options?.onResume === 'reboot' ? false : undefined
-    return send(withAddress(super.resolveOpts(options)), calls.connect(id, options?.timeoutMs, memory))
+    return send(resolved(this, options), calls.connect(id, options))
   }
 
   static override async connect<S extends typeof e2b.Sandbox>(
@@ -138,8 +136,7 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
     options?: e2b.SandboxConnectOpts
   ): Promise<InstanceType<S>> {
     const connection = resolved(this, options)
-    const memory = options?.onResume === 'reboot' ? false : undefined
-    return build(this, await send(connection, calls.connect(id, options?.timeoutMs, memory)), connection)
+    return build(this, await send(connection, calls.connect(id, options)), connection)
   }
 
   static override async fork<S extends typeof e2b.Sandbox>(
@@ -147,12 +144,9 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
     id: string,
     options?: e2b.SandboxForkOpts
   ): Promise<(InstanceType<S> | Error)[]> {
+    const call = calls.fork(id, options?.timeoutMs, options?.count)
     const connection = resolved(this, options)
-    const count = options?.count
-    if (count !== undefined && !(Number.isInteger(count) && count >= 1 && count <= MAX_FORKS)) {
-      throw new e2b.InvalidArgumentError(`count must be an integer from 1 to ${MAX_FORKS}`)
-    }
-    const entries = await send(connection, calls.fork(id, options?.timeoutMs, count))
+    const entries = await send(connection, call)
     return entries.map((entry) => (entry instanceof Error ? entry : build(this, entry, connection)))
   }
 
@@ -185,8 +179,7 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
   }
 
   override async connect(options?: e2b.SandboxConnectOpts): Promise<this> {
-    const memory = options?.onResume === 'reboot' ? false : undefined
-    const created = await this.#send(calls.connect(this.sandboxId, options?.timeoutMs, memory), options)
+    const created = await this.#send(calls.connect(this.sandboxId, options), options)
     this.#origin = created.origin
     return this
   }
@@ -196,7 +189,7 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
   get bootMode(): m.BootMode | undefined {
     return this.#origin?.bootMode
   }
-  /** Time from the request to the agent's answer, in milliseconds. */
+  /** Time from the request to the response of the agent, in milliseconds. */
   get bootMs(): number | undefined {
     return this.#origin?.bootMs
   }
@@ -345,10 +338,8 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
   }
 
   /** Returns the present usage of the running sandbox. */
-  async stats(options?: CallOptions): Promise<m.Stats> {
-    const stats = await this.#send(calls.stats(this.sandboxId), options)
-    if (!stats) throw new e2b.SandboxNotFoundError(`sandbox ${this.sandboxId} is not running`)
-    return stats
+  stats(options?: CallOptions): Promise<m.Stats> {
+    return this.#send(calls.stats(this.sandboxId), options)
   }
 
   /** Returns the newest allowed and rejected connections and DNS queries. */

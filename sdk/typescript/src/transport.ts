@@ -80,28 +80,42 @@ export async function send<T>(options: Connection, call: Call<T>): Promise<T> {
   const deadline = Date.now() + limit
   const { signal } = options
   for (let attempt = 0; ; attempt += 1) {
-    const isLast = attempt >= config.retries
+    const outcome = await exchange(url, init, deadline, signal)
     let delay: number | undefined
-    try {
-      const timeout = AbortSignal.timeout(Math.max(1, deadline - Date.now()))
-      const response = await fetch(url, { ...init, signal: signal ? AbortSignal.any([signal, timeout]) : timeout })
-      const body = new Uint8Array(await response.arrayBuffer())
-      delay = delayAfter(call, response, attempt)
-      if (isLast || delay === undefined || Date.now() + delay >= deadline) return result(call, response, body)
-    } catch (error) {
-      signal?.throwIfAborted()
-      if (error instanceof DOMException && error.name === 'TimeoutError') {
-        throw new TimeoutError('request timed out: the option requestTimeoutMs increases the limit')
-      }
-      // `fetch` reports lost connections as `TypeError`, in Bun as an error with a code.
-      const isLost = error instanceof TypeError || (error instanceof Error && 'code' in error)
-      if (!isLost) throw error
-      delay = call.repeatable === false ? undefined : backoff(attempt)
-      if (isLast || delay === undefined || Date.now() + delay >= deadline) {
-        throw new UnreachableError(`no response of the daemon at ${config.apiUrl}: ${reason(error)}`)
-      }
+    if (outcome instanceof Error) delay = call.repeatable === false ? undefined : backoff(attempt)
+    else delay = delayAfter(call, outcome.response, attempt)
+    if (attempt >= config.retries || delay === undefined || Date.now() + delay >= deadline) {
+      if (!(outcome instanceof Error)) return result(call, outcome)
+      throw new UnreachableError(`no response of the daemon at ${config.apiUrl}: ${reason(outcome)}`)
     }
     await sleep(delay, undefined, { signal })
+  }
+}
+
+interface Exchange {
+  response: Response
+  body: Uint8Array
+}
+
+/** Sends one request. Returns the response, or the error of a lost connection. */
+async function exchange(
+  url: string,
+  init: RequestInit,
+  deadline: number,
+  signal: AbortSignal | undefined
+): Promise<Exchange | Error> {
+  try {
+    const timeout = AbortSignal.timeout(Math.max(1, deadline - Date.now()))
+    const response = await fetch(url, { ...init, signal: signal ? AbortSignal.any([signal, timeout]) : timeout })
+    return { response, body: new Uint8Array(await response.arrayBuffer()) }
+  } catch (error) {
+    signal?.throwIfAborted()
+    if (error instanceof DOMException && error.name === 'TimeoutError') {
+      throw new TimeoutError('request timed out: the option requestTimeoutMs increases the limit')
+    }
+    // `fetch` reports lost connections as `TypeError`, in Bun as an error with a code.
+    if (error instanceof TypeError || (error instanceof Error && 'code' in error)) return error
+    throw error
   }
 }
 
@@ -110,7 +124,7 @@ function reason(error: Error): string {
   return cause instanceof Error ? cause.message || error.message : error.message
 }
 
-function result<T>(call: Call<T>, response: Response, body: Uint8Array): T {
+function result<T>(call: Call<T>, { response, body }: Exchange): T {
   const { status, headers } = response
   const text = () => new TextDecoder().decode(body)
   if (status >= 400 && !call.accepts?.(status)) throw errorOf(status, text(), headers, classes)

@@ -70,7 +70,8 @@ def test_openapi_typescript_generates_types_that_compile(directory, document):
 
 
 def test_openapi_python_client_generates_every_operation_and_schema(directory, document):
-    run_without_warning(directory, PROGRAMS / "openapi-python-client", "generate", "--path", "openapi.json", "--output-path", "client", "--meta", "none")
+    options = ("--path", "openapi.json", "--output-path", "client", "--meta", "none")
+    run_without_warning(directory, PROGRAMS / "openapi-python-client", "generate", *options)
     calls = [file for file in (directory / "client" / "api").glob("*/*.py") if file.name != "__init__.py"]
     assert len(calls) == len(operations(document))
     models = (directory / "client" / "models" / "__init__.py").read_text()

@@ -1,12 +1,10 @@
 """Fixtures. `tests/sdk/run` starts the daemon and sets the environment variables that users set."""
 
-import asyncio
 import os
-import time
-import uuid
 
 import httpx
 import pytest
+from fixtures import create, eventually, unique  # noqa: F401
 from flavour import Flavour
 
 
@@ -32,22 +30,6 @@ async def web():
         yield client
 
 
-@pytest.fixture
-async def create(sdk):
-    """Creates sandboxes and kills them after the test."""
-    made = []
-
-    async def make(template=None, **options):
-        options.setdefault("timeout", 120)
-        sandbox = await sdk(sdk.Sandbox.create, template, **options)
-        made.append(sandbox)
-        return sandbox
-
-    yield make
-    for sandbox in made:
-        await sdk(sandbox.kill)
-
-
 @pytest.fixture(scope="module")
 async def sandbox(sdk):
     """A sandbox shared by the tests of one file, which do not disturb each other."""
@@ -62,23 +44,3 @@ async def interpreter(sdk):
     sandbox = await sdk(sdk.Interpreter.create, timeout=600)
     yield sandbox
     await sdk(sandbox.kill)
-
-
-@pytest.fixture
-def unique():
-    """A unique word."""
-    return uuid.uuid4().hex[:12]
-
-
-@pytest.fixture(scope="session")
-def eventually():
-    """Polls the API until a condition holds or a time limit is reached."""
-
-    async def wait(question, limit=20):
-        end = time.monotonic() + limit
-        while not (answer := await question()):
-            assert time.monotonic() < end, f"not within {limit} s; the last answer was {answer!r}"
-            await asyncio.sleep(0.05)
-        return answer
-
-    return wait

@@ -1,5 +1,6 @@
 //! Examples of requests and responses in the OpenAPI document.
 
+use jiffy_proto::agent::ENVD_VERSION;
 use serde_json::{Map, Value, json};
 
 const SANDBOX: &str = "j5xc8vu3pd4ik2nrmssr";
@@ -108,11 +109,9 @@ fn of_schema(schema: &Value, name: &str, schemas: &Map<String, Value>) -> Value 
             .get(target)
             .map_or(Value::Null, |schema| of_schema(schema, name, schemas));
     }
-    if let Some(first) = schema["enum"].get(0) {
-        let is_running = |value: &Value| value == "running";
-        let values = schema["enum"].as_array();
-        let running = values.and_then(|all| all.iter().find(|value| is_running(value)));
-        return running.unwrap_or(first).clone();
+    if let Some(values) = schema["enum"].as_array() {
+        let running = values.iter().find(|value| *value == "running");
+        return running.or(values.first()).cloned().unwrap_or_default();
     }
     if let Some(first) = schema["anyOf"].get(0) {
         return of_schema(first, name, schemas);
@@ -150,8 +149,8 @@ fn string(schema: &Value, name: &str) -> Value {
         "snapshotID" | "snapshot" => SNAPSHOT,
         "templateID" | "template" | "name" | "names" | "aliases" => "worker",
         "buildID" => BUILD,
-        "envdVersion" => "0.6.13",
-        "version" => "0.1.0",
+        "envdVersion" => ENVD_VERSION,
+        "version" => env!("CARGO_PKG_VERSION"),
         "engine" => "microvm",
         "protocol" => "tcp",
         "url" => "https://jiffy.example/sandboxes/j5xc8vu3pd4ik2nrmssr/proxy/8000/",

@@ -105,12 +105,8 @@ class AsyncFunction(Bound, FunctionInfo):
         :param name: Name of the function. Defaults to the name of the file.
         :param settings: Fields of `DeploySettings` in the API, for example `{"public": True}`.
         """
-        content = module if isinstance(module, bytes) else Path(module).read_bytes()
-        if name is None:
-            if isinstance(module, bytes):
-                raise e2b.InvalidArgumentException("a module without a path requires name=")
-            name = Path(module).stem
-        return cls(**await send_async(cls._config(**opts), calls.deploy(name, content, settings or {})), _params=opts)
+        call = calls.deploy(module, name, settings)
+        return cls(**await send_async(cls._config(**opts), call), _params=opts)
 
     @classmethod
     async def get(cls, name: str, **opts: Unpack[ApiParams]) -> Self:
@@ -134,9 +130,7 @@ class AsyncFunction(Bound, FunctionInfo):
 
         :param method: Defaults to `POST` with a body, and to `GET` without.
         """
-        content = body.encode() if isinstance(body, str) else body
-        verb = method or ("GET" if content is None else "POST")
-        call = calls.invoke(self.name, path, verb, content, headers or {})
+        call = calls.invoke(self.name, path, method, body, headers)
         return await send_async(self._bound_config(), call)
 
     async def logs(self, after: str | None = None, wait: int | None = None) -> FunctionLog:

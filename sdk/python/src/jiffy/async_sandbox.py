@@ -15,26 +15,28 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 import e2b
 from e2b.connection_config import ApiParams
 from e2b.exceptions import InvalidArgumentException, TimeoutException
-from e2b.sandbox.sandbox_api import build_network_update_body, resolve_connect_memory, resolve_snapshot_memory
+from e2b.sandbox.sandbox_api import build_network_update_body
 
 from jiffy import calls
 from jiffy.async_commands import AsyncCommands
 from jiffy.async_resources import AsyncSnapshot
 from jiffy.connection import Connected
-from jiffy.error_codes import PortClosedError, SandboxNotFoundError, UnavailableError
-from jiffy.errors import UnreachableError
+from jiffy.error_codes import SandboxNotFoundError
 from jiffy.models import Ack, AwaitedState, Change, Connections, EngineName, Outcome, Preview, Stats
 from jiffy.ports import open_port_async
 from jiffy.progress import Progress, counted
 from jiffy.shared import (
+    NOT_LISTENING,
     PORT_POLL_SECONDS,
     Keep,
     OriginProperties,
+    StateWait,
     changes_of,
-    check_fork_count,
+    changes_query,
     create_body,
     first_success,
     new_sandbox,
+    new_sandboxes,
     only_sandboxes,
     own,
     select,
@@ -118,16 +120,16 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
             allow_internet_access=allow_internet_access,
             network=network,
             lifecycle=lifecycle,
-            rejected={"mcp": mcp, "iam": iam, "volumeMounts": volume_mounts},
-            extra={
-                "name": name,
-                "engine": engine,
-                "cpuCount": cpu_count,
-                "memoryMB": memory_mb,
-                "diskSizeMB": disk_mb,
-                "caCertificates": ca_certificates,
-                "proxy": egress_proxy,
-            },
+            mcp=mcp,
+            iam=iam,
+            volume_mounts=volume_mounts,
+            name=name,
+            engine=engine,
+            cpu_count=cpu_count,
+            memory_mb=memory_mb,
+            disk_mb=disk_mb,
+            ca_certificates=ca_certificates,
+            egress_proxy=egress_proxy,
         )
         created = await send_async(cls._config(**params), calls.create(body, idempotency_key))
         return new_sandbox(cls, created, cast(Any, params), logger)
@@ -164,22 +166,19 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
         end: datetime.datetime | None = None,
         **opts: Any,
     ) -> list[e2b.SandboxMetrics]:
-        seconds = [int(time.timestamp()) if time else None for time in (start, end)]
-        return await cls._call(calls.metrics(sandbox_id, *seconds), opts)
+        return await cls._call(calls.metrics(sandbox_id, start, end), opts)
 
     @classmethod
     async def _cls_pause(
         cls, sandbox_id: str, keep_memory: bool | None = None, *, mode: Any = None, strict: bool = False, **opts: Any
     ) -> bool:
-        memory = resolve_snapshot_memory("mode", mode, keep_memory)
-        return await cls._call(calls.pause(sandbox_id, memory, strict), opts)
+        return await cls._call(calls.pause(sandbox_id, keep_memory, mode, strict), opts)
 
     @classmethod
     async def _cls_create_snapshot(
         cls, sandbox_id: str, name: str | None = None, *, mode: Any = None, **opts: Any
     ) -> AsyncSnapshot:
-        memory = resolve_snapshot_memory("mode", mode)
-        fields = await cls._call(calls.snapshot(sandbox_id, name, None, None, memory), opts)
+        fields = await cls._call(calls.snapshot(sandbox_id, name, mode=mode), opts)
         return AsyncSnapshot(**fields, _params=opts)
 
     @classmethod
@@ -191,27 +190,22 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
         cls, sandbox_id: str, timeout: int | None = None, logger: Any = None, *, on_resume: Any = "restore", **opts: Any
     ) -> Self:
         params = cls._resolve_api_params(**opts)
-        call = calls.connect(sandbox_id, timeout, resolve_connect_memory(on_resume))
+        call = calls.connect(sandbox_id, timeout, on_resume)
         return new_sandbox(cls, await cls._call(call, params), cast(Any, params), logger)
 
     @classmethod
     async def _cls_fork_sandbox(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls, sandbox_id: str, timeout: int | None = None, count: int | None = None, logger: Any = None, **opts: Any
     ) -> list[Self | Exception]:
-        check_fork_count(count)
+        call = calls.fork(sandbox_id, timeout, count)
         params = cls._resolve_api_params(**opts)
-        entries = await cls._call(calls.fork(sandbox_id, timeout, count), params)
-        return [
-            entry if isinstance(entry, Exception) else new_sandbox(cls, entry, cast(Any, params), logger)
-            for entry in entries
-        ]
+        entries = await cls._call(call, params)
+        return new_sandboxes(cls, entries, cast(Any, params), logger)
 
     if not TYPE_CHECKING:
 
         async def _reconnect(self, timeout=None, *, on_resume="restore", **opts):
-            created = await self._send(
-                calls.connect(self.sandbox_id, timeout, resolve_connect_memory(on_resume)), **opts
-            )
+            created = await self._send(calls.connect(self.sandbox_id, timeout, on_resume), **opts)
             self._origin = created.origin
             return self
 
@@ -240,10 +234,9 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
     async def rollback(self, snapshot: str | e2b.SnapshotInfo, **opts: Unpack[ApiParams]) -> Self:
         """Rolls the sandbox back to a snapshot. The id remains; running commands end.
 
-        :param snapshot: AsyncSnapshot, or its id or name.
+        :param snapshot: Snapshot, or its id or name.
         """
-        target = snapshot if isinstance(snapshot, str) else snapshot.snapshot_id
-        await self._send(calls.rollback(self.sandbox_id, target), **opts)
+        await self._send(calls.rollback(self.sandbox_id, snapshot), **opts)
         return self
 
     async def promote(self, **opts: Unpack[ApiParams]) -> list[str]:
@@ -262,12 +255,12 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
             yield snapshot
         except BaseException:
             # A second cancellation must not leave the sandbox between two states.
-            await asyncio.shield(self._undo(snapshot))
+            await asyncio.shield(self._undo(snapshot, **opts))
             raise
         await snapshot._discard()
 
-    async def _undo(self, snapshot: AsyncSnapshot) -> None:
-        await self.rollback(snapshot)
+    async def _undo(self, snapshot: AsyncSnapshot, **opts: Unpack[ApiParams]) -> None:
+        await self.rollback(snapshot, **opts)
         await snapshot._discard()
 
     async def try_each(
@@ -308,8 +301,7 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
 
     async def diff(self, limit: int = 10_000) -> list[Change]:
         """Returns the files that differ from the template, sorted by path. At most `limit` files."""
-        query: dict[str, str | int] = {"username": "root", "limit": limit}
-        response = await self._envd_api.get("/changes", params=query)
+        response = await self._envd_api.get("/changes", params=changes_query(limit))
         return changes_of(response.status_code, response.content, response.headers)
 
     # ---- Operation
@@ -324,19 +316,15 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
         :param timeout: Maximum time in seconds. Defaults to no limit.
         :raises TimeoutException: If the time is over.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        waiting = StateWait(self.sandbox_id, state, timeout)
         while True:
-            left = calls.WAIT_SECONDS if end is None else max(0.0, end - time.monotonic())
-            seconds = min(calls.WAIT_SECONDS, int(left) + 1 if left else 0)
             try:
-                now = await self._send(calls.wait(self.sandbox_id, state, seconds), **opts)
+                now = await self._send(waiting.next_call(), **opts)
             except SandboxNotFoundError:
                 # Calls do not find a killed sandbox.
                 return "killed"
-            if now == state or now not in calls.CHANGING[state]:
+            if waiting.is_over(now):
                 return now
-            if end is not None and time.monotonic() >= end:
-                raise TimeoutException(f"sandbox {self.sandbox_id} is {now} after {timeout} s")
 
     async def restart(self, grace: float | None = None, **opts: Unpack[ApiParams]) -> Self:
         """Stops all processes and runs the start command of the template.
@@ -348,10 +336,7 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
 
     async def stats(self, **opts: Unpack[ApiParams]) -> Stats:
         """Returns the present usage of the running sandbox."""
-        stats = await self._send(calls.stats(self.sandbox_id), **opts)
-        if stats is None:
-            raise e2b.SandboxNotFoundException(f"sandbox {self.sandbox_id} is not running")
-        return stats
+        return await self._send(calls.stats(self.sandbox_id), **opts)
 
     async def connections(self, limit: int | None = None, **opts: Unpack[ApiParams]) -> Connections:
         """Returns the newest allowed and rejected connections and DNS queries."""
@@ -379,7 +364,7 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
                 _, writer = await self.port(port)
                 writer.close()
                 return
-            except (PortClosedError, UnavailableError, UnreachableError) as error:
+            except NOT_LISTENING as error:
                 if time.monotonic() >= end:
                     raise TimeoutException(f"no program listens on port {port} after {timeout} s") from error
             await asyncio.sleep(PORT_POLL_SECONDS)

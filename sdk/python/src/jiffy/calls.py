@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from e2b.api.client.models.sandbox_detail import SandboxDetail
-from e2b.sandbox.sandbox_api import SandboxInfo, SandboxMetrics
+from e2b.api.client.types import Unset
+from e2b.exceptions import InvalidArgumentException, SandboxNotFoundException
+from e2b.sandbox.sandbox_api import (
+    SandboxInfo,
+    SandboxMetrics,
+    resolve_connect_memory,
+    resolve_snapshot_memory,
+)
+from e2b.sandbox.sandbox_api import SnapshotInfo as E2bSnapshotInfo
 
 from jiffy.errors import api_error
 from jiffy.models import (
@@ -35,6 +45,7 @@ from jiffy.transport import Call, Reply
 
 # Maximum time in seconds of one call of `wait`.
 WAIT_SECONDS = 10
+MAX_FORKS = 100
 # States from which a sandbox can still reach an awaited state.
 CHANGING: Mapping[AwaitedState, tuple[str, ...]] = {
     "ended": ("creating", "running", "paused"),
@@ -55,6 +66,10 @@ def _set(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _given(value: bool | Unset) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
 def _nothing(reply: Reply) -> None:
     del reply
 
@@ -69,8 +84,8 @@ def create(body: Mapping[str, Any], idempotency_key: str | None) -> Call[Created
     return Call("POST", "/v2/sandboxes", _created, body=body, headers=headers)
 
 
-def connect(sandbox_id: str, timeout: int | None, memory: Any) -> Call[Created]:
-    body = _set(timeout=timeout, memory=memory if memory is False else None)
+def connect(sandbox_id: str, timeout: int | None, on_resume: Any) -> Call[Created]:
+    body = _set(timeout=timeout, memory=_given(resolve_connect_memory(on_resume)))
     return Call("POST", "/v2" + _sandbox(sandbox_id, "connect"), _created, body=body)
 
 
@@ -85,6 +100,9 @@ def _forked(reply: Reply) -> list[Created | Exception]:
 
 
 def fork(sandbox_id: str, timeout: int | None, count: int | None) -> Call[list[Created | Exception]]:
+    is_integer = isinstance(count, int) and not isinstance(count, bool)
+    if count is not None and not (is_integer and 1 <= count <= MAX_FORKS):
+        raise InvalidArgumentException(f"count must be an integer from 1 to {MAX_FORKS}, got {count!r}")
     body = _set(timeout=timeout, count=count)
     return Call("POST", _sandbox(sandbox_id, "fork"), _forked, body=body, repeatable=False)
 
@@ -101,10 +119,6 @@ def info(sandbox_id: str) -> Call[SandboxInfo]:
     return Call("GET", _sandbox(sandbox_id), parse)
 
 
-def details(sandbox_id: str) -> Call[dict[str, Any]]:
-    return Call("GET", _sandbox(sandbox_id), lambda reply: dict(reply.json()))
-
-
 def set_timeout(sandbox_id: str, timeout: int) -> Call[None]:
     return Call("POST", _sandbox(sandbox_id, "timeout"), _nothing, body={"timeout": timeout})
 
@@ -113,23 +127,29 @@ def set_network(sandbox_id: str, body: Mapping[str, Any]) -> Call[None]:
     return Call("PUT", _sandbox(sandbox_id, "network"), _nothing, body=body)
 
 
-def metrics(sandbox_id: str, start: int | None, end: int | None) -> Call[list[SandboxMetrics]]:
+def metrics(sandbox_id: str, start: datetime | None, end: datetime | None) -> Call[list[SandboxMetrics]]:
+    def seconds(time: datetime | None) -> int | None:
+        return int(time.timestamp()) if time else None
+
     def parse(reply: Reply) -> list[SandboxMetrics]:
         return [Stats.of(item) for item in reply.json()]
 
-    return Call("GET", _sandbox(sandbox_id, "metrics"), parse, query=_set(start=start, end=end))
+    return Call("GET", _sandbox(sandbox_id, "metrics"), parse, query=_set(start=seconds(start), end=seconds(end)))
 
 
-def stats(sandbox_id: str) -> Call[Stats | None]:
-    def parse(reply: Reply) -> Stats | None:
-        found = reply.json()["sandboxes"].get(sandbox_id)
-        return Stats.of(found) if found else None
+def stats(sandbox_id: str) -> Call[Stats]:
+    def parse(reply: Reply) -> Stats:
+        usage = reply.json()["sandboxes"].get(sandbox_id)
+        if not usage:
+            raise SandboxNotFoundException(f"sandbox {sandbox_id} is not running")
+        return Stats.of(usage)
 
     return Call("GET", "/sandboxes/metrics", parse, query={"sandbox_ids": sandbox_id, "now": "true"})
 
 
-def pause(sandbox_id: str, memory: Any, strict: bool) -> Call[bool]:
-    body = _set(memory=memory if isinstance(memory, bool) else None, requireHealthyGuest=strict or None)
+def pause(sandbox_id: str, keep_memory: bool | None, mode: Any, strict: bool) -> Call[bool]:
+    memory = resolve_snapshot_memory("mode", mode, keep_memory)
+    body = _set(memory=_given(memory), requireHealthyGuest=strict or None)
 
     def parse(reply: Reply) -> bool:
         if reply.status == 409:
@@ -146,9 +166,9 @@ def _snapshot(reply: Reply) -> dict[str, Any]:
 
 
 def snapshot(
-    sandbox_id: str, name: str | None, ack: Ack | None, durable: bool | None, memory: Any = None
+    sandbox_id: str, name: str | None, ack: Ack | None = None, durable: bool | None = None, mode: Any = None
 ) -> Call[dict[str, Any]]:
-    body = _set(name=name, ack=ack, durable=durable, memory=memory if isinstance(memory, bool) else None)
+    body = _set(name=name, ack=ack, durable=durable, memory=_given(resolve_snapshot_memory("mode", mode)))
     return Call("POST", _sandbox(sandbox_id, "snapshots"), _snapshot, body=body, repeatable=False)
 
 
@@ -173,8 +193,8 @@ def verify_snapshot(snapshot_id: str) -> Call[list[dict[str, Any]]]:
     return Call("POST", _path("snapshots", snapshot_id, "verify"), lambda reply: list(reply.json()))
 
 
-def rollback(sandbox_id: str, snapshot_id: str) -> Call[None]:
-    body = {"snapshotID": snapshot_id}
+def rollback(sandbox_id: str, snapshot: str | E2bSnapshotInfo) -> Call[None]:
+    body = {"snapshotID": snapshot if isinstance(snapshot, str) else snapshot.snapshot_id}
     return Call("POST", _sandbox(sandbox_id, "rollback"), _nothing, body=body, repeatable=False)
 
 
@@ -240,16 +260,20 @@ def _function(reply: Reply) -> dict[str, Any]:
     return FunctionInfo.fields_of(reply.json())
 
 
-def deploy(name: str, module: bytes, settings: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def deploy(module: str | Path | bytes, name: str | None, settings: Mapping[str, Any] | None) -> Call[dict[str, Any]]:
     """A repeated deployment of the same module could create a second version."""
+    if name is None:
+        if isinstance(module, bytes):
+            raise InvalidArgumentException("a module without a path requires name=")
+        name = Path(module).stem
     boundary = uuid.uuid4().hex
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="settings"\r\n'.encode(),
         b"Content-Type: application/json\r\n\r\n",
-        json.dumps(dict(settings)).encode(),
+        json.dumps(dict(settings or {})).encode(),
         f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="module"; filename="module.wasm"\r\n'.encode(),
         b"Content-Type: application/wasm\r\n\r\n",
-        module,
+        module if isinstance(module, bytes) else Path(module).read_bytes(),
         f"\r\n--{boundary}--\r\n".encode(),
     ]
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
@@ -284,7 +308,7 @@ def function_log(name: str, after: str | None, wait: int | None) -> Call[Functio
 
 
 def invoke(
-    name: str, path: str, method: str, content: bytes | None, headers: Mapping[str, str]
+    name: str, path: str, method: str | None, body: bytes | str | None, headers: Mapping[str, str] | None
 ) -> Call[FunctionResponse]:
     """The response of the function is the result, also if its status is an error."""
 
@@ -295,9 +319,14 @@ def invoke(
                 raise error
         return FunctionResponse(reply.status, reply.headers, reply.content)
 
-    target = _path("functions", name, "invoke") + "/" + path.lstrip("/")
-    is_repeatable = method.upper() in ("GET", "HEAD", "OPTIONS")
-    accepts = tuple(range(400, 600))
+    content = body.encode() if isinstance(body, str) else body
+    verb = (method or ("GET" if content is None else "POST")).upper()
     return Call(
-        method.upper(), target, parse, content=content, headers=headers, repeatable=is_repeatable, accepts=accepts
+        verb,
+        _path("functions", name, "invoke") + "/" + path.lstrip("/"),
+        parse,
+        content=content,
+        headers=headers or {},
+        repeatable=verb in ("GET", "HEAD", "OPTIONS"),
+        accepts=range(400, 600),
     )

@@ -31,7 +31,7 @@ class Origin:
     template_id: str
     boot_mode: BootMode | None = None
     boot_ms: float | None = None
-    """Time from the request to the agent's answer, in milliseconds."""
+    """Time from the request to the response of the agent, in milliseconds."""
     engine: str | None = None
     name: str | None = None
     forked_from: str | None = None
@@ -40,7 +40,7 @@ class Origin:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Origin:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(
             template_id=data["templateID"],
             boot_mode=data.get("bootMode"),
@@ -54,7 +54,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Created:
-    """Answer to a request that creates a sandbox or connects to it."""
+    """Response to a request that creates a sandbox or connects to it."""
 
     sandbox_id: str
     domain: str | None
@@ -65,7 +65,7 @@ class Created:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Created:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(
             sandbox_id=data["sandboxID"],
             domain=data.get("domain"),
@@ -83,7 +83,7 @@ class SnapshotInfo(E2bSnapshotInfo):
     status: Literal["storing", "ready"] = "ready"
     """`storing`: captured in memory and not yet complete on disk."""
     sandbox_id: str | None = None
-    """Sandbox of which the snapshot was taken."""
+    """Sandbox from which the snapshot was taken."""
     parent_id: str | None = None
     template_id: str = ""
     created_at: datetime | None = None
@@ -98,7 +98,7 @@ class SnapshotInfo(E2bSnapshotInfo):
 
     @classmethod
     def fields_of(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return {
             "snapshot_id": data["snapshotID"],
             "names": list(data["names"]),
@@ -142,7 +142,7 @@ class Connection:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Connection:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         same = {name: data[name] for name in ("protocol", "address", "port", "host", "question")}
         return cls(
             timestamp=time_of(data["timestamp"]),
@@ -161,7 +161,7 @@ class Connections:
 
     items: list[Connection]
     since: datetime | None
-    """Start of the record. `None` if the sandbox has no network."""
+    """Time at which recording started. `None` if the sandbox has no network."""
     missing: int
     """Number of further connections, as far as known."""
     untold: list[str]
@@ -170,7 +170,7 @@ class Connections:
 
 @dataclass(frozen=True)
 class Preview:
-    """Link to a port of a sandbox that needs no key."""
+    """Link to a port of a sandbox. Requests need no key."""
 
     url: str
     expires_at: datetime
@@ -186,7 +186,7 @@ class Stats(SandboxMetrics):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Stats:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(
             cpu_count=data["cpuCount"],
             cpu_used_pct=data["cpuUsedPct"],
@@ -232,7 +232,7 @@ class Engine:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Engine:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(
             data["name"], data["usable"], data["default"], data["version"], data["why"], dict(data["capabilities"])
         )
@@ -248,7 +248,7 @@ class Pool:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Pool:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(data["templateID"], data["size"], data["ready"])
 
 
@@ -263,7 +263,7 @@ class Limits:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Limits:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(data["keyID"], data["name"], dict(data["limits"]), dict(data["used"]))
 
 
@@ -284,7 +284,7 @@ class HostStatus:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> HostStatus:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(
             version=data["version"],
             running=data["running"],
@@ -310,11 +310,11 @@ class FunctionInfo:
     url: str | None
     digest: str | None
     data: dict[str, Any] = field(repr=False)
-    """Complete answer of the API."""
+    """Complete response of the API."""
 
     @classmethod
     def fields_of(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         same = {name: data[name] for name in ("name", "version", "state", "public", "path", "digest")}
         return {**same, "url": data.get("url"), "data": dict(data)}
 
@@ -331,7 +331,7 @@ class LogEntry:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> LogEntry:
-        """Reads an answer of the API."""
+        """Parses a response of the API."""
         return cls(time_of(data["timestamp"]), data["requestID"], data["sequence"], data["stream"], data["text"])
 
 

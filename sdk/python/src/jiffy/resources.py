@@ -74,7 +74,7 @@ class Snapshot(Bound, SnapshotInfo):
             except InUseError:
                 if was_ready:
                     raise
-                was_ready = (self.refresh()).status == "ready"
+                was_ready = self.refresh().status == "ready"
             time.sleep(DISCARD_POLL_SECONDS)
 
     def verify(self) -> list[dict[str, Any]]:  # type: ignore[valid-type]
@@ -103,12 +103,8 @@ class Function(Bound, FunctionInfo):
         :param name: Name of the function. Defaults to the name of the file.
         :param settings: Fields of `DeploySettings` in the API, for example `{"public": True}`.
         """
-        content = module if isinstance(module, bytes) else Path(module).read_bytes()
-        if name is None:
-            if isinstance(module, bytes):
-                raise e2b.InvalidArgumentException("a module without a path requires name=")
-            name = Path(module).stem
-        return cls(**send(cls._config(**opts), calls.deploy(name, content, settings or {})), _params=opts)
+        call = calls.deploy(module, name, settings)
+        return cls(**send(cls._config(**opts), call), _params=opts)
 
     @classmethod
     def get(cls, name: str, **opts: Unpack[ApiParams]) -> Self:
@@ -132,9 +128,7 @@ class Function(Bound, FunctionInfo):
 
         :param method: Defaults to `POST` with a body, and to `GET` without.
         """
-        content = body.encode() if isinstance(body, str) else body
-        verb = method or ("GET" if content is None else "POST")
-        call = calls.invoke(self.name, path, verb, content, headers or {})
+        call = calls.invoke(self.name, path, method, body, headers)
         return send(self._bound_config(), call)
 
     def logs(self, after: str | None = None, wait: int | None = None) -> FunctionLog:

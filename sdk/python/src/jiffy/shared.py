@@ -1,26 +1,31 @@
-"""Parts that the blocking and the asynchronous classes share."""
+"""Functions of arguments and results that the blocking and the asynchronous classes share."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from e2b.api.client.models.sandbox_network_config import SandboxNetworkConfig
 from e2b.api.client.types import Unset
 from e2b.connection_config import ApiParams, ConnectionConfig
-from e2b.exceptions import InvalidArgumentException
+from e2b.exceptions import TimeoutException
 from e2b.sandbox.sandbox_api import build_lifecycle_config, build_network_config
 from e2b.sandbox.utils import class_method_variant
 from packaging.version import Version
 
-from jiffy.errors import AllFailedError, api_error
-from jiffy.models import Change, Created, Origin, Outcome
+from jiffy import calls
+from jiffy.error_codes import PortClosedError, UnavailableError
+from jiffy.errors import AllFailedError, UnreachableError, api_error
+from jiffy.models import AwaitedState, Change, Created, EngineName, Origin, Outcome
+from jiffy.transport import Call
 
 S = TypeVar("S")
 Keep = Callable[[list[Outcome[S]]], "Outcome[S] | int | None"]
 
-MAX_FORKS = 100
+# Errors of a connection to a port on which a program may listen later.
+NOT_LISTENING = (PortClosedError, UnavailableError, UnreachableError)
 # Interval between attempts to connect to a port, in seconds.
 PORT_POLL_SECONDS = 0.05
 
@@ -59,6 +64,13 @@ def new_sandbox(cls: type[S], created: Created, params: Mapping[str, Any], logge
     return cast(S, sandbox)
 
 
+def new_sandboxes(
+    cls: type[S], entries: Iterable[Created | Exception], params: Mapping[str, Any], logger: Any = None
+) -> list[S | Exception]:
+    """Returns the objects of the children of a fork, and the errors of children that were not created."""
+    return [entry if isinstance(entry, Exception) else new_sandbox(cls, entry, params, logger) for entry in entries]
+
+
 def _network_body(network: Any) -> dict[str, Any] | None:
     fields = build_network_config(network)
     return SandboxNetworkConfig(**fields).to_dict() if fields else None
@@ -73,13 +85,18 @@ def create_body(
     allow_internet_access: bool | None,
     network: Any,
     lifecycle: Any,
-    rejected: Mapping[str, Any],
-    extra: Mapping[str, Any],
+    mcp: Any,
+    iam: Any,
+    volume_mounts: Any,
+    name: str | None,
+    engine: EngineName | None,
+    cpu_count: int | None,
+    memory_mb: int | None,
+    disk_mb: int | None,
+    ca_certificates: str | None,
+    egress_proxy: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Returns the body of a create.
-
-    `rejected` has the options of `e2b` that the daemon rejects, `extra` the options of Jiffy.
-    """
+    """Returns the body of a create."""
     behaviour = build_lifecycle_config(lifecycle)
     body: dict[str, Any] = {
         "templateID": template,
@@ -88,25 +105,59 @@ def create_body(
         "envVars": dict(envs or {}),
         "allow_internet_access": allow_internet_access,
         "network": _network_body(network),
-        **rejected,
-        **extra,
+        # The daemon rejects these options of `e2b`.
+        "mcp": mcp,
+        "iam": iam,
+        "volumeMounts": volume_mounts,
+        # Options of Jiffy.
+        "name": name,
+        "engine": engine,
+        "cpuCount": cpu_count,
+        "memoryMB": memory_mb,
+        "diskSizeMB": disk_mb,
+        "caCertificates": ca_certificates,
+        "proxy": egress_proxy,
     }
-    for name, value in (
+    for field, value in (
         ("autoPause", behaviour.auto_pause),
         ("autoPauseMemory", behaviour.auto_pause_memory),
     ):
         if isinstance(value, bool):
-            body[name] = value
+            body[field] = value
     if not isinstance(behaviour.auto_resume, Unset):
         body["autoResume"] = behaviour.auto_resume.to_dict()
-    return {name: value for name, value in body.items() if value is not None}
+    return {field: value for field, value in body.items() if value is not None}
 
 
-def check_fork_count(count: int | None) -> None:
-    """Rejects a number of forks that the daemon does not accept."""
-    is_integer = isinstance(count, int) and not isinstance(count, bool)
-    if count is not None and not (is_integer and 1 <= count <= MAX_FORKS):
-        raise InvalidArgumentException(f"count must be an integer from 1 to {MAX_FORKS}, got {count!r}")
+class StateWait:
+    """A wait for a state of a sandbox, as a sequence of calls of limited duration."""
+
+    def __init__(self, sandbox_id: str, state: AwaitedState, timeout: float | None) -> None:
+        self._sandbox_id, self._timeout = sandbox_id, timeout
+        self._state: AwaitedState = state
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def next_call(self) -> Call[str]:
+        """Returns a call that waits for the remaining time, and at most for `calls.WAIT_SECONDS`."""
+        left = calls.WAIT_SECONDS if self._end is None else max(0.0, self._end - time.monotonic())
+        seconds = min(calls.WAIT_SECONDS, int(left) + 1 if left else 0)
+        return calls.wait(self._sandbox_id, self._state, seconds)
+
+    def is_over(self, now: str) -> bool:
+        """Returns whether the present state `now` is the awaited state or prevents it.
+
+        :raises TimeoutException: If the state may still be reached and the timeout has expired.
+        """
+        if now == self._state or now not in calls.CHANGING[self._state]:
+            return True
+        if self._end is not None and time.monotonic() >= self._end:
+            raise TimeoutException(f"sandbox {self._sandbox_id} is {now} after {self._timeout} s")
+        return False
+
+
+def changes_query(limit: int) -> dict[str, str | int]:
+    """Returns the query of a request for the changes of a sandbox."""
+    return {"username": "root", "limit": limit}
 
 
 def changes_of(status: int, content: bytes, headers: Mapping[str, str]) -> list[Change]:
@@ -124,8 +175,7 @@ def first_success(outcomes: list[Outcome[S]]) -> Outcome[S] | None:
 def select(outcomes: list[Outcome[S]], keep: Keep[S]) -> Outcome[S]:
     """Returns the outcome that `keep` selects.
 
-    # Errors
-    `AllFailedError` if `keep` selects none. Its cause is the first error.
+    :raises AllFailedError: If `keep` selects none. Its cause is the first error.
     """
     chosen = keep(outcomes)
     if isinstance(chosen, int):
@@ -140,8 +190,7 @@ def select(outcomes: list[Outcome[S]], keep: Keep[S]) -> Outcome[S]:
 def only_sandboxes(entries: Sequence[S | Exception]) -> tuple[list[S], Exception | None]:
     """Returns the created children of a fork, and the first error."""
     sandboxes = [entry for entry in entries if not isinstance(entry, Exception)]
-    errors: Iterable[Exception] = (entry for entry in entries if isinstance(entry, Exception))
-    return sandboxes, next(iter(errors), None)
+    return sandboxes, next((entry for entry in entries if isinstance(entry, Exception)), None)
 
 
 class OriginProperties:
@@ -156,7 +205,7 @@ class OriginProperties:
 
     @property
     def boot_ms(self) -> float | None:
-        """Time from the request to the agent's answer, in milliseconds."""
+        """Time from the request to the response of the agent, in milliseconds."""
         return self._origin.boot_ms if self._origin else None
 
     @property

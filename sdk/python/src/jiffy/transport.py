@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -56,7 +56,7 @@ class Call(Generic[T]):
     # Time in seconds for which the daemon may delay the response, in addition to the timeout.
     waits: float = 0
     # Statuses that are results instead of errors.
-    accepts: tuple[int, ...] = ()
+    accepts: Container[int] = ()
 
     def request(self, config: ConnectionConfig) -> dict[str, Any]:
         """Returns the arguments of the HTTP client."""
@@ -92,15 +92,13 @@ class Call(Generic[T]):
         marked = response.headers.get("should-retry", "").strip().lower()
         if marked == "false":
             return None
-        wait = retry_after(response.headers)
         if status in _UNCERTAIN:
             allowed = self.repeatable
-        elif marked == "true":
-            allowed = self.repeatable or status in _REJECTED
         else:
-            allowed = status in _REJECTED
+            allowed = status in _REJECTED or (marked == "true" and self.repeatable)
         if not allowed:
             return None
+        wait = retry_after(response.headers)
         return wait if wait is not None else backoff(attempt)
 
 
@@ -109,70 +107,77 @@ def backoff(attempt: int) -> float:
     return min(_FIRST_DELAY * float(2**attempt), _MAX_DELAY) * random.uniform(0.5, 1)
 
 
-def _deadline(config: ConnectionConfig) -> float:
-    return time.monotonic() + (config.request_timeout or 60)
+class _Retries(Generic[T]):
+    """Decides whether a call is repeated: at most `config.retries` times, and before its deadline."""
 
+    def __init__(self, config: ConnectionConfig, call: Call[T]) -> None:
+        self._config, self._call, self._done = config, call, 0
+        self._deadline = time.monotonic() + (config.request_timeout or 60)
 
-def _delay_after_loss(call: Call[Any], error: BaseException, attempt: int) -> float | None:
-    """Returns the time before a retry after a lost connection. `None` without a retry."""
-    # `e2b` has already repeated attempts to connect.
-    if isinstance(error, httpx.ConnectError) or not call.repeatable:
-        return None
-    return backoff(attempt)
+    def _may_wait(self, delay: float) -> bool:
+        is_last = self._done >= self._config.retries
+        self._done += 1
+        return not is_last and time.monotonic() + delay < self._deadline
 
+    def delay_after(self, response: httpx.Response) -> float | None:
+        """Returns the time before a retry. `None` if `response` is the result of the call."""
+        delay = self._call.delay_after(response, self._done)
+        return delay if delay is not None and self._may_wait(delay) else None
 
-def _unreachable(config: ConnectionConfig, error: BaseException) -> UnreachableError:
-    return UnreachableError(f"no response of the daemon at {config.api_url}: {error or type(error).__name__}")
+    def delay_after_loss(self, error: Exception) -> float:
+        """Returns the time before a retry after a lost connection.
+
+        :raises UnreachableError: If the call is not repeated.
+        """
+        # `e2b` has already repeated attempts to connect.
+        may_repeat = self._call.repeatable and not isinstance(error, httpx.ConnectError)
+        delay = backoff(self._done)
+        if may_repeat and self._may_wait(delay):
+            return delay
+        reason = error or type(error).__name__
+        raise UnreachableError(f"no response of the daemon at {self._config.api_url}: {reason}") from error
 
 
 def send(config: ConnectionConfig, call: Call[T]) -> T:
     """Sends a call and returns its result."""
-    deadline = _deadline(config)
+    retries = _Retries(config, call)
     request = call.request(config)
     transport = client_sync.get_transport(config)
     with httpx.Client(transport=_Shared(transport), trust_env=False) as client:
-        for attempt in range(config.retries + 1):
-            is_last = attempt == config.retries
-            delay: float | None
+        while True:
             try:
                 response = client.request(**request)
             except httpx.TimeoutException:
                 raise format_request_timeout_error() from None
             except (httpx.TransportError, OSError) as error:
-                delay = _delay_after_loss(call, error, attempt)
-                if is_last or delay is None or time.monotonic() + delay >= deadline:
-                    raise _unreachable(config, error) from error
+                delay = retries.delay_after_loss(error)
             else:
-                delay = call.delay_after(response, attempt)
-                if is_last or delay is None or time.monotonic() + delay >= deadline:
+                wait = retries.delay_after(response)
+                if wait is None:
                     return call.result(response, response.content)
+                delay = wait
             time.sleep(delay)
-    raise AssertionError("unreachable")
 
 
 async def send_async(config: ConnectionConfig, call: Call[T]) -> T:
     """Sends a call and returns its result."""
-    deadline = _deadline(config)
+    retries = _Retries(config, call)
     request = call.request(config)
     transport = client_async.get_transport(config)
     async with httpx.AsyncClient(transport=_AsyncShared(transport), trust_env=False) as client:
-        for attempt in range(config.retries + 1):
-            is_last = attempt == config.retries
-            delay: float | None
+        while True:
             try:
                 response = await client.request(**request)
             except httpx.TimeoutException:
                 raise format_request_timeout_error() from None
             except (httpx.TransportError, OSError) as error:
-                delay = _delay_after_loss(call, error, attempt)
-                if is_last or delay is None or time.monotonic() + delay >= deadline:
-                    raise _unreachable(config, error) from error
+                delay = retries.delay_after_loss(error)
             else:
-                delay = call.delay_after(response, attempt)
-                if is_last or delay is None or time.monotonic() + delay >= deadline:
+                wait = retries.delay_after(response)
+                if wait is None:
                     return call.result(response, response.content)
+                delay = wait
             await asyncio.sleep(delay)
-    raise AssertionError("unreachable")
 
 
 class _Shared(httpx.BaseTransport):

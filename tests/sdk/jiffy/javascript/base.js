@@ -8,6 +8,8 @@ import * as jiffy from '@jiffy/sandbox'
 import { scenario, unique } from './harness.js'
 import { create, daemon, directory, isBun, key, output, shared, url, withVariables } from './servers.js'
 
+const UNKNOWN_KEY = `e2b_${'0'.repeat(40)}`
+
 scenario('a sandbox is an instance of the class of e2b', async () => {
   assert(await shared() instanceof e2b.Sandbox)
   assert.equal(jiffy.CommandExitError, e2b.CommandExitError)
@@ -118,20 +120,28 @@ async function works(variables) {
 
 scenario(
   'variables of jiffy precede those of e2b',
-  () => works({ E2B_API_URL: 'http://127.0.0.1:9', E2B_API_KEY: `e2b_${'0'.repeat(40)}`, JIFFY_URL: `${url}/`, JIFFY_API_KEY: key }),
+  () => {
+    const ofE2b = { E2B_API_URL: 'http://127.0.0.1:9', E2B_API_KEY: UNKNOWN_KEY }
+    return works({ ...ofE2b, JIFFY_URL: `${url}/`, JIFFY_API_KEY: key })
+  },
   { alone: true }
 )
 
 scenario('variables of e2b select the daemon', () => works({ E2B_API_URL: url, E2B_API_KEY: key }), { alone: true })
 
-scenario('the daemon of the host is found without variables', () => works({ JIFFY_HOME: process.env.JIFFY_SDK_HOME }), { alone: true })
+scenario(
+  'the daemon of the host is found without variables',
+  () => works({ JIFFY_HOME: process.env.JIFFY_SDK_HOME }),
+  { alone: true }
+)
 
 scenario(
   'an error without a daemon names the missing package',
   async (t) => {
     const home = directory(t)
+    const isExpected = (error) => error instanceof NoDaemonError && /npm install @jiffy\/host/.test(error.message)
     await withVariables({ JIFFY_HOME: home, PATH: home }, () =>
-      assert.rejects(async () => Sandbox.create(), (error) => error instanceof NoDaemonError && /npm install @jiffy\/host/.test(error.message))
+      assert.rejects(async () => Sandbox.create(), isExpected)
     )
   },
   { alone: true }
@@ -180,7 +190,7 @@ scenario('sandboxes of another key are not found', async (t) => {
     await assert.rejects(Sandbox.connect(target, { apiKey }), errors.SandboxNotFoundError)
   }
   assert.equal(await Sandbox.kill(sandbox.sandboxId, { apiKey }), false)
-  await assert.rejects(Sandbox.connect(name, { apiKey: `e2b_${'0'.repeat(40)}` }), (error) =>
+  await assert.rejects(Sandbox.connect(name, { apiKey: UNKNOWN_KEY }), (error) =>
     error instanceof errors.UnauthenticatedError && error instanceof e2b.AuthenticationError && isApiError(error)
   )
 })

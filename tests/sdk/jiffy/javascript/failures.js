@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import * as e2b from 'e2b'
-import { Host, Sandbox, UnreachableError, errors, isApiError } from '@jiffy/sandbox'
+import { Host, Sandbox, Snapshot, UnreachableError, errors, isApiError } from '@jiffy/sandbox'
 import { scenario, unique } from './harness.js'
 import { create, scripted } from './servers.js'
 
@@ -32,8 +32,11 @@ scenario('an error has a code and a request id', async () => {
 
 scenario('an unknown error code has the class of its status', async (t) => {
   for (const [status, kind] of [[429, e2b.RateLimitError], [418, e2b.SandboxError]]) {
-    const { connection } = await scripted(t, [status, { 'Should-Retry': 'false' }, '{"message":"m","error_code":"of_the_future"}'])
-    await assert.rejects(Host.status(connection), (error) => error instanceof kind && error.errorCode === 'of_the_future')
+    const body = '{"message":"m","error_code":"of_the_future"}'
+    const { connection } = await scripted(t, [status, { 'Should-Retry': 'false' }, body])
+    await assert.rejects(Host.status(connection), (error) =>
+      error instanceof kind && error.errorCode === 'of_the_future'
+    )
   }
 })
 
@@ -76,6 +79,12 @@ scenario('a read is repeated after a lost connection', async (t) => {
   const { connection, requests } = await scripted(t, null, null, [200, {}, '[]'])
   assert.deepEqual(await Host.engines(connection), [])
   assert.equal(requests.length, 3)
+})
+
+scenario('a response that cannot be parsed is not repeated', async (t) => {
+  const { connection, requests } = await scripted(t, [200, {}, '{}'])
+  await assert.rejects(Snapshot.get('a', connection), (error) => !(error instanceof UnreachableError))
+  assert.equal(requests.length, 1)
 })
 
 scenario('a fork is not repeated after a bad gateway', async (t) => {

@@ -57,13 +57,18 @@ async function attempt({ name, run }) {
 }
 
 const escaped = (text) =>
-  text.replace(/[^\t\n\r\x20-\uD7FF\uE000-\uFFFD]/g, '?').replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('"', '&quot;')
+  text
+    .replace(/[^\t\n\r\x20-\uD7FF\uE000-\uFFFD]/g, '?')
+    .replaceAll('&', '&amp;')
+    .replaceAll('<', '&lt;')
+    .replaceAll('"', '&quot;')
 
 /** Runs all scenarios, or those in `names`, and writes `report`. Returns the number of failures. */
 export async function runAll(report, names, after) {
   const listed = readFileSync(new URL('../scenarios.txt', import.meta.url), 'utf8').trim().split('\n')
-  const registered = new Set(scenarios.map(({ name }) => name))
-  const different = [...listed.filter((name) => !registered.has(name)), ...[...registered].filter((name) => !listed.includes(name))]
+  const registered = scenarios.map(({ name }) => name)
+  const missing = listed.filter((name) => !registered.includes(name))
+  const different = [...missing, ...registered.filter((name) => !listed.includes(name))]
   if (different.length > 0) throw new Error(`missing or not listed: ${different.join('; ')}`)
   const chosen = scenarios.filter(({ name }) => names.length === 0 || names.includes(name))
   const queue = chosen.filter(({ alone }) => !alone)

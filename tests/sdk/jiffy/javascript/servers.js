@@ -1,7 +1,17 @@
 // Sandboxes, daemons and scripted servers of single scenarios.
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { createWriteStream, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, realpathSync, rmSync, symlinkSync } from 'node:fs'
+import {
+  createWriteStream,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  readdirSync,
+  realpathSync,
+  rmSync,
+  symlinkSync,
+} from 'node:fs'
 import http from 'node:http'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
@@ -88,7 +98,8 @@ export async function scripted(context, ...answers) {
     server.closeAllConnections()
     server.close()
   })
-  return { connection: { apiUrl: `http://127.0.0.1:${server.address().port}`, apiKey: `e2b_${'1'.repeat(40)}` }, requests }
+  const apiUrl = `http://127.0.0.1:${server.address().port}`
+  return { connection: { apiUrl, apiKey: `e2b_${'1'.repeat(40)}` }, requests }
 }
 
 /** Starts a daemon in its own data directory, and stops it after the scenario. */
@@ -100,7 +111,8 @@ export async function daemon(context, home, ...options) {
     if (!existsSync(path.join(home, name))) symlinkSync(realpathSync(path.join(real, name)), path.join(home, name))
   }
   const program = path.join(process.env.JIFFY_BIN_DIR, 'jiffy')
-  const child = spawn(program, ['serve', ...options], { env: { ...process.env, JIFFY_HOME: home }, stdio: ['ignore', 'pipe', 'pipe'] })
+  const env = { ...process.env, JIFFY_HOME: home }
+  const child = spawn(program, ['serve', ...options], { env, stdio: ['ignore', 'pipe', 'pipe'] })
   const log = createWriteStream(path.join(home, 'daemon.log'), { flags: 'a' })
   child.stderr.pipe(log)
   const ended = once(child, 'exit')

@@ -1,5 +1,6 @@
 """The built packages of the SDKs: types, generated files, installation."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -104,20 +105,22 @@ def test_the_packages_have_their_licence_and_types(wheel, tarball):
 
 def test_the_python_sdk_passes_strict_type_checks(tmp_path):
     (tmp_path / "typed.py").write_text(TYPED_PYTHON)
-    sources = shutil.copytree(ROOT / "sdk" / "python", tmp_path / "python", ignore=shutil.ignore_patterns("*.egg-info", "build"))
-    path = os.environ | {"MYPYPATH": str(sources / "src")}
-    cache = tmp_path / "cache"
-    run(sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, sources / "src", tmp_path / "typed.py", env=path)
-    (tmp_path / "pyrightconfig.json").write_text('{"include": ["typed.py", "python/src"], "extraPaths": ["python/src"]}')
-    pyright = ("node", NODE_MODULES / "pyright" / "index.js", "--warnings", "--pythonpath", sys.executable, "-p", tmp_path)
-    assert "0 errors, 0 warnings" in run(*pyright)
+    builds = shutil.ignore_patterns("*.egg-info", "build")
+    sources = shutil.copytree(ROOT / "sdk" / "python", tmp_path / "python", ignore=builds) / "src"
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache")
+    run(*mypy, sources, tmp_path / "typed.py", env=os.environ | {"MYPYPATH": str(sources)})
+    configuration = {"include": ["typed.py", "python/src"], "extraPaths": ["python/src"]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(configuration))
+    pyright = ("node", NODE_MODULES / "pyright" / "index.js", "--warnings", "--pythonpath", sys.executable)
+    assert "0 errors, 0 warnings" in run(*pyright, "-p", tmp_path)
 
 
 def test_the_typescript_sdk_passes_strict_type_checks(tmp_path):
     (tmp_path / "typed.mts").write_text(TYPED_NODE)
     (tmp_path / "node_modules").symlink_to(NODE_MODULES)
-    options = ("--strict", "--noEmit", "--skipLibCheck", "--module", "NodeNext", "--target", "ES2022", "--lib", "ES2022,ESNext.Disposable,DOM")
-    run(NODE_MODULES / ".bin" / "tsc", *options, "--types", "node", "typed.mts", cwd=tmp_path)
+    options = ("--strict", "--noEmit", "--skipLibCheck", "--module", "NodeNext", "--target", "ES2022")
+    libraries = ("--lib", "ES2022,ESNext.Disposable,DOM", "--types", "node")
+    run(NODE_MODULES / ".bin" / "tsc", *options, *libraries, "typed.mts", cwd=tmp_path)
 
 
 @pytest.mark.timeout(120)

@@ -1,13 +1,11 @@
 """Fixtures. `tests/sdk/run` starts the daemon and sets the variables of E2B."""
 
-import asyncio
 import os
 import re
-import time
-import uuid
 from pathlib import Path
 
 import pytest
+from fixtures import create, eventually, unique  # noqa: F401
 from flavour import Flavour
 from servers import Daemon
 
@@ -28,33 +26,12 @@ def sdk(request):
     return Flavour(request.param)
 
 
-@pytest.fixture
-async def create(sdk):
-    """Creates sandboxes and kills them after the test."""
-    made = []
-
-    async def make(template=None, **options):
-        options.setdefault("timeout", 120)
-        sandbox = await sdk(sdk.Sandbox.create, template, **options)
-        made.append(sandbox)
-        return sandbox
-
-    yield make
-    for sandbox in made:
-        await sdk(sandbox.kill)
-
-
 @pytest.fixture(scope="session")
 async def shared(sdk):
     """A sandbox for tests that do not disturb each other."""
     sandbox = await sdk(sdk.Sandbox.create, timeout=600)
     yield sandbox
     await sdk(sandbox.kill)
-
-
-@pytest.fixture
-def unique():
-    return uuid.uuid4().hex[:12]
 
 
 @pytest.fixture
@@ -79,20 +56,6 @@ def without_variables(monkeypatch):
         if name.startswith(("E2B_", "JIFFY_URL", "JIFFY_API_KEY", "JIFFY_CA", "JIFFY_HOME")):
             monkeypatch.delenv(name)
     return monkeypatch
-
-
-@pytest.fixture
-def eventually():
-    """Polls until a condition holds or a time limit is reached."""
-
-    async def wait(question, limit=20):
-        end = time.monotonic() + limit
-        while not (answer := await question()):
-            assert time.monotonic() < end, f"not within {limit} s; the last answer was {answer!r}"
-            await asyncio.sleep(0.05)
-        return answer
-
-    return wait
 
 
 @pytest.fixture

@@ -68,7 +68,8 @@ class Daemon:
         for name in ("templates", "images"):
             (home / name).mkdir(parents=True, exist_ok=True)
         real = Path(os.environ["JIFFY_SDK_HOME"])
-        for name in ("kernel", "disks", "templates/base", *(f"images/{file.name}" for file in (real / "images").iterdir())):
+        images = [f"images/{file.name}" for file in (real / "images").iterdir()]
+        for name in ("kernel", "disks", "templates/base", *images):
             if not (home / name).exists():
                 (home / name).symlink_to((real / name).resolve())
         self.log = (home / "daemon.log").open("ab")

@@ -153,7 +153,8 @@ def test_the_authority_in_a_variable_is_trusted(daemon, tmp_path):
 async def test_sandboxes_of_another_key_are_not_found(sdk, create, unique):
     sandbox = await create(name=unique)
     command = [os.environ["JIFFY_BIN_DIR"] + "/jiffy", "key", "create", "--name", unique, "--scope", "create"]
-    made = subprocess.run(command, env=os.environ | {"JIFFY_HOME": os.environ["JIFFY_SDK_HOME"]}, capture_output=True, text=True, check=True)
+    variables = os.environ | {"JIFFY_HOME": os.environ["JIFFY_SDK_HOME"]}
+    made = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     key = next(word for word in made.stdout.split() if word.startswith("e2b_"))
     for name in (sandbox.sandbox_id, unique):
         with pytest.raises(error_codes.SandboxNotFoundError):

@@ -89,3 +89,10 @@ async def test_a_fork_is_not_repeated_after_a_bad_gateway(sdk):
         with pytest.raises(errors.OtherError):
             await sdk(sdk.Sandbox.fork, "a", api_url=url, api_key=KEY)
     assert len(requests) == 1
+
+
+async def test_a_response_that_cannot_be_parsed_is_not_repeated(sdk):
+    with scripted((200, {}, b"{}")) as (url, requests):
+        with pytest.raises(KeyError):
+            await sdk(sdk.Snapshot.get, "a", api_url=url, api_key=KEY)
+    assert len(requests) == 1
