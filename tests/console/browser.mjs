@@ -74,7 +74,7 @@ export async function open(browser, options = {}) {
 export async function signInByCode(context) {
   const page = await context.newPage()
   const { url } = await owner('POST', '/console/codes')
-  await page.goto(url)
+  await page.goto(`${CONSOLE}/${new URL(url).hash}`)
   await page.locator('.app').waitFor()
   assert.equal(new URL(page.url()).hash, '', 'the code stays in the address')
   return page

@@ -97,6 +97,7 @@ export const templatesRoute = createRoute({
 export const keysRoute = createRoute({
   getParentRoute: () => root,
   path: '/keys',
+  validateSearch: texts('q', 'state', 'scope', 'sort', 'use'),
   component: lazyRouteComponent(() => import('./pages/keys'), 'KeysPage'),
 })
 

@@ -4,10 +4,11 @@ import { api, CallError, data, type SandboxDetail, messageOf } from '../api/clie
 import { useNow, useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import { actionOf, EXTENSION_S, type SandboxAction } from '../lib/actions'
-import { type Command, commands } from '../lib/commands'
+import { commands } from '../lib/commands'
 import { countDown, remaining } from '../lib/format'
 import { visible } from '../lib/visible'
 import { AsCommand } from '../ui/as-command'
+import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, CopyId, Dialog, Empty, Field, Menu, Problem, Skeleton } from '../ui/controls'
 import { StateBadge } from '../ui/state-badge'
 import { notify } from '../ui/toast'
@@ -242,57 +243,6 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
         </Dialog>
       )}
     </header>
-  )
-}
-
-/** Dialog that confirms an action and shows its commands. Errors are shown in the dialog. */
-export function ConfirmDialog({
-  title,
-  label,
-  danger,
-  command,
-  run,
-  onDone,
-  onClose,
-  children,
-}: {
-  title: string
-  label: string
-  danger?: boolean
-  command: Command
-  run: () => Promise<unknown>
-  onDone?: () => void
-  onClose: () => void
-  children: React.ReactNode
-}) {
-  const [busy, setBusy] = useState(false)
-  const [error, setError] = useState<unknown>()
-  const refresh = useRefresh()
-  const submit = async () => {
-    setBusy(true)
-    setError(undefined)
-    try {
-      await run()
-      refresh()
-      onClose()
-      onDone?.()
-    } catch (e) {
-      setError(e)
-      setBusy(false)
-    }
-  }
-  return (
-    <Dialog title={title} onClose={onClose}>
-      <div>{children}</div>
-      {error !== undefined && <Problem error={error} />}
-      <AsCommand command={command} />
-      <div className="buttons">
-        <Button onClick={onClose}>Cancel</Button>
-        <Button look={danger ? 'primary danger' : 'primary'} busy={busy} onClick={() => void submit()}>
-          {label}
-        </Button>
-      </div>
-    </Dialog>
   )
 }
 

@@ -7,10 +7,10 @@ import { useSession } from '../session'
 import { commands } from '../lib/commands'
 import { bytes, count } from '../lib/format'
 import { visible } from '../lib/visible'
+import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Dialog, Empty, Menu, Problem, Skeleton, Time } from '../ui/controls'
 import { purposeName } from '../ui/lineage-graph'
 import { notify } from '../ui/toast'
-import { ConfirmDialog } from './sandbox'
 
 export function SnapshotsPage() {
   const search = useSearch({ strict: false }) as { q?: string; purpose?: string; sort?: string }

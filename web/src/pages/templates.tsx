@@ -8,9 +8,9 @@ import type { Command } from '../lib/commands'
 import { count, mib } from '../lib/format'
 import { visible } from '../lib/visible'
 import { AsCommand } from '../ui/as-command'
+import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Dialog, Empty, Field, Menu, Problem, Skeleton, Time } from '../ui/controls'
 import { Icon } from '../ui/icons'
-import { ConfirmDialog } from './sandbox'
 
 type Template = Schemas['Template'] | NonNullable<ReturnType<typeof useTemplates>['data']>[number]
 

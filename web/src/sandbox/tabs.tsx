@@ -8,8 +8,8 @@ import { useSession } from '../session'
 import { commands } from '../lib/commands'
 import { bytes, count } from '../lib/format'
 import { visible } from '../lib/visible'
+import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Copy, Empty, Field, Problem, Skeleton, Time } from '../ui/controls'
-import { ConfirmDialog } from '../pages/sandbox'
 
 const LINE = 19
 

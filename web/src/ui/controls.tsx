@@ -83,12 +83,15 @@ export function Dialog({
   title,
   onClose,
   wide,
+  isLocked,
   children,
   description,
 }: {
   title: string
   onClose: () => void
   wide?: boolean
+  /** True if a click outside and Escape do not close the dialog. */
+  isLocked?: boolean
   description?: ReactNode
   children: ReactNode
 }) {
@@ -100,14 +103,20 @@ export function Dialog({
       }}>
       <RadixDialog.Portal>
         <RadixDialog.Overlay className="overlay" />
-        <RadixDialog.Content className={`dialog${wide ? ' wide' : ''}`} aria-describedby={undefined}>
+        <RadixDialog.Content
+          className={`dialog${wide ? ' wide' : ''}`}
+          aria-describedby={undefined}
+          onEscapeKeyDown={(event) => isLocked && event.preventDefault()}
+          onPointerDownOutside={(event) => isLocked && event.preventDefault()}>
           <div className="row spread">
             <RadixDialog.Title asChild>
               <h2>{title}</h2>
             </RadixDialog.Title>
-            <RadixDialog.Close asChild>
-              <Button look="ghost" small icon="kill" label="Close" />
-            </RadixDialog.Close>
+            {!isLocked && (
+              <RadixDialog.Close asChild>
+                <Button look="ghost" small icon="kill" label="Close" />
+              </RadixDialog.Close>
+            )}
           </div>
           {description && <div className="muted">{description}</div>}
           {children}
