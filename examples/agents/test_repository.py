@@ -12,7 +12,7 @@ FILES = {
 }
 CHANGES = {
     "rename": "sed -i s/name/person/g greeting.py",
-    "shout": "sed -i s/hello/HELLO/ greeting.py",
+    "shout": "sed -i 's/{name}/{name}!/' greeting.py",
 }
 
 with Sandbox.create() as sandbox:
