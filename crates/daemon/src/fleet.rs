@@ -76,8 +76,8 @@ impl RunningMember {
 }
 
 impl Member {
-    /// Starts the node of this host. Returns `None` if the data directory has no `fleet.toml`. Waits
-    /// until the records of the fleet can be read.
+    /// Starts the node of this host. Returns `None` if the data directory has no `fleet.toml`.
+    /// Waits until the records of the fleet can be read.
     pub async fn start(home: &Home, remote: &Arc<RemoteStore>) -> anyhow::Result<Option<Self>> {
         let Some(settings) = Settings::load(home.path())? else {
             return Ok(None);

@@ -123,7 +123,8 @@ pub(crate) enum JournalChange {
 pub(crate) struct JournalledSnapshot {
     /// The snapshot.
     pub snapshot: Box<Snapshot>,
-    /// True if the snapshot was acknowledged. False if the daemon crashed while writing it.
+    /// False until the commit that ends the snapshot's operation. A captured snapshot (`storing`)
+    /// is acknowledged to its client before.
     pub complete: bool,
 }
 

@@ -43,7 +43,9 @@ struct KeyFile {
 
 /// Master keys.
 pub struct Keyring {
+    /// Key of the hash of tenants' names.
     names: Zeroizing<[u8; 32]>,
+    /// Cipher of tenants' records.
     records: XChaCha20Poly1305,
     current: String,
     command: Vec<String>,
@@ -73,7 +75,7 @@ impl Keyring {
         Self::parse(&Zeroizing::new(text)).map_err(|reason| invalid(&reason))
     }
 
-    /// Parses the content of a key file. The error does not contain any of the content.
+    /// Parses the content of a key file. The error may contain names of keys, but no keys.
     pub fn parse(text: &str) -> Result<Self, String> {
         // Discard the parser's error, which would contain lines of the file.
         let file: KeyFile = toml::from_str(text)

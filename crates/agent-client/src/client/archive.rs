@@ -83,10 +83,11 @@ impl AgentClient {
     }
 
     /// Reads the changes of the sandbox compared with its template, as a layer of an OCI image (a
-    /// tar archive).
+    /// tar archive). Before, the agent removes the certificate authorities and the proxy of this
+    /// network from the sandbox.
     pub async fn layer(&self) -> Result<FileReader, ClientError> {
-        // Without an access token, the agent permits this call, and the calls below with
-        // `username=root`, only for root.
+        // If the sandbox has no access token, the agent answers this call, and the calls below,
+        // only if the parameter `username` names root.
         self.get("/layer?username=root").await
     }
 

@@ -108,8 +108,9 @@ impl Fleet {
         }
     }
 
-    /// Sends a call to all other live members at the same time. Returns each member with its address
-    /// and the result of `read`. The result is `None` for a member that does not answer in time.
+    /// Sends a call to all other live members at the same time. Returns each member with its
+    /// address and the result of `read`. The result is `None` for a member that does not answer in
+    /// time.
     pub(super) async fn send_to_all<T, F>(
         &self,
         call: &BufferedCall,

@@ -75,7 +75,7 @@ impl PrunePlan {
         let templates = templates.map_err(|e| ApiError::internal(e.to_string()))?;
         let on_demand: Vec<TemplateInfo> = templates
             .into_iter()
-            .filter(|t| plan.is_unused_image(t) && !used.contains(&t.reference()))
+            .filter(|t| plan.is_old_on_demand(t) && !used.contains(&t.reference()))
             .collect();
         for template in &on_demand {
             plan.items.push(PruneItem {
@@ -100,7 +100,7 @@ impl PrunePlan {
 
     /// Returns whether a template was made on demand from an image of a registry at least `unused`
     /// ago. The owner of the template must be in the scope of this plan.
-    fn is_unused_image(&self, template: &TemplateInfo) -> bool {
+    fn is_old_on_demand(&self, template: &TemplateInfo) -> bool {
         // Times of templates are in seconds.
         let now = jiffy_engine_api::now_ms() / 1000;
         let old = template.created.saturating_add(self.unused.as_secs()) <= now;
@@ -143,8 +143,9 @@ impl PrunePlan {
     }
 
     fn add_images(&mut self, pruned: &jiffy_image::PrunedImages) {
-        // Only the total disk usage of all images together is known, because the files are sparse.
-        // The last image gets the remainder.
+        // `bytes` is the disk usage of all images, and `size` the apparent size of a sparse file.
+        // The total is divided approximately: each image gets its apparent size while the total
+        // lasts, and the last one the remainder.
         let mut left = pruned.bytes;
         for (at, image) in pruned.images.iter().enumerate() {
             let last = at + 1 == pruned.images.len();

@@ -46,8 +46,8 @@ pub struct JoinService {
 }
 
 impl JoinService {
-    /// Returns the service of a member with these properties. `store_keys` is `None` for the file in
-    /// the data directory.
+    /// Returns the service of a member with these properties. `store_keys` is `None` for the file
+    /// in the data directory.
     pub fn new(
         settings: Settings,
         home: PathBuf,

@@ -57,9 +57,9 @@ fn compare(row: &Row, key: &RowKey) -> std::cmp::Ordering {
     }
 }
 
-/// Returns the size of an encoded row.
+/// Returns the size of an encoded row with the comma after it.
 pub(super) fn encoded_bytes(row: &Row) -> usize {
-    // Rows have no maps with keys that cannot be encoded.
+    // Encoding fails only for maps whose keys are no strings, and rows have none.
     serde_json::to_vec(row).map_or(0, |bytes| bytes.len() + 1)
 }
 
@@ -155,19 +155,19 @@ impl State {
     }
 
     fn replace_part(&mut self, part: TablePart) {
-        let (table, number) = (part.table.position(), usize::from(part.part));
-        let former = std::mem::take(&mut self.tables[table][number]);
+        let (table, position) = (part.table.position(), usize::from(part.part));
+        let former = std::mem::take(&mut self.tables[table][position]);
         former.rows.iter().for_each(|held| self.forget(&held.row));
         for row in part.rows {
-            self.insert(table, number, None, row);
+            self.insert(table, position, None, row);
         }
     }
 
     /// Applies a row, unless the row in memory is newer.
     pub fn apply(&mut self, row: Row) {
         let key = row.key();
-        let (table, number) = (key.table().position(), usize::from(key.part()));
-        let part = &mut self.tables[table][number];
+        let (table, position) = (key.table().position(), usize::from(key.part()));
+        let part = &mut self.tables[table][position];
         let at = part.rows.binary_search_by(|held| compare(&held.row, &key));
         if let Ok(at) = at {
             if part.rows[at].row.revision >= row.revision {
@@ -179,12 +179,12 @@ impl State {
         }
         if !row.removed {
             let (Ok(at) | Err(at)) = at;
-            self.insert(table, number, Some(at), row);
+            self.insert(table, position, Some(at), row);
         }
     }
 
     /// Inserts a row at a position, or at the end.
-    fn insert(&mut self, table: usize, number: usize, at: Option<usize>, row: Row) {
+    fn insert(&mut self, table: usize, position: usize, at: Option<usize>, row: Row) {
         let bytes = u32::try_from(encoded_bytes(&row)).unwrap_or(u32::MAX);
         let row = Arc::new(row);
         if let Some(key) = row.as_key() {
@@ -194,7 +194,7 @@ impl State {
             }
             self.by_hash.insert(key.hash, row.clone());
         }
-        let part = &mut self.tables[table][number];
+        let part = &mut self.tables[table][position];
         part.bytes += bytes as usize;
         let at = at.unwrap_or(part.rows.len());
         part.rows.insert(at, Held { row, bytes });

@@ -124,8 +124,8 @@ async fn host_of(hosts: &Arc<dyn OtherHosts>, sandbox: &str) -> Result<Arc<str>,
     }
 }
 
-/// Rewrites the head of a request for HTTP/1.1. The other host removes the headers that a guest must
-/// not receive.
+/// Rewrites the head of a request for HTTP/1.1. The other host removes the headers that a guest
+/// must not receive.
 fn rewritten(mut parts: Parts, context: &RequestContext) -> Forwarded {
     let protocol = upgrade(parts.version, &parts.headers);
     let trailers = has_token(&parts.headers, &TE, "trailers");

@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
-/// Percentage of the whole import at which all layers are unpacked: one half for the downloads, one
-/// half for unpacking. [`ImportJob`] starts to write the image at the same percentage.
-const FETCH_PERCENT: u64 = 85;
+/// Percentage of the whole import at which all layers are unpacked. Downloads take the first half
+/// of it, and unpacking the second. [`ImportJob`] then starts to write the image.
+const UNPACKED_PERCENT: u64 = 85;
 
 /// Image of a registry with a proof for each layer ([`crate::layer::BlobProofs`]). The layers are
 /// not unpacked yet.
@@ -112,7 +112,7 @@ impl FetchedImage {
         if sum > disk.f_bavail.saturating_mul(disk.f_frsize) {
             return Err(RegistryError::DiskFull { path: blobs }.into());
         }
-        let mut steps = ByteProgress::new(Phase::Download, sum, FETCH_PERCENT / 2, on_progress);
+        let mut steps = ByteProgress::new(Phase::Download, sum, UNPACKED_PERCENT / 2, on_progress);
         for layer in &self.layers {
             let FetchedLayer {
                 descriptor,
@@ -154,8 +154,8 @@ impl FetchedImage {
         let mut steps = ByteProgress::after(
             Phase::Layers,
             sum,
-            FETCH_PERCENT / 2,
-            FETCH_PERCENT,
+            UNPACKED_PERCENT / 2,
+            UNPACKED_PERCENT,
             on_progress,
         );
         let (mut layers, mut missing) = (Vec::new(), Vec::new());

@@ -89,7 +89,8 @@ impl Sandboxes {
         .await
     }
 
-    /// Creates a child and records the metrics of the create.
+    /// Creates a child and records its steps. Failed creates are counted here, and successful ones
+    /// at the start of the sandbox.
     async fn child(&self, recorder: OperationSteps, parent: &Sandbox, snapshot: &str) -> ForkChild {
         let started_at = Instant::now();
         let child = self.child_of(parent, snapshot);

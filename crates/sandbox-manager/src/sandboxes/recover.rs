@@ -113,8 +113,8 @@ pub(super) fn recover(
         snapshots: journalled,
         ..
     } = opened;
-    // Pass 1: snapshots. The record of a snapshot in flight is incomplete. Its files are complete
-    // only if the operation came far enough.
+    // Pass 1: snapshots. `entry.complete` is false for the record of a snapshot that was in flight.
+    // Its files may be complete nevertheless: `on_disk` contains only snapshots with all files.
     let mut snapshots = Vec::with_capacity(journalled.len());
     let (mut changes, mut captured) = (Vec::new(), Vec::new());
     for entry in journalled {
@@ -172,8 +172,8 @@ pub(super) fn recover(
             changes.push(JournalChange::Snapshot((**record).clone()));
         }
     }
-    // The journal removes the handle of a sandbox in the write that records another state than
-    // running.
+    // Contains running sandboxes only: the journal removes a handle in the same write that records
+    // another state of its sandbox.
     let mut guests = journal.guests()?;
     let (mut orphans, mut storing) = (Vec::new(), Vec::new());
     // Pass 2: sandboxes. A sandbox that has lost its guest or its snapshot is broken.
@@ -224,7 +224,7 @@ pub(super) fn recover(
         }
         changes.push(JournalChange::NoSnapshot(record.id));
     }
-    // Cannot be rejected: the changes describe effects of the crash.
+    // Write-behind commits are not rejected if the disk is full: the crash has already happened.
     journal.commit_write_behind(&changes);
     let unknown = on_disk.into_iter().filter(|(_, state)| !state.has_record);
     let unknown = unknown.map(|(id, state)| SnapshotOnDisk {

@@ -120,8 +120,9 @@ impl Sandboxes {
         }
     }
 
-    /// Publishes the stored pauses of an earlier daemon that may not have been published, and
-    /// releases sandboxes that it claimed without starting them.
+    /// Publishes the stored pauses of an earlier daemon that may not have been published. If that
+    /// daemon claimed a sandbox without starting it, this also releases the sandbox: its head
+    /// becomes paused again.
     pub(super) fn publish_earlier_pauses(&self) {
         if self.0.heads.is_none() {
             return;
@@ -210,7 +211,9 @@ impl Sandboxes {
             .insert(entry.shared_id().clone(), Arc::new(entry));
     }
 
-    /// Ends the adoption of a sandbox after its resume. The caller must hold `op_lock`.
+    /// Completes the resume of a sandbox that [`Self::adopt_stored`] registered: the sandbox
+    /// becomes one of this host, or is forgotten if the resume failed. The caller must hold
+    /// `op_lock`.
     pub(super) fn end_adoption(
         &self,
         entry: &SandboxEntry,
@@ -222,7 +225,7 @@ impl Sandboxes {
         match resumed {
             Ok(record) => {
                 entry.set_adopted(false);
-                // This host removes the copies in the store when it needs them no longer.
+                // From now on, this host is responsible for the removal of the copies in the store.
                 let snapshot = record.snapshot.as_deref().unwrap_or_default();
                 self.snapshots().set_copies_adopted(snapshot, true);
             }

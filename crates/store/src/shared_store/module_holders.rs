@@ -1,11 +1,11 @@
 //! Modules of functions: maps a module's digest to the root of its content and to the hosts that
 //! hold it.
 //!
-//! `modules/<keyed hash of the digest>/<root>/<id of the host>` is encrypted and authenticated
-//! together with its key, so that only a host with the tenant's keys can map a digest to a root. A
-//! module is pushed as a snapshot of one file. Garbage collection does not remove a module that a
-//! host holds, not even after [`SharedStore::remove`]. The last holder to release a module removes
-//! its content, unless another host holds it by then.
+//! The object `modules/<keyed hash of the digest>/<root>/<id of the host>` is encrypted, and its
+//! name is authenticated with it, so that only a host with the tenant's encryption keys can map a
+//! digest to a root. A module is pushed as a snapshot of one file. The last holder to release a
+//! module marks its content for removal. A later garbage collection removes the content, unless a
+//! host holds the module again by then.
 
 use crate::data_keys::Hash;
 use crate::shared_store::SharedStore;

@@ -44,7 +44,6 @@ impl Snapshots<'_> {
             let Some(inner) = inner.upgrade() else { return };
             let snapshots = Snapshots(&inner);
             // The snapshot was removed if it has no user any longer, for example after a kill.
-            // example.
             let Ok((snapshot, pin)) = snapshots.pin(&id) else {
                 return;
             };
@@ -96,10 +95,12 @@ impl Snapshots<'_> {
             }
         };
         let merged = files.merge(id, limits).await;
-        merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
+        merged.map_err(OperationError::engine(format!(
+            "merge the lineage of snapshot {id}"
+        )))?;
         // The merged snapshot contains the content of its former ancestors.
         self.measure(id);
-        // The former parent may have no user now.
+        // The files no longer need the parent, which the record still names: it may have no user.
         let parent = self.0.catalog.read().get(id).and_then(|s| s.parent.clone());
         self.0.gc.collect(parent);
         Ok(())
