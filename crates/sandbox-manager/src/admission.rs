@@ -26,9 +26,10 @@ use std::sync::Arc;
 const BOOT_MIB: u64 = 48;
 /// Tasks that one sandbox uses.
 const TASKS_PER_GUEST: u64 = 12;
-/// File descriptors that one sandbox uses.
+/// File descriptors of the daemon that one sandbox uses.
 const DESCRIPTORS_PER_GUEST: u64 = 15;
-/// Number of tasks, and of file descriptors, that must remain free for other processes.
+/// Number of tasks of the host, and of file descriptors of the daemon, that must remain free for
+/// other purposes.
 const SPARE_PER_HOST: u64 = 256;
 /// Memory pressure rejects guests only if less than this fraction (1/n) of the host's memory is
 /// available. The kernel counts time spent on reclaiming page cache as pressure, even if all of
@@ -39,6 +40,7 @@ const SCARCE_MEMORY_PART: u64 = 4;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub short_of: Shortage,
+    /// Text of the client's error: the shortage and, for exceeded limits, a remedy.
     what: String,
 }
 

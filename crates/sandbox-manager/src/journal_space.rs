@@ -79,7 +79,7 @@ impl ReservedSpace {
         let length = number("PRAGMA page_count")? * PAGE_BYTES + FREE_BYTES + FREE_BYTES / 8;
         allocate(&self.database, length).map_err(SpaceError::Disk)?;
         // The checkpoint writes the pages of the table to the file. Removing the table makes them
-        // free pages.
+        // free pages. The table may exist already, if an earlier attempt failed before the removal.
         connection.execute_batch(&format!(
             "CREATE TABLE IF NOT EXISTS room (block BLOB);
              INSERT INTO room VALUES (zeroblob({FREE_BYTES}));

@@ -27,7 +27,8 @@ pub enum ErrorKind {
     Conflict,
     /// The request exceeds the total resources of this host: 400. Not retryable.
     TooLarge,
-    /// The host has too few free resources: 503 with `Retry-After`. Retryable.
+    /// The host lacks free resources or is shutting down, or the store or the host that runs the
+    /// sandbox is unavailable: 503 with `Retry-After`. Retryable.
     Busy,
     /// The quota of the owner is exhausted: 429.
     Quota,

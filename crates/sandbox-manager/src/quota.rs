@@ -87,7 +87,8 @@ pub struct QuotaRequest {
     /// Maximum amount that the operation may need.
     pub amount: QuotaAmount,
     /// Minimum of disk space, in bytes. If the free quota is less than `amount.disk_bytes` but not
-    /// below this value, all of it is reserved.
+    /// below this value, all of it is reserved. `None` if the operation needs all of
+    /// `amount.disk_bytes`.
     pub disk_floor: Option<u64>,
 }
 

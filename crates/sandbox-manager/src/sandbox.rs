@@ -36,7 +36,8 @@ pub struct Sandbox {
     pub(crate) boot_mode: Option<BootMode>,
     /// Name of the engine of the current or the last guest. `None` before the first guest.
     pub(crate) engine: Option<String>,
-    /// Time from the request to the agent's greeting, in milliseconds.
+    /// Time from the request that started the current or the last guest until the guest was ready,
+    /// in milliseconds.
     pub(crate) boot_ms: Option<f64>,
     /// Time of the creation, in milliseconds since 1970.
     pub(crate) created_ms: u64,
@@ -120,7 +121,8 @@ impl Sandbox {
         self.engine.as_deref()
     }
 
-    /// Returns the time from the request to the agent's greeting, in milliseconds.
+    /// Returns the time from the request that started the current or the last guest until the guest
+    /// was ready, in milliseconds.
     pub fn boot_ms(&self) -> Option<f64> {
         self.boot_ms
     }

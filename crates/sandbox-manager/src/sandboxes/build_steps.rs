@@ -43,8 +43,8 @@ impl Sandboxes {
 }
 
 impl BuildSteps<'_> {
-    /// Takes a snapshot of a running sandbox that later builds look up by `key`. The snapshot is
-    /// retained until it is released.
+    /// Takes a snapshot of a running sandbox. Later builds look up the snapshot by `key`. The
+    /// snapshot is retained until it is released.
     pub async fn snapshot(self, id: &str, key: &str) -> Result<Snapshot, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;

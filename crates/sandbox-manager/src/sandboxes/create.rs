@@ -188,6 +188,8 @@ impl Sandboxes {
         };
         let all = engines.descriptions();
         let described = all.iter().find(|engine| engine.name == name);
+        // The default engine is accepted even if it is not usable, as in a request without an
+        // engine.
         let is_offered = described.is_some_and(|engine| engine.default || engine.usable);
         match engines.get(name) {
             // An engine may exist on this host but lack a requirement such as KVM.
@@ -418,7 +420,8 @@ impl Sandboxes {
         if let Some(RestoreReason::Resume(options)) = origin.restore_reason {
             options.apply(&mut settings);
         }
-        // The timeout starts when the sandbox can be used. A rollback does not change the deadline.
+        // The timeout starts when the sandbox can be used. A rollback of a running sandbox does not
+        // change the deadline.
         let deadline = match before.state {
             SandboxState::Running => before.deadline_ms,
             _ => settings

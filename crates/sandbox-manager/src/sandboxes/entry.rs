@@ -36,6 +36,7 @@ pub(crate) struct SandboxEntry {
     /// Revision of the head that this process wrote or read last. Zero if unknown.
     head_revision: AtomicU64,
     /// True if another host stored the sandbox, and its first resume here has not succeeded yet.
+    /// Unrelated to the adoption of guests of an earlier daemon.
     adopted: AtomicBool,
     /// Created at the first use: most sandboxes of a large host are paused and do not need it.
     activity: OnceLock<Box<Activity>>,
@@ -273,8 +274,8 @@ impl SandboxEntry {
         *self.activity().reservation.lock() = reservation;
     }
 
-    /// Marks the guest of the reservation as started. An adopted guest has no reservation yet and
-    /// receives one from `reserve`.
+    /// Marks the guest of the reservation as started. A guest taken over from an earlier daemon has
+    /// no reservation yet and receives one from `reserve`.
     pub fn reserve_for_guest(&self, reserve: impl FnOnce(SandboxSize) -> Reservation) {
         let size = self.record.lock().size;
         self.activity()

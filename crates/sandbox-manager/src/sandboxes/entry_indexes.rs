@@ -94,6 +94,7 @@ impl EntryIndexes {
         if let Some(name) = name.filter(|_| name != claimed_name(now)) {
             self.names.release(&before.settings.owner, name, id);
         }
+        // `ages` needs no update: the time of creation of a sandbox never changes.
         move_position(
             &self.deadlines,
             id,

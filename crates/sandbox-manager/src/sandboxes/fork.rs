@@ -31,7 +31,8 @@ pub struct ForkReport {
 impl Sandboxes {
     /// Takes a snapshot of a sandbox and creates `count` sandboxes from it. Children have the
     /// settings of their parent and tokens of their own. The timeout of each child starts when the
-    /// child runs. `timeout` replaces its duration, where `Some(None)` means no limit.
+    /// child runs. Its duration is `timeout`, where `Some(None)` means no limit, or the parent's if
+    /// `timeout` is `None`.
     ///
     /// # Errors
     /// Fails if the snapshot cannot be taken. Each child succeeds or fails independently.

@@ -74,9 +74,10 @@ impl Operations {
 }
 
 impl Sandboxes {
-    /// Runs an operation to its end even if its caller stops waiting, counts it, and logs the
-    /// result. Errors and ids are logged, but never the arguments: environments and tokens are
-    /// secret.
+    /// Runs an operation on sandbox `id` to its end even if its caller stops waiting, counts it,
+    /// and logs the result. `id` is empty for a create, and for the fetch of a snapshot. Errors and
+    /// ids are logged, but never the arguments: environments and tokens are secret. Fails during
+    /// shutdown.
     pub(super) async fn perform<T: Send + 'static>(
         &self,
         name: &'static str,

@@ -101,7 +101,8 @@ impl OwnerBudgets<'_> {
         used
     }
 
-    /// Reserves the amounts of `request` in the quota of `owner`.
+    /// Reserves the amounts of `request` in the quota of `owner`. Without an owner or without
+    /// quotas, returns an unlimited permit.
     pub(super) async fn reserve(
         self,
         owner: Option<&str>,

@@ -129,6 +129,7 @@ impl Sandboxes {
     ) -> Result<Sandbox, OperationError> {
         let requested_at = Instant::now();
         let record = entry.record();
+        // No snapshot has the empty id, so a sandbox without a snapshot fails as unknown snapshot.
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
         // Reserved before the restore, which needs the memory. `restore_existing` releases the
         // reservation after a failure.

@@ -50,7 +50,8 @@ impl Sandboxes {
                 let Some(this) = weak.upgrade() else {
                     return;
                 };
-                // Another daemon may own the directory now. Its files have no record here.
+                // Another daemon may own the directory now. This daemon has no records of the other
+                // daemon's files, and would remove them.
                 if lock.as_ref().is_some_and(|lock| !lock.is_in_place()) {
                     return tracing::error!(
                         "stopped garbage collection: the data directory was removed or replaced"
@@ -87,9 +88,9 @@ impl Sandboxes {
         });
     }
 
-    /// Removes unneeded snapshots, files of snapshots without a record, and other unfinished files.
-    /// Returns the number of removed files. Blocks, checks everything, and holds no lock while it
-    /// reads the disk.
+    /// Removes unneeded snapshots, files of snapshots without a record, and incomplete files of
+    /// engines. Returns the number of removals, where all files of a snapshot without a record
+    /// count as one. Blocks, checks everything, and holds no lock while it reads the disk.
     pub fn gc(&self) -> Result<usize, OperationError> {
         let templates = self.templates();
         templates.retire_outdated(&templates.retained_ids(|_| true));
@@ -99,8 +100,8 @@ impl Sandboxes {
 }
 
 impl GarbageCollector {
-    /// Removes all files of snapshots without a record, and other unfinished files. Returns their
-    /// number.
+    /// Removes all files of snapshots without a record, and incomplete files of engines. Returns
+    /// their number as [`Sandboxes::gc`] does.
     fn remove_orphaned_files(&self) -> Result<usize, OperationError> {
         let mut walk = self.parts.engines.walk_disk()?;
         let mut removed = self.parts.engines.gc()?;
@@ -116,13 +117,14 @@ impl GarbageCollector {
     }
 
     /// Performs one round of [`Sandboxes::gc`] from `position` on. Calls `retire_outdated` with the
-    /// template snapshots among the checked ones. Returns the number of orphaned files.
+    /// template snapshots among the checked ones. Returns the number of removals, which includes
+    /// queued ones.
     fn run_round(
         &self,
         position: &mut GcPosition,
         retire_outdated: impl FnOnce(&[String]),
     ) -> Result<usize, OperationError> {
-        // Unfinished files are searched once at the start of the first pass, whose rounds follow
+        // Incomplete files are searched once at the start of the first pass, whose rounds follow
         // each other quickly. After the first pass, they are searched in each round.
         let mut removed = if position.is_first_pass() && position.files.is_some() {
             0

@@ -63,6 +63,7 @@ impl GarbageCollector {
     pub fn is_foldable(&self, parent: &str, child: &str) -> bool {
         let snapshots = self.parts.catalog.read();
         let pins = self.parts.catalog.pins();
+        // The files of a `storing` child are not complete on the disk yet.
         let is_stored = snapshots.get(child).is_some_and(|child| !child.storing);
         is_stored
             && match snapshots.get(parent) {
