@@ -61,7 +61,9 @@ impl Caller {
         self.key().is_some_and(|key| key.scope == Scope::Read)
     }
 
-    /// Returns whether the caller may change a template that is visible to it.
+    /// Returns whether the caller may manage a template that is visible to it. Callers without an
+    /// [`Self::owner_scope`] may manage all templates, and other callers their own. This includes
+    /// read-only keys, whose changes [`authenticate`] rejects.
     pub(crate) fn owns_template(&self, info: &TemplateInfo) -> bool {
         self.owner_scope().is_none() || info.owner.as_deref() == self.owner_scope()
     }
@@ -76,7 +78,7 @@ impl Caller {
         }
     }
 
-    /// Returns the owner of sandboxes that the caller creates.
+    /// Returns the owner of sandboxes that the caller creates. `None` is the host's owner.
     pub(crate) fn owner_id(&self) -> Option<String> {
         self.key().map(|key| key.id.clone())
     }
@@ -92,6 +94,7 @@ impl Caller {
 
     /// Returns whether the caller may read the state of the host as a whole.
     pub fn sees_host(&self) -> bool {
+        // A read-only sandbox key of a function is restricted to the resources of one API key.
         self.is_admin() || (self.is_read_only() && self.owner_scope().is_none())
     }
 
@@ -233,19 +236,20 @@ pub(crate) fn unverifiable(error: KeyError) -> ApiError {
     }
 }
 
-/// Authenticates a request by its key. After too many failures from one address, requests from that
-/// address are rejected without reading the database of keys. Keys in force are still accepted, so
-/// that a client cannot lock out others behind the same address.
+/// Authenticates a request by its key. See [`check_key`] for the limit on failures.
 pub(crate) fn identify(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
-    // No other key is valid on an internal connection.
+    // On a connection from inside the host, only the secrets of sandbox keys are valid, and
+    // failures are not counted.
     if let Some(origin) = request.extensions().get::<InternalOrigin>() {
         return app.internal_caller(origin, request);
     }
     check_key(app, key_of_request(request.headers()), from).map(Caller::Key)
 }
 
-/// Verifies the key of a client at `from`. Counts failures of the address, and applies its limit.
+/// Verifies the key of a client at `from`, and counts its failures. After too many failures from
+/// one address, requests from that address are rejected. Keys in force are still accepted, so that
+/// a client cannot lock out others behind the same address.
 pub(crate) fn check_key(
     app: &App,
     key: Option<&str>,

@@ -20,7 +20,8 @@ struct ReadLines {
     lines: Vec<(u64, u64)>,
     /// Time of the newest line that was ever read. 0 if no line was read yet.
     newest_ms: u64,
-    /// Number of the last read of any console, for the choice of the console to remove.
+    /// Number of this console's last read, in a sequence over the reads of all consoles. The
+    /// console with the lowest number is removed first.
     read_at: u64,
 }
 
@@ -71,12 +72,13 @@ fn hash(line: &str) -> u64 {
     hasher.finish()
 }
 
-/// Returns the longest suffix of `before` that is a prefix of `now`. The first line of `now` may be
-/// the rest of a line that was partly overwritten. The last line of `before` may have been
-/// incomplete.
+/// Returns the lines of `before` that are the first lines of `now`: the longest suffix of `before`
+/// that is a prefix of `now`. The first line of `now` may be the rest of a line that was partly
+/// overwritten. The last line of `before` may have been incomplete.
 fn known_lines<'a>(before: &'a [(u64, u64)], now: &[u64]) -> &'a [(u64, u64)] {
     let mut known: &[(u64, u64)] = &[];
-    // Try all four combinations of ignoring these two lines.
+    // Try all four combinations of ignoring these two lines. An ignored first line of `now` counts
+    // as the line before the overlap.
     for (incomplete, overwritten) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
         let end = before.len().saturating_sub(incomplete);
         let length = overlap(&before[..end], now.get(overwritten..).unwrap_or_default());

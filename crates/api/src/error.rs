@@ -110,7 +110,7 @@ impl ApiError {
 
     /// This host has no contact with the other hosts of its fleet.
     pub(crate) fn fleet_unavailable(message: impl Into<String>) -> Self {
-        // A new coordinator is elected within 20 s.
+        // A takeover by another coordinator takes up to 20 s: two of these delays.
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "fleet_unavailable",

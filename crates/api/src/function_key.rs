@@ -144,7 +144,8 @@ impl App {
     }
 
     /// Returns the sandbox key of a function that `caller` deploys. Reuses the previous key if its
-    /// settings are the same, unless `renew` is set.
+    /// settings are the same, unless `renew` is set. If the host's owner deploys, this also creates
+    /// the API key that owns the function's sandboxes, unless the previous API key is in force.
     pub(crate) fn sandbox_key(
         &self,
         caller: &Caller,
@@ -195,7 +196,8 @@ impl App {
         if let Some(ended) = ended.filter(|ended| !is_used(ended))
             && let Err(e) = self.keys.revoke(&ended.key)
         {
-            // Only log the error: the secrets were deleted with the function's record.
+            // Only log the error: the function's record has no sandbox key or another one, so the
+            // secrets of `ended` are already rejected.
             tracing::warn!(error = %e, "cannot revoke the key of a removed function");
         }
     }

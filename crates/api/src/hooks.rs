@@ -31,7 +31,7 @@ pub struct TemplateInfo {
     pub version: Option<String>,
     /// Default size of its sandboxes.
     pub size: SandboxSize,
-    /// Time of the build, in seconds since 1970.
+    /// Time of the build, in seconds since 1970. 0 if the template has not been built yet.
     pub created: u64,
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 /// Maximum number of requests that are remembered per caller.
 const MAX_REPLAYS: usize = 1024;
-/// Time for which a response is stored.
+/// Time for which a request and its response are stored, from the arrival of the request.
 const REPLAY_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Maximum size of a response in bytes.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
@@ -43,6 +43,7 @@ impl Answer {
 struct ReplaySlot {
     /// Digest of the request.
     request: [u8; 32],
+    /// Time at which the request was received.
     since: Instant,
     /// Response. `None` while the first request is in flight.
     answer: watch::Receiver<Option<Arc<Answer>>>,
@@ -75,7 +76,7 @@ pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     ))
 }
 
-/// Returns the error of a key that was used with another request.
+/// Returns the error of an idempotency key that was used with another request.
 pub(crate) fn key_reused() -> ApiError {
     ApiError::new(
         StatusCode::UNPROCESSABLE_ENTITY,
@@ -100,9 +101,10 @@ impl ReplayCaches {
         self.0.lock()
     }
 
-    /// Executes `work`, unless `owner` sent the same request with the same key before. A repeated
-    /// request waits for the first response and returns it. Only successful responses are stored,
-    /// so that a failed request can be retried. `work` continues if the client disconnects.
+    /// Executes `work`, unless `owner` sent the same request with the same idempotency key before.
+    /// A repeated request waits for the first response and returns it. Only successful responses
+    /// are stored, so that a failed request can be retried. `work` continues if the client
+    /// disconnects.
     pub async fn execute_once<F>(
         self: &Arc<Self>,
         owner: Option<String>,
@@ -117,7 +119,7 @@ impl ReplayCaches {
             // The lock covers look-up and insertion, so that only one of two concurrent requests
             // executes.
             let mut caches = self.lock();
-            // Keys of different callers do not collide.
+            // Idempotency keys of different callers do not collide.
             let cache = caches.entry(owner.clone()).or_default();
             cache.evict_expired();
             match cache.slots.get(&key) {

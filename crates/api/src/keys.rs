@@ -24,7 +24,8 @@ use sha2::{Digest, Sha256};
 use std::io;
 use std::path::PathBuf;
 
-/// Prefix of every secret; older client versions require it.
+/// Prefix of every secret. Older client libraries of E2B accept no other form, and `jiffy_http`
+/// recognises secrets in headers by their form.
 const SECRET_PREFIX: &str = "e2b_";
 /// Version of the schema of `keys.db`.
 const SCHEMA_VERSION: i64 = 3;

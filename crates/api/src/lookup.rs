@@ -477,7 +477,7 @@ fn find_snapshot(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot
     found.cloned()
 }
 
-/// Returns which snapshots in the store are visible to the caller, as [`App::shows`] does.
+/// Returns the scope of the caller's fetches. As in [`App::shows`], only the host's owner has all.
 fn scope(caller: &Caller) -> FetchScope {
     if caller.is_owner() {
         FetchScope::All

@@ -1,7 +1,7 @@
 //! Pagination of lists.
 //!
-//! The token of a page is the position of its last item. Items that are added or removed between
-//! two requests therefore do not shift the remaining pages.
+//! The token of the next page is the position of the last item of the current page. Items that are
+//! added or removed between two requests therefore do not shift the remaining pages.
 
 use crate::error::ApiError;
 use crate::query::Query;
@@ -43,8 +43,8 @@ impl Page {
         })
     }
 
-    /// Parses a page of a list sorted by name in ascending order. The page size
-    /// defaults to `default_limit`.
+    /// Parses a page of a list sorted by name in ascending order. The page size defaults to
+    /// `default_limit`.
     pub fn by_name(query: &Query, default_limit: usize) -> Result<Self, ApiError> {
         // Validate a present limit as in other lists: only the default differs.
         let limit = query.get("limit").map(|_| Self::from_query(query));

@@ -8,7 +8,9 @@ use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Decoded parameters of a request. Names are accepted in camel case and in snake case.
+/// Decoded parameters of a request. Names are accepted in camel case and in snake case. An empty
+/// value counts as absent in [`Self::get`] and [`Self::pairs`], and is an error in the other
+/// methods.
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Query {

@@ -65,6 +65,7 @@ const INDEXES: &str = "
     CREATE INDEX IF NOT EXISTS keys_by_end ON keys (end_ms) WHERE end_ms IS NOT NULL;
     CREATE INDEX IF NOT EXISTS keys_of_hosts ON keys (id) WHERE scope = 'admin';
 ";
+/// Columns that [`key`] reads by position. [`Database::secrets`] appends further columns.
 const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib, \
     creates_per_minute, created_ms, used_ms, revoked_ms, max_paused, max_snapshots, \
     max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms";
@@ -73,7 +74,9 @@ const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib
 pub(super) struct KeySecrets {
     pub key: Key,
     pub hash: [u8; 32],
+    /// Hash of the secret that the last rotation replaced.
     pub previous_hash: Option<[u8; 32]>,
+    /// Time until which the replaced secret remains valid, in milliseconds since 1970.
     pub previous_until_ms: Option<u64>,
 }
 

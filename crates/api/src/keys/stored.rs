@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// Interval at which the end of a key is polled.
+/// Interval at which [`Keys::until_invalid`] reads the status of a key.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// API keys of one host, or of a fleet.
@@ -82,7 +82,8 @@ impl Keys {
         }
     }
 
-    /// Returns all keys for the table of a fleet, of which this host becomes a member.
+    /// Returns all keys as rows for the table of a fleet that this host joins. Empty if the keys
+    /// already belong to a fleet.
     pub fn fleet_rows(&self) -> Result<Vec<RowContent>, KeyError> {
         match &self.0 {
             Stored::Database(keys) => {
@@ -187,8 +188,8 @@ impl Keys {
         }
     }
 
-    /// Revokes a key by its id, or by its name if exactly one key in force has that name. The key's
-    /// sandboxes remain.
+    /// Revokes a key by its id, or by its name if exactly one unrevoked key has that name. The
+    /// key's sandboxes remain.
     pub fn revoke(&self, which: &str) -> Result<Revocation, KeyError> {
         match &self.0 {
             Stored::Database(keys) => keys.revoke(which).map(Revocation::from),
@@ -251,6 +252,8 @@ pub async fn import_keys(home: &Path, tables: &Tables) -> Result<usize, KeyError
         };
         let existing = tables.row(&RowKey::Key(key.id.clone()));
         let existing = existing.as_ref().and_then(|row| row.as_key());
+        // Another creation time means a different key with the same id, with which the import
+        // fails.
         existing.is_none_or(|existing| existing.created_ms != key.created_ms)
     });
     if rows.is_empty() {

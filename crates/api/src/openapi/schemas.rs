@@ -130,7 +130,8 @@ fn join_words(map: &mut Map<String, Value>) {
     map.insert("description".to_owned(), json!(text));
 }
 
-/// Simplifies the schema of a response. An optional field of a response is absent and never null.
+/// Simplifies the schema of a response. Defaults are removed, because only requests use them. An
+/// optional field of a response is absent and never null.
 fn simplify_answer(schema: &mut Schema) {
     simplify(schema);
     let Some(map) = schema.as_object_mut() else {

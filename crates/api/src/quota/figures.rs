@@ -83,7 +83,8 @@ fn families<T>(all: &[OfKey<T>], of_keys: &[(String, T)]) -> Vec<FigureFamily> {
 }
 
 impl Quota {
-    /// Returns the usage and the limits of each key in force.
+    /// Returns the usage and the limits of each key that was not revoked, for at most [`MAX_KEYS`]
+    /// keys.
     pub fn figures(&self) -> Vec<FigureFamily> {
         // Without the keys, the scrape has no key metrics but is not rejected.
         let mut keys: Vec<Key> = self.keys.list().unwrap_or_default();

@@ -16,8 +16,8 @@ pub(super) fn disk_limit(limits: &Limits) -> Option<u64> {
     Some(mib.saturating_mul(1 << 20))
 }
 
-/// Returns an error if `request` exceeds a limit. `now` is the sum of `usage` and the reservations
-/// of requests in flight.
+/// Returns an error if `request` exceeds a limit in addition to `now`: the usage, with or without
+/// the reservations of requests in flight. `usage` is for the message only.
 pub(super) fn check(
     limits: &Limits,
     usage: &KeyUsage,

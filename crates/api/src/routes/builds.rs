@@ -211,8 +211,9 @@ pub(super) async fn start(
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let spec = spec(start)?;
-    // Reject a build that exceeds the quota immediately. The build counts as one create of its key.
-    // The permit ends with this request; each sandbox of the build reserves its resources again.
+    // A build that exceeds the quota is rejected here, before it is queued. The build counts as one
+    // create of its key. The permit ends with this request; each sandbox of the build reserves its
+    // resources again.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
     let owner = owner.transpose();
     let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -243,7 +244,8 @@ pub(super) async fn cancel(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Returns the status of a build of the builder. `None` if the builder does not know the template.
+/// Returns the status of a build that the builder has recorded. `None` if this host has no builder,
+/// or the builder does not know the template.
 pub(super) fn status_of(
     app: &App,
     caller: &Caller,
@@ -290,7 +292,7 @@ pub(super) async fn logs(
     // E2B has two sources of logs. Here both refer to the same log, so the parameter is only
     // validated.
     query.word("source", &[("temporary", ()), ("persistent", ())])?;
-    // Start at the respective end of the log.
+    // Without a cursor, start at the end of the log (backward) or at its beginning (forward).
     let default_start = if backwards { MAX_MOMENT * 1000 } else { 0 };
     let cursor = query.number("cursor", 0..=MAX_MOMENT * 1000)?;
     let which = LogQuery {

@@ -40,8 +40,9 @@ fn cache_entry<K: Eq + Hash>(cache: &mut HashMap<K, (Instant, KeyEntry)>, key: K
 }
 
 impl Database {
-    /// Returns the status of the key with this id. The status is at most half a second old. Reads
-    /// at most one row.
+    /// Returns the status of the key with this id, [`KeyStatus::Over`] if the key is unknown. The
+    /// status is at most half a second old, unless the database cannot be read. Reads at most one
+    /// row.
     pub fn status(&self, id: &str) -> KeyStatus {
         let cached = self.statuses.lock().by_id.get(id).copied();
         let entry = match cached {
@@ -50,8 +51,8 @@ impl Database {
                 Ok(found) => {
                     let by_id = &mut self.statuses.lock().by_id;
                     match found {
-                        // The lock was not held while reading, so a concurrent reader may have
-                        // stored an equally fresh status.
+                        // The lock was not held while reading. A concurrent reader may have stored
+                        // a status, which is equally fresh and is replaced.
                         Some(entry) => cache_entry(by_id, id.to_owned(), entry),
                         None => drop(by_id.remove(id)),
                     }
@@ -80,7 +81,8 @@ impl Database {
                 }
                 // Unknown keys are not cached.
                 Ok(None) => None,
-                // Unlike above, an unknown status counts as not in force.
+                // Unlike in [`Self::status`], no outdated status is used: the key counts as not in
+                // force.
                 Err(e) => {
                     tracing::error!(error = %e, "cannot read an API key");
                     None

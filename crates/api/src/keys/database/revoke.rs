@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Duration;
 
 impl Database {
-    /// Revokes a key by its id, or by its name if exactly one key in force has that name. The key's
-    /// sandboxes remain.
+    /// Revokes a key by its id, or by its name if exactly one unrevoked key has that name. The
+    /// key's sandboxes remain.
     pub fn revoke(&self, which: &str) -> Result<Key, KeyError> {
         let key = self.only(which, |key| key.revoked_ms.is_none())?;
         self.mark_revoked(key, false)
