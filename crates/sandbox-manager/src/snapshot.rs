@@ -147,7 +147,8 @@ impl Snapshot {
         self.store.copies.iter().map(|copy| &*copy.root)
     }
 
-    /// Returns whether this host fetched the snapshot from a store.
+    /// Returns whether another host removes a copy of the snapshot (`StoreCopy::fetched`): this
+    /// host fetched the copy, or the sandbox has moved to that host.
     pub fn is_fetched(&self) -> bool {
         self.store.copies.iter().any(|copy| copy.fetched)
     }

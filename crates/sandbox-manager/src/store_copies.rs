@@ -94,7 +94,8 @@ impl StoreCopies {
     }
 
     /// Returns the removals of the complete copies of snapshot `id`. If `content` is false, only
-    /// the names of the copies are removed. Copies that other hosts pushed are not removed.
+    /// the names of the copies are removed. Omits copies that another host removes
+    /// ([`StoreCopy::fetched`]).
     pub(crate) fn retractions(
         &self,
         id: &str,

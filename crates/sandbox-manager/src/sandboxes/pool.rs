@@ -46,7 +46,8 @@ struct PoolBucket {
     template: String,
     snapshot: String,
     waiting: Vec<(Box<dyn UnassignedGuest>, Reservation)>,
-    /// Number of creates that took a guest. A refill compares two values to detect a burst.
+    /// Number of creates that requested a guest, including creates that found none. A refill
+    /// compares two values to detect a burst.
     takes: u64,
     /// True while a task refills the bucket.
     refilling: bool,
@@ -154,6 +155,7 @@ impl Pool {
         drop(bucket);
     }
 
+    /// Removes all buckets and stops their guests.
     pub fn clear(&self) {
         let buckets = std::mem::take(&mut *self.buckets.lock());
         drop(buckets);

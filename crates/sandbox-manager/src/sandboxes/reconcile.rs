@@ -14,8 +14,9 @@ const MAX_CONCURRENT: usize = 16;
 
 impl Sandboxes {
     /// Compares all sandboxes that may have a head with it. Stops and removes the sandboxes that
-    /// another host has taken over, kills the ones that were killed, and makes this host's current
-    /// epoch the owner of the others. May be called again.
+    /// another host has taken over, and the sandboxes whose heads are marked as killed. Makes this
+    /// host's current epoch the owner of the others. After an error, the caller must repeat the
+    /// call.
     ///
     /// # Errors
     /// The id of a sandbox that could not be compared, with the reason. The others were compared.
@@ -51,6 +52,8 @@ impl Sandboxes {
         };
         let _op_guard = entry.op_lock().lock().await;
         let record = entry.record();
+        // Skipped: a sandbox that is being created has no head, the kill of a killed sandbox marks
+        // its head, and the resume of an adopted sandbox claims its head.
         let is_skipped = matches!(record.state, SandboxState::Creating | SandboxState::Killed);
         if is_skipped || !entry.may_be_stored() || entry.is_adopted() {
             return Ok(());
@@ -62,7 +65,7 @@ impl Sandboxes {
         let root = snapshot.as_ref().filter(|_| is_paused);
         let root = root.and_then(|snapshot| snapshot.store.root(&place));
         let local = LocalSandbox {
-            // A broken sandbox is as new as its last guest.
+            // A broken sandbox counts as running: its last guest is newer than any of its pauses.
             is_running: !is_paused,
             revision: entry.head_revision().map(Revision),
             root,

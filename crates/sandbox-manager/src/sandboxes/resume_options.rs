@@ -42,7 +42,8 @@ impl ResumeOptions {
 /// Reason for restoring an existing sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RestoreReason {
-    /// The sandbox is rolled back to a snapshot from which it has already run.
+    /// The sandbox is rolled back to a snapshot. A guest may already have run from that state, so
+    /// the restored guest receives a new clock and entropy.
     Rollback,
     /// The sandbox is resumed from the snapshot of its pause. A sandbox that broke because memory
     /// was missing is restarted from its latest snapshot.

@@ -136,7 +136,8 @@ impl Sandboxes {
                     reason,
                     "a rollback in place was rejected"
                 );
-                // The journal already contains `paused`, but the guest is unchanged and still runs.
+                // If `commit` has written the journal, the journal contains `paused`, although the
+                // guest is unchanged and still runs.
                 if has_started.load(Ordering::Acquire) && !self.write_back(&before, &*guest).await {
                     return self
                         .replace_lost(entry, &*guest, requested_at, paused)

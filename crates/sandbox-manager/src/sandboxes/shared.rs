@@ -26,9 +26,9 @@ use tokio::task::JoinHandle;
 pub(super) struct PendingClaim(JoinHandle<Result<Option<Claim>, HeadError>>);
 
 impl PendingClaim {
-    /// Waits for the claim, and returns it with the revision of the head. The guest must not
-    /// receive its identity before. If this value or the result is dropped, the sandbox is
-    /// released.
+    /// Waits for the claim, and returns it with the revision of the head, or `None` if the sandbox
+    /// has no head. The guest must not receive its identity before. If this value or the result is
+    /// dropped, the sandbox is released.
     pub(super) async fn wait(self) -> Result<Option<(Claim, u64)>, OperationError> {
         let _step = steps::begin("claim");
         let claimed = self.0.await;
@@ -184,9 +184,9 @@ impl Sandboxes {
         self.0.heads.is_some()
     }
 
-    /// Registers a sandbox that [`Self::stored_sandbox`] returned, so that it can be resumed here.
-    /// If the resume fails, the sandbox is forgotten again. Does nothing if this host has the
-    /// sandbox.
+    /// Registers a sandbox that [`Self::stored_sandbox`] returned, so that the caller can resume it
+    /// here. If the resume fails, `end_adoption` removes the sandbox again. Does nothing if this
+    /// host has the sandbox.
     pub fn adopt_stored(&self, record: &Sandbox) {
         let (mut record, id) = (record.clone(), record.id.clone());
         // Held until the entry is registered: a second entry would remove the first from the
@@ -250,7 +250,8 @@ impl Sandboxes {
         self.0.gc.collect(record.snapshot);
     }
 
-    /// Marks the head of a killed sandbox, in the background and also after a restart.
+    /// Requests that the head of a killed sandbox be marked. The journal contains the request,
+    /// which is repeated in the background until it succeeds, also after a restart.
     pub(super) fn mark_killed(&self, entry: &SandboxEntry, record: &Sandbox) {
         if self.0.heads.is_none() || !entry.may_be_stored() {
             return;
@@ -287,6 +288,8 @@ impl Sandboxes {
         }
     }
 
+    /// Returns the store and the tenant of the sandbox's snapshots and head. The store is an empty
+    /// text if this host has none.
     pub(super) fn place_of(&self, record: &Sandbox) -> StorePlace {
         let remote = self.0.uploads.remote.as_ref();
         StorePlace {

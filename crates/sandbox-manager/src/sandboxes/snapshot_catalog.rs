@@ -1,7 +1,8 @@
 //! Records of the snapshots of this host, in memory and in the journal.
 //!
 //! Readers never wait for the disk: a change holds the lock of changes while it commits to the
-//! journal, and locks the index only to apply the result. Both see all changes in one order.
+//! journal, and locks the index only to apply the result. The journal and the index therefore
+//! receive all changes in the same order.
 
 use super::ranked_lock::{LockRank, RankedGuard, RankedMutex};
 use super::snapshot_index::SnapshotIndex;

@@ -219,7 +219,7 @@ impl Fetch {
         let _pins: Vec<SnapshotPin> = pins.collect();
         let engine = lineage.first().map_or("", FoundSnapshot::engine);
         let files = self.this.0.engines.snapshot_files(engine);
-        // The chunks to fetch at once, for each snapshot of the lineage. `None`: all chunks.
+        // Chunks to fetch before a guest runs, per snapshot of the lineage. `None`: all chunks.
         let mut first = files
             .is_ok_and(|files| files.restores_lazily())
             .then(|| first_chunks(&lineage))

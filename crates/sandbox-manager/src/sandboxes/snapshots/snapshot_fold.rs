@@ -2,9 +2,9 @@
 //!
 //! The files of a removed snapshot stay as long as a child needs them. If it has only one child,
 //! the thread folds the removed snapshot into the child
-//! ([`jiffy_engine_api::Engine::prepare_fold`]): content that the child supersedes is deleted, and
-//! all other content is copied. A sandbox that takes a snapshot at each step and retains the last
-//! one therefore needs the space of its changes, and not of all its steps.
+//! ([`jiffy_engine_api::SnapshotFiles::prepare_fold`]): content that the child supersedes is
+//! deleted, and all other content is copied. A sandbox that takes a snapshot at each step and
+//! retains the last one therefore needs the space of its changes, and not of all its steps.
 //!
 //! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
 //! [`MAX_BYTES_PER_SECOND`]. It runs at normal priority: at a lower one, it could be preempted for
@@ -30,8 +30,8 @@ const FOLD_DELAY: Duration = Duration::from_secs(3);
 /// Time after which a rejected fold is retried with [`MAX_LATE_COPY`], unless the snapshot can be
 /// folded more cheaply into its own child by then.
 const LATE_DELAY: Duration = Duration::from_secs(20);
-/// Maximum number of bytes to copy in a fold. A fold may always copy as much as the content of the
-/// child.
+/// A fold is rejected if it would copy more than this number of bytes and also more than the
+/// content of the child.
 const MAX_COPY: u64 = 2 << 20;
 /// Like [`MAX_COPY`], for a retry.
 const MAX_LATE_COPY: u64 = 256 << 20;
@@ -233,7 +233,7 @@ impl Snapshots<'_> {
                 }
             };
             match self.0.gc.commit_fold(fold, id) {
-                // Guests have the old files open, whose disk space is freed only when they close
+                // The disk space of the folded files is freed only when all guests have closed
                 // them.
                 Some(Ok(layers)) => self.notify_guests(id, &layers),
                 Some(Err(e)) => {

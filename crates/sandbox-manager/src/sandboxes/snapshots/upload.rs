@@ -195,7 +195,8 @@ async fn retract(
                     return;
                 };
                 match removed {
-                    // After the store: a crash in between repeats a removal, which is harmless.
+                    // Recorded after the removal from the store: a crash in between repeats the
+                    // removal, which is harmless.
                     Ok(()) => {
                         failures = 0;
                         this.0.uploads.end_retraction(&copy);

@@ -58,7 +58,7 @@ impl Snapshots<'_> {
             Ok(false) | Err(_) => &counters.failed_repairs,
         };
         let count = u64::try_from(remaining.len()).unwrap_or(u64::MAX);
-        // Read for metrics only.
+        // `Relaxed`, since the counters are read for metrics only.
         counter.fetch_add(count, Ordering::Relaxed);
         if !renewed? {
             tracing::warn!(id, "the store has no copy of the damaged snapshots");
