@@ -100,6 +100,7 @@ impl LayerCache {
         Err(StoreError::io(&path)(evicted))
     }
 
+    /// Like [`Self::layer_of`], without retries. Returns `None` if the layer was evicted meanwhile.
     fn try_layer(&self, root: &Hash, bytes: u64) -> io::Result<Option<CachedLayer>> {
         let (path, data_path) = (self.path(root, "present"), self.path(root, "data"));
         let open = |path: &Path| {
@@ -146,8 +147,8 @@ impl LayerCache {
         Ok(self.layers()?.iter().map(|(_, bytes, _)| bytes).sum())
     }
 
-    /// Returns for each layer its path without extension, its bytes on disk and the time of its
-    /// last use.
+    /// Returns for each layer the path of its data file, its bytes on disk and the time of its last
+    /// use.
     fn layers(&self) -> Result<Vec<(PathBuf, u64, i64)>, StoreError> {
         let mut layers = Vec::new();
         for entry in fs::read_dir(&self.dir)

@@ -76,7 +76,8 @@ impl Directory {
         Ok(self.files.get_or_init(|| files))
     }
 
-    /// Fails if the directory does not exist. Blocks.
+    /// Fails if the marker folder of the store does not exist, or if the additional check fails.
+    /// Blocks.
     fn check(&self) -> Result<&LocalFileSystem> {
         self.check_further()?;
         let folder = std::fs::metadata(self.path.join(TENANTS_FOLDER));

@@ -30,7 +30,7 @@ pub(crate) struct PlannedFrame {
     pub numbers: Vec<u64>,
 }
 
-/// Range of a pack.
+/// Bytes `start..end` of a pack, which contain `frames`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedRange {
     pub pack: PackId,

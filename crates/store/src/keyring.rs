@@ -47,10 +47,13 @@ pub struct Keyring {
     names: Zeroizing<[u8; 32]>,
     /// Cipher of tenants' records.
     records: XChaCha20Poly1305,
+    /// Name of the master key that wraps new secrets.
     current: String,
+    /// Command that wraps and unwraps. Empty if the master keys do.
     command: Vec<String>,
     /// Process that runs the command. `None` if this process runs it.
     broker: Option<KeyBroker>,
+    /// Ciphers of the master keys by name. Not used if there is a command.
     keys: BTreeMap<String, XChaCha20Poly1305>,
 }
 

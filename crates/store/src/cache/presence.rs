@@ -169,7 +169,8 @@ pub(super) struct PersistTask {
 }
 
 impl PersistTask {
-    /// Prepares the layer of `bytes` bytes in `data`, which the caller must have locked.
+    /// Prepares the layer of `bytes` bytes in `data`. The caller must hold the shared lock of the
+    /// bitmap file, so that the file at `present` belongs to this layer.
     pub fn new(data: &File, present: &Path, bytes: u64) -> io::Result<Self> {
         Ok(Self {
             data: data.try_clone()?,

@@ -57,7 +57,9 @@ struct OpenTenant {
 }
 
 impl RemoteStore {
-    /// Opens the store. Sends no request: the store may be unreachable ([`Self::check`]).
+    /// Opens the store. Creates the directory of a new store and, if the settings name no key file,
+    /// the key file in the data directory. Sends no request: the store may be unreachable
+    /// ([`Self::check`]).
     pub fn open(settings: &RemoteSettings) -> Result<Arc<Self>, RemoteError> {
         Self::open_for(settings, None, |_, keyring| Ok(keyring))
     }
