@@ -1,13 +1,14 @@
-//! Progress of builds.
+//! Progress of builds and imports.
 
 use std::fmt;
 
-/// Progress of a build, which takes minutes.
+/// Progress of a build or import, which takes minutes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress<'a> {
     /// Start of a phase.
     Phase(Phase),
-    /// Completed part of the whole build in percent. Never decreases.
+    /// Completed part of the current build or import in percent. Starts again for a template after
+    /// the build of its base, and for layers that must be downloaded again.
     Percent(u8),
     /// Output line of a program.
     Line(&'a str),
@@ -16,7 +17,7 @@ pub enum Progress<'a> {
 /// A phase of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Waiting for another build of the template.
+    /// Waiting for another build or import.
     Waiting,
     Packages,
     /// Downloading manifest and layers.

@@ -37,7 +37,7 @@ pub(crate) fn build(
     // The directory becomes the root of the layer. The umask must not influence its mode.
     fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("set the mode of", &upper)?;
     install(recipe, below, site, on_progress)?;
-    // The attributes refer to inodes of this overlay. In the image they would be wrong.
+    // overlayfs's attributes refer to inodes of this overlay. In the image they would be wrong.
     remove_overlay_xattrs(&upper)?;
     normalize_times(&upper, &marker, site.lock)?;
     Ok(upper)

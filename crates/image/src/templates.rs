@@ -40,7 +40,7 @@ impl Templates {
         }
     }
 
-    /// Returns all templates, sorted by name and tag. Images are not verified until they are
+    /// Returns all templates, sorted by owner, name and tag. Images are not verified until they are
     /// opened.
     pub fn list(&self) -> Result<Vec<TemplateManifest>, TemplateError> {
         let references = self.references()?;
@@ -143,6 +143,7 @@ impl Templates {
             .ok_or_else(missing)
     }
 
+    /// Opens the images of a template. The caller must hold a shared lock on the images.
     fn open(
         &self,
         manifest: TemplateManifest,
@@ -271,6 +272,8 @@ impl Templates {
             // Stock templates that were built before templates had owners become public as well.
             manifest.visibility = Visibility::Public;
         }
+        // Manifests of format 1: the store links to the image, which stays in the template's
+        // directory.
         for sum in &manifest.images {
             ImageStore::new(&self.home).adopt(sum, &directory.join(FORMAT_1_IMAGE))?;
         }

@@ -90,7 +90,7 @@ impl DockerConfig {
 /// Runs `docker-credential-<helper> get`, which reads the name of the registry and prints JSON.
 fn run_helper(helper: &str, registry: &str) -> Option<UserPassword> {
     use std::io::Write;
-    // The name becomes the end of a program name, which a slash would turn into a path.
+    // `helper` becomes the end of a program name, which a slash would turn into a path.
     if helper.is_empty() || helper.contains('/') {
         return None;
     }
@@ -111,7 +111,8 @@ fn run_helper(helper: &str, registry: &str) -> Option<UserPassword> {
     );
     let output = child.wait_with_output().ok()?;
     let helped: HelperOutput = serde_json::from_slice(&output.stdout).ok()?;
-    // The puller does not support the protocol that uses identity tokens.
+    // With the user name `<token>`, the secret is an identity token, whose protocol the puller does
+    // not support.
     (output.status.success() && helped.username != "<token>")
         .then_some((helped.username, helped.secret))
 }

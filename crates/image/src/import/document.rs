@@ -187,6 +187,7 @@ impl RunConfig {
     /// Returns the working directory as an absolute path.
     pub(super) fn workdir(&self) -> Result<String, ImportError> {
         let path = self.working_dir.as_deref().unwrap_or_default();
+        // A path has at most 4096 bytes with its zero byte (`PATH_MAX`).
         if path.len() > 4095 || path.contains('\0') {
             return Err(ImportError::image(
                 "its working directory is not a valid path".to_owned(),

@@ -23,6 +23,7 @@ const MAX_RESUMES: usize = 5;
 pub(super) struct RegistryImage {
     puller: Puller,
     reference: Reference,
+    /// An API key requested the import, so errors must not describe the host's network.
     by_key: bool,
     /// The connection uses TLS, which authenticates the name of the registry.
     tls: bool,
@@ -134,9 +135,8 @@ impl RegistryImage {
     }
 
     /// Returns whether the registry proves by a `HEAD` request that it has the layer. Returns false
-    /// without a request unless this repository has served the layer before ([`BlobProofs`]). The
-    /// records of a layer are stored with its files, so a layer with a record was in the store when
-    /// the record was read.
+    /// without a request unless this repository has served the layer before ([`BlobProofs`]). A
+    /// layer with a record is usually in the store, because the store removes both together.
     pub(super) fn proves(
         &mut self,
         layer: &Descriptor,

@@ -38,6 +38,8 @@ pub(crate) struct StoredLayer {
 }
 
 impl LayerStore {
+    /// Opens the store. If another process holds its lock, calls `wait` once and waits for the
+    /// lock.
     pub(crate) fn open(home: &Home, wait: impl FnOnce()) -> Result<Self, FileError> {
         Ok(Self::with(home, home.lock(LOCK, wait)?))
     }

@@ -57,7 +57,8 @@ pub struct TemplateManifest {
 pub(crate) struct ManifestFields<'a> {
     pub reference: &'a Reference,
     pub visibility: Visibility,
-    /// SHA-256 of all inputs, lower-case hexadecimal.
+    /// SHA-256 of all inputs except the packages, lower-case hexadecimal. Becomes
+    /// [`TemplateManifest::recipe_sha256`].
     pub hash: &'a str,
     /// Images of the root file system, lowest first.
     pub images: Vec<ImageSum>,
@@ -118,6 +119,7 @@ impl Visibility {
 pub struct HistoryStep {
     /// Description on one line.
     pub text: String,
+    /// Duration of the step.
     pub seconds: f64,
     /// Bytes that the step added, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -158,7 +158,8 @@ pub fn unfinished_build(id: &str) -> String {
     format!("{UNFINISHED_BUILD_PREFIX}{id}")
 }
 
-/// Returns the name of the template of the registry image `reference`, imported for `owner`.
+/// Returns the name of the template of the registry image `reference`, imported for builds of
+/// `owner`.
 pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
     let last = reference.rsplit('/').next().unwrap_or_default();
     // The name stays recognisable. The digest makes it unique.

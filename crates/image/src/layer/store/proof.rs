@@ -62,12 +62,12 @@ impl BlobProofs {
         proofs.unwrap_or_default()
     }
 
-    /// Returns whether the blob unpacks to the layer.
+    /// Returns whether there is a record that the blob unpacks to the layer.
     pub(crate) fn knows(&self, sha256: &str) -> bool {
         self.0.iter().any(|blob| blob.sha256 == sha256)
     }
 
-    /// Returns whether the blob unpacks to the layer and this repository has served it.
+    /// Returns whether there is a record that this repository has served the blob over TLS.
     pub(crate) fn served(&self, sha256: &str, by: &Repository) -> bool {
         let mut blobs = self.0.iter().filter(|blob| blob.sha256 == sha256);
         blobs.any(|blob| blob.served_by.contains(by))
