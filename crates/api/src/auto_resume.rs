@@ -47,8 +47,8 @@ impl AutoResume {
     }
 
     /// Resumes a sandbox unless it is running. The resume counts against the quota of the key that
-    /// owns the sandbox, like a resume through the API. Sandboxes of a revoked key may remain, but
-    /// have no quota.
+    /// owns the sandbox, like a resume through the API. Sandboxes of a revoked key may remain, and
+    /// their resume reserves no quota.
     pub async fn ensure_running(&self, id: &str) -> Result<(), ResumeError> {
         let resume_lock = ResumeLock::take(&self.resume_locks, id);
         // `_guard` is declared last, so it is dropped before the reference to the lock.
@@ -62,7 +62,7 @@ impl AutoResume {
         self.app.exchange(owner)
     }
 
-    /// The caller must hold the sandbox's resume lock.
+    /// Like [`Self::ensure_running`]. The caller must hold the sandbox's resume lock.
     async fn ensure_running_locked(&self, id: &str) -> Result<(), ResumeError> {
         let app = &self.app;
         let record = app.sandboxes.get(id)?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Snapshot in a store whose manifest was verified against its root.
 #[derive(Debug, Clone)]
 pub struct RemoteSnapshot {
-    /// Root.
+    /// Root: the keyed hash that identifies the snapshot.
     pub root: Hash,
     /// Manifest.
     pub manifest: Arc<StoredManifest>,

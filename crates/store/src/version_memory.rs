@@ -24,8 +24,9 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub(crate) struct RecordVersion {
     /// Version.
     pub version: u64,
-    /// Newest generation of data keys in a tenant's record; 0 for names. Detects an old record
-    /// under a newer key: records of earlier versions of Jiffy do not contain their version.
+    /// Newest generation of data keys in a tenant's record; 0 for names. Detects an old record that
+    /// was copied to the key of a newer version. The version does not detect this for records of
+    /// earlier versions of Jiffy, which do not contain it.
     #[serde(default)]
     pub generation: u32,
 }

@@ -235,7 +235,8 @@ impl Collector<'_> {
             condemned.insert(key.clone(), since.unwrap_or(self.now));
             condemned_bytes += object.bytes;
             // Remove an object only if an earlier collection condemned it at least the grace period
-            // ago. With the default period, all pushes that read the list before have ended.
+            // ago. With the default period, all pushes that read the list before the condemnation
+            // have ended.
             let grace = millis(self.options.grace);
             if since.is_some_and(|since| self.now - since >= grace && since < self.now) {
                 doomed.push(Doomed {

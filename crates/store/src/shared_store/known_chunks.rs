@@ -15,6 +15,7 @@ use std::collections::{HashMap, HashSet};
 
 /// Maximum number of packs to choose from for a chunk.
 const MAX_PLACES: usize = 4;
+/// Maximum number of ancestors that are read concurrently.
 const ANCESTORS_AT_ONCE: usize = 8;
 
 /// Locations of a snapshot's chunks in the store.
@@ -164,8 +165,8 @@ impl SharedStore {
         Ok(known)
     }
 
-    /// Reads manifest and locations of an ancestor. The locations are `None` if the ancestor has
-    /// other data keys. `None` if the ancestor is damaged.
+    /// Reads manifest and locations of an ancestor. Returns `None` if the manifest is damaged. The
+    /// locations are `None` if they are missing or damaged, or if the ancestor has other data keys.
     async fn ancestor(
         &self,
         tenant: &Tenant,

@@ -390,6 +390,8 @@ impl SharedStore {
         self.check_lease(lease).await
     }
 
+    /// Writes the locations, the references to shared ancestors, and then the manifest. The store
+    /// has the snapshot once the manifest exists.
     async fn commit(
         &self,
         tenant: &Tenant,

@@ -101,7 +101,7 @@ impl<'a> RecentPacks<'a> {
         fs::write(path, tail)
     }
 
-    /// Removes a pack that is no longer in the store.
+    /// Removes a pack from the index, because the store lacks it or it must not be reused.
     pub fn forget(&self, id: &PackId) {
         // The file does not exist if another host wrote the pack.
         let _ = fs::remove_file(self.path(id));

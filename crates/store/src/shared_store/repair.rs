@@ -65,6 +65,8 @@ struct Rewriter<'a> {
     store: &'a SharedStore,
     tenant: &'a Tenant,
     keys: &'a DataKeys,
+    /// New locations by hash of the chunk. The hash depends on the data keys, so a location is
+    /// valid in all snapshots that contain the hash.
     moved: &'a mut HashMap<Hash, Location>,
     writer: PackWriter,
 }
@@ -199,7 +201,7 @@ impl SharedStore {
     }
 
     /// Changes the locations of a snapshot's chunks to the locations that `moved` returns. A chunk
-    /// retains its location if `moved` returns `None`.
+    /// retains its location if `moved` returns `None`. The caller must hold the collection lock.
     pub(crate) async fn relocate(
         &self,
         tenant: &Tenant,
@@ -247,11 +249,13 @@ impl SharedStore {
         written
     }
 
+    /// Returns the keys of the packs with known damage.
     pub(crate) async fn distrusted(&self, tenant: &Tenant) -> Result<BTreeSet<String>, StoreError> {
         let packs = self.read_list(tenant, &distrusted_key(tenant)).await?;
         Ok(packs.unwrap_or_default())
     }
 
+    /// Replaces the list of packs with known damage. The caller must hold the collection lock.
     pub(crate) async fn write_distrusted(
         &self,
         tenant: &Tenant,

@@ -160,9 +160,10 @@ impl SharedStore {
             .collect())
     }
 
-    /// Reads the bundle of the snapshot `root`, and writes its chunks to `cache`. Returns the
-    /// snapshot and its ancestors, nearest first, each with the chunks that were verified and
-    /// written. `None` if the store has no sound bundle.
+    /// Reads the bundle of the snapshot `root`, and writes its chunks to `cache`. `shared` is the
+    /// shared tenant, which a bundle with shared ancestors requires. Returns the snapshot and its
+    /// ancestors, nearest first, each with the chunks that were verified and written. `None` if the
+    /// store has no sound bundle.
     pub async fn resume_bundle(
         &self,
         tenant: &Arc<Tenant>,

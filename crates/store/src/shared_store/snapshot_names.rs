@@ -124,6 +124,8 @@ impl SharedStore {
         Ok(None)
     }
 
+    /// Records that this host has seen `version` of the name with this folder. Fails if this host
+    /// has seen a later version.
     fn check_name(&self, folder: &str, version: u64) -> Result<(), StoreError> {
         match (version, self.versions.known(folder).version) {
             // The versions of names that do not move are not remembered.

@@ -89,8 +89,8 @@ impl SharedStore {
         Ok(tenants)
     }
 
-    /// Returns whether the master keys of this host encrypted one of the objects `keys`. They
-    /// belong to a tenant without a readable name.
+    /// Returns whether a master key of this host encrypted a record of a tenant without a readable
+    /// name. `keys` are the keys of the tenant's objects.
     async fn is_ours(&self, keys: &BTreeSet<&str>) -> Result<bool, StoreError> {
         for key in keys.iter().filter(|key| version_of(key).is_some()) {
             match self.backend.get(key, MAX_RECORD_BYTES).await {

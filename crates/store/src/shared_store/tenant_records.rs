@@ -1,10 +1,11 @@
 //! Records of tenants with their wrapped secrets, and rotation of their keys.
 //!
-//! A record is `tenants/<keyed hash of the name>/<version>`, encrypted with its version. Records
-//! are only added: the latest version is valid, and two hosts that write the same version conflict.
-//! Each host remembers the latest version that it has seen ([`crate::VersionMemory`]). Generations
-//! of data keys are never removed, so that all objects remain readable. After a change of the
-//! master key, the secrets are wrapped again without changing any pack.
+//! A record is the encrypted object `tenants/<keyed hash of the name>/<version>`. Its content
+//! repeats the version, except in the first record. Records are never overwritten: the latest
+//! version is valid, and two hosts that write the same version conflict. Each host remembers the
+//! latest version that it has seen ([`crate::VersionMemory`]). Generations of data keys are never
+//! removed, so that all objects remain readable. After a change of the master key, the secrets are
+//! wrapped again without changing any pack.
 
 use crate::data_keys::{DataKeys, hex, random, to_hex};
 use crate::envelope::TenantId;
@@ -319,6 +320,8 @@ fn record_key(prefix: &str, version: u32) -> String {
     format!("{prefix}/{version:010}")
 }
 
+/// Returns the version in the key of a record. `None` for other objects of a tenant, such as its
+/// name.
 pub(crate) fn version_of(key: &str) -> Option<u32> {
     key.rsplit('/').next()?.parse().ok()
 }

@@ -45,7 +45,8 @@ pub struct DamagedSnapshot {
     pub snapshot: RemoteSnapshot,
 }
 
-/// Damaged object: a manifest, a table of chunk locations, or the index of a pack.
+/// Damaged object: a manifest, a table of chunk locations, the index of a pack, or the name of a
+/// tenant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DamagedObject {
     /// Key.

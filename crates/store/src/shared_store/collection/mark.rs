@@ -91,8 +91,10 @@ impl Collector<'_> {
         Ok(leases)
     }
 
-    /// Marks the objects in use: snapshots that have a name or were not removed, modules that a
-    /// host holds, snapshots that leases protect, and the ancestors of all of these.
+    /// Marks the objects in use: needed snapshots with their ancestors. A snapshot is needed if it
+    /// has a name, was not removed, or is a module that a host holds. It is also needed while a
+    /// lease protects it, a snapshot of another tenant is based on it, or a host has not fetched it
+    /// completely.
     pub(super) async fn mark(
         &self,
         objects: &mut StoredObjects,

@@ -12,6 +12,7 @@ pub(super) enum ObjectName {
     Manifest(Hash),
     Locations(Hash),
     Bundle(Hash),
+    /// Pack, by the generation of its data keys and its id.
     Pack(u32, PackId),
     /// Object that Jiffy has not written, by its name below the tenant.
     Other(Box<str>),

@@ -22,7 +22,9 @@ struct Candidate<'a> {
     key: String,
     generation: u32,
     id: PackId,
+    /// Size of the pack in bytes.
     bytes: u64,
+    /// Number of live bytes.
     live: u64,
     used: &'a PackUse,
 }
@@ -44,6 +46,7 @@ struct Moved {
     by_hash: HashMap<Hash, Location>,
     /// Packs in which a chunk had to remain.
     retained: HashSet<PackId>,
+    /// Bytes of the packs that were written.
     written: u64,
 }
 
@@ -87,7 +90,8 @@ impl Collector<'_> {
         }
     }
 
-    /// Returns the existing packs with known damage.
+    /// Returns the existing packs with known damage. Except in a dry run, removes missing packs
+    /// from the store's list of packs with damage.
     async fn distrusted_packs(
         &self,
         objects: &StoredObjects,

@@ -21,7 +21,9 @@ pub(super) struct PackBuilder {
     pub tenant: crate::envelope::TenantId,
     pub keys: DataKeys,
     pub parts: Vec<PartSource>,
+    /// Chunks to write, in this order.
     pub places: Vec<ChunkPlace>,
+    /// Target size of a pack in bytes.
     pub pack_bytes: usize,
     pub sender: mpsc::Sender<Result<BuiltPack, StoreError>>,
 }
