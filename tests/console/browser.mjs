@@ -16,7 +16,7 @@ const LIMIT = 60_000
 /** Launches Chromium. */
 export function launch() {
   return chromium.launch({
-    executablePath: '/usr/bin/chromium',
+    executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
     timeout: 120_000,
     // The tests run as root in a namespace without other networks.
     args: ['--no-sandbox', '--disable-gpu'],

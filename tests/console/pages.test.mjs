@@ -43,9 +43,13 @@ const paths = () => [
   '/snapshots',
   '/lineage',
   '/templates',
+  '/functions',
+  '/hosts',
   '/keys',
   `/sandboxes/${sandbox}/terminal`,
   `/sandboxes/${sandbox}/files?path=/etc`,
+  `/sandboxes/${sandbox}/files?path=/etc&file=passwd`,
+  `/sandboxes/${sandbox}/charts`,
   `/sandboxes/${sandbox}/console`,
   `/sandboxes/${sandbox}/connections`,
   `/sandboxes/${sandbox}/ports`,
@@ -95,7 +99,7 @@ test('hostile names, metadata, files and output are shown as text', async () => 
   assert.equal(await page.title(), 'Jiffy')
   await go(page, `/sandboxes/${sandbox}/files?path=/tmp/h`)
   await page.getByRole('button', { name: '<img src=x onerror=alert(1)>.svg', exact: true }).click()
-  assert.equal(await page.getByRole('textbox', { name: /Content of/ }).inputValue(), '<script>alert(1)</script>')
+  assert.equal(await page.getByRole('textbox', { name: /Content of/ }).innerText(), '<script>alert(1)</script>')
   assert.equal(await page.locator('img').count(), 0)
   await go(page, `/sandboxes/${sandbox}/details`)
   await page.getByText('⟨202E⟩').first().waitFor()

@@ -11,6 +11,7 @@ import './styles/base.css'
 import './styles/layout.css'
 import './styles/controls.css'
 import './styles/table.css'
+import './styles/pages.css'
 
 const queries = new QueryClient({
   defaultOptions: {

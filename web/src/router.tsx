@@ -61,6 +61,7 @@ const tabs = [
   createRoute({ getParentRoute: () => sandboxRoute, path: '/', component: DefaultTab }),
   tab('terminal', () => import('./sandbox/terminal-tab'), 'TerminalTab'),
   tab('files', () => import('./sandbox/files-tab'), 'FilesTab', ['path', 'file']),
+  tab('charts', () => import('./sandbox/charts-tab'), 'ChartsTab', ['range']),
   tab('console', () => import('./sandbox/tabs'), 'ConsoleTab', ['q']),
   tab('connections', () => import('./sandbox/tabs'), 'ConnectionsTab', ['q', 'verdict']),
   tab('ports', () => import('./sandbox/tabs'), 'PortsTab'),
@@ -90,7 +91,7 @@ export const lineageRoute = createRoute({
 export const templatesRoute = createRoute({
   getParentRoute: () => root,
   path: '/templates',
-  validateSearch: texts('q', 'build'),
+  validateSearch: texts('q', 'build', 'sort'),
   component: lazyRouteComponent(() => import('./pages/templates'), 'TemplatesPage'),
 })
 
@@ -99,6 +100,27 @@ export const keysRoute = createRoute({
   path: '/keys',
   validateSearch: texts('q', 'state', 'scope', 'sort', 'use'),
   component: lazyRouteComponent(() => import('./pages/keys'), 'KeysPage'),
+})
+
+export const functionsRoute = createRoute({
+  getParentRoute: () => root,
+  path: '/functions',
+  validateSearch: texts('q', 'state', 'sort'),
+  component: lazyRouteComponent(() => import('./pages/functions'), 'FunctionsPage'),
+})
+
+export const functionRoute = createRoute({
+  getParentRoute: () => root,
+  path: '/functions/$name',
+  validateSearch: texts('tab', 'q', 'stream'),
+  component: lazyRouteComponent(() => import('./pages/function'), 'FunctionPage'),
+})
+
+export const hostsRoute = createRoute({
+  getParentRoute: () => root,
+  path: '/hosts',
+  validateSearch: texts('q', 'state', 'sort'),
+  component: lazyRouteComponent(() => import('./pages/hosts'), 'HostsPage'),
 })
 
 const indexRoute = createRoute({
@@ -117,6 +139,9 @@ const tree = root.addChildren([
   lineageRoute,
   templatesRoute,
   keysRoute,
+  functionsRoute,
+  functionRoute,
+  hostsRoute,
 ])
 
 export function createAppRouter() {

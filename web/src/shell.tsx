@@ -3,7 +3,7 @@ import { Link, Outlet, useNavigate } from '@tanstack/react-router'
 import { useQueryClient } from '@tanstack/react-query'
 import { callJson, CallError } from './api/client'
 import { useSession } from './session'
-import { useSandboxes } from './api/queries'
+import { useFleet, useSandboxes } from './api/queries'
 import { Button, Menu } from './ui/controls'
 import { Icon, type IconName, Logo } from './ui/icons'
 import { isTyping } from './lib/keyboard'
@@ -20,6 +20,8 @@ const pages: { to: string; label: string; icon: IconName; key: string }[] = [
   { to: '/snapshots', label: 'Snapshots', icon: 'snapshots', key: 'n' },
   { to: '/lineage', label: 'Lineage', icon: 'lineage', key: 'l' },
   { to: '/templates', label: 'Templates', icon: 'templates', key: 't' },
+  { to: '/functions', label: 'Functions', icon: 'functions', key: 'f' },
+  { to: '/hosts', label: 'Hosts', icon: 'hosts', key: 'h' },
   { to: '/keys', label: 'Keys', icon: 'keys', key: 'k' },
 ]
 
@@ -29,6 +31,9 @@ export function Shell() {
   const queries = useQueryClient()
   const [overlay, setOverlay] = useState<'palette' | 'keys' | null>(null)
   const [current, setCurrent] = useState<Theme>(theme())
+  const isFleet = !!useFleet(session.isAdmin).data
+  // The address of the page works without a fleet, too: the page explains the command.
+  const shown = pages.filter((page) => page.to !== '/hosts' || isFleet)
 
   useEffect(() => {
     let isGo = false
@@ -79,7 +84,7 @@ export function Shell() {
           <Logo />
           <span>Jiffy</span>
         </Link>
-        {pages.map((page) => (
+        {shown.map((page) => (
           <Link key={page.to} to={page.to} className="nav-link">
             <Icon name={page.icon} />
             {page.label}

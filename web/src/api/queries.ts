@@ -1,6 +1,6 @@
 import { keepPreviousData, type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
-import { api, data, type Sandbox, type Snapshot } from './client'
+import { api, CallError, data, type Sandbox, type Snapshot } from './client'
 
 /** Interval of lists while the page is visible. */
 const LIST_INTERVAL = 2000
@@ -97,6 +97,17 @@ export const useEngines = () =>
     queryKey: ['engines'],
     queryFn: async ({ signal }) => data(await api.GET('/engines', { signal }))!,
     staleTime: 60_000,
+  })
+
+/** The fleet. The query fails with status 404 on a host without a fleet. */
+export const useFleet = (enabled: boolean) =>
+  useQuery({
+    queryKey: ['fleet'],
+    queryFn: async ({ signal }) => data(await api.GET('/fleet', { signal }))!,
+    enabled,
+    refetchInterval: (query) =>
+      query.state.error instanceof CallError && query.state.error.status === 404 ? false : 5000,
+    retryOnMount: false,
   })
 
 /** Latest figures of the displayed sandboxes. */

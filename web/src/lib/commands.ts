@@ -1,60 +1,21 @@
+import { pythonString, pythonValue } from './command-text'
+
 /** An action as the commands that users can run instead. */
 export interface Command {
   /** Words of the `jiffy` command line. `undefined` if it has no equivalent. */
   jiffy?: string[]
-  /** Python statements with the package `e2b`. `undefined` if it has no equivalent. */
+  /** Standard input of the `jiffy` command line. */
+  input?: string
+  /** Python statements with the package `e2b`. If it has no equivalent, the call of the API is shown. */
   python?: string
-  /** Call of the API. */
+  /** Lines for a shell, if the action needs several calls of the API. */
+  curl?: string
+  /** Call of the API, with one kind of body or none: JSON, text, or a form with a file. */
   method: string
   path: string
   body?: unknown
-}
-
-/** Quotes a word for a POSIX shell. */
-export function shellWord(word: string): string {
-  if (/^[A-Za-z0-9_@%+=:,./-]+$/.test(word)) return word
-  return `'${word.replaceAll("'", `'\\''`)}'`
-}
-
-/** Quotes a string as a Python literal. */
-export function pythonString(text: string): string {
-  // A JSON string is a Python literal, except that surrogates and U+007F must be escaped, too.
-  return JSON.stringify(text)
-    .replace(/[\u007f-\uffff]/g, (unit) => {
-      return `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`
-    })
-    .replace(/\\u(d[89ab]..)\\u(d[c-f]..)/g, (_, high: string, low: string) => {
-      const code = 0x10000 + ((parseInt(high, 16) - 0xd800) << 10) + (parseInt(low, 16) - 0xdc00)
-      return `\\U${code.toString(16).padStart(8, '0')}`
-    })
-}
-
-/** Converts a JSON value to a Python literal. */
-export function pythonValue(value: unknown): string {
-  if (value === null || value === undefined) return 'None'
-  if (value === true) return 'True'
-  if (value === false) return 'False'
-  if (typeof value === 'number') return String(value)
-  if (typeof value === 'string') return pythonString(value)
-  if (Array.isArray(value)) return `[${value.map(pythonValue).join(', ')}]`
-  const pairs = Object.entries(value as object).filter(([, v]) => v !== undefined)
-  return `{${pairs.map(([k, v]) => `${pythonString(k)}: ${pythonValue(v)}`).join(', ')}}`
-}
-
-export function jiffyLine(command: Command): string | undefined {
-  return command.jiffy && ['jiffy', ...command.jiffy].map(shellWord).join(' ')
-}
-
-export function pythonLines(command: Command): string | undefined {
-  return command.python && `from e2b import Sandbox\n\n${command.python}`
-}
-
-export function curlLine(command: Command): string {
-  const words = ['curl', '--fail-with-body']
-  if (command.method !== 'GET') words.push('-X', command.method)
-  const text = words.join(' ')
-  const body = command.body === undefined ? '' : ` --json ${shellWord(JSON.stringify(command.body))}`
-  return `${text} -H "X-API-KEY: $E2B_API_KEY" "$E2B_API_URL"${shellWord(command.path)}${body}`
+  text?: string
+  form?: { settings: unknown; file: string }
 }
 
 const id = encodeURIComponent

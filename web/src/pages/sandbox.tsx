@@ -16,6 +16,7 @@ import { notify } from '../ui/toast'
 const tabs = [
   ['terminal', 'Terminal'],
   ['files', 'Files'],
+  ['charts', 'Charts'],
   ['console', 'Console log'],
   ['connections', 'Connections'],
   ['ports', 'Ports'],

@@ -1,4 +1,4 @@
-import { useEffect, useState } from 'react'
+import { lazy, Suspense, useEffect, useState } from 'react'
 import { useQuery } from '@tanstack/react-query'
 import { call, CallError, guestPath } from '../api/client'
 import { bytes } from '../lib/format'
@@ -6,6 +6,9 @@ import { visible } from '../lib/visible'
 import { Button, Dialog, Problem, Skeleton } from '../ui/controls'
 import { notify } from '../ui/toast'
 import type { Entry } from './files-tab'
+
+const CodeEditor = lazy(() => import('./code-editor').then((m) => ({ default: m.CodeEditor })))
+const Differences = lazy(() => import('./code-editor').then((m) => ({ default: m.Differences })))
 
 /** Maximum size of files that are edited or shown. */
 const MAX_TEXT = 5 * 1024 * 1024
@@ -77,6 +80,8 @@ export function FileView({
   const [draft, setDraft] = useState<string>()
   const [busy, setBusy] = useState(false)
   const [conflict, setConflict] = useState<string>()
+  // The differences can be edited. The editor then starts again with the result.
+  const [revision, setRevision] = useState(0)
   const [error, setError] = useState<unknown>()
   const content = useQuery({
     queryKey: ['file', id, opened.path, opened.modified],
@@ -170,21 +175,17 @@ export function FileView({
         </div>
       )}
       {text !== undefined && (
-        <textarea
-          className="editor mono"
-          aria-label={`Content of ${visible(entry.name)}`}
-          spellCheck={false}
-          autoComplete="off"
-          wrap="off"
-          value={draft ?? text}
-          onChange={(e) => setDraft(e.target.value)}
-          onKeyDown={(e) => {
-            if ((e.ctrlKey || e.metaKey) && e.key === 's') {
-              e.preventDefault()
-              void save(false)
-            }
-          }}
-        />
+        <Suspense fallback={<Skeleton rows={8} />}>
+          <CodeEditor
+            key={revision}
+            draft={draft}
+            name={entry.name}
+            label={`Content of ${visible(entry.name)}`}
+            text={text}
+            onChange={setDraft}
+            onSave={() => void save(false)}
+          />
+        </Suspense>
       )}
       {content.data?.kind === 'picture' && (
         <div className="picture">
@@ -206,27 +207,26 @@ export function FileView({
           wide
           onClose={() => setConflict(undefined)}
           description="Another process changed the file after you opened it.">
-          <div className="form-grid">
-            <div className="field">
-              <span className="label">In the sandbox</span>
-              <pre className="paste mono" tabIndex={0}>
-                {visible(conflict.slice(0, 20_000))}
-              </pre>
-            </div>
-            <div className="field">
-              <span className="label">Your version</span>
-              <pre className="paste mono" tabIndex={0}>
-                {visible(draft.slice(0, 20_000))}
-              </pre>
-            </div>
-          </div>
+          <p className="muted">
+            Left or red: the file in the sandbox. Right or green: your version, which you can edit.
+          </p>
+          <Suspense fallback={<Skeleton rows={8} />}>
+            <Differences name={entry.name} theirs={conflict} mine={draft} onChange={setDraft} />
+          </Suspense>
           <div className="buttons">
-            <Button onClick={() => setConflict(undefined)}>Continue editing</Button>
+            <Button
+              onClick={() => {
+                setRevision(revision + 1)
+                setConflict(undefined)
+              }}>
+              Continue editing
+            </Button>
             <Button
               onClick={() => {
                 setDraft(undefined)
                 setConflict(undefined)
                 setOpened(entry)
+                setRevision(revision + 1)
               }}>
               Discard mine
             </Button>

@@ -11,6 +11,7 @@ import { Button, Dialog, Empty, Field, Menu, Problem, Skeleton, Time } from '../
 import { Icon } from '../ui/icons'
 import { notify } from '../ui/toast'
 import { FileView } from './file-view'
+import { downloadDirectory } from './tar-download'
 import { join, upload, UploadList, useUploads } from './uploads'
 
 export interface Entry {
@@ -208,10 +209,11 @@ export function FilesTab() {
                         entries={[
                           { label: 'Open', icon: 'open', onSelect: () => open(entry) },
                           {
-                            label: 'Download',
+                            label: entry.kind === 'directory' ? 'Download as tar' : 'Download',
                             icon: 'download',
-                            disabled: entry.kind !== 'file',
-                            onSelect: () => void download(entry),
+                            disabled: entry.kind === 'symlink' || entry.kind === 'other' || entry.isBinaryName,
+                            onSelect: () =>
+                              void (entry.kind === 'directory' ? downloadDirectory(id, entry) : download(entry)),
                           },
                           {
                             label: 'Rename',
@@ -280,7 +282,16 @@ async function dropped(transfer: DataTransfer): Promise<{ file: File; path: stri
       for (const child of batch) await walk(child, `${path}/${child.name}`)
     }
   }
-  const roots = [...transfer.items].flatMap((item) => item.webkitGetAsEntry() ?? [])
+  const roots: FileSystemEntry[] = []
+  for (const item of transfer.items) {
+    const entry = item.webkitGetAsEntry()
+    if (entry) roots.push(entry)
+    else {
+      // Files of another page or program have no entry.
+      const file = item.getAsFile()
+      if (file) found.push({ file, path: file.name })
+    }
+  }
   for (const root of roots) await walk(root, root.name)
   return found
 }

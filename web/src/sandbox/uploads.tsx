@@ -12,7 +12,7 @@ interface Upload {
   name: string
   sent: number
   size: number
-  state: 'waiting' | 'asking' | 'sending' | 'done' | 'failed'
+  state: 'waiting' | 'asking' | 'sending' | 'reading' | 'done' | 'failed'
   message?: string
   cancel: () => void
   answer?: (replace: boolean) => void
@@ -21,6 +21,14 @@ interface Upload {
 let uploads: Upload[] = []
 let next = 1
 const listeners = new Set<() => void>()
+
+/** Adds a transfer to the list and returns its key. */
+export function addTransfer(item: Omit<Upload, 'key' | 'sent'>): number {
+  const key = next++
+  uploads = [...uploads, { ...item, key, sent: 0 }]
+  for (const listener of listeners) listener()
+  return key
+}
 
 function change(key: number, update: Partial<Upload>) {
   uploads = uploads.map((u) => (u.key === key ? { ...u, ...update } : u))
@@ -31,6 +39,8 @@ function remove(key: number) {
   uploads = uploads.filter((u) => u.key !== key)
   for (const listener of listeners) listener()
 }
+
+export { change as changeTransfer, remove as removeTransfer }
 
 export const useUploads = () =>
   useSyncExternalStore(
@@ -44,9 +54,8 @@ export const useUploads = () =>
 /** Uploads files into a directory, one after another. Shows a dialog before a file is replaced. */
 export async function upload(id: string, directory: string, files: { file: File; path: string }[], names: Set<string>) {
   const queue = files.map(({ file, path }) => {
-    const item: Upload = { key: next++, name: path, sent: 0, size: file.size, state: 'waiting', cancel: () => {} }
-    uploads = [...uploads, item]
-    return { key: item.key, file, path }
+    const key = addTransfer({ name: path, size: file.size, state: 'waiting', cancel: () => {} })
+    return { key, file, path }
   })
   for (const { key, file, path } of queue) {
     if (!uploads.some((u) => u.key === key)) continue
@@ -93,7 +102,7 @@ function send(id: string, path: string, file: File, key: number): Promise<void> 
 export function UploadList({ uploads: list }: { uploads: Upload[] }) {
   if (list.length === 0) return null
   return (
-    <ul className="card uploads" aria-label="Uploads">
+    <ul className="card uploads" aria-label="Transfers">
       {list.map((u) => (
         <li key={u.key} className="row">
           <span className="truncate grow">{visible(u.name)}</span>
@@ -109,6 +118,8 @@ export function UploadList({ uploads: list }: { uploads: Upload[] }) {
             </>
           ) : u.state === 'failed' ? (
             <span className="problem">{visible(u.message ?? '')}</span>
+          ) : u.state === 'reading' ? (
+            <span className="muted nowrap">{bytes(u.sent)} read</span>
           ) : (
             <>
               <span className="muted nowrap">
@@ -126,7 +137,7 @@ export function UploadList({ uploads: list }: { uploads: Upload[] }) {
             label={u.state === 'failed' ? 'Dismiss' : 'Cancel'}
             onClick={() => {
               u.cancel()
-              if (u.state !== 'sending') remove(u.key)
+              if (u.state !== 'sending' && u.state !== 'reading') remove(u.key)
             }}
           />
         </li>

@@ -1,5 +1,6 @@
 import { useId, useState } from 'react'
-import { type Command, curlLine, jiffyLine, pythonLines } from '../lib/commands'
+import { curlLine, jiffyLine, pythonLines } from '../lib/command-text'
+import type { Command } from '../lib/commands'
 import { Button, CodeBlock } from './controls'
 
 /** Shows an action as the commands that do the same. */
@@ -9,13 +10,9 @@ export function AsCommand({ command }: { command: Command | Command[] }) {
   const list = Array.isArray(command) ? command : [command]
   const join = (lines: (string | undefined)[]) =>
     lines.every((line) => line !== undefined) ? lines.join('\n') : undefined
-  const python =
-    list.length === 1
-      ? list[0] && pythonLines(list[0])
-      : join(list.map((c) => c.python)) && `from e2b import Sandbox\n\n${join(list.map((c) => c.python))}`
   const forms: [string, string | undefined][] = [
     ['jiffy', join(list.map(jiffyLine))],
-    ['Python', python],
+    ['Python', pythonLines(list)],
     ['curl', join(list.map(curlLine))],
   ]
   return (

@@ -35,6 +35,8 @@ export function Palette({ onClose }: { onClose: () => void }) {
     go('Snapshots', '/snapshots')
     go('Lineage', '/lineage')
     go('Templates', '/templates')
+    go('Functions', '/functions')
+    if (session.isAdmin) go('Hosts', '/hosts')
     go('Keys and sessions', '/keys')
     for (const s of sandboxes ?? []) {
       all.push({
@@ -124,7 +126,10 @@ export function Palette({ onClose }: { onClose: () => void }) {
 
 const keys: [string, string][] = [
   ['Ctrl K', 'Go to a page, sandbox, snapshot or template'],
-  ['g s, g o, g n, g l, g t, g k', 'Sandboxes, overview, snapshots, lineage, templates, keys'],
+  [
+    'g s, g o, g n, g l, g t, g f, g h, g k',
+    'Sandboxes, overview, snapshots, lineage, templates, functions, hosts, keys',
+  ],
   ['c', 'Create a sandbox'],
   ['/', 'Search in the page'],
   ['j, k', 'Next and previous row'],

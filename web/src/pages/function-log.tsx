@@ -1,0 +1,118 @@
+import { useEffect, useRef, useState } from 'react'
+import { api, data, type Schemas } from '../api/client'
+import { useFilters } from '../lib/filters'
+import { count } from '../lib/format'
+import { visible } from '../lib/visible'
+import { Copy, Empty, Problem, Skeleton } from '../ui/controls'
+
+type Entry = Schemas['FunctionLogEntry']
+
+/** Entries that are retained in the page. */
+const MAX_ENTRIES = 5000
+/** Time that a request waits for new entries, in seconds. */
+const WAIT_S = 20
+
+/** Reads the log, and waits for new entries. */
+function useLog(name: string) {
+  const [entries, setEntries] = useState<Entry[]>()
+  const [error, setError] = useState<unknown>()
+  const [attempt, setAttempt] = useState(0)
+  useEffect(() => {
+    const abort = new AbortController()
+    const follow = async () => {
+      let after = 0
+      let wait = 0
+      while (!abort.signal.aborted) {
+        const query = { after, wait }
+        const page = data(
+          await api.GET('/functions/{name}/logs', { params: { path: { name }, query }, signal: abort.signal }),
+        )!
+        setEntries((old) => [...(after === 0 ? [] : (old ?? [])), ...page.entries].slice(-MAX_ENTRIES))
+        setError(undefined)
+        after = Number(page.next)
+        wait = WAIT_S
+      }
+    }
+    follow().catch((e: unknown) => {
+      if (!abort.signal.aborted) setError(e)
+    })
+    return () => abort.abort()
+  }, [name, attempt])
+  return { entries, error, retry: () => setAttempt((n) => n + 1) }
+}
+
+/** Output and failures of a function, as they appear. */
+export function FunctionLog({ name }: { name: string }) {
+  const [search, update] = useFilters<{ q?: string; stream?: string }>()
+  const [follow, setFollow] = useState(true)
+  const scroller = useRef<HTMLDivElement>(null)
+  const { entries, error, retry } = useLog(name)
+  const wanted = (search.q ?? '').toLowerCase()
+  const shown = (entries ?? []).filter((e) => {
+    if (search.stream && e.stream !== search.stream) return false
+    return !wanted || e.text.toLowerCase().includes(wanted) || e.requestID.startsWith(wanted)
+  })
+  useEffect(() => {
+    const box = scroller.current
+    if (follow && box) box.scrollTop = box.scrollHeight
+  }, [follow, shown.length])
+  if (error !== undefined && !entries) return <Problem error={error} onRetry={retry} />
+  if (!entries) return <Skeleton rows={8} />
+  return (
+    <div className="stack grow fill-column">
+      <div className="filters" role="search">
+        <input
+          className="input search"
+          type="search"
+          aria-label="Search in the log"
+          placeholder="Text or id of a request"
+          value={search.q ?? ''}
+          onChange={(e) => update({ q: e.target.value || undefined })}
+        />
+        <select
+          className="select"
+          aria-label="Stream"
+          value={search.stream ?? ''}
+          onChange={(e) => update({ stream: e.target.value || undefined })}>
+          <option value="">Stream: all</option>
+          <option>stdout</option>
+          <option>stderr</option>
+          <option>fault</option>
+        </select>
+        <span className="muted">{count(shown.length, 'line')}</span>
+        <label className="row">
+          <input type="checkbox" checked={follow} onChange={(e) => setFollow(e.target.checked)} /> Follow
+        </label>
+        <span className="grow" />
+        <Copy text={shown.map((e) => e.text).join('\n')} label="Copy the log" small={false} />
+      </div>
+      {error !== undefined && <Problem error={error} onRetry={retry} />}
+      {entries.length === 0 ? (
+        <Empty title="The log is empty" command={`jiffy function logs ${name}`}>
+          <p>Output and failures of requests appear here.</p>
+        </Empty>
+      ) : (
+        <div
+          className="log plain-log mono"
+          ref={scroller}
+          tabIndex={0}
+          role="log"
+          aria-label="Log of the function"
+          aria-live="off"
+          onWheel={(e) => {
+            if (e.deltaY < 0) setFollow(false)
+          }}>
+          {shown.map((e) => (
+            <div key={e.sequence} className={e.stream === 'stdout' ? undefined : 'error'}>
+              <time title={e.timestamp}>{e.timestamp.slice(11, 19)}</time>
+              <span className="muted" title={`Request ${e.requestID}`}>
+                {e.requestID.slice(0, 8)} {e.stream}
+              </span>{' '}
+              {visible(e.text)}
+            </div>
+          ))}
+        </div>
+      )}
+    </div>
+  )
+}
