@@ -7,9 +7,13 @@
 
 mod creates;
 mod forward;
+mod functions;
 mod lists;
+mod object_calls;
+mod objects;
 mod route;
 mod rows;
+mod streams;
 
 use crate::app::App;
 use crate::error::{ApiError, HOST_LOST};
@@ -18,13 +22,18 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
+use functions::FunctionPlaces;
 use jiffy_fleet::node::{LocateError, Node, row_hash};
 use jiffy_fleet_core::{MemberId, SandboxHash};
 use rows::FleetRows;
 use std::sync::Arc;
 
 pub use forward::receive_forwarded;
+pub(crate) use functions::route_function;
+pub(crate) use lists::ListPart;
 pub(crate) use route::route;
+pub(crate) use streams::ForwardedStream;
+pub use streams::{ByteStream, receive_forwarded_stream};
 
 /// Error code of calls that need a member which does not answer.
 const FLEET_UNAVAILABLE: &str = "fleet_unavailable";
@@ -45,6 +54,18 @@ pub trait Forwarder: Send + Sync {
         address: &str,
         request: Request<Body>,
     ) -> Result<Response, ForwardError>;
+
+    /// Sends a request for a stream to a member. Returns the stream, or the response that rejects
+    /// the request. The receiver passes the request to [`receive_forwarded_stream`].
+    ///
+    /// # Errors
+    /// [`ForwardError`] if no response arrived.
+    async fn open_stream(
+        &self,
+        to: MemberId,
+        address: &str,
+        request: Request<()>,
+    ) -> Result<Result<Box<dyn ByteStream>, Response>, ForwardError>;
 }
 
 /// Failure to forward a call.
@@ -64,6 +85,7 @@ pub struct Fleet {
     secret: Arc<[u8; 32]>,
     forwarder: Arc<dyn Forwarder>,
     rows: Arc<FleetRows>,
+    functions: Arc<FunctionPlaces>,
 }
 
 impl Fleet {
@@ -77,6 +99,7 @@ impl Fleet {
             node,
             secret,
             forwarder,
+            functions: Arc::default(),
         }
     }
 

@@ -33,7 +33,9 @@ pub use auto_resume::{AutoResume, ResumeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
-pub use fleet::{Fleet, ForwardError, Forwarder, receive_forwarded};
+pub use fleet::{
+    ByteStream, Fleet, ForwardError, Forwarder, receive_forwarded, receive_forwarded_stream,
+};
 pub use function_key::FunctionCaller;
 pub use hooks::{
     FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,

@@ -22,6 +22,7 @@ mod timeout;
 mod wait;
 
 pub use functions::invoke::{FunctionHost, function_router};
+pub(crate) use ports::{PROTOCOL as PORT_PROTOCOL, expect_upgrade};
 
 use crate::app::App;
 use crate::caller::authenticate;

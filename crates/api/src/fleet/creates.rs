@@ -18,17 +18,18 @@ use jiffy_fleet_core::{MemberId, SandboxHash};
 use jiffy_sandbox_manager::Creation;
 use serde::Deserialize;
 
-/// Field of a body that names a sandbox.
+/// Fields of a body that name a sandbox, and its template or snapshot.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Named {
     name: Option<String>,
+    #[serde(rename = "templateID")]
+    template_id: Option<String>,
 }
 
-/// Returns the name in the body of a call. The handler rejects malformed bodies.
-fn name_in(call: &BufferedCall) -> Option<String> {
-    let named: Named = serde_json::from_slice(&call.body).ok()?;
-    named.name.filter(|name| !name.is_empty())
+/// Returns the names in the body of a call. The handler rejects malformed bodies.
+fn names_in(call: &BufferedCall) -> Named {
+    crate::body::parse(&call.body).unwrap_or_default()
 }
 
 impl Fleet {
@@ -36,6 +37,7 @@ impl Fleet {
     /// same `Idempotency-Key` before.
     pub(super) async fn create(
         &self,
+        app: &App,
         caller: &Caller,
         request: Request,
         next: Next,
@@ -43,12 +45,22 @@ impl Fleet {
     ) -> Result<Response, ApiError> {
         let (call, request) = buffer(caller, request).await?;
         let owner = caller.owner_id();
-        if let Some(key) = key_of(&call.headers)?
-            && !is_forwarded
+        let template = names_in(&call).template_id;
+        if let Some(template) = template.filter(|_| !is_forwarded)
+            && let Some(member) = self.place_of_origin(app, &call, &template).await?
         {
+            return self.forward_to(member, &call).await;
+        }
+        if let Some(key) = key_of(&call.headers)? {
             let hash = self.idempotency_hash(owner.as_deref(), &key);
-            if let Some(member) = self.reserve(hash).await? {
-                return self.forward_to(member, &call).await;
+            match self.reserve(hash).await? {
+                Some(_) if is_forwarded => {
+                    let message =
+                        "another host executes a create with this `Idempotency-Key`: retry";
+                    return Err(unavailable(message));
+                }
+                Some(member) => return self.forward_to(member, &call).await,
+                None => {}
             }
         }
         self.reserve_name(caller, &call).await?;
@@ -72,7 +84,8 @@ impl Fleet {
 
     /// Reserves the name in a body for a sandbox of this member.
     async fn reserve_name(&self, caller: &Caller, call: &BufferedCall) -> Result<(), ApiError> {
-        let Some(name) = name_in(call) else {
+        let name = names_in(call).name.filter(|name| !name.is_empty());
+        let Some(name) = name else {
             return Ok(());
         };
         let hash = self.name_hash(caller.owner_id().as_deref(), &name);

@@ -1,9 +1,11 @@
 //! Calls that are forwarded to another member, and calls that another member has forwarded.
 
+use super::lists::ListPart;
 use super::route::is_moved;
 use super::{Fleet, ForwardError, host_lost, unavailable};
 use crate::caller::{Caller, ClientAddress};
 use crate::error::ApiError;
+use crate::routes::FunctionHost;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
@@ -26,10 +28,45 @@ const MAX_CONCURRENT: usize = 64;
 const OWNER: HeaderName = HeaderName::from_static("jiffy-forwarded-owner");
 /// Header of forwarded calls: address of the client.
 const CLIENT: HeaderName = HeaderName::from_static("jiffy-forwarded-for");
+/// Header of forwarded calls: host name by which the client reaches the fleet.
+const HOST: HeaderName = HeaderName::from_static("jiffy-forwarded-host");
+/// Header of forwarded calls that are not executed as such: a value of [`Purpose`].
+const PURPOSE: HeaderName = HeaderName::from_static("jiffy-forwarded-purpose");
+/// Header of forwarded requests to functions: label of the function.
+pub(super) const FUNCTION: HeaderName = HeaderName::from_static("jiffy-forwarded-function");
+/// Value of the header [`OWNER`].
+const TRUE: HeaderValue = HeaderValue::from_static("true");
 
 /// Extension of a call that another member has forwarded. It is never forwarded again.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Forwarded;
+pub(super) struct Forwarded(pub Purpose);
+
+/// Purpose of a forwarded call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The receiver executes the call.
+    Call,
+    /// The receiver only answers whether it has the object of the call.
+    Probe,
+    /// The answer is merged with the answers of other members.
+    Part,
+}
+
+impl Purpose {
+    fn header(self) -> Option<HeaderValue> {
+        match self {
+            Self::Call => None,
+            Self::Probe => Some(HeaderValue::from_static("probe")),
+            Self::Part => Some(HeaderValue::from_static("part")),
+        }
+    }
+
+    fn of(header: Option<&HeaderValue>) -> Self {
+        let purposes = [Self::Probe, Self::Part].into_iter();
+        let mut purposes = purposes.filter(|purpose| header == purpose.header().as_ref());
+        purposes.next().unwrap_or(Self::Call)
+    }
+}
 
 /// Call whose body was read, so that it can be sent more than once.
 #[derive(Clone)]
@@ -40,6 +77,7 @@ pub(super) struct BufferedCall {
     pub body: Bytes,
     pub caller: Caller,
     pub client: Option<IpAddr>,
+    pub purpose: Purpose,
 }
 
 impl BufferedCall {
@@ -49,37 +87,68 @@ impl BufferedCall {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
-        prepare(&mut request, &self.caller, self.client);
+        prepare(&mut request, Some(&self.caller), self.client);
+        if let Some(purpose) = self.purpose.header() {
+            request.headers_mut().insert(PURPOSE, purpose);
+        }
         request
     }
 }
 
 /// Removes headers of a single connection and headers that only members may set, and sets the
 /// latter.
-fn prepare(request: &mut Request<Body>, caller: &Caller, client: Option<IpAddr>) {
+pub(super) fn prepare(
+    request: &mut Request<Body>,
+    caller: Option<&Caller>,
+    client: Option<IpAddr>,
+) {
     let headers = request.headers_mut();
     strip_hop_by_hop(headers);
     // The body was read completely: it has no trailers, and the transport sets its length.
-    for name in [OWNER, CLIENT, header::TRAILER, header::CONTENT_LENGTH] {
+    for name in [
+        OWNER,
+        CLIENT,
+        HOST,
+        PURPOSE,
+        header::TRAILER,
+        header::CONTENT_LENGTH,
+    ] {
         headers.remove(name);
     }
-    if caller.is_owner() {
-        headers.insert(OWNER, HeaderValue::from_static("true"));
+    if caller.is_some_and(Caller::is_owner) {
+        headers.insert(OWNER, TRUE);
+    }
+    // The transport replaces the host by the member.
+    if let Some(host) = headers.remove(header::HOST) {
+        headers.insert(HOST, host);
     }
     if let Some(address) = client.and_then(|ip| HeaderValue::from_str(&ip.to_string()).ok()) {
         headers.insert(CLIENT, address);
     }
 }
 
-/// Prepares a call that another member has forwarded, for the router of this member. The caller
-/// must have authenticated the member by its certificate.
+/// Prepares a call that another member has forwarded, for the router of this member. Requests with
+/// a [`FunctionHost`] are for the router of functions. The caller must have authenticated the
+/// member by its certificate.
 pub fn receive_forwarded(request: &mut Request<Body>) {
     let headers = request.headers_mut();
     let is_owner = headers.remove(OWNER).is_some();
+    let purpose = Purpose::of(headers.remove(PURPOSE).as_ref());
+    if let Some(host) = headers.remove(HOST) {
+        headers.insert(header::HOST, host);
+    }
+    let function = headers.remove(FUNCTION);
+    let function = function.and_then(|label| label.to_str().ok().map(str::to_owned));
     let client = headers.remove(CLIENT);
     let client = client.and_then(|value| value.to_str().ok()?.parse().ok());
     let extensions = request.extensions_mut();
-    extensions.insert(Forwarded);
+    extensions.insert(Forwarded(purpose));
+    if let Some(label) = function {
+        extensions.insert(FunctionHost(label));
+    }
+    if purpose == Purpose::Part {
+        extensions.insert(ListPart);
+    }
     // A member holds the keys of the store: it may act as the owner of any host.
     if is_owner {
         extensions.insert(Caller::Owner);
@@ -99,6 +168,15 @@ impl Fleet {
         call: &BufferedCall,
     ) -> Result<Response, ForwardError> {
         let sent = self.forwarder.forward(member, address, call.request());
+        self.until_answered(member, sent).await
+    }
+
+    /// Waits for a response. Returns an error if the member is declared dead before.
+    pub(super) async fn until_answered<T>(
+        &self,
+        member: MemberId,
+        sent: impl Future<Output = Result<T, ForwardError>>,
+    ) -> Result<T, ForwardError> {
         tokio::select! {
             sent = sent => sent,
             () = self.node.until_lost(member) => Err(ForwardError {

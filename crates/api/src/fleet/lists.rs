@@ -1,12 +1,13 @@
-//! Lists of sandboxes, merged from the answers of all members.
+//! Lists, merged from the answers of all members.
 
-use super::forward::BufferedCall;
+use super::forward::{BufferedCall, Purpose};
 use super::route::buffer;
 use super::{Fleet, unavailable};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::page::{NEXT, Page, PagePosition};
 use crate::query::Query;
+use crate::routes::bounds::MAX_UNPAGED;
 use axum::Json;
 use axum::body::to_bytes;
 use axum::extract::Request;
@@ -21,6 +22,28 @@ use std::collections::BTreeMap;
 const MAX_ANSWER_BYTES: usize = 32 << 20;
 /// Header that names the members without an answer.
 pub(crate) const INCOMPLETE: HeaderName = HeaderName::from_static("jiffy-incomplete");
+
+/// List of objects other than sandboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listed {
+    Templates,
+    Snapshots,
+    Functions,
+    Pools,
+}
+
+impl Listed {
+    /// Returns the list at a path.
+    pub fn at(path: &str) -> Option<Self> {
+        match path {
+            "/templates" => Some(Self::Templates),
+            "/snapshots" => Some(Self::Snapshots),
+            "/functions" => Some(Self::Functions),
+            "/pools" => Some(Self::Pools),
+            _ => None,
+        }
+    }
+}
 
 /// Successful answers of the members to one call.
 struct Answers {
@@ -137,6 +160,55 @@ impl Fleet {
         answers.respond(&query, body)
     }
 
+    /// Merges lists of objects. An object that several members have appears once.
+    pub(super) async fn merge_objects(
+        &self,
+        listed: Listed,
+        caller: &Caller,
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        let query = Query::parse(request.uri().query().unwrap_or_default())?;
+        let page = match listed {
+            Listed::Templates => Page::by_name(&query, MAX_UNPAGED)?,
+            _ => Page::from_query(&query)?,
+        };
+        let mut answers = match self.call_all(caller, request, next).await? {
+            Ok(answers) => answers,
+            Err(response) => return Ok(response),
+        };
+        let bodies = std::mem::take(&mut answers.bodies).into_iter();
+        let items = bodies.flat_map(|body| match body {
+            Value::Array(items) => items,
+            _ => Vec::new(),
+        });
+        let (items, token) = match listed {
+            Listed::Templates => merge_templates(items, &page, answers.has_next),
+            Listed::Snapshots => {
+                let items = merge_by(items, snapshot_position, is_stored_better);
+                let items: Vec<_> = items.into_iter().collect();
+                let position = |(position, _): &(PagePosition, Value)| position.clone();
+                let (items, token) = page.cut_merged(items, answers.has_next, position);
+                (items.into_iter().map(|(_, item)| item).collect(), token)
+            }
+            Listed::Functions => {
+                let key = |item: &Value| {
+                    let owner = item["owner"].as_str().map(str::to_owned);
+                    (owner, text(item, "name"))
+                };
+                let is_newer =
+                    |new: &Value, old: &Value| new["version"].as_u64() > old["version"].as_u64();
+                (merge_by(items, key, is_newer).into_values().collect(), None)
+            }
+            Listed::Pools => (merge_pools(items), None),
+        };
+        let mut response = answers.respond(&query, Value::Array(items))?;
+        if let Some(token) = token {
+            response.headers_mut().insert(NEXT, token);
+        }
+        Ok(response)
+    }
+
     /// Sends a call to all members at the same time. Returns the response of this member instead if
     /// it is not successful: the call is invalid.
     async fn call_all(
@@ -145,7 +217,9 @@ impl Fleet {
         request: Request,
         next: Next,
     ) -> Result<Result<Answers, Response>, ApiError> {
-        let (call, request) = buffer(caller, request).await?;
+        let (mut call, mut request) = buffer(caller, request).await?;
+        call.purpose = Purpose::Part;
+        request.extensions_mut().insert(ListPart);
         let others = tokio::spawn(self.clone().call_others(call));
         let own = next.run(request).await;
         if !own.status().is_success() {
@@ -177,11 +251,87 @@ impl Fleet {
     }
 }
 
+/// Extension of a call whose answer is merged with the answers of other members. The items of some
+/// lists are then pairs of their position and the item.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ListPart;
+
+fn text(item: &Value, name: &str) -> String {
+    item[name].as_str().unwrap_or_default().to_owned()
+}
+
+/// Returns the items by their keys. Of several items with one key, `is_better` selects one.
+fn merge_by<K: Ord>(
+    items: impl Iterator<Item = Value>,
+    key: impl Fn(&Value) -> K,
+    is_better: impl Fn(&Value, &Value) -> bool,
+) -> BTreeMap<K, Value> {
+    let mut merged: BTreeMap<K, Value> = BTreeMap::new();
+    for item in items {
+        let key = key(&item);
+        if merged.get(&key).is_none_or(|old| is_better(&item, old)) {
+            merged.insert(key, item);
+        }
+    }
+    merged
+}
+
+/// Merges pairs of the name `[owner/]name` and the template, in the order of owner and name.
+fn merge_templates(
+    items: impl Iterator<Item = Value>,
+    page: &Page,
+    has_next: bool,
+) -> (Vec<Value>, Option<HeaderValue>) {
+    let key = |pair: &Value| {
+        let name = pair[0].as_str().unwrap_or_default();
+        match name.split_once('/') {
+            Some((owner, name)) => (Some(owner.to_owned()), name.to_owned()),
+            None => (None, name.to_owned()),
+        }
+    };
+    // The host that built a template knows its id.
+    let has_id = |pair: &Value| pair[1]["templateID"] != pair[1]["aliases"][0];
+    let merged = merge_by(items, key, |new, old| has_id(new) && !has_id(old));
+    let has_next = has_next || merged.len() > page.limit();
+    let mut last = None;
+    let mut shown = Vec::new();
+    for (_, mut pair) in merged.into_iter().take(page.limit()) {
+        last = pair[0].as_str().and_then(Page::next_name);
+        shown.push(pair[1].take());
+    }
+    (shown, last.filter(|_| has_next))
+}
+
+/// Adds the sizes of the pools of a template.
+fn merge_pools(items: impl Iterator<Item = Value>) -> Vec<Value> {
+    let mut pools: BTreeMap<String, [u64; 2]> = BTreeMap::new();
+    for item in items {
+        let sums = pools.entry(text(&item, "templateID")).or_default();
+        for (sum, name) in sums.iter_mut().zip(["size", "ready"]) {
+            *sum = sum.saturating_add(item[name].as_u64().unwrap_or(0));
+        }
+    }
+    let pool = |(template, [size, ready]): (String, [u64; 2])| serde_json::json!({ "templateID": template, "size": size, "ready": ready });
+    pools.into_iter().map(pool).collect()
+}
+
+/// Returns whether a copy of a snapshot is complete and the other one is not.
+fn is_stored_better(new: &Value, old: &Value) -> bool {
+    new["status"] == "ready" && old["status"] != "ready"
+}
+
+fn snapshot_position(item: &Value) -> PagePosition {
+    (milliseconds(item, "createdAt"), text(item, "snapshotID"))
+}
+
+fn milliseconds(item: &Value, field: &str) -> u64 {
+    let time = item[field].as_str().unwrap_or_default();
+    let time: Option<jiff::Timestamp> = time.parse().ok();
+    let ms = time.map_or(0, |time| time.as_millisecond());
+    u64::try_from(ms).unwrap_or(0)
+}
+
 /// Returns the position of a listed sandbox.
 fn position(item: &Value) -> PagePosition {
-    let text = |name: &str| item[name].as_str().unwrap_or_default();
-    let started: Option<jiff::Timestamp> = text("startedAt").parse().ok();
-    let ms = started.map_or(0, |time| time.as_millisecond());
-    let ms = u64::try_from(ms).unwrap_or(0);
-    (ms, text("sandboxID").to_owned())
+    (milliseconds(item, "startedAt"), text(item, "sandboxID"))
 }

@@ -1,20 +1,24 @@
 //! Selection of the member that answers a call.
 
-use super::forward::{BufferedCall, Forwarded};
+use super::forward::{BufferedCall, Forwarded, Purpose};
+use super::lists::Listed;
+use super::objects::{Object, is_probe};
+use super::streams::opens_stream;
 use super::{Fleet, SANDBOX_MOVED, host_lost};
 use crate::app::App;
 use crate::body::MAX_BODY;
 use crate::caller::{Caller, ClientAddress, SHORT_ID};
 use crate::error::ApiError;
 use crate::lookup::Liveness;
+use crate::query::Query;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiffy_engine_api::is_id;
-use jiffy_fleet_core::RowState;
+use jiffy_fleet_core::{MemberId, RowState};
 use percent_encoding::percent_decode_str;
 
 /// Kind of a call.
@@ -27,13 +31,32 @@ enum Call {
     Metrics,
     /// Create of a sandbox.
     Create,
+    /// On an object of some members.
+    Object(Object),
+    /// On the template that the body names.
+    NamedTemplate,
+    /// List of objects.
+    Objects(Listed),
     /// On this host.
     Local,
 }
 
 impl Call {
     fn of(method: &Method, path: &str) -> Self {
-        let path = path.strip_prefix("/v2").unwrap_or(path);
+        let version = ["/v2/", "/v3/"].into_iter().find(|v| path.starts_with(v));
+        let path = path
+            .get(version.map_or(0, |v| v.len() - 1)..)
+            .unwrap_or(path);
+        match (method.as_str(), path) {
+            ("POST", "/templates") | ("POST" | "DELETE", "/templates/tags") => {
+                return Self::NamedTemplate;
+            }
+            ("GET", path) if let Some(listed) = Listed::at(path) => return Self::Objects(listed),
+            _ => {}
+        }
+        if let Some(object) = Object::in_path(path) {
+            return Self::Object(object);
+        }
         let mut parts = path.trim_start_matches('/').split('/');
         if parts.next() != Some("sandboxes") {
             return Self::Local;
@@ -64,17 +87,39 @@ pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) 
     let is_forwarded = request.extensions().get::<Forwarded>().is_some();
     let call = Call::of(request.method(), request.uri().path());
     let routed = match call {
+        Call::List | Call::Metrics | Call::Objects(_) | Call::Sandbox(_)
+            if !is_forwarded && let Some(host) = host_of(&request) =>
+        {
+            fleet.on_host(&host, &caller, request, next).await
+        }
         Call::Local => Ok(next.run(request).await),
-        Call::List | Call::Metrics if is_forwarded => Ok(next.run(request).await),
+        Call::Object(object) if is_probe(&request) => app.answer_probe(&caller, &object),
+        Call::List | Call::Metrics | Call::Objects(_) | Call::Object(_) | Call::NamedTemplate
+            if is_forwarded =>
+        {
+            Ok(next.run(request).await)
+        }
+        Call::Objects(listed) => fleet.merge_objects(listed, &caller, request, next).await,
+        Call::Object(object) => fleet.on_object(&app, &caller, object, request, next).await,
+        Call::NamedTemplate => fleet.on_named_template(&app, &caller, request, next).await,
         Call::List => fleet.list(&caller, request, next).await,
         Call::Metrics => fleet.merge_metrics(&caller, request, next).await,
-        Call::Create => fleet.create(&caller, request, next, is_forwarded).await,
+        Call::Create => {
+            let created = fleet.create(&app, &caller, request, next, is_forwarded);
+            created.await
+        }
         Call::Sandbox(id) => {
             let target = (&*id, is_forwarded);
             fleet.on_sandbox(&app, &caller, target, request, next).await
         }
     };
     routed.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Returns the host to which a call is restricted.
+fn host_of(request: &Request) -> Option<String> {
+    let query = Query::parse(request.uri().query()?).ok()?;
+    query.get("host").map(str::to_owned)
 }
 
 /// Returns whether a member answered that it does not have the sandbox.
@@ -137,17 +182,51 @@ impl Fleet {
         if !place.is_live && place.state == RowState::Stored && is_resume {
             return Ok(next.run(request).await);
         }
-        if is_upgrade(request.headers()) {
-            return Err(host_lost(
-                place.member,
-                "streams to ports are not forwarded: connect to this host",
-            ));
+        if opens_stream(&request) {
+            let mut request = request;
+            let opened = self.open_stream(app, caller, (hash, place), &mut request);
+            return match opened.await? {
+                Some(response) => Ok(response),
+                None => Ok(next.run(request).await),
+            };
         }
         let (call, request) = buffer(caller, request).await?;
         match self.send_to_place(hash, place, &call).await? {
             Some(response) => Ok(response),
             None => Ok(next.run(request).await),
         }
+    }
+
+    /// Executes a call on one member only.
+    async fn on_host(
+        &self,
+        host: &str,
+        caller: &Caller,
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        let member: Option<MemberId> = host.parse().ok();
+        let members = self.node.members();
+        let row = member.and_then(|member| members.row(member));
+        let row = row.ok_or_else(|| {
+            let host = crate::lookup::short(host);
+            ApiError::invalid(format!(
+                "the fleet has no host `{host}`: `jiffy fleet nodes` lists the hosts"
+            ))
+        })?;
+        if row.id == self.node.id() {
+            return Ok(next.run(request).await);
+        }
+        if !row.state.is_live() {
+            return Err(host_lost(row.id, "it is not alive"));
+        }
+        let sent = self.send_request(row.id, &row.address, Some(caller), request);
+        let response = sent.await.map_err(|e| host_lost(row.id, &e.reason))?;
+        if is_moved(&response) {
+            let message = format!("host {} does not have the sandbox", row.id);
+            return Err(ApiError::not_found("sandbox_not_found", message));
+        }
+        Ok(response)
     }
 
     /// Sends a call to the only member that has a sandbox with this name or prefix.
@@ -208,10 +287,6 @@ fn is_resume(request: &Request) -> bool {
     request.method() == Method::POST && (path.ends_with("/resume") || path.ends_with("/connect"))
 }
 
-fn is_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(header::UPGRADE)
-}
-
 /// Reads the body of a call. Returns the call for other members, and the request for this one.
 pub(super) async fn buffer(
     caller: &Caller,
@@ -237,6 +312,7 @@ pub(super) async fn buffer(
         body: body.clone(),
         caller: caller.clone(),
         client: parts.extensions.get::<ClientAddress>().map(|a| a.0),
+        purpose: Purpose::Call,
     };
     let mut request = Request::from_parts(parts, Body::from(body));
     let length = HeaderValue::from(call.body.len());
@@ -258,6 +334,9 @@ mod tests {
             Call::Metrics => "metrics".to_owned(),
             Call::Create => "create".to_owned(),
             Call::Local => "local".to_owned(),
+            Call::Object(object) => format!("{object:?}"),
+            Call::NamedTemplate => "template".to_owned(),
+            Call::Objects(listed) => format!("{listed:?}"),
         };
         for (method, path, expected) in [
             (Method::GET, "/sandboxes", "list"),
@@ -267,7 +346,13 @@ mod tests {
             (Method::GET, "/sandboxes/abc", "abc"),
             (Method::GET, "/v2/sandboxes/abc/logs", "abc"),
             (Method::DELETE, "/sandboxes/a%2Db", "a-b"),
-            (Method::GET, "/templates", "local"),
+            (Method::GET, "/templates", "Templates"),
+            (Method::POST, "/v3/templates", "template"),
+            (Method::DELETE, "/templates/tags", "template"),
+            (Method::POST, "/templates/prune", "local"),
+            (Method::GET, "/pools", "Pools"),
+            (Method::PATCH, "/v2/templates/web", "Template(\"web\")"),
+            (Method::GET, "/v2", "local"),
             (Method::GET, "/sandboxes/", "local"),
             (Method::GET, "/sandboxes/%ff", "local"),
         ] {

@@ -1,5 +1,6 @@
 //! Description of one operation for the OpenAPI document: parameters, request body and responses.
 
+use crate::openapi::operations::merged;
 use crate::openapi::schemas::{SchemaOf, schema_of};
 use crate::page::MAX_PAGE_SIZE;
 use axum::http::Method;
@@ -175,6 +176,12 @@ impl Operation {
         self
     }
 
+    /// Adds the parameters of lists that are merged from all hosts of a fleet.
+    pub fn merged(mut self) -> Self {
+        self.parameters.extend(merged());
+        self
+    }
+
     /// Marks the operation as usable without an API key.
     pub fn open(mut self) -> Self {
         self.open = true;
@@ -189,7 +196,7 @@ impl Operation {
             return all;
         }
         // Every authenticated call may fail with these statuses.
-        all.extend([401, 403, 429, 500]);
+        all.extend([401, 403, 429, 500, 503]);
         if self.path.contains('{') {
             all.extend([400, 404]);
         }

@@ -6,6 +6,8 @@ mod observe;
 mod sandboxes;
 mod templates;
 
+pub(super) use sandboxes::merged;
+
 use super::operation::Operation;
 use jiffy_api_types::Health;
 use serde_json::{Map, Value};

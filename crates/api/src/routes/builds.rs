@@ -12,8 +12,9 @@ use crate::routes::bounds::MAX_MOMENT;
 use crate::wire::build::{LEVELS, entry, size, spec, status};
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use jiffy_api_types::{
     AddTags, AddedTags, BuildLogs, BuildStart, BuildStatus, ChangedTemplate, NewTemplate, Prune,
@@ -85,6 +86,12 @@ impl From<UploadError> for ApiError {
 }
 
 impl App {
+    /// Returns the query of upload links: in a fleet, the host that accepts the upload.
+    fn upload_host(&self) -> String {
+        let fleet = self.fleet.as_ref();
+        fleet.map_or_else(String::new, |fleet| format!("?host={}", fleet.node().id()))
+    }
+
     pub(crate) fn builder(&self) -> Result<&Builder, ApiError> {
         let none = || ApiError::unsupported("this host builds no templates");
         self.builder.as_ref().ok_or_else(none)
@@ -165,10 +172,11 @@ pub(super) async fn files(
     let word = builder.uploads().create_ticket(owner, &hash, naming)?;
     let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
     let url = format!(
-        "{}://{}/templates/uploads/{word}",
+        "{}://{}/templates/uploads/{word}{}",
         app.config.scheme,
         // The client's own name for this host: the link must be reachable for the client.
-        host.unwrap_or("localhost")
+        host.unwrap_or("localhost"),
+        app.upload_host()
     );
     Ok((StatusCode::CREATED, Json(UploadLink { present, url })))
 }
@@ -177,9 +185,23 @@ pub(super) async fn files(
 pub(super) async fn upload(
     State(app): State<App>,
     Path(word): Path<String>,
-    body: Body,
-) -> Result<StatusCode, ApiError> {
-    let mut upload = app.builder()?.uploads().begin(&word).await?;
+    query: Query,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = match &app.fleet {
+        None => request.into_body(),
+        Some(fleet) => match fleet.forward_upload(query.get("host"), request).await? {
+            Ok(response) => return Ok(response),
+            Err(request) => request.into_body(),
+        },
+    };
+    receive(&app, &word, body)
+        .await
+        .map(IntoResponse::into_response)
+}
+
+async fn receive(app: &App, word: &str, body: Body) -> Result<StatusCode, ApiError> {
+    let mut upload = app.builder()?.uploads().begin(word).await?;
     let owner = upload.owner().map(str::to_owned);
     let is_closed = || app.keys.status(owner.as_deref()) != KeyStatus::InForce;
     let mut pieces = body.into_data_stream();

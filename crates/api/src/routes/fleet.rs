@@ -30,10 +30,10 @@ pub(super) async fn nodes(
 
 async fn status(app: &App, caller: &Caller) -> Result<FleetStatus, ApiError> {
     caller.require_admin("reading the state of the fleet")?;
-    let fleet = app
-        .fleet
-        .as_ref()
-        .ok_or_else(|| ApiError::not_found("not_found", SetupError::NoMember.to_string()))?;
+    let fleet = app.fleet.as_ref().ok_or_else(|| {
+        let message = format!("the fleet does not exist: {}", SetupError::NoMember);
+        ApiError::not_found("not_found", message)
+    })?;
     Ok(fleet.node().status().await)
 }
 

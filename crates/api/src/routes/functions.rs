@@ -76,7 +76,11 @@ impl App {
 
     /// Finds a function by name among the functions of the caller. Callers that see the functions
     /// of all keys may also use a function's label, which is its name in URLs.
-    fn function(&self, caller: &Caller, name: &str) -> Result<Arc<FunctionRecord>, ApiError> {
+    pub(crate) fn function(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<Arc<FunctionRecord>, ApiError> {
         let functions = self.functions()?;
         if let Caller::Function(function) = caller {
             // Of these callers, only sandboxes with a callback secret reach this code. They may

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::fleet::{ByteStream, ForwardedStream};
 use crate::hooks::PortRefusal;
 use crate::lookup::Liveness;
 use axum::extract::{Path, Request, State};
@@ -16,7 +17,7 @@ use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
 /// Protocol of the upgrade.
-const PROTOCOL: &str = "tcp";
+pub(crate) const PROTOCOL: &str = "tcp";
 /// Time limit for opening a stream, including a resume.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
@@ -37,12 +38,9 @@ pub(super) async fn stream(
             "cannot open a stream with a key of the scope `read`: the stream permits changes of the sandbox",
         ));
     }
-    if request.version() != Version::HTTP_11 || !requests_upgrade(request.headers(), PROTOCOL) {
-        return Err(ApiError::new(
-            StatusCode::UPGRADE_REQUIRED,
-            "upgrade_required",
-            "this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: tcp`",
-        ));
+    let forwarded = request.extensions().get::<ForwardedStream>().cloned();
+    if forwarded.is_none() {
+        expect_upgrade(&request)?;
     }
     // The gateway checks which paths of the agent clients may request, and a raw stream would
     // bypass the check.
@@ -67,8 +65,14 @@ pub(super) async fn stream(
     // The stream outlives this request, and the permit is held until the stream ends.
     tokio::spawn(async move {
         let _permit = permit;
-        let Ok(client) = client.await else { return };
-        let mut client = TokioIo::new(client);
+        let client: Option<Box<dyn ByteStream>> = match forwarded {
+            Some(stream) => stream.take(),
+            None => match client.await {
+                Ok(client) => Some(Box::new(TokioIo::new(client))),
+                Err(_) => None,
+            },
+        };
+        let Some(mut client) = client else { return };
         tokio::select! {
             // An error of either side is a normal end of the stream.
             _ = copy_bidirectional(&mut client, &mut guest) => {}
@@ -77,6 +81,18 @@ pub(super) async fn stream(
     });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, PROTOCOL)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
+}
+
+/// Returns an error unless a request has the headers for a stream.
+pub(crate) fn expect_upgrade(request: &Request) -> Result<(), ApiError> {
+    if request.version() == Version::HTTP_11 && requests_upgrade(request.headers(), PROTOCOL) {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        StatusCode::UPGRADE_REQUIRED,
+        "upgrade_required",
+        "this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: tcp`",
+    ))
 }
 
 /// Returns whether a request has headers for an upgrade to `protocol`.

@@ -4,6 +4,7 @@ use super::builds;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::fleet::ListPart;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::lookup::{Origin, short};
 use crate::page::{NEXT, Page, unknown_token};
@@ -11,10 +12,10 @@ use crate::query::Query;
 use crate::wire::build::state;
 use crate::wire::moment;
 use crate::wire::template::{build_id, created, listed};
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use jiffy_api_types::{Alias, BuildState, BuildStatus, Moment, Tag, Team, Template, TemplateBuild};
 use jiffy_image::Visibility;
 use jiffy_proto::agent::TEAM_ID;
@@ -62,26 +63,31 @@ fn build_of(
 pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
+    part: Option<Extension<ListPart>>,
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, MAX_UNPAGED)?;
     // On a blocking thread, because manifests that are not cached are read from the disk.
     let page = tokio::task::spawn_blocking(move || list_page(&app, &caller, &page)).await;
     let (shown, next) = page.map_err(|e| ApiError::internal(e.to_string()))??;
-    let mut response = Json(shown).into_response();
+    let mut response = if part.is_some() {
+        Json(shown).into_response()
+    } else {
+        let shown: Vec<_> = shown.into_iter().map(|(_, template)| template).collect();
+        Json(shown).into_response()
+    };
     if let Some(next) = next {
         response.headers_mut().insert(NEXT, next);
     }
     Ok(response)
 }
 
-/// Returns the templates of a page and the token of the next page. Stops as soon as the page is
-/// complete.
-fn list_page(
-    app: &App,
-    caller: &Caller,
-    page: &Page,
-) -> Result<(Vec<Template>, Option<HeaderValue>), ApiError> {
+/// Templates with their complete names, and the token of the next page.
+type ListedPage = (Vec<(String, Template)>, Option<HeaderValue>);
+
+/// Returns the templates of a page with their complete names, and the token of the next page. Stops
+/// as soon as the page is complete.
+fn list_page(app: &App, caller: &Caller, page: &Page) -> Result<ListedPage, ApiError> {
     let mut shown: Vec<(String, Template)> = Vec::new();
     // Collects the tags of one template, which are consecutive.
     let mut tags: Vec<TemplateInfo> = Vec::new();
@@ -132,7 +138,7 @@ fn list_page(
     shown.truncate(page.limit());
     let last = shown.last().filter(|_| more);
     let next = last.and_then(|(name, _)| Page::next_name(name));
-    Ok((shown.into_iter().map(|(_, value)| value).collect(), next))
+    Ok((shown, next))
 }
 
 /// Returns the name and the description of the template with these tags. `None` if `tags` is empty,

@@ -1,6 +1,8 @@
 //! Fleet of several hosts: every member answers all calls.
 
 mod lab;
+mod objects;
+mod streams;
 
 use crate::support::TestCaller;
 use jiffy_api::Scope;

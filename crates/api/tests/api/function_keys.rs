@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::Duration;
 use tower::ServiceExt;
 
-struct NoInvoker;
+pub struct NoInvoker;
 
 impl FunctionInvoker for NoInvoker {
     fn invoke(&self, _: FunctionCall) -> Invoking<'_> {
@@ -69,29 +69,34 @@ pub fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
     SandboxKey::new(key.key.id.clone(), false, scope).unwrap()
 }
 
+/// Opens functions whose records are in a directory.
+pub fn open_functions(directory: &Path, records: Vec<FunctionRecord>) -> Functions {
+    for record in records {
+        let name = owner::directory_name(record.owner.as_deref());
+        let records = directory.join(name).join("records");
+        std::fs::create_dir_all(&records).unwrap();
+        let text = serde_json::to_vec(&record).unwrap();
+        std::fs::write(records.join(format!("{}.json", record.name)), text).unwrap();
+    }
+    Functions::open(FunctionHostSettings {
+        directory: directory.to_owned(),
+        program: Some("/nonexistent".into()),
+        jailed: false,
+        cgroups: None,
+        limits: TenantLimits::default(),
+        compile: CompileLimits::default(),
+        idle: Duration::from_secs(60),
+        grace: Duration::from_secs(1),
+        egress: EgressSettings::default(),
+    })
+}
+
 impl FunctionApi {
     /// Creates a control plane with the records that `make` returns for its keys.
     pub fn new(make: impl FnOnce(&jiffy_api::Keys) -> Vec<FunctionRecord>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let api = Api::new();
-        for record in make(&api.keys) {
-            let name = owner::directory_name(record.owner.as_deref());
-            let records = directory.path().join(name).join("records");
-            std::fs::create_dir_all(&records).unwrap();
-            let text = serde_json::to_vec(&record).unwrap();
-            std::fs::write(records.join(format!("{}.json", record.name)), text).unwrap();
-        }
-        let functions = Functions::open(FunctionHostSettings {
-            directory: directory.path().to_owned(),
-            program: Some("/nonexistent".into()),
-            jailed: false,
-            cgroups: None,
-            limits: TenantLimits::default(),
-            compile: CompileLimits::default(),
-            idle: Duration::from_secs(60),
-            grace: Duration::from_secs(1),
-            egress: EgressSettings::default(),
-        });
+        let functions = open_functions(directory.path(), make(&api.keys));
         let api = api.with_functions(functions.clone(), NoInvoker);
         Self {
             api,

@@ -3,7 +3,7 @@
 use crate::support;
 
 use jiffy_api::{Limits, Scope};
-use jiffy_image::{MANIFEST_FORMAT, Reference, Templates};
+use jiffy_image::{Home, MANIFEST_FORMAT, Reference, Templates};
 use jiffy_template_builder::{BuildRecords, Builder, BuilderSettings, MAX_WAITING_BUILDS};
 use serde_json::{Value, json};
 use std::fs;
@@ -15,6 +15,11 @@ const IMAGE: &str = "image-python-3.12-01234567";
 /// Stores a template (`[owner/]name[:tag]`) in the image store with this visibility. `None` as in
 /// manifests of older versions.
 pub fn put(api: &Api, name: &str, visibility: Option<&str>) {
+    put_at(&api.home(), name, visibility);
+}
+
+/// Like [`put`], in the image store of a data directory.
+pub fn put_at(home: &Home, name: &str, visibility: Option<&str>) {
     let reference = Reference::parse(name).unwrap();
     let mut manifest = json!({
         "format": MANIFEST_FORMAT, "name": reference.name(), "tag": reference.tag(), "created": 1,
@@ -26,7 +31,7 @@ pub fn put(api: &Api, name: &str, visibility: Option<&str>) {
         manifest["owner"] = json!(reference.owner());
     }
     let file = name.replace('/', "~").replace(':', "@");
-    let directory = api.home().path().join("templates").join(file);
+    let directory = home.path().join("templates").join(file);
     fs::create_dir_all(&directory).unwrap();
     fs::write(directory.join("template.json"), manifest.to_string()).unwrap();
 }

@@ -8,15 +8,22 @@ use axum::response::Response;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::http::uri::{PathAndQuery, Uri};
-use jiffy_api::{ForwardError, Forwarder, receive_forwarded};
-use jiffy_fleet::channel::{self, Client, Handler, Interrupted, Rejected};
+use jiffy_api::{
+    ByteStream, ForwardError, Forwarder, FunctionHost, receive_forwarded, receive_forwarded_stream,
+};
+use jiffy_fleet::channel::{self, Client, Handler, Interrupted, Rejected, accept_stream};
 use jiffy_fleet_core::MemberId;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio_util::io::ReaderStream;
 use tower::ServiceExt;
 
 /// Prefix of the paths of forwarded calls.
 pub const CALL_PREFIX: &str = "/api";
+/// Prefix of the paths of forwarded requests for streams to ports.
+pub const STREAM_PREFIX: &str = "/streams";
+/// Maximum time until a stream is open. The receiver has a shorter limit.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(35);
 /// Maximum time until the head of a response. Some calls wait for their sandbox.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -45,8 +52,7 @@ impl Forwarder for ChannelForwarder {
         request: Request<Body>,
     ) -> Result<Response, ForwardError> {
         let (mut parts, body) = request.into_parts();
-        let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        parts.uri = format!("{CALL_PREFIX}{path}").parse().map_err(unsent)?;
+        parts.uri = below(CALL_PREFIX, &parts.uri)?;
         parts.version = hyper::Version::HTTP_2;
         // HTTP/2 has the host in its pseudo-header, which names the member.
         parts.headers.remove(hyper::header::HOST);
@@ -62,23 +68,89 @@ impl Forwarder for ChannelForwarder {
         parts.extensions.clear();
         Ok(Response::from_parts(parts, Body::new(body)))
     }
+
+    async fn open_stream(
+        &self,
+        to: MemberId,
+        address: &str,
+        mut request: Request<()>,
+    ) -> Result<Result<Box<dyn ByteStream>, Response>, ForwardError> {
+        *request.uri_mut() = below(STREAM_PREFIX, request.uri())?;
+        *request.version_mut() = hyper::Version::HTTP_2;
+        request.headers_mut().remove(hyper::header::HOST);
+        let opened = self.0.open_stream(to, address, request, STREAM_TIMEOUT);
+        let response = opened.await.map_err(|error| ForwardError {
+            is_unsent: error.is_unsent(),
+            reason: error.to_string(),
+        })?;
+        if response.status() == hyper::StatusCode::OK {
+            return Ok(Ok(Box::new(response.into_body())));
+        }
+        let (mut parts, body) = response.into_parts();
+        parts.version = hyper::Version::HTTP_11;
+        parts.extensions.clear();
+        let body = Body::from_stream(ReaderStream::new(body));
+        Ok(Err(Response::from_parts(parts, body)))
+    }
+}
+
+/// Returns a URI below a prefix.
+fn below(prefix: &str, uri: &Uri) -> Result<Uri, ForwardError> {
+    let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    format!("{prefix}{path}").parse().map_err(unsent)
 }
 
 /// Receives calls of other members, below [`CALL_PREFIX`].
 #[derive(Default)]
-pub struct ForwardedCalls(OnceLock<Router>);
+pub struct ForwardedCalls(OnceLock<Routers>);
+
+/// Routers of forwarded calls.
+struct Routers {
+    api: Router,
+    functions: Router,
+}
 
 impl ForwardedCalls {
-    /// Sets the router of the API. Calls are rejected until then.
-    pub fn set_router(&self, router: Router) {
-        let _ = self.0.set(router);
+    /// Sets the routers of the API and of functions. Calls are rejected until then.
+    pub fn set_routers(&self, api: Router, functions: Router) {
+        let _ = self.0.set(Routers { api, functions });
     }
 }
 
 /// Returns the path of a call without the prefix.
-fn call_uri(uri: &Uri) -> Option<Uri> {
-    let path = uri.path_and_query()?.as_str().strip_prefix(CALL_PREFIX)?;
+fn call_uri(prefix: &str, uri: &Uri) -> Option<Uri> {
+    let path = uri.path_and_query()?.as_str().strip_prefix(prefix)?;
     path.parse().ok()
+}
+
+/// Receives requests of other members for streams to ports, below [`STREAM_PREFIX`].
+pub struct ForwardedPortStreams(pub Arc<ForwardedCalls>);
+
+#[async_trait]
+impl Handler for ForwardedPortStreams {
+    async fn handle(
+        &self,
+        _peer: MemberId,
+        request: hyper::Request<Incoming>,
+    ) -> hyper::Response<channel::Body> {
+        let Some(routers) = self.0.0.get() else {
+            return Rejected::new(503, "the daemon is starting").response();
+        };
+        let Some(uri) = call_uri(STREAM_PREFIX, request.uri()) else {
+            return Rejected::new(404, "unknown path").response();
+        };
+        let mut call = hyper::Request::new(Body::empty());
+        *call.uri_mut() = uri;
+        *call.headers_mut() = request.headers().clone();
+        let (stream, accepted) = accept_stream(request);
+        receive_forwarded_stream(&mut call, Box::new(stream));
+        let answered = routers.api.clone().oneshot(call).await;
+        let response = answered.unwrap_or_else(|never| match never {});
+        if response.status() == hyper::StatusCode::SWITCHING_PROTOCOLS {
+            return accepted;
+        }
+        response.map(|body| body.map_err(Interrupted::new).boxed_unsync())
+    }
 }
 
 #[async_trait]
@@ -88,16 +160,22 @@ impl Handler for ForwardedCalls {
         _peer: MemberId,
         request: hyper::Request<Incoming>,
     ) -> hyper::Response<channel::Body> {
-        let Some(router) = self.0.get().cloned() else {
+        let Some(routers) = self.0.get() else {
             return Rejected::new(503, "the daemon is starting").response();
         };
-        let Some(uri) = call_uri(request.uri()) else {
+        let Some(uri) = call_uri(CALL_PREFIX, request.uri()) else {
             return Rejected::new(404, "unknown path").response();
         };
         let mut request = request.map(Body::new);
         *request.uri_mut() = uri;
         receive_forwarded(&mut request);
-        let answered = router.oneshot(request).await;
+        let is_function = request.extensions().get::<FunctionHost>().is_some();
+        let router = if is_function {
+            &routers.functions
+        } else {
+            &routers.api
+        };
+        let answered = router.clone().oneshot(request).await;
         let response = answered.unwrap_or_else(|never| match never {});
         response.map(|body| body.map_err(Interrupted::new).boxed_unsync())
     }
@@ -109,7 +187,8 @@ mod tests {
 
     #[test]
     fn the_prefix_of_forwarded_calls_is_removed_once() {
-        let uri = |text: &str| call_uri(&text.parse().unwrap()).map(|uri| uri.to_string());
+        let uri =
+            |text: &str| call_uri(CALL_PREFIX, &text.parse().unwrap()).map(|uri| uri.to_string());
         assert_eq!(
             uri("https://h2/api/v2/sandboxes?limit=1").as_deref(),
             Some("/v2/sandboxes?limit=1")

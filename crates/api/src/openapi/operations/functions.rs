@@ -26,6 +26,7 @@ pub(super) fn functions() -> Vec<Operation> {
             "List the functions of all keys. Requires the scope `admin` or `read`",
             json!({ "type": "boolean" }),
         )])
+        .merged()
         .answers::<Vec<Function>>(200, "Functions"),
         Operation::get("/functions/{name}", "getFunction", "Get a function")
             .answers::<Function>(200, "Function with its request counts"),

@@ -116,8 +116,9 @@ pub(super) fn host() -> Vec<Operation> {
             "listPools",
             "List warm pools",
         )
+        .merged()
         .answers::<Vec<Pool>>(200, "Warm pools")
-        .fails_with(&[403]),
+        .fails_with(&[403, 503]),
         Operation::new(
             Method::PUT,
             "/pools/{templateID}",

@@ -68,8 +68,8 @@ pub(super) fn observe() -> Vec<Operation> {
                 "Sample the metrics now. By default they are at most 10 s old",
                 json!({ "type": "boolean", "default": false }),
             ),
-            super::sandboxes::complete(),
         ])
+        .merged()
         .answers::<AllMetrics>(200, "Metrics by sandbox")
         .fails_with(&[503]),
         Operation::get(
@@ -162,8 +162,11 @@ pub(super) fn observe() -> Vec<Operation> {
             ),
         ])
         .paged()
-        .answers::<Vec<Snapshot>>(200, "Page of snapshots"),
+        .merged()
+        .answers::<Vec<Snapshot>>(200, "Page of snapshots")
+        .fails_with(&[503]),
         Operation::get("/snapshots/{snapshotID}", "getSnapshot", "Get a snapshot")
-            .answers::<Snapshot>(200, "Snapshot"),
+            .answers::<Snapshot>(200, "Snapshot")
+            .fails_with(&[503]),
     ]
 }

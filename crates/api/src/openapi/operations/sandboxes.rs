@@ -22,7 +22,7 @@ fn list_parameters() -> Vec<Value> {
             "items": { "type": "string", "enum": STATES },
         },
     });
-    vec![
+    let mut filters = vec![
         query(
             "metadata",
             "Only sandboxes with this metadata: `key=value&key2=value2` with each part \
@@ -45,18 +45,26 @@ fn list_parameters() -> Vec<Value> {
             "Only the sandbox with this name",
             json!({ "type": "string", "maxLength": MAX_SANDBOX_NAME }),
         ),
-        complete(),
-    ]
+    ];
+    filters.extend(merged());
+    filters
 }
 
-/// Parameter of lists that are merged from all hosts of a fleet.
-pub(super) fn complete() -> Value {
-    query(
-        "complete",
-        "In a fleet: fail with 503 if a host does not answer within 1 s. By default, the header \
-         `jiffy-incomplete` names these hosts, and their sandboxes are omitted",
-        json!({ "type": "boolean", "default": false }),
-    )
+/// Parameters of lists that are merged from all hosts of a fleet.
+pub(in crate::openapi) fn merged() -> [Value; 2] {
+    [
+        query(
+            "complete",
+            "In a fleet: fail with 503 if a host does not answer within 1 s. By default, the header \
+             `jiffy-incomplete` names these hosts, and their items are omitted",
+            json!({ "type": "boolean", "default": false }),
+        ),
+        query(
+            "host",
+            "In a fleet: only items of this host, for example `h2`",
+            json!({ "type": "string", "maxLength": 16 }),
+        ),
+    ]
 }
 
 /// Header that makes a repeated request idempotent.

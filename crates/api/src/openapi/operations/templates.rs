@@ -22,6 +22,7 @@ pub(super) fn templates() -> Vec<Operation> {
     vec![
         Operation::get("/templates", "listTemplates", "List templates by owner and name")
             .paged_by_name(MAX_UNPAGED)
+            .merged()
             .answers::<Vec<Template>>(200, "Page of templates"),
         Operation::get(
             "/templates/{templateID}",

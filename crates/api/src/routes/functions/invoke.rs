@@ -3,12 +3,13 @@
 use crate::app::App;
 use crate::caller::{Caller, identify};
 use crate::error::{ApiError, FunctionAnswer, convert_error};
+use crate::fleet::route_function;
 use crate::hooks::FunctionCall;
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::uri::PathAndQuery;
 use axum::http::{StatusCode, Uri};
-use axum::middleware::map_response;
+use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::Response;
 use axum::routing::any;
 use jiffy_function_manager::{FunctionError, FunctionRecord};
@@ -30,6 +31,7 @@ pub(in crate::routes) fn by_path() -> Router<App> {
 pub fn function_router(app: App) -> Router {
     Router::new()
         .fallback(invoke_by_host)
+        .layer(from_fn_with_state(app.clone(), route_function))
         .layer(map_response(convert_error))
         .with_state(app)
 }

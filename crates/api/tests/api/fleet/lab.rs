@@ -2,27 +2,38 @@
 
 mod network;
 
+use crate::function_keys::{NoInvoker, open_functions};
+use crate::names::put_at;
 use crate::support::fake::Bench;
 use crate::support::{Answer, TestCaller, base_templates};
 use async_trait::async_trait;
+use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
-use jiffy_api::{App, Config, Fleet, Keys, Limits, NewKey, Scope, receive_forwarded, router};
+use jiffy_api::{
+    App, Config, Fleet, FunctionHost, Keys, Limits, NewKey, Opening, PortRefusal, Ports, Scope,
+    TemplateSource, function_router, receive_forwarded, router,
+};
 use jiffy_fleet::node::{BootClock, Clock, Host, HostSummary, Node, NodeConfig, ReconcileError};
 use jiffy_fleet::{Heads, MemoryRecords, RecordKey, SealedRecords};
 use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState, ShardRecord};
 use jiffy_fleet_core::{
     Epoch, FleetId, HostStatus, Instance, MemberConfig, MemberId, Owner, ShardId, Timing,
 };
+use jiffy_function_manager::FunctionRecord;
+use jiffy_image::{Home, Templates};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use jiffy_store::Tenant;
 use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use jiffy_template_builder::{Builder, BuilderSettings};
 use network::{Link, Network};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::net::{TcpListener, UnixStream};
 use tower::ServiceExt;
 
 const SECRET: [u8; 32] = [9; 32];
@@ -87,6 +98,25 @@ impl Host for TestHost {
     fn epoch_ended(&self, _epoch: Epoch) {}
 
     fn verdict(&self, _owner: Owner) {}
+}
+
+/// Ports of guests, whose servers return what they receive.
+struct EchoPorts;
+
+impl Ports for EchoPorts {
+    fn open<'a>(&'a self, _: &'a str, port: u16) -> Opening<'a> {
+        Box::pin(async move {
+            if port == 9 {
+                return Err(PortRefusal::Closed(port));
+            }
+            let (guest, server) = UnixStream::pair().unwrap();
+            tokio::spawn(async move {
+                let (mut reader, mut writer) = server.into_split();
+                let _ = tokio::io::copy(&mut reader, &mut writer).await;
+            });
+            Ok(guest.into())
+        })
+    }
 }
 
 struct Member {
@@ -213,10 +243,35 @@ impl Lab {
         self.members.insert(id, member);
     }
 
-    /// Connects a new control plane of a member.
-    fn serve(&self, member: &Member) {
+    /// Gives a member templates of its own, a builder and functions.
+    pub async fn add_objects(&self, host: u32, templates: &[&str], functions: Vec<FunctionRecord>) {
+        let member = &self.members[&host];
+        let dir = member.bench.dir.path();
+        let home = Home::at(dir.join("home")).unwrap();
+        for name in templates {
+            let is_private = name.contains('/');
+            put_at(
+                &home,
+                name,
+                Some(if is_private { "private" } else { "public" }),
+            );
+        }
+        let builder = Builder::open(&home, member.sandboxes.clone(), BuilderSettings::default());
+        let builder = builder.await.unwrap();
+        let functions = open_functions(&dir.join("functions"), functions);
+        let app = self.app(member, Arc::new(Templates::new(&home)));
+        let app = app
+            .with_builder(builder)
+            .with_functions(functions, Arc::new(NoInvoker));
+        let id = member.node.id();
+        let routes = function_router(app.clone());
+        self.network.functions.lock().unwrap().insert(id, routes);
+        let routes = router(app);
+        self.network.routers.lock().unwrap().insert(id, routes);
+    }
+
+    fn app(&self, member: &Member, templates: Arc<dyn TemplateSource>) -> App {
         let fleet = Fleet::new(member.node.clone(), SECRET, member.link.clone());
-        let templates = Arc::new(base_templates());
         let mut app = App::new(
             member.sandboxes.clone(),
             self.keys.clone(),
@@ -224,7 +279,21 @@ impl Lab {
             Config::default(),
         );
         app.set_fleet(fleet);
-        let router = router(app);
+        app.with_ports(Arc::new(EchoPorts))
+    }
+
+    /// Returns the address of a server with the API of a member, which ends with the test.
+    pub async fn listen(&self, host: u32) -> SocketAddr {
+        let router = self.network.routers.lock().unwrap()[&MemberId(host)].clone();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        address
+    }
+
+    /// Connects a new control plane of a member.
+    fn serve(&self, member: &Member) {
+        let router = router(self.app(member, Arc::new(base_templates())));
         let mut routers = self.network.routers.lock().unwrap();
         routers.insert(member.node.id(), router);
     }
@@ -256,6 +325,10 @@ impl Lab {
         (TestCaller::Key(key.secret.clone()), key)
     }
 
+    pub fn revoke(&self, key: &NewKey) {
+        self.keys.revoke(&key.key.id).unwrap();
+    }
+
     /// Waits until the coordinator knows the place of a sandbox.
     pub async fn located(&self, id: &str) {
         let node = &self.members[&1].node;
@@ -285,6 +358,15 @@ impl Lab {
         body: Value,
     ) -> Answer {
         self.send(host, request(caller, method, path, body)).await
+    }
+
+    /// Sends a request to a member's functions by host name.
+    pub async fn call_function(&self, host: u32, caller: &TestCaller, label: &str) -> Answer {
+        let mut request = request(caller, "GET", "/path", Value::Null);
+        let extension = FunctionHost(label.to_owned());
+        request.extensions_mut().insert(extension);
+        let router = self.network.functions.lock().unwrap()[&MemberId(host)].clone();
+        answer(router, request).await
     }
 
     /// Creates a sandbox with an idempotency key.
@@ -322,16 +404,9 @@ impl Lab {
         self.send(host, request).await
     }
 
-    async fn send(&self, host: u32, request: Request<Body>) -> Answer {
+    pub async fn send(&self, host: u32, request: Request<Body>) -> Answer {
         let router = self.network.routers.lock().unwrap()[&MemberId(host)].clone();
-        let response = tokio::time::timeout(LIMIT, router.oneshot(request)).await;
-        let (parts, body) = response.unwrap().unwrap().into_parts();
-        let bytes = to_bytes(body, 16 << 20).await.unwrap();
-        Answer {
-            status: parts.status.as_u16(),
-            headers: parts.headers,
-            body: serde_json::from_slice(&bytes).unwrap_or_default(),
-        }
+        answer(router, request).await
     }
 
     /// Stops all traffic of a member, which continues to run.
@@ -377,6 +452,17 @@ impl Lab {
         let snapshot = paused.snapshot().unwrap().to_owned();
         let stored = async { sandboxes.snapshots().wait_stored(&snapshot).await.unwrap() };
         tokio::time::timeout(LIMIT, stored).await.unwrap();
+    }
+}
+
+async fn answer(router: Router, request: Request<Body>) -> Answer {
+    let response = tokio::time::timeout(LIMIT, router.oneshot(request)).await;
+    let (parts, body) = response.unwrap().unwrap().into_parts();
+    let bytes = to_bytes(body, 16 << 20).await.unwrap();
+    Answer {
+        status: parts.status.as_u16(),
+        headers: parts.headers,
+        body: serde_json::from_slice(&bytes).unwrap_or_default(),
     }
 }
 

@@ -4,8 +4,11 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::StatusCode;
 use axum::response::Response;
-use jiffy_api::{ForwardError, Forwarder, receive_forwarded};
+use jiffy_api::{
+    ByteStream, ForwardError, Forwarder, FunctionHost, receive_forwarded, receive_forwarded_stream,
+};
 use jiffy_fleet::node::{Answer as NodeAnswer, Messenger, MessengerError, Node, Query};
 use jiffy_fleet_core::{MemberId, Message};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +20,8 @@ use tower::ServiceExt;
 pub struct Network {
     pub nodes: Mutex<BTreeMap<MemberId, Node>>,
     pub routers: Mutex<BTreeMap<MemberId, Router>>,
+    /// Routers of functions.
+    pub functions: Mutex<BTreeMap<MemberId, Router>>,
     pub frozen: Mutex<BTreeSet<MemberId>>,
 }
 
@@ -97,12 +102,34 @@ impl Forwarder for Link {
         mut request: Request<Body>,
     ) -> Result<Response, ForwardError> {
         self.network.pass(self.from, to).await;
-        let router = self.network.routers.lock().unwrap().get(&to).cloned();
+        receive_forwarded(&mut request);
+        let routers = match request.extensions().get::<FunctionHost>() {
+            Some(_) => &self.network.functions,
+            None => &self.network.routers,
+        };
+        let router = routers.lock().unwrap().get(&to).cloned();
         let router = router.ok_or_else(|| ForwardError {
             is_unsent: true,
             reason: "stopped".to_owned(),
         })?;
-        receive_forwarded(&mut request);
         Ok(router.oneshot(request).await.unwrap())
+    }
+
+    async fn open_stream(
+        &self,
+        to: MemberId,
+        _address: &str,
+        request: Request<()>,
+    ) -> Result<Result<Box<dyn ByteStream>, Response>, ForwardError> {
+        self.network.pass(self.from, to).await;
+        let router = self.network.routers.lock().unwrap()[&to].clone();
+        let (own, theirs) = tokio::io::duplex(1024);
+        let mut request = request.map(|()| Body::empty());
+        receive_forwarded_stream(&mut request, Box::new(theirs));
+        let response = router.oneshot(request).await.unwrap();
+        Ok(match response.status() {
+            StatusCode::SWITCHING_PROTOCOLS => Ok(Box::new(own)),
+            _ => Err(response),
+        })
     }
 }

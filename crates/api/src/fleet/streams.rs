@@ -1,0 +1,127 @@
+//! Streams to ports of sandboxes on other members.
+
+use super::forward::prepare;
+use super::route::is_moved;
+use super::{Fleet, host_lost, unavailable};
+use crate::app::App;
+use crate::caller::{Caller, ClientAddress};
+use crate::error::ApiError;
+use crate::routes::{PORT_PROTOCOL, expect_upgrade};
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::response::{IntoResponse, Response};
+use hyper_util::rt::TokioIo;
+use jiffy_fleet::node::Place;
+use jiffy_fleet_core::SandboxHash;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+
+/// Stream of bytes in both directions.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
+
+/// Stream of a client that another member forwards, as an extension of the request that opens it.
+/// The handler takes the stream if it accepts the request.
+#[derive(Clone)]
+pub(crate) struct ForwardedStream(Arc<Mutex<Option<Box<dyn ByteStream>>>>);
+
+impl ForwardedStream {
+    /// Returns the stream. `None` if it was taken before.
+    pub fn take(&self) -> Option<Box<dyn ByteStream>> {
+        self.0.lock().take()
+    }
+}
+
+/// Prepares a request for a stream that another member has forwarded, for the router of this
+/// member. The router answers with the status 101 if it has accepted the stream. The caller must
+/// have authenticated the member by its certificate.
+pub fn receive_forwarded_stream(request: &mut Request, stream: Box<dyn ByteStream>) {
+    super::receive_forwarded(request);
+    let stream = ForwardedStream(Arc::new(Mutex::new(Some(stream))));
+    request.extensions_mut().insert(stream);
+}
+
+/// Returns whether a call opens a stream to a port.
+pub(super) fn opens_stream(request: &Request) -> bool {
+    let mut parts = request.uri().path().trim_start_matches('/').split('/');
+    let is_port = parts.next() == Some("sandboxes") && parts.nth(1) == Some("ports");
+    is_port && request.headers().contains_key(UPGRADE)
+}
+
+impl Fleet {
+    /// Opens a stream to a port of a sandbox at `place`, and once more if the sandbox has moved.
+    /// `None` if no other member has the sandbox.
+    pub(super) async fn open_stream(
+        &self,
+        app: &App,
+        caller: &Caller,
+        (hash, mut place): (SandboxHash, Place),
+        request: &mut Request,
+    ) -> Result<Option<Response>, ApiError> {
+        expect_upgrade(request)?;
+        for attempt in 0..2 {
+            if !place.is_live {
+                return Err(host_lost(place.member, "it was declared dead"));
+            }
+            let mut opening = Request::new(axum::body::Body::empty());
+            *opening.uri_mut() = request.uri().clone();
+            *opening.headers_mut() = request.headers().clone();
+            let client = request.extensions().get::<ClientAddress>().map(|a| a.0);
+            prepare(&mut opening, Some(caller), client);
+            let opening = opening.map(|_| ());
+            let opened = (self.forwarder).open_stream(place.member, &place.address, opening);
+            match self.until_answered(place.member, opened).await {
+                Ok(Ok(stream)) => {
+                    let lost = self.node.clone();
+                    let member = place.member;
+                    let lost = async move { lost.until_lost(member).await };
+                    return Ok(Some(connect(app, caller, request, stream, lost)));
+                }
+                Ok(Err(response)) if !is_moved(&response) => return Ok(Some(response)),
+                Ok(Err(_)) => {}
+                Err(error) => {
+                    let is_stale = place.is_remembered && error.is_unsent;
+                    if !is_stale || attempt > 0 {
+                        return Err(host_lost(place.member, &error.reason));
+                    }
+                }
+            }
+            self.node.forget(hash);
+            match self.node.locate(hash).await? {
+                Some(new) if new.member != self.node.id() => place = new,
+                _ => return Ok(None),
+            }
+        }
+        Err(unavailable(
+            "the sandbox moves between hosts at this moment: retry",
+        ))
+    }
+}
+
+/// Connects the client with a stream until either side ends, the key of the client is revoked, or
+/// the host of the sandbox is lost. Returns the response that starts the stream.
+fn connect(
+    app: &App,
+    caller: &Caller,
+    request: &mut Request,
+    mut stream: Box<dyn ByteStream>,
+    lost: impl Future<Output = ()> + Send + 'static,
+) -> Response {
+    let client = hyper::upgrade::on(request);
+    let (keys, key) = (app.keys.clone(), caller.owner_id());
+    tokio::spawn(async move {
+        let Ok(client) = client.await else { return };
+        let mut client = TokioIo::new(client);
+        tokio::select! {
+            // An error of either side is a normal end of the stream.
+            _ = copy_bidirectional(&mut client, &mut stream) => {}
+            () = keys.until_invalid(key.as_deref()) => {}
+            () = lost => {}
+        }
+    });
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, PORT_PROTOCOL)];
+    (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
+}
