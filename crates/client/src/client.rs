@@ -112,6 +112,8 @@ pub fn is_remote(options: &ServerOptions) -> anyhow::Result<bool> {
 pub struct Client {
     connections: ConnectionPool,
     server: Arc<Server>,
+    /// Host of a fleet to which reads are restricted.
+    host: Option<String>,
 }
 
 /// Describes a request that may take long. `None` for fast requests and requests that show their
@@ -147,6 +149,7 @@ impl Client {
         Ok(Some(Self {
             connections,
             server,
+            host: None,
         }))
     }
 
@@ -156,7 +159,15 @@ impl Client {
         Ok(Self {
             connections: stream::local(socket, stream).await?,
             server: Arc::new(Server::local(name)),
+            host: None,
         })
+    }
+
+    /// Restricts reads to a host of the fleet, if one is given. It must be a valid name of a host.
+    #[must_use]
+    pub fn on_host(self, host: Option<impl ToString>) -> Self {
+        let host = host.map(|host| host.to_string());
+        Self { host, ..self }
     }
 
     /// Returns whether the daemon is on another host.
@@ -231,6 +242,13 @@ impl Client {
         body: &impl Serialize,
     ) -> anyhow::Result<PooledResponse> {
         let body = Bytes::from(serde_json::to_vec(body)?);
+        let path = match &self.host {
+            Some(host) if method == Method::GET => {
+                let separator = if path.contains('?') { '&' } else { '?' };
+                format!("{path}{separator}host={host}")
+            }
+            _ => path.to_owned(),
+        };
         let mut request = Request::builder().method(method).uri(path);
         let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);

@@ -1,6 +1,7 @@
 //! [`ApiServer`]: the listeners of the daemon, which serve the API and the gateway to the owner's
 //! socket and to addresses.
 
+use crate::ServeOptions;
 use crate::console_server::ConsoleServer;
 use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
@@ -10,8 +11,8 @@ use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
 use crate::public_address::PublicAddress;
 use crate::status::daemon_status;
+use crate::tls::tls;
 use crate::traces::api_span;
-use crate::{ServeOptions, TlsOptions};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
@@ -232,10 +233,7 @@ impl ApiServer {
         }
         let status = sandboxes.clone();
         let mut app = app.with_about(move || daemon_status(&status, start, url.clone()));
-        let calls = members.map(|(fleet, calls)| {
-            app.set_fleet(fleet);
-            calls
-        });
+        let calls = members.map(|(fleet, calls)| (app.set_fleet(fleet), calls).1);
         let (budgets, direct_functions) = (app.clone(), functions.clone());
         sandboxes.figures().add_families(move || {
             let mut families = budgets.figures();
@@ -247,9 +245,10 @@ impl ApiServer {
         let app = app.with_ports(Arc::new(guests.clone()));
         let metrics_routes = metrics::routes(&app, sandboxes.clone());
         let mut routes = jiffy_api::router(app.clone());
+        let function_routes = jiffy_api::function_router(app.clone());
         // Other members may call the API, but not the routes that are merged below.
         if let Some(calls) = calls {
-            calls.set_router(routes.clone());
+            calls.set_routers(routes.clone(), function_routes.clone());
         }
         routes = routes.merge(metrics_routes.clone());
         let console = match console {
@@ -268,7 +267,7 @@ impl ApiServer {
         };
         let control = ControlPlaneRouter {
             control: routes,
-            functions: jiffy_api::function_router(app.clone()),
+            functions: function_routes,
         };
         let config = gateway_config.clone();
         let gateway = Gateway::in_fleet(config, guests, control, Some(signer), hosts);
@@ -373,7 +372,7 @@ impl ApiListener {
     ) -> anyhow::Result<Self> {
         // Before the address is bound, so that no client connects without a key.
         let key_file = check_keys(address, home, keys)?;
-        let tls = tls(options, home)?;
+        let tls = tls(&options.tls, &options.domains, home)?;
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("cannot listen on {address}: choose another address with --listen")
         })?;
@@ -416,18 +415,6 @@ fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<O
         );
     }
     Ok(None)
-}
-
-/// Returns the TLS settings of the API address. `None` without TLS.
-pub(crate) fn tls(options: &ServeOptions, home: &Home) -> anyhow::Result<Option<Tls>> {
-    Ok(match &options.tls {
-        TlsOptions::Files { certificate, key } => Some(Tls::from_files(certificate, key)?),
-        TlsOptions::Generated => {
-            let directory = home.path().join("tls");
-            Some(Tls::generated(&directory, &options.domains)?)
-        }
-        TlsOptions::Off => None,
-    })
 }
 
 /// Returns the signing key. It is created once, so that preview links remain valid after a restart.

@@ -1,7 +1,7 @@
 //! [`ConsoleServer`]: the listener of the web console.
 
-use crate::api_server;
 use crate::metrics::NoSandboxes;
+use crate::tls;
 use crate::{ConsoleOptions, ServeOptions};
 use anyhow::{Context, bail};
 use axum::Router;
@@ -43,7 +43,7 @@ impl ConsoleServer {
     ) -> anyhow::Result<Option<ConsoleListener>> {
         let tls = match tls {
             Some(tls) => Some(tls),
-            None => api_server::tls(options, home)?,
+            None => tls::tls(&options.tls, &options.domains, home)?,
         };
         let address = console.address;
         check_address(address, tls.is_some(), console.published)?;

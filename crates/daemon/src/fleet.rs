@@ -10,10 +10,11 @@ use crate::ServeOptions;
 use crate::fleet_gateway::{FleetHosts, FleetParts, GATEWAY_PATH, GatewayStreams};
 use crate::host_facts::host_facts;
 use anyhow::Context;
-use calls::{CALL_PREFIX, ChannelForwarder};
+use calls::{CALL_PREFIX, ChannelForwarder, ForwardedPortStreams, STREAM_PREFIX};
 use host::{DaemonHost, cpu_milli, mib};
 use jiffy_api::{Keys, import_keys};
 use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
+use jiffy_fleet::front::{FRONT_PATH, FrontHost, FrontService, LiveHosts};
 use jiffy_fleet::join::JoinService;
 use jiffy_fleet::node::{
     BootClock, ChannelMessenger, Clock, MESSAGE_PATH, MessageReceiver, Node, NodeConfig,
@@ -24,7 +25,7 @@ use jiffy_fleet::tables::{
     CHANGE_TIMEOUT, ChannelPeers, TABLES_PATH, Tables, TablesConfig, preview_key,
 };
 use jiffy_fleet::{FleetAccess, Heads, HostFacts};
-use jiffy_fleet_core::record::{Capacity, MemberState};
+use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState};
 use jiffy_fleet_core::{MemberConfig, MemberId, ShardId, Timing};
 use jiffy_image::Home;
 use jiffy_sandbox_manager::{HostReader, KernelReader, Sandboxes};
@@ -176,12 +177,17 @@ impl Member {
                 _ => Ok(()),
             }
         };
+        let fronts = FrontService::new(self.access.clone(), live_hosts(&self.node));
         let channel = Server::new(self.identity.clone(), Arc::new(check))
             .messages(MESSAGE_PATH, Arc::new(MessageReceiver(self.node.clone())))
             .messages(QUERY_PATH, Arc::new(QueryReceiver(self.node.clone())))
             .messages(TABLES_PATH, Arc::new(self.tables.clone()))
             .requests(CALL_PREFIX, calls.clone())
+            .requests(STREAM_PREFIX, Arc::new(ForwardedPortStreams(calls.clone())))
             .requests(GATEWAY_PATH, Arc::new(streams))
+            .for_fronts(GATEWAY_PATH)
+            .messages(FRONT_PATH, Arc::new(fronts))
+            .for_fronts(FRONT_PATH)
             .join(Arc::new(join))
             .start(self.listener)?;
         tokio::spawn(keep_certificate(
@@ -211,6 +217,20 @@ impl Member {
         };
         Ok((running, parts))
     }
+}
+
+/// Returns the live members, for fronts.
+fn live_hosts(node: &Node) -> LiveHosts {
+    let node = node.clone();
+    Box::new(move || {
+        let members = node.members();
+        let live = members.rows.iter().filter(|row| row.state.is_live());
+        let host = |row: &MemberRow| FrontHost {
+            member: row.id,
+            address: row.address.clone(),
+        };
+        live.map(host).collect()
+    })
 }
 
 /// Returns the resources of this host.

@@ -90,12 +90,7 @@ impl OtherHosts for FleetHosts {
             let members = self.fleet.node().members();
             let row = host.parse().ok().and_then(|id| members.row(id));
             let row = row.ok_or_else(|| unavailable(format!("{host} is no member")))?;
-            let mut request =
-                Request::get(GATEWAY_PATH).header(CLIENT_ADDRESS, peer.ip.to_string());
-            if peer.tls {
-                request = request.header(CLIENT_TLS, "1");
-            }
-            let request = request.body(()).map_err(|e| unavailable(e.to_string()))?;
+            let request = stream_request(peer).map_err(|e| unavailable(e.to_string()))?;
             let opened = self
                 .client
                 .open_stream(row.id, &row.address, request, OPEN_TIMEOUT)
@@ -122,6 +117,7 @@ impl OtherHosts for FleetHosts {
 }
 
 /// Accepts streams of other members, on [`GATEWAY_PATH`].
+#[derive(Clone)]
 pub struct GatewayStreams(mpsc::Sender<ForwardedConnection>);
 
 impl GatewayStreams {
@@ -130,6 +126,15 @@ impl GatewayStreams {
         let (sender, streams) = mpsc::channel(MAX_WAITING_STREAMS);
         (Self(sender), streams)
     }
+}
+
+/// Returns the request for a stream to the gateway of a member, on behalf of a client.
+pub(crate) fn stream_request(peer: Peer) -> hyper::http::Result<Request<()>> {
+    let mut request = Request::get(GATEWAY_PATH).header(CLIENT_ADDRESS, peer.ip.to_string());
+    if peer.tls {
+        request = request.header(CLIENT_TLS, "1");
+    }
+    request.body(())
 }
 
 /// Returns the client for which a member opens a stream.
@@ -144,7 +149,7 @@ fn client_of(headers: &HeaderMap) -> Option<Peer> {
 
 #[async_trait]
 impl Handler for GatewayStreams {
-    async fn handle(&self, _: MemberId, request: Request<Incoming>) -> Response<Body> {
+    async fn handle(&self, from: MemberId, request: Request<Incoming>) -> Response<Body> {
         let Some(peer) = client_of(request.headers()) else {
             return Rejected::new(400, "the address of the client is missing").response();
         };
@@ -156,6 +161,7 @@ impl Handler for GatewayStreams {
         permit.send(ForwardedConnection {
             stream: Box::new(stream),
             peer,
+            is_from_front: from.is_front(),
         });
         response
     }

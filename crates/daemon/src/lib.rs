@@ -11,6 +11,7 @@ mod direct_listener;
 mod engine;
 mod fleet;
 pub mod fleet_gateway;
+mod front;
 mod functions;
 mod gateway_sandboxes;
 mod host_facts;
@@ -28,9 +29,11 @@ mod status;
 mod stop;
 mod store;
 mod template_progress;
+mod tls;
 mod traces;
 
 pub use engine::{choose as choose_engine, nic_kind};
+pub use front::{FrontOptions, run_front};
 pub use host_facts::host_facts;
 pub use local_daemon::open_client;
 pub use options::{

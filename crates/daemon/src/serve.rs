@@ -259,7 +259,7 @@ pub(crate) async fn open_sandboxes(
 
 /// Raises the limit of file descriptors, because each sandbox uses several. The default soft limit
 /// of 1,024 protects programs that use select(2), which this program does not.
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     let result = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(e) = result {
@@ -270,7 +270,7 @@ fn raise_descriptor_limit() {
 /// Keeps master keys and API keys out of core files of this process and its children, and denies
 /// access by debuggers. The latter applies to root only: processes of an unprivileged user identify
 /// each other through `/proc`, which non-dumpable processes do not permit.
-fn protect_memory() {
+pub(crate) fn protect_memory() {
     if let Err(e) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
         tracing::warn!(error = %e, "cannot disable core files");
     }

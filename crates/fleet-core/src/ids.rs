@@ -33,10 +33,24 @@ macro_rules! number {
     };
 }
 
-number! {
-    /// Number of a member of the fleet. Numbers are not reused.
-    MemberId(u32), "h"
+/// Bit of the numbers of fronts.
+const FRONT: u32 = 1 << 31;
+
+/// Number of a member of the fleet. Numbers are not reused. Fronts have numbers of their own, which
+/// only their certificates contain: no record names a front.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct MemberId(pub u32);
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = if self.is_front() { 'f' } else { 'h' };
+        write!(f, "{prefix}{}", self.0 & !FRONT)
+    }
 }
+
 number! {
     /// Number of a registration of a member. A member that returns after its death receives the
     /// next epoch.
@@ -61,6 +75,18 @@ number! {
 }
 
 impl MemberId {
+    /// Returns the number of a front.
+    #[must_use]
+    pub fn front(self) -> Self {
+        Self(self.0 | FRONT)
+    }
+
+    /// Returns whether the member is a front, which has no sandboxes and makes no decisions.
+    #[must_use]
+    pub fn is_front(self) -> bool {
+        self.0 & FRONT != 0
+    }
+
     /// Returns the number of the host in the scheduler.
     #[must_use]
     pub fn host(self) -> jiffy_scheduler::HostId {
@@ -78,10 +104,14 @@ impl FromStr for MemberId {
 
     /// Parses the text of [`fmt::Display`].
     fn from_str(text: &str) -> Result<Self, IdError> {
-        text.strip_prefix('h')
-            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()))
-            .and_then(|digits| digits.parse().ok())
-            .map(Self)
+        let number = |digits: &str| {
+            let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
+            let number: Option<u32> = digits.parse().ok().filter(|_| is_number);
+            number.filter(|number| number & FRONT == 0).map(Self)
+        };
+        let host = text.strip_prefix('h').and_then(number);
+        let front = text.strip_prefix('f').and_then(number).map(Self::front);
+        host.or(front)
             .ok_or_else(|| IdError::Member(text.chars().take(64).collect()))
     }
 }
@@ -340,12 +370,19 @@ mod tests {
             assert!(FleetId::try_from(id.to_owned()).is_err(), "{id}");
         }
         assert_eq!(MemberId(12).to_string().parse(), Ok(MemberId(12)));
+        let front = MemberId(12).front();
+        assert_eq!(front.to_string(), "f12");
+        assert_eq!("f12".parse(), Ok(front));
+        assert!(front.is_front() && !MemberId(12).is_front());
         for id in [
             "",
             "h",
             "12",
             "h-1",
             "h+1",
+            "f-1",
+            "h2147483648",
+            "f2147483648",
             "hx",
             "H1",
             "h1/../2",

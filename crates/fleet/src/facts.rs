@@ -34,6 +34,26 @@ impl HostFacts {
         }
     }
 
+    /// Checks the format of messages.
+    ///
+    /// # Errors
+    /// The reason why the host cannot join.
+    pub fn check_format(&self, member: &Self) -> Result<(), String> {
+        if self.format != member.format {
+            let (older, newer) = if self.format < member.format {
+                ("the host", "the fleet")
+            } else {
+                ("the fleet", "the host")
+            };
+            return Err(format!(
+                "the versions differ in their formats: the host has {} (format {}), the fleet {} \
+                 (format {}); upgrade {older} to the version of {newer}",
+                self.version, self.format, member.version, member.format
+            ));
+        }
+        Ok(())
+    }
+
     /// Checks whether a host with these properties can be a member of a fleet with processor level
     /// `cpu_level`. `member` is a host of the fleet. Returns the reason why it cannot.
     ///
@@ -52,18 +72,7 @@ impl HostFacts {
         {
             return Err("a property of the host is too long".to_owned());
         }
-        if self.format != member.format {
-            let (older, newer) = if self.format < member.format {
-                ("the host", "the fleet")
-            } else {
-                ("the fleet", "the host")
-            };
-            return Err(format!(
-                "the versions differ in their formats: the host has {} (format {}), the fleet {} \
-                 (format {}); upgrade {older} to the version of {newer}",
-                self.version, self.format, member.version, member.format
-            ));
-        }
+        self.check_format(member)?;
         if self.cpu_level < cpu_level {
             return Err(format!(
                 "the processor of the host has {}, but the fleet requires {}: use another \

@@ -19,8 +19,9 @@ pub mod check;
 mod facts;
 #[cfg(feature = "client")]
 mod files;
-mod heads;
 #[cfg(feature = "client")]
+pub mod front;
+mod heads;
 pub mod init;
 pub mod join;
 pub mod node;

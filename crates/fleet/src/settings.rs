@@ -30,7 +30,7 @@ pub enum Role {
     /// The member runs sandboxes.
     #[default]
     Host,
-    /// The member serves the API and the gateway only.
+    /// The member passes connections of clients to hosts.
     Front,
 }
 
@@ -185,10 +185,24 @@ impl Settings {
 
     /// Checks the fields whose types permit invalid values.
     fn check(&self) -> Result<(), String> {
+        let is_front = self.role == Role::Front;
+        if is_front && !(self.store.is_empty() && self.records.is_none()) {
+            return Err("a front has no store and no records".to_owned());
+        }
+        if is_front != self.member.is_front() {
+            return Err(format!(
+                "{} does not have the role of this file",
+                self.member
+            ));
+        }
         let texts = [&self.name, &self.address, &self.store];
         let records = self.records.iter();
         let records = records.flat_map(|etcd| [Some(&etcd.url), etcd.user.as_ref()]);
-        let all = (texts.into_iter().chain(&self.domains))
+        // A front accepts no connections of members and has no store.
+        let texts = texts
+            .into_iter()
+            .filter(|text| !is_front || !text.is_empty());
+        let all = (texts.chain(&self.domains))
             .chain(&self.cpu_level)
             .chain(records.flatten());
         for text in all {
@@ -200,6 +214,9 @@ impl Settings {
             }
         }
         check_name(&self.name)?;
+        if is_front {
+            return Ok(());
+        }
         check_address(&self.address)?;
         self.store_url().map_err(|e| e.to_string())?;
         if let Some(etcd) = &self.records {

@@ -89,6 +89,9 @@ pub enum ConnectionLimitError {
     /// The client's number of connections has reached its limit.
     #[error("Too many connections from this address are open: close or reuse some")]
     PerClient,
+    /// A front reaches no host.
+    #[error("No host of the fleet can be reached: try again later")]
+    NoHost,
 }
 
 /// Connection that counts as open until this value is dropped.

@@ -46,20 +46,11 @@ pub async fn serve<S, C>(
     let refusals = Arc::new(Semaphore::new(MAX_CONCURRENT_REFUSALS));
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let Accepted { stream, ip } = tokio::select! {
+            accepted = accept(&listener) => accepted,
             () = &mut shutdown => break,
         };
-        let (stream, from) = match accepted {
-            Ok(accepted) => accepted,
-            Err(e) => {
-                warn!(error = %e, "cannot accept a connection");
-                sleep(ACCEPT_RETRY_DELAY).await;
-                continue;
-            }
-        };
         prepare(&stream);
-        let ip = from.ip().to_canonical();
         match gateway.shared.admission.enter(ip) {
             Ok(permit) => {
                 let work = serve_tcp(
@@ -94,6 +85,28 @@ pub async fn serve<S, C>(
     // New clients must reach another process, for example the next daemon, while requests complete.
     drop(listener);
     tasks.finish(gateway.shared.config.limits.drain).await;
+}
+
+/// Connection of a client.
+pub(crate) struct Accepted {
+    pub stream: TcpStream,
+    pub ip: IpAddr,
+}
+
+/// Accepts the next connection. Waits after an error.
+pub(crate) async fn accept(listener: &TcpListener) -> Accepted {
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let ip = from.ip().to_canonical();
+                return Accepted { stream, ip };
+            }
+            Err(e) => {
+                warn!(error = %e, "cannot accept a connection");
+                sleep(ACCEPT_RETRY_DELAY).await;
+            }
+        }
+    }
 }
 
 /// Serves clients on a Unix socket. Accepts a process if `may` permits its user id and if the
@@ -236,7 +249,7 @@ async fn refuse(stream: TcpStream, tls: Option<Tls>, full: ConnectionLimitError)
 }
 
 /// Responds without reading the request. HTTP/2 clients see a broken connection.
-async fn send_refusal<T: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn send_refusal<T: AsyncRead + AsyncWrite + Unpin>(
     mut stream: T,
     full: ConnectionLimitError,
 ) {

@@ -65,6 +65,8 @@ pub struct ForwardedConnection {
     pub stream: HostStream,
     /// Client, as the other host reports it.
     pub peer: Peer,
+    /// A front has sent the stream: requests to sandboxes of other hosts are forwarded to them.
+    pub is_from_front: bool,
 }
 
 /// Serves streams of other hosts until `shutdown`, then waits for in-flight requests.
@@ -78,7 +80,12 @@ pub async fn serve_forwarded<S, C>(
 {
     let tasks = ConnectionTasks::default();
     let drain = gateway.shared.config.limits.drain;
-    let serve = |ForwardedConnection { stream, peer }| {
+    let serve = |connection: ForwardedConnection| {
+        let ForwardedConnection {
+            stream,
+            peer,
+            is_from_front,
+        } = connection;
         // A host cannot open the socket of another host's owner.
         let peer = Peer {
             local: false,
@@ -89,7 +96,11 @@ pub async fn serve_forwarded<S, C>(
             debug!(client = %peer.ip, "rejected a forwarded connection: too many are open");
             return;
         };
-        let gateway = gateway.for_forwarded();
+        let gateway = if is_from_front {
+            gateway.clone()
+        } else {
+            gateway.for_forwarded()
+        };
         tasks.track(connection::serve(
             gateway,
             stream,

@@ -6,6 +6,7 @@ mod confinement;
 mod create;
 mod engine;
 mod fleet;
+mod front;
 mod function;
 mod hints;
 mod inspect;
@@ -34,8 +35,9 @@ pub use create::{CreateArgs, NetworkSwitch, TimeoutAction};
 pub use engine::{EngineArgs, EngineSelection};
 pub use fleet::{
     FleetCommand, FleetInitArgs, FleetJoinArgs, FleetMemberArgs, FleetTokenArgs, FleetTryArgs,
-    MemberAddressArgs,
+    MemberAddressArgs, TryRecords,
 };
+pub use front::FrontArgs;
 pub use function::{
     FunctionArgs, FunctionBuildArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,
     FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
@@ -158,6 +160,9 @@ pub enum Command {
     /// Run the daemon in the foreground. Other commands start a daemon in the background if none
     /// runs
     Serve(Box<ServeArgs>),
+    /// Run a front of a fleet in the foreground: it passes API calls and requests to sandboxes to
+    /// the hosts, and runs no sandboxes. Needs neither root nor KVM
+    Front(FrontArgs),
     /// Open the web console: print its address with a code for signing in, and open it in a browser
     /// if a display exists. Starts the daemon if none runs
     Console {

@@ -1,11 +1,14 @@
 //! `jiffy fleet`: creates a fleet of hosts, adds hosts, and shows and changes its members.
 
+mod front;
 mod init;
 mod join;
 mod local;
 mod members;
 mod token;
 mod try_fleet;
+
+pub use front::run as front;
 
 use crate::cli::FleetCommand;
 use std::process::ExitCode;

@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Console { no_open } => (console::run(*no_open), 1),
         Command::Serve(args) => (serve_command::run(args), 1),
+        Command::Front(args) => (fleet::front(args), 1),
         Command::Completions { shell } => (completion::print_script(*shell), 1),
         Command::AgentImage { directory } => (agent_image(directory), 1),
         Command::Man { directory } => (manual::write(directory), 1),

@@ -3,8 +3,9 @@
 use crate::cli::ServeArgs;
 use crate::run::ephemeral;
 use crate::runtime;
+use anyhow::bail;
 use jiffy_api_types::StopHost;
-use jiffy_fleet::settings::Settings;
+use jiffy_fleet::settings::{Role, Settings};
 use jiffy_image::Home;
 use std::process::ExitCode;
 
@@ -17,6 +18,13 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     }
     let home = Home::locate()?;
     let fleet = Settings::load(home.path())?;
+    if let Some(front) = fleet.as_ref().filter(|fleet| fleet.role == Role::Front) {
+        bail!(
+            "this data directory is front {} of fleet {}: run `jiffy front`",
+            front.member,
+            front.fleet
+        );
+    }
     let options = args.options(fleet.as_ref())?;
     // The daemon removes the networks of these runs when it opens its own network.
     ephemeral::remove_dead_directories(&home);

@@ -159,7 +159,7 @@ impl Checked for Root {
             .iter()
             .try_for_each(|domain| check_text("domains", domain, MAX_DOMAIN_BYTES))?;
         rule(
-            (2..u32::MAX).contains(&self.next_member.0),
+            self.next_member.0 >= 2 && !self.next_member.is_front(),
             "`next_member` is out of range",
         )?;
         rule(

@@ -245,6 +245,7 @@ impl Checked for ShardRecord {
             "the coordinator is not a member",
         )?;
         self.members.iter().try_for_each(|row| {
+            rule(!row.id.is_front(), "a front has a row")?;
             rule(
                 (1..u64::MAX).contains(&row.epoch.0),
                 "an epoch is out of range",

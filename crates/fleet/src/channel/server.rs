@@ -16,7 +16,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use jiffy_fleet_core::MemberId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -108,6 +108,8 @@ pub struct Server {
     limits: Limits,
     check: PeerCheck,
     routes: BTreeMap<String, Route>,
+    /// Routes that fronts may use.
+    for_fronts: BTreeSet<String>,
     join: Option<Arc<dyn JoinHandler>>,
 }
 
@@ -148,6 +150,7 @@ impl Server {
             limits: Limits::default(),
             check,
             routes: BTreeMap::new(),
+            for_fronts: BTreeSet::new(),
             join: None,
         }
     }
@@ -171,6 +174,13 @@ impl Server {
     pub fn requests(mut self, prefix: &str, handler: Arc<dyn Handler>) -> Self {
         self.routes
             .insert(prefix.to_owned(), Route::Requests(handler));
+        self
+    }
+
+    /// Permits fronts to use the route at `path`. They may use no other route.
+    #[must_use]
+    pub fn for_fronts(mut self, path: &str) -> Self {
+        self.for_fronts.insert(path.to_owned());
         self
     }
 
@@ -269,6 +279,11 @@ impl Server {
         };
         if let Err(reason) = checked {
             return Rejected::new(403, reason).response();
+        }
+        let is_permitted =
+            !peer.member.is_front() || self.for_fronts.contains(request.uri().path());
+        if !is_permitted {
+            return Rejected::new(403, "fronts may not call this").response();
         }
         match self.route(request.uri().path()) {
             None => Rejected::new(404, "this member does not know the path").response(),

@@ -4,6 +4,7 @@ use super::message::{JoinAnswer, JoinRequest};
 use crate::certificates::{MemberCertificate, MemberKey};
 use crate::channel;
 use crate::files::{read, write_private};
+use crate::front::{FrontHost, save_hosts};
 use crate::settings::{
     EtcdAccess, MAX_FILE_BYTES, MemberFiles, Role, Settings, check_address, check_name,
     installation,
@@ -70,7 +71,10 @@ pub async fn join_fleet(
         });
     }
     check_name(&options.name).map_err(SetupError::Rejected)?;
-    check_address(&options.address).map_err(SetupError::Rejected)?;
+    let is_front = options.role == Role::Front;
+    if !is_front {
+        check_address(&options.address).map_err(SetupError::Rejected)?;
+    }
     let key = MemberKey::generate()?;
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce)
@@ -82,24 +86,38 @@ pub async fn join_fleet(
         address: options.address.clone(),
         nonce: HEXLOWER.encode(&nonce),
         installation: installation(home)?,
-        is_front: options.role == Role::Front,
+        is_front,
         facts,
         certificate_request: key.request.clone(),
         unix_ms: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0)),
     };
-    let answerer = answer_connections(options.listen, &request.nonce).await?;
+    // Members do not connect to fronts.
+    let answerer = if is_front {
+        None
+    } else {
+        Some(answer_connections(options.listen, &request.nonce).await?)
+    };
     let bytes = serde_json::to_vec(&request).unwrap_or_default();
     let (address, authority) = (&options.member, options.token.authority);
     let answer = channel::join(address, authority, Bytes::from(bytes), JOIN_TIMEOUT).await;
-    answerer.abort();
-    // The address is free when the task has ended.
-    let _ = answerer.await;
+    if let Some(answerer) = answerer {
+        answerer.abort();
+        // The address is free when the task has ended.
+        let _ = answerer.await;
+    }
     let answer: JoinAnswer = serde_json::from_slice(&answer?).map_err(|error| {
         SetupError::Rejected(format!("the answer of {address} is damaged: {error}"))
     })?;
     let settings = settings(options, &answer);
+    if is_front {
+        let host = FrontHost {
+            member: answer.admitted_by,
+            address: address.clone(),
+        };
+        save_hosts(home, &[host])?;
+    }
     write(home, &settings, &answer, &key.key)?;
     Ok(Joined {
         settings,
@@ -164,6 +182,12 @@ fn write(
         let reason = "the certificate in the answer belongs to another member".to_owned();
         return Err(SetupError::Rejected(reason));
     }
+    write_private(&files.authority, answer.authority.as_bytes())?;
+    write_private(&files.certificate, answer.certificate.as_bytes())?;
+    write_private(&files.key, key.as_bytes())?;
+    if settings.role == Role::Front {
+        return settings.save(home);
+    }
     // Snapshots of this host in another store could not be decrypted without the former keys.
     match read(&files.store_keys, MAX_FILE_BYTES)? {
         Some(keys) if keys != answer.store_keys => {
@@ -173,9 +197,6 @@ fn write(
         _ => {}
     }
     write_private(&files.store_keys, answer.store_keys.as_bytes())?;
-    write_private(&files.authority, answer.authority.as_bytes())?;
-    write_private(&files.certificate, answer.certificate.as_bytes())?;
-    write_private(&files.key, key.as_bytes())?;
     let etcd = answer.records.iter().flat_map(|etcd| &etcd.files);
     for (content, path) in etcd.zip(&files.etcd) {
         if let Some(content) = content {

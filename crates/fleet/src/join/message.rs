@@ -100,7 +100,7 @@ impl std::fmt::Debug for EtcdFiles {
     }
 }
 
-/// Answer of a member. It contains the master keys of the store.
+/// Answer of a member. It contains the master keys of the store, unless the new member is a front.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinAnswer {
     /// Fleet.

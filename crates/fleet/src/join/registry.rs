@@ -1,5 +1,6 @@
 //! Names of the hosts: `fleet/hosts/<name>`.
 
+use super::message::JoinRequest;
 use crate::access::FleetAccess;
 use crate::records::Outcome;
 use crate::{RecordError, RecordKey, SetupError};
@@ -23,16 +24,15 @@ pub(crate) struct HostRecord {
 /// [`SetupError::Rejected`] if a living member has the name, or the data directory is a member.
 pub(crate) async fn register(
     access: &FleetAccess,
-    name: &str,
-    installation: &str,
-    address: &str,
+    request: &JoinRequest,
 ) -> Result<MemberId, SetupError> {
+    let (name, installation) = (&request.name, &request.installation);
     let key: RecordKey = format!("fleet/hosts/{name}").parse()?;
     let current = access.records.get(&key).await?;
     let mut existing = None;
     if let Some(current) = &current {
         let host: HostRecord = decode(&key, &current.content)?;
-        let is_own = host.installation == installation;
+        let is_own = host.installation == *installation;
         match state(access, host.member).await? {
             Some(MemberState::Up | MemberState::Draining) => {
                 let (member, reason) = (
@@ -48,18 +48,20 @@ pub(crate) async fn register(
             }
             // The host was removed or lost, and starts again with a new number.
             Some(_) => {}
+            None if host.member.is_front() != request.is_front => {}
             None => existing = is_own.then_some(host.member),
         }
     }
     let member = match existing {
         Some(member) => member,
+        None if request.is_front => access.reserve_member().await?.0.front(),
         None => access.reserve_member().await?.0,
     };
     let host = HostRecord {
         version: 1,
         member,
-        installation: installation.to_owned(),
-        address: address.to_owned(),
+        installation: installation.clone(),
+        address: request.address.clone(),
     };
     let content = serde_json::to_vec(&host).unwrap_or_default();
     let write = match &current {

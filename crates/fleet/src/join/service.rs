@@ -79,13 +79,19 @@ impl JoinService {
             .await
             .map_err(|error| self.token_error(from, error))?;
         check_name(&request.name).map_err(bad)?;
-        check_address(&request.address).map_err(bad)?;
         check_clock(request.unix_ms)?;
-        let level = self.access.root.cpu_level;
-        let level = if request.is_front { 0 } else { level };
-        let checked = request.facts.check(level, &self.facts);
+        let checked = if request.is_front {
+            // A front has no guests, and members do not connect to it.
+            request.facts.check_format(&self.facts)
+        } else {
+            check_address(&request.address).map_err(bad)?;
+            let level = self.access.root.cpu_level;
+            request.facts.check(level, &self.facts)
+        };
         checked.map_err(|reason| Rejected::new(409, reason))?;
-        connect_back(&request.address, &request.nonce).await?;
+        if !request.is_front {
+            connect_back(&request.address, &request.nonce).await?;
+        }
         tokens::spend(records, secret, &token, &request.installation)
             .await
             .map_err(|error| self.token_error(from, error))?;
@@ -100,7 +106,7 @@ impl JoinService {
 
     async fn admit(&self, request: &JoinRequest) -> Result<JoinAnswer, SetupError> {
         let (name, address) = (&request.name, &request.address);
-        let member = register(&self.access, name, &request.installation, address).await?;
+        let member = register(&self.access, request).await?;
         let certificate = self.access.authority.issue(
             &self.settings.fleet,
             member,
@@ -108,7 +114,23 @@ impl JoinService {
             SystemTime::now(),
             MEMBER_LIFETIME,
         )?;
-        tracing::info!(%member, host = name, %address, "admitted a host");
+        tracing::info!(%member, host = name, %address, "admitted a member");
+        if request.is_front {
+            // A front receives neither the keys of the store nor the access to the records.
+            return Ok(JoinAnswer {
+                fleet: self.settings.fleet.clone(),
+                member,
+                admitted_by: self.settings.member,
+                authority: self.access.authority.certificate().to_owned(),
+                certificate,
+                store: String::new(),
+                store_keys: String::new(),
+                domains: self.access.root.domains.clone(),
+                cpu_level: None,
+                records: None,
+                templates: Vec::new(),
+            });
+        }
         Ok(JoinAnswer {
             fleet: self.settings.fleet.clone(),
             member,

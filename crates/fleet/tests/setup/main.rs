@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used)]
 
 mod bad_joins;
+mod fronts;
 mod init;
 mod join;
 mod lab;

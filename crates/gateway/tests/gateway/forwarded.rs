@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc};
 
 /// Directory of a fleet, shared by its gateways.
 #[derive(Debug, Default)]
-struct Fleet {
+pub struct Fleet {
     places: Mutex<HashMap<String, String>>,
     /// Places that hosts remember, which may be outdated.
     remembered: Mutex<HashMap<String, String>>,
@@ -31,7 +31,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn place(&self, sandbox: &str, host: &str) {
+    pub fn place(&self, sandbox: &str, host: &str) {
         let place = (sandbox.to_owned(), host.to_owned());
         self.places.lock().unwrap().extend([place]);
     }
@@ -46,11 +46,16 @@ impl Fleet {
         lost.entry(host.to_owned()).or_default().clone()
     }
 
-    fn opened(&self) -> usize {
+    /// Returns the queue of streams to a host.
+    pub fn stream(&self, name: &str) -> mpsc::Sender<ForwardedConnection> {
+        self.streams.lock().unwrap()[name].clone()
+    }
+
+    pub fn opened(&self) -> usize {
         self.opened.load(Ordering::SeqCst)
     }
 
-    async fn host(self: &Arc<Self>, name: &str, guests: &Guests) -> Setup {
+    pub async fn host(self: &Arc<Self>, name: &str, guests: &Guests) -> Setup {
         let (setup, streams) = Setup::in_fleet(guests, self.clone()).await;
         let host = (name.to_owned(), streams);
         self.streams.lock().unwrap().extend([host]);
@@ -82,7 +87,11 @@ impl OtherHosts for Fleet {
             self.opened.fetch_add(1, Ordering::SeqCst);
             let (ours, theirs) = tokio::io::duplex(64 << 10);
             let stream: HostStream = Box::new(theirs);
-            let forwarded = ForwardedConnection { stream, peer };
+            let forwarded = ForwardedConnection {
+                stream,
+                peer,
+                is_from_front: false,
+            };
             streams.send(forwarded).await.map_err(|_| unreachable())?;
             let ours: HostStream = Box::new(ours);
             Ok(ours)
@@ -96,7 +105,7 @@ impl OtherHosts for Fleet {
 }
 
 /// Guest that returns the head of each request, and the length of its body.
-fn echo() -> Router {
+pub fn echo() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let (parts, body) = request.into_parts();
         let length = axum::body::to_bytes(body, usize::MAX).await.unwrap().len();

@@ -87,7 +87,11 @@ impl Handler for Streams {
             local: false,
         };
         self.0
-            .send(ForwardedConnection { stream, peer })
+            .send(ForwardedConnection {
+                stream,
+                peer,
+                is_from_front: false,
+            })
             .await
             .unwrap();
         response

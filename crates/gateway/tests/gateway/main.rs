@@ -7,6 +7,7 @@ mod errors;
 mod file_links;
 mod forwarded;
 mod forwarded_channel;
+mod fronts;
 mod keys;
 mod limits;
 mod local;

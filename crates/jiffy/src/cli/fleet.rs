@@ -2,7 +2,7 @@
 
 use super::StoreTargetArgs;
 use crate::units;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use jiffy_fleet::EtcdUrl;
 use jiffy_fleet::tokens::Token;
 use jiffy_fleet_core::MemberId;
@@ -20,7 +20,7 @@ pub enum FleetCommand {
     Join(FleetJoinArgs),
     /// Create a token for hosts that join
     Token(FleetTokenArgs),
-    /// Start a fleet of several hosts on this machine, and remove it at exit
+    /// Start a fleet of several hosts and a front on this machine, and remove it at exit
     Try(FleetTryArgs),
     /// Show the state of the fleet
     Status(FleetOutputArgs),
@@ -172,6 +172,18 @@ pub struct FleetTryArgs {
     /// Number of hosts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     pub hosts: u8,
+    /// Location of the records. etcd: three members of etcd, from PATH or JIFFY_ETCD
+    #[arg(long, value_enum, default_value_t = TryRecords::Store)]
+    pub records: TryRecords,
+}
+
+/// Location of the records of a trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TryRecords {
+    /// S3 server
+    Store,
+    /// etcd
+    Etcd,
 }
 
 /// `jiffy fleet token`.

@@ -3,6 +3,7 @@
 use super::HostArgs;
 use crate::units;
 use clap::{Args, ValueEnum};
+use jiffy_fleet_core::MemberId;
 use std::time::Duration;
 
 /// `jiffy inspect`.
@@ -39,6 +40,9 @@ pub struct StatsArgs {
     /// Print JSON once
     #[arg(long)]
     pub json: bool,
+    /// Only sandboxes of this host of the fleet (for example h2)
+    #[arg(long = "host", value_name = "HOST")]
+    pub only_host: Option<MemberId>,
     /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,

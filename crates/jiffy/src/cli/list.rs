@@ -3,6 +3,7 @@
 use super::HostArgs;
 use clap::Args;
 use jiffy_api_types::StateName;
+use jiffy_fleet_core::MemberId;
 
 /// `jiffy ls`.
 #[derive(Debug, Args)]
@@ -30,6 +31,9 @@ pub struct LsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Only sandboxes of this host of the fleet (for example h2)
+    #[arg(long = "host", value_name = "HOST")]
+    pub only_host: Option<MemberId>,
     /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,

@@ -4,6 +4,7 @@ use super::HostArgs;
 use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_client::SnapshotAck;
+use jiffy_fleet_core::MemberId;
 use std::time::Duration;
 
 /// Size of a sandbox.
@@ -88,6 +89,9 @@ pub struct LogsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Only sandboxes of this host of the fleet (for example h2)
+    #[arg(long = "host", value_name = "HOST")]
+    pub only_host: Option<MemberId>,
     /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,

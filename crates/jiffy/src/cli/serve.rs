@@ -1,10 +1,11 @@
 //! Arguments of `jiffy serve`, and their conversion to the options of the daemon.
 
+use super::front::tls_options;
 use super::site::GuestSiteArgs;
 use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_daemon::{ConsoleOptions, DiskShare, LogOptions, ServeOptions, TlsOptions};
+use jiffy_daemon::{ConsoleOptions, DiskShare, LogOptions, ServeOptions};
 use jiffy_fleet::settings::Settings;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
@@ -218,15 +219,7 @@ impl ServeArgs {
                 .map_err(|error: String| anyhow::anyhow!(error))?,
             _ => self.cpu_level,
         };
-        let tls = match (&self.tls_cert, &self.tls_key) {
-            // The parser accepts these two options only together.
-            (Some(certificate), Some(key)) => TlsOptions::Files {
-                certificate: certificate.clone(),
-                key: key.clone(),
-            },
-            _ if self.tls => TlsOptions::Generated,
-            _ => TlsOptions::Off,
-        };
+        let tls = tls_options(self.tls, self.tls_cert.as_ref(), self.tls_key.as_ref());
         Ok(ServeOptions {
             warm_pool: self.warm_pool,
             spare_vmms: self.spare_vmms.into(),

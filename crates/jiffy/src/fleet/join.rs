@@ -100,7 +100,7 @@ fn examples(content: &OwnContent) -> String {
 }
 
 /// Returns the address (`HOST:PORT`) in the URL of a member.
-fn member_of(url: &str) -> anyhow::Result<String> {
+pub(super) fn member_of(url: &str) -> anyhow::Result<String> {
     let authority = url.strip_prefix("https://").unwrap_or(url);
     let authority = authority.trim_end_matches('/');
     anyhow::ensure!(

@@ -54,7 +54,7 @@ fn local_address(peer: &str) -> anyhow::Result<IpAddr> {
 }
 
 /// Returns the first label of the system's host name, with the characters of names only.
-fn host_name() -> String {
+pub(super) fn host_name() -> String {
     let system = rustix::system::uname();
     let name = system.nodename().to_string_lossy().to_ascii_lowercase();
     let label: String = name

@@ -1,9 +1,10 @@
-//! `jiffy fleet try`: a fleet of three hosts on this machine, in network namespaces, with an S3
-//! server. Everything is removed at exit.
+//! `jiffy fleet try`: a fleet of three hosts and a front on this machine, in network namespaces,
+//! with an S3 server and optionally etcd. Everything is removed at exit.
 
+mod etcd;
 mod namespace;
 
-use crate::cli::FleetTryArgs;
+use crate::cli::{FleetTryArgs, TryRecords};
 use anyhow::Context;
 use jiffy_image::Home;
 use namespace::Namespace;
@@ -40,7 +41,7 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
         rustix::process::geteuid().is_root(),
         "network namespaces need root: run `sudo jiffy fleet try`"
     );
-    let server = find_server()?;
+    let programs = Programs::find(args.records)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -53,7 +54,7 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
     })?;
     let hosts = usize::from(args.hosts);
     let started = Instant::now();
-    let start = runtime.spawn_blocking(move || Fleet::start(&server, hosts));
+    let start = runtime.spawn_blocking(move || Fleet::start(&programs, hosts));
     let [interrupt, terminate] = &mut signals;
     let fleet = runtime.block_on(async {
         let mut start = start;
@@ -77,26 +78,46 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finds the S3 server.
-fn find_server() -> anyhow::Result<PathBuf> {
-    let given = std::env::var_os("JIFFY_VERSITYGW").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let in_path = std::env::split_paths(&path).map(|folder| folder.join("versitygw"));
-    given
-        .into_iter()
-        .chain(in_path)
-        .find(|file| file.is_file())
-        .context(
+/// Servers of the trial.
+struct Programs {
+    s3: PathBuf,
+    /// `None` if the records are in the store.
+    etcd: Option<PathBuf>,
+}
+
+impl Programs {
+    fn find(records: TryRecords) -> anyhow::Result<Self> {
+        let s3 = find_program("versitygw", "JIFFY_VERSITYGW").context(
             "versitygw, the S3 server of the trial, is not in PATH: install it with `go install \
              github.com/versity/versitygw/cmd/versitygw@v1.8.0`, or set JIFFY_VERSITYGW",
-        )
+        )?;
+        let etcd = match records {
+            TryRecords::Store => None,
+            TryRecords::Etcd => Some(find_program("etcd", "JIFFY_ETCD").context(
+                "etcd is not in PATH: install the package etcd-server, or set JIFFY_ETCD",
+            )?),
+        };
+        Ok(Self { s3, etcd })
+    }
+}
+
+/// Finds a program in a variable or in the `PATH`.
+fn find_program(name: &str, variable: &str) -> Option<PathBuf> {
+    let given = std::env::var_os(variable).map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut in_path = std::env::split_paths(&path).map(|folder| folder.join(name));
+    given
+        .filter(|file| file.is_file())
+        .or_else(|| in_path.find(|file| file.is_file()))
 }
 
 /// Running fleet. Fields are dropped in this order.
 struct Fleet {
+    front: Option<Host>,
     hosts: Vec<Host>,
-    /// Bridge and S3 server.
-    _network: Namespace,
+    etcd: Option<etcd::Cluster>,
+    /// Bridge and servers.
+    network: Namespace,
     dir: TempDir,
 }
 
@@ -108,7 +129,7 @@ struct Host {
 }
 
 impl Fleet {
-    fn start(server: &Path, count: usize) -> anyhow::Result<Self> {
+    fn start(programs: &Programs, count: usize) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("jiffy-fleet-")
             .tempdir_in("/var/tmp")
@@ -122,48 +143,90 @@ impl Fleet {
         ] {
             network.ip(&arguments)?;
         }
-        start_s3(&network, server, dir.path())?;
+        start_s3(&network, &programs.s3, dir.path())?;
+        let etcd = programs.etcd.as_ref();
+        let etcd = etcd.map(|program| etcd::Cluster::start(&network, program, dir.path()));
         let mut fleet = Self {
+            front: None,
             hosts: Vec::new(),
-            _network: network,
+            etcd: etcd.transpose()?,
+            network,
             dir,
         };
         for number in 1..=count {
             let host = fleet.add(number)?;
             fleet.hosts.push(host);
         }
+        fleet.front = Some(fleet.start_front(count + 1)?);
         Ok(fleet)
+    }
+
+    /// Creates a machine of the trial, without content.
+    fn machine(&self, name: &str, number: usize) -> anyhow::Result<Host> {
+        let namespace = Namespace::new()?;
+        let address = address(number);
+        self.network.connect(&namespace, number, &address)?;
+        Ok(Host {
+            namespace,
+            home: self.dir.path().join(name),
+            address,
+        })
+    }
+
+    /// Returns the address of a host and a new token for it.
+    fn token(first: &Host) -> anyhow::Result<[String; 2]> {
+        let token = first.run(&["fleet", "token", "--json"])?;
+        let token: serde_json::Value = serde_json::from_str(&token)?;
+        Ok(["joinUrl", "token"].map(|name| token[name].as_str().unwrap_or_default().to_owned()))
+    }
+
+    /// Starts a front, which joins the fleet.
+    fn start_front(&self, number: usize) -> anyhow::Result<Host> {
+        let front = self.machine("front", number)?;
+        std::fs::create_dir(&front.home)?;
+        let first = self.hosts.first().context("the fleet has no host")?;
+        let [url, token] = Self::token(first)?;
+        let listen = format!("{}:{API_PORT}", front.address);
+        front.start(
+            &[
+                "front", "--join", &url, &token, "--name", "front1", "--listen", &listen,
+            ],
+            |front| front.namespace.accepts(&front.address, API_PORT),
+        )?;
+        let text = std::fs::read_to_string(front.log()).unwrap_or_default();
+        for line in text.lines().filter(|line| line.starts_with("joined")) {
+            outln!("front1# {}", jiffy_client::terminal::line(line));
+        }
+        Ok(front)
     }
 
     /// Starts a host, which creates the fleet or joins it.
     fn add(&self, number: usize) -> anyhow::Result<Host> {
-        let home = self.dir.path().join(format!("h{number}"));
-        create_home(&home, number == 1)?;
-        let namespace = Namespace::new()?;
-        let address = address(number);
-        self._network.connect(&namespace, number, &address)?;
-        let host = Host {
-            namespace,
-            home,
-            address,
-        };
+        let host = self.machine(&format!("h{number}"), number)?;
+        create_home(&host.home, number == 1)?;
         let listen = format!("{}:{FLEET_PORT}", host.address);
         let name = format!("host{number}");
         let common = ["--fleet-listen", &listen, "--name", &name];
         let text = match self.hosts.first() {
-            None => host.run(&[&["fleet", "init", "--store", STORE], &common[..]].concat())?,
+            None => {
+                let records = self.etcd.as_ref().map(etcd::Cluster::options);
+                let records = records.unwrap_or_default();
+                let records: Vec<_> = records.iter().map(String::as_str).collect();
+                let init = ["fleet", "init", "--store", STORE];
+                host.run(&[&init, &records[..], &common[..]].concat())?
+            }
             Some(first) => {
-                let token = first.run(&["fleet", "token", "--json"])?;
-                let token: serde_json::Value = serde_json::from_str(&token)?;
-                let field = |name: &str| token[name].as_str().unwrap_or_default().to_owned();
-                let (url, token) = (field("joinUrl"), field("token"));
+                let [url, token] = Self::token(first)?;
                 host.run(&[&["fleet", "join", &url, &token], &common[..]].concat())?
             }
         };
         for line in text.lines() {
             outln!("host{number}# {}", jiffy_client::terminal::line(line));
         }
-        host.serve()?;
+        let listen = format!("{}:{API_PORT}", host.address);
+        host.start(&["serve", "--listen", &listen], |host| {
+            UnixStream::connect(host.home.join("run/jiffy.sock")).is_ok()
+        })?;
         Ok(host)
     }
 
@@ -190,6 +253,18 @@ impl Fleet {
         outln!("Create a sandbox on the first host and list it on the last one:");
         outln!("  JIFFY_HOME={first} jiffy create --name demo");
         outln!("  JIFFY_HOME={last} jiffy ls");
+        let Some(front) = &self.front else { return };
+        outln!(
+            "The front {} has no sandboxes: it passes calls to the hosts. Its network is separate:",
+            front.address
+        );
+        outln!("  JIFFY_HOME={first} jiffy key create demo      # prints an API key");
+        outln!(
+            "  JIFFY_API_KEY=KEY nsenter --target {} --net jiffy ls --url http://{}:{API_PORT}",
+            front.namespace.process(),
+            front.address
+        );
+        outln!("  log of the front: {}", front.log().display());
     }
 }
 
@@ -233,11 +308,7 @@ fn start_s3(network: &Namespace, server: &Path, dir: &Path) -> anyhow::Result<()
         .stderr(File::create(dir.join("s3.err"))?)
         .spawn()
         .context("cannot start the S3 server")?;
-    let probe = format!("exec 3<>/dev/tcp/{SERVER}/{S3_PORT}");
-    wait_for("the S3 server", || {
-        let connected = network.command("bash").args(["-c", &probe]).output();
-        connected.is_ok_and(|output| output.status.success())
-    })
+    wait_for("the S3 server", || network.accepts(SERVER, S3_PORT))
 }
 
 fn wait_for(what: &str, mut is_ready: impl FnMut() -> bool) -> anyhow::Result<()> {
@@ -290,20 +361,18 @@ impl Host {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Starts the daemon.
-    fn serve(&self) -> anyhow::Result<()> {
-        let listen = format!("{}:{API_PORT}", self.address);
+    /// Starts the daemon or front, and waits until it is ready.
+    fn start(&self, arguments: &[&str], is_ready: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
         let log = File::create(self.log())?;
         let mut daemon = self
-            .jiffy(&["serve", "--listen", &listen])?
+            .jiffy(arguments)?
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()?;
-        let socket = self.home.join("run/jiffy.sock");
         let mut exit = None;
         let started = wait_for("the daemon", || {
             exit = daemon.try_wait().ok().flatten();
-            exit.is_some() || UnixStream::connect(&socket).is_ok()
+            exit.is_some() || is_ready(self)
         });
         // The directory is removed with the fleet.
         let text = std::fs::read_to_string(self.log()).unwrap_or_default();

@@ -13,6 +13,7 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
     let all = args.all || args.filters.contains(&killed);
     let sandboxes = jiffy_daemon::open_client(&args.host.server())
         .await?
+        .on_host(args.only_host)
         .listed_sandboxes(all)
         .await?;
     let sandboxes = sandboxes

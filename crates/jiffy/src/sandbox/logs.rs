@@ -57,6 +57,7 @@ struct Connection {
 /// Prints the console or the connections.
 pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
+    let client = client.on_host(args.only_host);
     if args.network {
         let record: ConnectionRecord = client
             .last_lines(&args.id, "connections", args.lines)

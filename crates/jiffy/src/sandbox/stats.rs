@@ -23,6 +23,7 @@ struct UsageLine {
 /// Prints the table, and refreshes it until Ctrl-C.
 pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
+    let client = client.on_host(args.only_host);
     // A file or pipe must not receive control sequences of terminals.
     let once = args.json || args.no_stream || !std::io::stdout().is_terminal();
     let mut shown_lines = 0;

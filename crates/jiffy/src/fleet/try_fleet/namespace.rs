@@ -72,6 +72,18 @@ impl Namespace {
         command
     }
 
+    /// Returns the number of the first process.
+    pub fn process(&self) -> u32 {
+        self.init
+    }
+
+    /// Returns whether a server in the namespace accepts connections at an address.
+    pub fn accepts(&self, address: &str, port: u16) -> bool {
+        let probe = format!("exec 3<>/dev/tcp/{address}/{port}");
+        let connected = self.command("bash").args(["-c", &probe]).output();
+        connected.is_ok_and(|output| output.status.success())
+    }
+
     /// Runs `ip` in the namespace.
     pub fn ip(&self, arguments: &str) -> anyhow::Result<()> {
         // Outside the process namespace, in which other namespaces have no process ids.
