@@ -98,7 +98,7 @@ fn limits(args: &KeyCreateArgs) -> Limits {
 }
 
 /// Requests a running daemon to kill the sandboxes of a revoked key and to cancel its builds.
-/// Without a daemon, the next daemon does so, because the key is marked.
+/// Without a daemon, the next daemon does so, because [`Keys::revoke_and_end`] has marked the key.
 fn kill_sandboxes(home: &Home, key: &Key) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

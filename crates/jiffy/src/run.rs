@@ -51,7 +51,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         }
         GuestSource::ThisProcess => local::run(prepared, &runtime),
     };
-    // A thread may be blocked in reading standard input: the shutdown must not wait for it.
+    // Dropping the runtime would wait for its blocking tasks, for example for an interrupted copy
+    // of a volume. The thread that reads standard input is not such a task, and ends with the
+    // process.
     runtime.shutdown_background();
     outcome?.report(args.exec.json, start)
 }
@@ -92,7 +94,8 @@ impl PreparedCommand<'_> {
         if !volumes.are_copied_back() {
             return Ok(outcome);
         }
-        // A command without a regular exit may have left incomplete files.
+        // Without an exit, or a kill by the agent at the timeout, the guest's files may be
+        // incomplete.
         let result = if outcome.finished {
             tokio::select! {
                 result = volumes.copy_back(&agent, user) => result,
@@ -102,7 +105,9 @@ impl PreparedCommand<'_> {
             Err(anyhow::anyhow!("no volume was copied back"))
         };
         if let Err(e) = result {
-            // The failure must not hide the exit status of the command.
+            // The failure must not hide the exit status of the command: the message retains the
+            // code that the failure replaces. An outcome that is not finished already has the code
+            // of another failure or of a signal.
             let message = outcome
                 .message
                 .take()

@@ -318,6 +318,7 @@ async fn run_for_each(
 ) -> anyhow::Result<ExitCode> {
     let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;
+    // First error of standard output. The operations on the remaining objects still run.
     let mut printed = Ok(());
     // Sequentially, so that the output and the errors are in the order of the arguments.
     for id in ids {
@@ -362,7 +363,7 @@ async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> any
     };
     match record {
         Ok(record) => Ok(serde_json::to_value(table::without_tokens(record))?),
-        // If no sandbox has this id, it is the id of a snapshot.
+        // If no sandbox has this id, it may be the id of a snapshot.
         Err(e) if operation == BulkOperation::Remove && has_error_code(&e, "sandbox_not_found") => {
             match client.remove_snapshot(id).await {
                 Ok(record) => Ok(serde_json::to_value(record)?),

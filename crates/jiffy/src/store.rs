@@ -27,7 +27,8 @@ struct OfTenant<T> {
     result: T,
 }
 
-/// Statistics of a tenant.
+/// Statistics of a tenant. `deduplication` and `compression` are ratios that [`ChunkUsage`]
+/// computes.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Figures {
     #[serde(flatten)]
@@ -266,7 +267,8 @@ async fn verify_tenant(
     Ok(Verified { report, unrepaired })
 }
 
-/// Wraps the secrets of tenants with the current master key.
+/// Wraps the secrets of tenants with the current master key, and creates new data keys if
+/// requested.
 async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
     let remote = open(&args.place)?;
     let tenants = tenant_names(&remote).await?;
@@ -308,7 +310,8 @@ async fn rotate_tenant(
     name: &str,
     data_keys: bool,
 ) -> Result<TenantKeys, StoreError> {
-    // Affects only existing generations: `rotate` wraps the new one with the current master key.
+    // Rewraps the secrets of the existing generations of data keys. The generation that `rotate`
+    // adds below needs no rewrap: its secrets are wrapped with the current master key at once.
     let keys = remote.shared.rewrap(name).await?;
     if !data_keys {
         return Ok(keys);

@@ -24,9 +24,9 @@ pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     let Ok(client) = jiffy_daemon::local_daemon::client_over(home, stream).await else {
         return budgets;
     };
-    // Without its budget, a key is shown with its limits only.
     for key in keys.iter().filter(|key| key.revoked_ms.is_none()) {
         let path = format!("/limits?key={}", key.id);
+        // A failed request is ignored: the key is then shown with its limits only.
         if let Ok(budget) = client.call::<Value>(Method::GET, &path, &()).await {
             budgets.insert(key.id.clone(), budget);
         }

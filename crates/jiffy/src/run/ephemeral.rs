@@ -50,7 +50,7 @@ struct EphemeralNetwork {
 }
 
 /// Helper process that removes the network. It waits until its standard input is closed, which
-/// happens when this process exits.
+/// happens when this value is dropped or this process exits.
 struct NetworkRemover {
     _stdin: Option<ChildStdin>,
 }
@@ -74,8 +74,8 @@ impl NetworkRemover {
             .spawn()?;
         let mut stdin = child.stdin.take();
         if let Some(stdin) = &mut stdin {
-            // The directory is not an argument: otherwise the command line of the helper would look
-            // like the command line of a process with guests.
+            // The directory is not an argument, because processes with guests are identified by the
+            // directory in their command lines, for example by the tests.
             stdin.write_all(directory.as_os_str().as_bytes())?;
         }
         Ok(Self { _stdin: stdin })
@@ -264,8 +264,8 @@ impl EphemeralGuests {
     }
 }
 
-/// Opens the network of the guests. If the host cannot provide a network and `mode` does not
-/// require it, prints a warning.
+/// Opens the network of the guests. `home` is the directory of this process, which claims the
+/// network. If the host cannot provide a network and `mode` does not require it, prints a warning.
 async fn open_network(
     home: &Path,
     engine: EngineName,
@@ -276,7 +276,7 @@ async fn open_network(
     }
     let config = NetworkConfig {
         slots: 1,
-        // The only slot is created when the network is opened.
+        // No slot is created in advance: `Network::open` itself creates the only slot.
         ready: 0,
         nic: nic_kind(engine),
         ..NetworkConfig::new(home)

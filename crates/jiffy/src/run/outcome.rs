@@ -74,7 +74,8 @@ pub struct Outcome {
     pub code: u8,
     /// Message for standard error.
     pub message: Option<String>,
-    /// True if the command terminated while its guest continued to run.
+    /// True if the exit of the command was observed, or if the agent killed it at its timeout.
+    /// False after failures and signals. Volumes are copied back only if this is true.
     pub finished: bool,
     /// Boot of the guest.
     pub boot: Option<GuestBoot>,

@@ -16,8 +16,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// Stops accepting connections, and waits until open connections have transferred their data or
-    /// the drain timeout expires.
+    /// Stops accepting connections, and waits until open connections have transferred their data,
+    /// or until the drain timeout of [`forward`] expires.
     pub async fn close(mut self) {
         self.stop.send_replace(true);
         while self.tasks.join_next().await.is_some() {}

@@ -158,7 +158,7 @@ struct Session<'a, P> {
     interrupts: u32,
 }
 
-/// Reason for which the event loop continues.
+/// Event that the loop of [`Session::follow`] handles.
 enum SessionEvent {
     Event(Result<Option<ProcessEvent>, ClientError>),
     Signal(i32),
@@ -240,7 +240,8 @@ impl<P: CommandTarget> Session<'_, P> {
             ProcessEvent::End(status) => return Some(self.exited(&status)),
             ProcessEvent::Started { .. } | ProcessEvent::KeepAlive => Ok(()),
         };
-        // A reader such as `head` has closed the output: the command must not run on without it.
+        // The output has no reader any longer, for example because `head` has exited, or cannot be
+        // written. The command must not continue without its output.
         let error = result.err()?;
         self.hang_up().await;
         Some(write_error(&error))
@@ -280,7 +281,8 @@ impl<P: CommandTarget> Session<'_, P> {
         Some(self.interrupted(number, &error))
     }
 
-    /// Returns the outcome of a signal that the command did not receive.
+    /// Returns the outcome of signal `number` if the command may still be running, because of
+    /// `error`.
     fn interrupted(&self, number: i32, error: &str) -> Outcome {
         let outcome = Outcome::interrupted(number);
         if self.target.ends_with_client() {

@@ -20,9 +20,9 @@ pub enum GuestSource {
     ThisProcess,
 }
 
-/// Returns the source for the arguments: their daemon, or the daemon of this host if it runs and
-/// has the requested engine, and otherwise this process. An image is always imported by a daemon,
-/// which is started if necessary.
+/// Returns the source for the arguments: the remote daemon that they specify, or the daemon of this
+/// host if it runs and has the requested engine, and otherwise this process. An image is always
+/// imported by a daemon, which is started if necessary.
 pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
     if args.no_daemon {
         return Ok(GuestSource::ThisProcess);

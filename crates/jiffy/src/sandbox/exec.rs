@@ -139,7 +139,9 @@ pub fn run(args: &SandboxExecArgs) -> anyhow::Result<ExitCode> {
         let remote = RemoteSandbox::find(&args.host, &args.id).await?;
         session::run(&args.exec, &remote, env, &mut signals).await
     });
-    // A thread may be blocked in reading standard input: the shutdown must not wait for it.
+    // Dropping the runtime would wait for its blocking tasks, for example for the resolution of a
+    // host name. The thread that reads standard input is not such a task, and ends with the
+    // process.
     runtime.shutdown_background();
     outcome?.report(args.exec.json, start)
 }

@@ -50,7 +50,7 @@ async fn find(client: &Client, id: &str) -> anyhow::Result<Inspected> {
             let record = table::without_tokens(sandbox.record);
             Ok(Inspected::Sandbox(Box::new(record)))
         }
-        // If no sandbox has this id, it is the id of a snapshot.
+        // If no sandbox has this id, it may be the id of a snapshot.
         Err(e) if has_error_code(&e, "sandbox_not_found") => match client.snapshot(id).await {
             Ok(record) => Ok(Inspected::Snapshot(Box::new(record))),
             // Neither exists: the first error names the id as a sandbox.

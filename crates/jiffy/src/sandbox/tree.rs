@@ -90,7 +90,8 @@ async fn target_in_sandbox(
         Ok(_) => anyhow::bail!("{to} in the sandbox exists and is not a directory"),
         Err(e) if e.is_not_found() => {
             let trimmed = to.trim_end_matches('/');
-            // The tree receives the name of the destination, which does not exist yet.
+            // The tree receives the name of the destination, which does not exist yet. A
+            // destination that ends with `.` or `..` provides no name.
             Ok(match trimmed.rsplit_once('/') {
                 _ if contents || trimmed.ends_with('.') => (to.to_owned(), b".".to_vec()),
                 Some((parent, name)) => (format!("{parent}/"), name.into()),
@@ -149,8 +150,8 @@ pub fn report_skipped(stats: &UnpackStats) {
     }
 }
 
-/// Unpacks a download below `root` as an untrusted archive. Limits are checked before data beyond
-/// them is written.
+/// Unpacks a download below `root` as an untrusted archive. `rename`, if present, replaces the root
+/// name of the archive. Limits are checked before data beyond them is written.
 pub async fn receive(
     reader: FileReader,
     root: File,

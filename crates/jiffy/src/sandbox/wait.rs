@@ -111,8 +111,8 @@ async fn wait(
 fn reason(record: &SandboxInfo) -> String {
     match &record.state {
         SandboxState::Broken { cause, .. } => cause.clone(),
-        // The timeout had expired when the sandbox was killed.
         SandboxState::Killed => match record.deadline_ms {
+            // The deadline had passed when the sandbox was killed, so the timeout was the cause.
             Some(at) if at <= record.changed_ms => "killed: timeout expired".to_owned(),
             _ => "killed".to_owned(),
         },
