@@ -74,8 +74,8 @@ fn main() -> ExitCode {
         Command::Exec(args) => (sandbox::exec::run(args), FAILURE_EXIT_CODE),
         command => (sandbox::run(command), 1),
     };
-    // `Ok` has the exit code of this process, for example that of a command in a sandbox. After an
-    // error, this process exits with `failure_code`.
+    // `Ok` has the exit code of this process, for example the exit code of a command in a sandbox.
+    // After an error, this process exits with `failure_code`.
     result.unwrap_or_else(|e| {
         errln!("jiffy: {}", error_text::describe(&e));
         ExitCode::from(failure_code)
