@@ -19,6 +19,7 @@ pub struct StdinStream {
     /// `None` if the stream is closed.
     pieces: Option<mpsc::Sender<Bytes>>,
     call: JoinHandle<Result<(), ClientError>>,
+    /// Field of an input message that names its destination: `stdin` or `pty`.
     field: &'static str,
 }
 

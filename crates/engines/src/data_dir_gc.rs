@@ -70,6 +70,7 @@ impl DataDirGc {
         removed
     }
 
+    /// Removes unused sockets, temporary files and old logs in the runtime directory (`run`).
     fn gc_run(&self, now: SystemTime, removed: &mut Vec<PathBuf>) {
         let bound = bound_sockets();
         for (path, name) in entries(&self.home.join("run")) {
@@ -147,7 +148,8 @@ fn age(path: &Path, metadata: &Metadata, now: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-/// Returns whether another process holds a lock on the directory.
+/// Returns whether another process holds a lock on the directory. Returns `false` for other files
+/// and for directories that cannot be opened.
 fn is_locked(path: &Path, metadata: &Metadata) -> bool {
     let Some(Ok(directory)) = metadata.is_dir().then(|| File::open(path)) else {
         return false;

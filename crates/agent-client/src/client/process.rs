@@ -151,6 +151,7 @@ pub struct Process {
     client: AgentClient,
     frames: ResponseFrames,
     pid: u32,
+    /// Set if the process was started with a terminal. Then input goes to the terminal.
     pty: bool,
 }
 

@@ -23,7 +23,8 @@ use tokio::net::UnixStream;
 pub(super) struct GvisorHandle {
     /// Always [`GVISOR`].
     pub(super) engine: String,
-    /// Process and files of the sandbox.
+    /// Process and files of the sandbox. The serialized name is the earlier name of this field, so
+    /// that handles of earlier versions can be read.
     #[serde(rename = "estate")]
     pub(super) adopt_spec: AdoptSpec,
     /// Number of the sandbox's network slot.

@@ -73,6 +73,7 @@ pub(super) struct MicroVmHandle {
     pub(super) identity: Identity,
     /// Greeting of the agent.
     pub(super) hello: Option<Hello>,
+    /// Origin of the guest and times of its boot.
     pub(super) report: BootReport,
     /// Number of the guest's network slot.
     #[serde(default)]
@@ -96,6 +97,7 @@ impl MicroVmHandle {
 /// Running microVM.
 pub(super) struct MicroVmGuest {
     pub(super) vm: MicroVm,
+    /// Name of the guest's template version, as recorded in its snapshots.
     pub(super) image: String,
     /// Identity that was assigned last.
     pub(super) identity: Mutex<Identity>,
@@ -115,7 +117,8 @@ impl MicroVmGuest {
         *self.identity.lock() = identity;
     }
 
-    /// Returns the handle of the guest whose VMM is the process `mark`.
+    /// Returns the handle of the guest whose VMM is the process `mark`. Also marks the network slot
+    /// to outlive this process.
     async fn handle_of(&self, mark: ProcessInstance) -> Result<GuestHandle, EngineError> {
         let handle = MicroVmHandle {
             mark,
@@ -129,7 +132,6 @@ impl MicroVmGuest {
             hello: self.vm.hello().await,
             modules: self.vm.modules().await,
             report: self.vm.report(),
-            // Also marks the slot to outlive this process.
             slot: self.nic.detach(),
         };
         let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;

@@ -112,7 +112,7 @@ impl LazyStore {
         }))
     }
 
-    /// Returns the incomplete layers of a lineage.
+    /// Returns the incomplete layers of a lineage. Marks snapshots that have become complete.
     fn holes(&self, lineage: &Lineage) -> Result<Vec<LayerWithHoles>, EngineError> {
         let numbered = (0..).zip(lineage.snapshots());
         let layers = numbered.map(|(number, snapshot)| self.incomplete_layer(number, snapshot));
@@ -120,6 +120,7 @@ impl LazyStore {
     }
 
     /// Prepares a restore from `lineage` that grants the VMM access to the incomplete layers.
+    /// `None` if no layer is incomplete.
     fn prepare(&self, lineage: &Lineage) -> Result<Option<LazyMemory>, EngineError> {
         let holes = self.holes(lineage)?;
         if holes.is_empty() {
@@ -222,7 +223,7 @@ impl MicroVmEngine {
         }
     }
 
-    /// Fetches the missing memory of snapshot `id`.
+    /// Fetches the missing memory of snapshot `id`, but not of its ancestors.
     pub(super) async fn complete_one(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         let newest = lineage.snapshots().split_last();
@@ -232,7 +233,8 @@ impl MicroVmEngine {
         }
     }
 
-    /// Returns the location of the missing memory of snapshot `id`. `None` if no memory is missing.
+    /// Returns the location of the missing memory of snapshot `id`. `None` if no memory is missing;
+    /// then the snapshot is also marked as complete.
     pub(super) fn missing_of(&self, id: &str) -> Result<Option<String>, EngineError> {
         // A cheap check: nearly all snapshots are complete.
         if !self.shared.store.is_incomplete(id) {

@@ -107,6 +107,7 @@ pub(super) fn oldest(lineage: &Lineage, limits: LineageLimits) -> Option<usize> 
         return None;
     }
     let oldest = lineage.oldest_to_merge(MAX_CHEAP_BYTES);
+    // A merge from `oldest` leaves `oldest + 1` snapshots, which must be at most `limits.cheap`.
     if oldest < limits.cheap {
         return Some(oldest);
     }

@@ -18,7 +18,8 @@ const REFILL_DELAY: Duration = Duration::from_millis(30);
 pub(super) struct OverlaysAhead(Arc<Mutex<Vec<File>>>);
 
 impl OverlaysAhead {
-    /// Returns a ready overlay, or creates one.
+    /// Returns a ready overlay, or creates one. Schedules the creation of replacements, so it must
+    /// be called inside a tokio runtime.
     pub fn take(&self, store: &Store) -> Result<File, SnapshotError> {
         let (ready, remaining) = {
             let mut files = self.0.lock();

@@ -25,7 +25,8 @@ const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Size of the pieces in which an archive is uploaded, in bytes.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Returns the path of the Dockerfile. `None` if another source is built.
+/// Returns the path of the Dockerfile. `None` if another source is built. Without `--file`, a
+/// directory with a `recipe.toml` is a recipe, even if it also contains a Dockerfile.
 pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
     if let Some(file) = &args.file {
         return Some(file.clone());
@@ -38,8 +39,9 @@ pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
     .then_some(file)
 }
 
-/// Returns whether the argument is a directory. The name of a stock template refers to a directory
-/// only if it is written as a path (`./base`).
+/// Returns whether the argument is a directory. A path (`./base`, `.`) always counts as one, even
+/// if it does not exist. A name without a slash counts as one if the directory exists and no stock
+/// template has this name.
 pub fn is_directory(name: &str) -> bool {
     let is_path = name.contains('/') || matches!(name, "." | "..");
     is_path || (Path::new(name).is_dir() && Recipe::built_in(name).is_err())
@@ -241,6 +243,7 @@ async fn send_files(
     bar: &mut TemplateProgress,
 ) -> anyhow::Result<()> {
     for upload in &prepared.uploads {
+        // With `verified=true`, the daemon considers and accepts only content that has this hash.
         let path = format!("/templates/{template}/files/{}?verified=true", upload.name);
         let link: UploadLink = client.call(Method::GET, &path, &Value::Null).await?;
         if link.present {
@@ -290,7 +293,8 @@ async fn start_build(
         .await
 }
 
-/// Shows the progress of a build until it is complete.
+/// Shows the progress of a build until it is complete. Fails with the daemon's reason if the build
+/// fails.
 async fn follow(
     client: &Client,
     path: &str,

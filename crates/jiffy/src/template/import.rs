@@ -114,8 +114,8 @@ fn name_of_file(path: &Path) -> String {
     valid_name(name.strip_suffix(".tgz").unwrap_or(name))
 }
 
-/// Replaces invalid characters of a template name. The importer rejects names that are still
-/// invalid.
+/// Replaces invalid characters of a derived template name, and drops all after the first 63. The
+/// importer rejects names that are still invalid.
 pub fn valid_name(name: &str) -> String {
     let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     let name = name.to_ascii_lowercase();

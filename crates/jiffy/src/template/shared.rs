@@ -99,7 +99,8 @@ pub fn pull(
     print_result(json, &fetched.text, fetched.value)
 }
 
-/// Downloads a template by name or as NAME@VERSION.
+/// Downloads a template by name or as NAME@VERSION. Of NAME@VERSION, only the version selects the
+/// template.
 pub fn fetch_named(
     home: &Home,
     name: &str,
