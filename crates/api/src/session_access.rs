@@ -30,7 +30,7 @@ impl App {
     ///
     /// # Errors
     /// 401 if the key is not in force, 403 if it may not be used from the address, 429 after too
-    /// many failures.
+    /// many failures. 500 if the keys cannot be read, 503 if this host has no contact to its fleet.
     pub fn sign_in(
         &self,
         secret: &str,
@@ -38,6 +38,7 @@ impl App {
     ) -> Result<(Arc<Key>, [u8; 32]), ApiError> {
         let secret = Some(secret).filter(|secret| is_key_length(secret));
         let key = check_key(self, secret, from)?;
+        // The default is never returned: `check_key` rejects a missing secret.
         Ok((key, secret.map_or([0; 32], hash)))
     }
 
@@ -77,7 +78,7 @@ impl App {
     ///
     /// # Errors
     /// 404 if the sandbox is not visible, 403 for keys of scope `read`, 429 if the owner has too
-    /// many exchanges.
+    /// many exchanges, 501 if this daemon serves no data plane.
     pub fn guest_access(&self, caller: &Caller, id: &str) -> Result<GuestAccess, ApiError> {
         let sandbox = self.sandbox(caller, id, Liveness::Alive)?;
         if caller.is_read_only() {

@@ -124,6 +124,8 @@ struct FoundImage {
     run: RunConfig,
     /// Diff ids of the layers, lowest first.
     diff_ids: Vec<String>,
+    /// SHA-256 of the image's manifest. `None` if the source has no manifest with a digest, such as
+    /// the output of `docker save`.
     manifest_sha256: Option<String>,
 }
 

@@ -22,7 +22,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Maximum number of console lines per response.
+/// Maximum number of console lines, or of connections, per response.
 pub(crate) const MAX_LINES: u64 = 1000;
 /// Maximum number of sandboxes per request for metrics.
 pub(crate) const MAX_SANDBOXES: usize = 100;
@@ -184,8 +184,8 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
     // The reason why a sandbox is broken is appended as a line of its own.
     let texts: Vec<&str> = lines.iter().copied().chain(reason.as_deref()).collect();
     // A console has no times. Each line has the time at which this daemon first read it, so that
-    // clients can request all lines after their last line. Lines of the first read have times from
-    // the last change of the sandbox's state (`changed_ms`).
+    // clients can request all lines after their last line. The lines of the first read get
+    // increasing times that start at the last change of the sandbox's state (`changed_ms`).
     let times = (app.console_times).of(record.id(), &texts, record.changed_ms(), now_ms);
     let line = |(at, (&text, at_ms)): (usize, (&&str, u64))| ConsoleLine {
         at_ms,

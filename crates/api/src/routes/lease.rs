@@ -24,8 +24,8 @@ const TERM: Duration = Duration::from_secs(60);
 const RENEWAL: Duration = Duration::from_secs(20);
 
 /// `POST /sandboxes/{id}/lease` with `Upgrade: lease`: removes the sandbox when the connection ends
-/// for any reason. Received bytes are ignored; clients send them to keep the connection open
-/// through proxies.
+/// for any reason, or when the caller's key is revoked or expires. Received bytes are ignored;
+/// clients send them to keep the connection open through proxies.
 pub(super) async fn lease(
     State(app): State<App>,
     caller: Caller,

@@ -11,6 +11,8 @@ use axum::Json;
 use axum::extract::State;
 use jiffy_api_types::{Budget, BudgetLimits, BudgetUsage, DiskUsage};
 
+/// Converts limits to their wire format. `exchanges` is a separate argument, because
+/// `limits.max_exchanges` lacks the default of the host.
 fn limits_in_force(limits: &Limits, exchanges: Option<u64>) -> BudgetLimits {
     BudgetLimits {
         sandboxes: limits.max_sandboxes,

@@ -175,7 +175,7 @@ pub(super) async fn resume(
         let message = format!("sandbox {} is already running", record.id());
         ApiError::conflict("already_running", message)
     };
-    // Check first, because this case is not an error of the engine.
+    // Check before the quota is reserved: a running sandbox needs no further quota.
     if *record.state() == SandboxState::Running {
         return Err(already_running());
     }

@@ -237,8 +237,9 @@ pub(super) async fn one(
     Ok(Json(shown))
 }
 
-/// `DELETE /templates/{id}`: removes a template or a snapshot. The data of a snapshot is removed
-/// when no other snapshot or sandbox needs it.
+/// `DELETE /templates/{id}`: removes a template or a snapshot. If `id` is `NAME:TAG`, only this tag
+/// of the template is removed. The data of a snapshot is removed when no other snapshot or sandbox
+/// needs it.
 pub(super) async fn delete(
     State(app): State<App>,
     caller: Caller,

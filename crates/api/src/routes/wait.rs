@@ -32,7 +32,7 @@ impl Awaited {
     /// Returns whether the wait is over: the state is reached, or can no longer be reached.
     fn is_over(self, state: &SandboxState) -> bool {
         match state {
-            // Neither state is left without a new request of the client.
+            // Without a new request of a client, the sandbox will be neither running nor paused.
             SandboxState::Killed | SandboxState::Broken { .. } => true,
             SandboxState::Running => self == Self::Running,
             SandboxState::Paused => self == Self::Paused,

@@ -172,6 +172,7 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
 /// Returns the part of a pattern before the first component with a wildcard. This directory can be
 /// copied as a whole: the client put only matching files into the archive.
 fn literal_prefix(pattern: &str) -> String {
+    // True for a component without a wildcard.
     let special = |part: &&str| !part.contains(['*', '?', '[', '{']);
     let parts: Vec<&str> = pattern.split('/').take_while(special).collect();
     match parts.join("/") {

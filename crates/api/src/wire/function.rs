@@ -61,7 +61,8 @@ pub(crate) struct FunctionBase<'a> {
     pub scheme: &'a str,
     /// Domain of the host, optionally with a port. `None` if the host has no domain of its own.
     pub domain: Option<&'a str>,
-    /// Port of direct requests.
+    /// Port on which functions receive direct requests, without the gateway. `None` if there is no
+    /// such port.
     pub direct_port: Option<u16>,
 }
 

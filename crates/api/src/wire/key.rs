@@ -89,6 +89,7 @@ impl TryFrom<ApiKey> for Key {
             revoked_ms: key.revoked_at.as_ref().map(milliseconds).transpose()?,
             expires_ms: key.expires_at.as_ref().map(milliseconds).transpose()?,
             addresses: key.addresses,
+            // The API does not report this time.
             end_ms: None,
         })
     }

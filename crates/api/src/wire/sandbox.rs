@@ -48,6 +48,7 @@ fn end_at(sandbox: &manager::Sandbox) -> Moment {
 }
 
 impl App {
+    /// Returns the fields that Jiffy adds to E2B's fields.
     fn added(&self, caller: &Caller, sandbox: &manager::Sandbox) -> JiffyFields {
         let is_paused = *sandbox.state() == SandboxState::Paused;
         // Only the snapshot of a paused sandbox has a state in the store that matters to clients.
@@ -65,7 +66,8 @@ impl App {
         }
     }
 
-    /// Returns the response to the creator of a sandbox. Tokens are omitted for read-only callers.
+    /// Returns the response to a call that creates, forks, connects to, resumes or restarts a
+    /// sandbox. Tokens are omitted for read-only callers.
     pub(crate) fn answer(&self, caller: &Caller, sandbox: &manager::Sandbox) -> Sandbox {
         let secret =
             |token: Option<&str>| token.filter(|_| !caller.is_read_only()).map(str::to_owned);

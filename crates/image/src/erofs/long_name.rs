@@ -39,7 +39,7 @@ pub enum WriteImageError {
 pub(super) fn find(root: &ImageRoot) -> Option<WriteImageError> {
     match root {
         ImageRoot::Directory(path) | ImageRoot::Marked(path) => find_below(path, &[]),
-        // The uppermost layer first: a file that an upper layer deletes is not in the image.
+        // Layers are ordered lowest first. A file that a layer above removes is not in the image.
         ImageRoot::Layers { layers, .. } => (0..layers.len())
             .rev()
             .find_map(|n| find_below(&layers[n], &layers[n + 1..])),

@@ -47,6 +47,7 @@ pub(super) struct ErofsImage<'a> {
     attributes: u64,
     /// Modification time of compact inodes, which store no time.
     time: (i64, u32),
+    /// Inode number of the root directory.
     pub root: u64,
 }
 

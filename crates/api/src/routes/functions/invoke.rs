@@ -79,7 +79,8 @@ async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Resp
     let functions = app.functions()?;
     // An invalid label is handled like an unknown function.
     let found = functions.find_label(&label).ok();
-    // Functions of a key whose resources are being removed are no longer reachable.
+    // A function of a key whose resources are being removed is handled like an unknown function as
+    // well.
     let found = found
         .filter(|record| app.keys.status(record.owner.as_deref()) != crate::keys::KeyStatus::Ended);
     let record = match found {
