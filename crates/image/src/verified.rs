@@ -366,7 +366,7 @@ fn sparse_sum(file: &File) -> io::Result<String> {
     let mut hasher = Sha256::new_with_prefix(size.to_le_bytes());
     let mut buffer = vec![0; 256 * BLOCK];
     let mut offset = 0;
-    // Holes can be found only by seeking. The file offset is restored afterwards.
+    // Holes can be found only by seeking. The file offset is reset to 0 afterwards.
     while let Some(data) = next_data(file, offset)? {
         // Data regions start at blocks of the file system, which may be smaller than `BLOCK`.
         offset = data - data % BLOCK as u64;

@@ -29,7 +29,8 @@ pub struct FileTrust {
     /// Accepts an unknown digest and a different recipe under the name of a stock template.
     pub force: bool,
     /// Rejects an unknown digest even if the template is not a stock template, and even with
-    /// `force`. Set for files from a network.
+    /// `force`. Set for files from a network, and for files that the search for a stock template
+    /// finds.
     pub must_be_known: bool,
 }
 

@@ -103,10 +103,11 @@ fn finding(
     }
 }
 
-/// Checks that all entries belong to the owner of the data directory.
+/// Checks that the direct entries of the data directory belong to its owner.
 fn owners(home: &Path, owner: u32) -> Finding {
     let listed = entries(home).into_iter();
-    // Only the direct entries are checked: the owner of an entry can change everything below it.
+    // Only the direct entries are checked. Files below them may have other owners: the layers of
+    // images retain the owners that the image defines.
     let foreign = listed.filter(|(_, data)| data.uid() != owner);
     let foreign: Vec<PathBuf> = foreign.map(|(path, _)| path).collect();
     finding(
@@ -148,8 +149,8 @@ fn directories(home: &Path) -> Finding {
     let sockets = SOCKET_DIRECTORIES
         .iter()
         .filter_map(|name| Some((home.join(name), fs::symlink_metadata(home.join(name)).ok()?)));
-    // Other users need the execute permission of directories that the users of sandboxes traverse,
-    // so that only read and write permissions are checked.
+    // Directories that the users of sandboxes traverse need the execute permission for other users,
+    // so only read and write permissions are checked.
     let open = below
         .chain(sockets)
         .filter(|(_, data)| data.is_dir() && data.mode() & 0o066 != 0);

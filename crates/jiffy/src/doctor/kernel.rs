@@ -15,7 +15,8 @@ const MAX_SANDBOXES: u64 = 4096;
 /// Mount with the network namespaces of sandboxes.
 const NAMESPACE_MOUNT: &str = "/run/jiffy-net/netns";
 
-/// Hardening settings: name, accepted values, and the consequence of other values.
+/// Hardening settings: name, accepted values, and the consequence of other values. The remedy sets
+/// the first accepted value.
 const HARDENING_SETTINGS: [(&str, &[&str], &str); 6] = [
     (
         "kernel/unprivileged_userns_clone",
