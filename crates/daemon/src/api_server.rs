@@ -72,7 +72,7 @@ struct ApiListener {
 
 /// Router of API requests, and of requests to functions by host name. It records the caller of each
 /// request: the owner for clients of the owner's socket, otherwise the client address. Requests
-/// from processes of the daemon have their origin as an extension ([`InternalOrigin`]).
+/// from sandboxes and functions have their origin as an extension ([`InternalOrigin`]).
 #[derive(Clone)]
 pub struct ControlPlaneRouter {
     control: axum::Router,
@@ -211,7 +211,7 @@ impl ApiServer {
             allowed_hosts: options.allowed_hosts.clone(),
             ..GatewayConfig::default()
         };
-        // A key may use at most half of all in-flight requests.
+        // A key without a limit of its own may use at most half of all in-flight requests.
         let share = gateway_config.limits.exchanges / 2;
         let mut app = App::new(sandboxes.clone(), keys.clone(), templates, config)
             .with_stop(stop)

@@ -33,8 +33,8 @@ pub struct ConsoleServer {
 
 impl ConsoleServer {
     /// Binds to the address of the console and prints its URL. `tls` is the TLS configuration of
-    /// the API's listener, if there is one. `None` if the console is optional and the address is in
-    /// use.
+    /// the API's listener, if there is one. Returns `None` if the console is optional and cannot
+    /// listen on the address.
     pub async fn bind(
         console: ConsoleOptions,
         options: &ServeOptions,

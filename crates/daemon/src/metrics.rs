@@ -25,6 +25,7 @@ pub fn add_gateway_counters(sandboxes: &Sandboxes, counters: Arc<GatewayCounters
             .into_iter()
             .map(|(name, help, value)| Figure {
                 name,
+                // The help is a doc comment, which begins with a space and ends with a full stop.
                 help: help.trim().trim_end_matches('.'),
                 // Only the number of open connections can decrease.
                 counter: !name.ends_with("_open"),

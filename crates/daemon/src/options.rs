@@ -15,7 +15,8 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The default disk quota of a key is the size of the file system divided by this number.
+/// Divisor for [`DiskShare::Quarter`], which is the default of a key's disk quota and of the cache
+/// of the store.
 const KEY_DISK_DIVISOR: u64 = 4;
 
 /// Options of a daemon.

@@ -32,8 +32,9 @@ impl PublicAddress {
         }
     }
 
-    /// Returns a link for browsers, whose host name belongs to the port alone. On loopback without
-    /// a domain this is a name below `localhost`, which browsers resolve themselves.
+    /// Returns a link for browsers. If possible, its host name belongs to `port` alone: a name
+    /// below the domain, or on loopback a name below `localhost`. Browsers resolve the latter
+    /// themselves. Otherwise the link is a path of the API's own address.
     pub fn page_link(&self, signer: &LinkSigner, id: &str, port: u16, expires: u64) -> String {
         let is_local = self.domain.is_none() && self.address.ip().is_loopback();
         match signer.label(id, port, expires) {
@@ -45,7 +46,8 @@ impl PublicAddress {
         }
     }
 
-    /// Returns a link that opens `port` of a sandbox until `expires`.
+    /// Returns a link that opens `port` of a sandbox until `expires`, in seconds since 1970.
+    /// Without a domain, the link is a path of the API's own address.
     pub fn link(&self, signer: &LinkSigner, id: &str, port: u16, expires: u64) -> String {
         if let Some(domain) = &self.domain
             && let Ok(label) = signer.label(id, port, expires)

@@ -46,6 +46,7 @@ pub async fn stop(request: StopHost) -> anyhow::Result<()> {
     while lock(&home)?.is_none() {
         tokio::time::sleep(LOCK_POLL_INTERVAL).await;
     }
+    // After SIGTERM the sandboxes continue to run.
     if is_other_version && request.kill_sandboxes {
         kill_sandboxes(&home).await?;
     }

@@ -150,7 +150,7 @@ async fn collect_periodically(remote: Arc<RemoteStore>, interval: Duration) {
     }
 }
 
-/// Collects the garbage of all tenants for which it is due.
+/// Collects the garbage of all tenants for which a collection is due.
 async fn collect(remote: &RemoteStore, interval: Duration) -> Result<(), StoreError> {
     let shared = &remote.shared;
     let tenants = shared.tenants().await?;

@@ -33,7 +33,7 @@ pub enum ProgramError {
         /// Environment variable that may contain the path.
         variable: &'static str,
     },
-    /// The jail of VMMs is not configured.
+    /// The variable that selects the jail of VMMs has an invalid value.
     #[error("JIFFY_JAIL is {0:?}; it may be `on`, `off`, or not set (on for root)")]
     Jail(String),
 }

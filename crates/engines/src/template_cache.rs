@@ -15,13 +15,14 @@ use std::sync::Arc;
 /// nanoseconds). A stamp changes if its file is replaced.
 pub(crate) type FileStamps = [(u64, i64, i64); 3];
 
-/// Open templates of one host. Current versions are found by name, earlier ones by the version that
-/// snapshots record.
+/// Open templates of one host. New sandboxes use the current version of a template, by its name.
+/// Snapshots use the version that they record.
 pub(crate) struct TemplateCache {
     host: Host,
     /// Current versions of templates, by name.
     prepared: Mutex<HashMap<String, (FileStamps, Arc<PreparedTemplate>)>>,
-    /// Earlier versions that snapshots in use need, by [`PreparedTemplate::image_name`].
+    /// Versions that [`Self::prepare_version`] opened for snapshots, by
+    /// [`PreparedTemplate::image_name`]. These are usually earlier versions.
     older: Mutex<HashMap<String, Arc<PreparedTemplate>>>,
 }
 

@@ -1,5 +1,5 @@
-//! Sends one request to a guest and receives the head of the response, on an idle or a new
-//! connection.
+//! Sends one request to a guest, or to the gateway of another host, and receives the head of the
+//! response. Uses an idle or a new connection.
 
 use crate::config::GatewayLimits;
 use crate::counters::add;
@@ -160,7 +160,8 @@ async fn connect<S: Sandboxes>(
     // Read the epoch before connecting: if the sandbox is rolled back meanwhile, the connection
     // must not return to the pool.
     let epoch = pool.idle.epoch();
-    // Opening may resume the sandbox, which takes longer than connecting.
+    // The timeout of opening includes the time to resume the sandbox, which takes longer than
+    // connecting.
     let connection = match upstream {
         Upstream::Guest((id, port)) => {
             let stream = opened(limits, shared.sandboxes.open(id, *port)).await?;

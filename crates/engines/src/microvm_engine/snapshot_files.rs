@@ -117,7 +117,8 @@ impl SnapshotFiles for MicroVmEngine {
         let Some(oldest) = merging::oldest(&lineage, limits) else {
             return Ok(());
         };
-        // Boxed because the future is large and rarely used.
+        // The merge copies memory of the ancestors, so all missing memory is fetched first. Boxed
+        // because the future is large and rarely used.
         Box::pin(self.complete(id)).await?;
         let (store, owned) = (self.shared.store.clone(), id.to_owned());
         let merged = tokio::task::spawn_blocking(move || store.merge(&owned, oldest))

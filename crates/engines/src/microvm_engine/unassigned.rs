@@ -102,7 +102,8 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
         let defaults = &self.prepared.template().manifest.defaults;
         let identity =
             identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
-        // The rehearsal runs without a network: only `assign` opens the slot.
+        // `waiting.rehearse` assigns a temporary identity, and the function `rehearse` runs the
+        // commands. The rehearsal runs without a network: only `assign` opens the slot.
         rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
         // The guest waits for its final identity as before the rehearsal.
         waiting.withdraw_identity().await.map_err(boot_error)
