@@ -175,6 +175,8 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     request.extensions_mut().insert(upgrade);
                     add(&self.shared.counters.control_plane, 1);
                     let answer = self.control.answer(request).await;
+                    // The control plane knows the caller: the connection no longer counts as one of
+                    // an unknown client.
                     if answer.extensions().get::<KnownCaller>().is_some() {
                         in_flight.mark_known();
                     }
@@ -213,6 +215,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     };
                     match self.shared.pass(target, parts, body, context).await {
                         Ok(answer) => {
+                            // A client that reached a sandbox is no longer unknown.
                             in_flight.mark_known();
                             answer
                         }

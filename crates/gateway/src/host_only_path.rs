@@ -62,7 +62,8 @@ fn resolved(segments: &[Vec<u8>]) -> Vec<Vec<u8>> {
     out
 }
 
-/// Returns true if the first segment is a host-only path.
+/// Returns true if the first segment is a host-only path. Each host-only path is one segment in
+/// lower case, as [`segments`] returns it.
 fn is_host_only_segment(segments: &[Vec<u8>]) -> bool {
     segments.first().is_some_and(|first| {
         HOST_ONLY_PATHS

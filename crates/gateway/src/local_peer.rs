@@ -15,7 +15,9 @@ const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Privileges {
     is_root: bool,
+    /// Effective capabilities, one bit per capability.
     effective: u64,
+    /// Bounding set of capabilities, one bit per capability.
     bounding: u64,
     /// Inode of its user namespace. `None` if the daemon may not read it.
     user_namespace: Option<u64>,
@@ -52,7 +54,8 @@ impl Privileges {
         // The daemon empties the bounding set of processes that it confines, such as VMMs. Other
         // processes usually retain theirs.
         let is_confined = self.bounding == 0 && daemon.bounding != 0;
-        // A daemon in the initial namespace trusts no process in another user namespace.
+        // A daemon in the initial namespace trusts no process in another user namespace, or in one
+        // that it may not read.
         let is_outer = is_first && !is_same_namespace;
         let lacks = |of: Self| of.effective & CAP_DAC_OVERRIDE == 0;
         // A root process without this capability was confined, if the daemon has it.
@@ -73,7 +76,7 @@ pub(crate) fn may_be_owner(pid: Option<i32>) -> bool {
     let Some(daemon) = Privileges::of("self") else {
         return false;
     };
-    // An unreadable map counts as another namespace.
+    // If the map is unreadable, the daemon counts as outside the initial namespace.
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let peer = Privileges::of(&pid.to_string());
     peer.is_some_and(|peer| peer.may_own(daemon, maps_all(&map)))

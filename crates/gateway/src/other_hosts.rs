@@ -86,7 +86,7 @@ pub async fn serve_forwarded<S, C>(
             peer,
             is_from_front,
         } = connection;
-        // A host cannot open the socket of another host's owner.
+        // A local peer would count as the owner of this host. Clients of other hosts never are.
         let peer = Peer {
             local: false,
             ..peer

@@ -34,6 +34,7 @@ type OpenConnections = Arc<Mutex<HashMap<String, usize>>>;
 /// Permit for a connection into a sandbox.
 #[derive(Debug)]
 pub(crate) struct GuestConnectionPermit {
+    /// First part of the connection's [`PoolKey`].
     id: String,
     open: OpenConnections,
 }
@@ -51,7 +52,7 @@ impl Drop for GuestConnectionPermit {
     }
 }
 
-/// Connections into guests.
+/// Pool of connections into guests, or to gateways of other hosts.
 #[derive(Debug)]
 pub struct GuestConnectionPool {
     pub(crate) idle: Arc<IdlePool>,
@@ -80,8 +81,8 @@ impl GuestConnectionPool {
         self.idle.idle_count()
     }
 
-    /// Acquires a permit for a connection into a sandbox. `None` if the sandbox has `limit`
-    /// connections.
+    /// Acquires a permit for a connection. `id` is the first part of its [`PoolKey`]. `None` if
+    /// `id` has `limit` connections.
     pub(crate) fn permit(&self, id: &str, limit: usize) -> Option<GuestConnectionPermit> {
         let mut open = self.open.lock();
         let count = open.entry(id.to_owned()).or_default();

@@ -14,7 +14,7 @@ use thiserror::Error;
 /// Reason why a request did not reach a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RequestError {
-    /// The request is invalid.
+    /// Routing rejected the request, with this status and reason.
     #[error("{1}")]
     Refused(StatusCode, &'static str),
     /// Path of the agent that clients must not call.

@@ -17,6 +17,7 @@ thread_local! {
 /// Random bytes from the kernel, buffered per thread: one system call serves many ids.
 struct RandomBytes {
     bytes: [[u8; 16]; 64],
+    /// Number of elements of `bytes` that no id has used.
     left: usize,
 }
 

@@ -95,7 +95,8 @@ fn checked_host(parts: &Parts) -> Result<String, RouteRefusal> {
     host(parts)
 }
 
-/// Returns path and query of a request. `OPTIONS *` has no path and counts as `/`.
+/// Returns path and query of a request. A request line that contains only an authority has no path
+/// and counts as `/`.
 fn path(parts: &Parts) -> PathAndQuery {
     let path = parts.uri.path_and_query().cloned();
     path.unwrap_or_else(|| PathAndQuery::from_static("/"))

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio_util::sync::CancellationToken;
 
+/// Size of the buffer of each direction.
 const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Copies bytes until both sides have finished sending or one fails. While neither side has

@@ -114,8 +114,9 @@ impl ConntrackLimits {
         let set = format!("{{ type ifname; size {MAX_COUNTED_DEVICES}; flags dynamic; }}");
         let rate_rule = Self::rate_rule(all, "none");
         format!(
-            // The last three rules always count against all three limits. A limit is enforced only
-            // while `enforce` has added a rule to its chain (`under_high`, `under_full`).
+            // The last three rules always count against all three limits. The lower two limits are
+            // enforced only while `enforce` has added a rule to their chains (`under_high`,
+            // `under_full`).
             r"  set paced_none {set}
   set paced_high {set}
   set paced_full {set}

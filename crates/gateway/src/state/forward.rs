@@ -26,6 +26,7 @@ use tracing::Instrument;
 /// Request to another host whose head has been rewritten.
 struct Forwarded {
     parts: Parts,
+    /// Protocol of the upgrade that the client requests. `None` if the client requests no upgrade.
     protocol: Option<HeaderValue>,
 }
 
@@ -40,6 +41,7 @@ impl<S: Sandboxes> GatewayState<S> {
         body: ClientRequestBody,
         context: RequestContext,
     ) -> Result<Response<Body>, RequestError> {
+        // The other host counts the exchange for the owner of the sandbox, so this permit is empty.
         let permit = Box::new(());
         let max_exchanges = self.config.limits.exchanges;
         let in_flight = InFlightExchange::begin(&self.counters, max_exchanges, permit)
@@ -135,7 +137,7 @@ fn rewritten(mut parts: Parts, context: &RequestContext) -> Forwarded {
     parts.version = Version::HTTP_11;
     let headers = &mut parts.headers;
     strip_hop_by_hop(headers);
-    // This gateway answers it, by requesting the client's body.
+    // This gateway answers `Expect: 100-continue` itself, when it reads the client's body.
     headers.remove(EXPECT);
     if let Ok(host) = HeaderValue::from_str(&host) {
         headers.insert(HOST, host);

@@ -1,4 +1,5 @@
-//! Removal of entries of removed sandboxes from the host's connection tracking table.
+//! Removal of a sandbox's entries from connection tracking tables: from the host's table when a
+//! sandbox is removed, and from the tables of slot and host after a rollback.
 
 use super::flow::{CONNTRACK, DELETE, GET, count_entries, source_of};
 use super::netlink::{NetlinkSocket, encode};
