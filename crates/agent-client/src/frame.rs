@@ -76,7 +76,7 @@ impl ResponseFrames {
                     Some(piece) => self.buffer.extend_from_slice(&piece),
                     None => {
                         return Err(ClientError::Protocol(
-                            "the stream has_ended without an end frame".to_owned(),
+                            "the stream has ended without an end frame".to_owned(),
                         ));
                     }
                 }
