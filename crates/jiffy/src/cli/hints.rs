@@ -38,7 +38,7 @@ const COMMANDS: [(&[&str], &str); 13] = [
         "`jiffy create --from SNAPSHOT` creates a sandbox from a snapshot; `jiffy rollback` rolls back a sandbox",
     ),
     (
-        &["attach", "ssh", "enter", "console"],
+        &["attach", "ssh", "enter"],
         "`jiffy shell` opens a shell in a sandbox",
     ),
     (

@@ -156,6 +156,7 @@ fn directories(home: &Path) -> Finding {
         .filter(|(_, data)| data.is_dir() && data.mode() & 0o066 != 0);
     let mut open: Vec<PathBuf> = open.map(|(path, _)| path).collect();
     // `run` is an entry of the data directory and a directory with sockets.
+    open.sort();
     open.dedup();
     finding(
         "directories",

@@ -91,11 +91,15 @@ async fn target_in_sandbox(
         Err(e) if e.is_not_found() => {
             let trimmed = to.trim_end_matches('/');
             // The tree receives the name of the destination, which does not exist yet. A
-            // destination that ends with `.` or `..` provides no name.
-            Ok(match trimmed.rsplit_once('/') {
-                _ if contents || trimmed.ends_with('.') => (to.to_owned(), b".".to_vec()),
-                Some((parent, name)) => (format!("{parent}/"), name.into()),
-                None => (".".to_owned(), trimmed.into()),
+            // destination that ends with the component `.` or `..` provides no name.
+            let (parent, name) = match trimmed.rsplit_once('/') {
+                Some((parent, name)) => (format!("{parent}/"), name),
+                None => (".".to_owned(), trimmed),
+            };
+            Ok(if contents || matches!(name, "." | "..") {
+                (to.to_owned(), b".".to_vec())
+            } else {
+                (parent, name.into())
             })
         }
         Err(e) => {
