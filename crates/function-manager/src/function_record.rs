@@ -200,10 +200,10 @@ impl DeployChanges {
             }
             record.schedule = Some(schedule.clone()).filter(|s| !s.is_empty());
         }
-        // Each deployment states its sandbox key: without one, the previous key is removed.
         if self.sandbox_key.is_some() {
             check_key_variables(&record.settings.env)?;
         }
+        // Each deployment states its sandbox key: without one, the previous key is removed.
         record.sandbox_key.clone_from(&self.sandbox_key);
         Ok(())
     }

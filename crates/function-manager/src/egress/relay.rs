@@ -115,7 +115,7 @@ impl Relay {
     }
 }
 
-/// Copies up to the limit, and then shuts down the other side.
+/// Copies at most [`MAX_BYTES`], and then shuts down `to`.
 async fn copy(from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
     // Each direction has its own limit.
     let from = from.take(MAX_BYTES);

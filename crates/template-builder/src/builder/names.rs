@@ -49,7 +49,8 @@ pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&s
 }
 
 /// Resolves `which` (an id or `[owner/]name`, optionally with a tag or the id of a build) for
-/// `caller`. A `caller` of `None` is the host's owner.
+/// `caller`. A `caller` of `None` is the host's owner. If `records` is `None` because the host has
+/// no builder, `which` is resolved as a name only.
 ///
 /// Order: builds of a template, ids, the caller's own names, stock templates, public templates of
 /// the host's owner. The template of another key is found by `owner/name` only, if it is public or

@@ -1,5 +1,5 @@
-//! Queue of builds that wait for a permit. Permits are assigned round robin by owner, and no key
-//! may hold all of them.
+//! Queue of builds that wait for a permit. Permits are assigned round robin by owner. If there are
+//! several permits, no key may hold all of them.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};

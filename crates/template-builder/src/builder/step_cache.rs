@@ -102,8 +102,7 @@ impl BuilderInner {
         let mut pruned = PrunedBuildCache::default();
         for step in self.sandboxes.build_steps().list() {
             if of.is_some() && step.owner() != of {
-                // The record of the use is retained: only entries that remain in `last_uses` are
-                // deleted below.
+                // The step remains, and so does the record of its use.
                 last_uses.remove(step.fingerprint());
                 continue;
             }
@@ -117,7 +116,8 @@ impl BuilderInner {
                 last_uses.remove(step.fingerprint());
             }
         }
-        // Entries that remain belong to removed steps.
+        // The remaining entries belong to steps without a snapshot. Only a pass over all owners
+        // deletes them.
         for (key, used) in last_uses {
             if of.is_none() && used <= cutoff_ms {
                 self.records.delete_step_use(&key)?;

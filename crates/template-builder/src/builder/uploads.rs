@@ -283,7 +283,8 @@ impl UploadStore {
         Ok(token)
     }
 
-    /// Starts the upload of a ticket.
+    /// Starts the upload of a ticket. The ticket remains valid until it expires, so that a failed
+    /// upload can be repeated.
     pub async fn begin(&self, token: &str) -> Result<IncomingUpload, UploadError> {
         let ticket = {
             let tickets = self.tickets.lock();
@@ -292,7 +293,7 @@ impl UploadStore {
             ticket.cloned().ok_or(UploadError::Closed)?
         };
         let incoming = self.acquire_permit(&ticket.owner)?;
-        // The quota grows with the received bytes, because a client may announce any length.
+        // The reservation grows with the received bytes, because a client may announce any length.
         let quota = self.quota.lock().clone();
         let permit = match (&ticket.owner, quota) {
             (Some(owner), Some(quota)) => quota.try_reserve(owner, QuotaRequest::default())?,

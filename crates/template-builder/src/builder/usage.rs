@@ -34,7 +34,7 @@ pub(super) struct TemplateUsage {
     /// Modification time of the templates directory, and the time at which it was read.
     read: Option<(SystemTime, SystemTime)>,
     by_owner: HashMap<String, OwnerTemplates>,
-    /// Images of the host's owner.
+    /// Digests of the images of the host's owner.
     of_host: HashSet<String>,
 }
 

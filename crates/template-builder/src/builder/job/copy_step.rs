@@ -73,7 +73,8 @@ impl BuildJob {
         }))
     }
 
-    /// Runs a `COPY` or `ADD`. `before` contains the earlier stages.
+    /// Runs a `COPY` or `ADD`. `before` contains the earlier stages; the sandbox of a source stage
+    /// is created if none is running.
     pub(super) async fn run_copy(
         &self,
         agent: &AgentClient,
@@ -96,8 +97,8 @@ impl BuildJob {
                 let stage =
                     stage.ok_or_else(|| BuildFailure::new("the source stage does not exist"))?;
                 let from = self.agent(stage).await?;
-                // Remove the certificate authorities of the build network, which must not be
-                // copied.
+                // Remove the certificate authorities and the proxy of the host's network, which
+                // must not be copied.
                 let withdrawn = from.withdraw_site().await;
                 withdrawn.map_err(|e| BuildFailure::agent("remove the host's certificates", e))?;
                 // Patterns are expanded in the source stage, so that only matching files are

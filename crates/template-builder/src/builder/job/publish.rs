@@ -29,7 +29,7 @@ impl BuildJob {
             disk_mib: at.size.disk_mib,
         };
         // The image is written only if the first name has no template with the same content and
-        // settings.
+        // settings, or if the build is forced.
         let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
         let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
         let names = self.template_names();
@@ -262,6 +262,7 @@ impl BuildJob {
                 Visibility::Private
             };
             for name in names {
+                // An existing template may already have one of the names.
                 if *name != reference {
                     let tagged = self.inner.templates.tag(&reference, name, visibility);
                     tagged.map_err(|e| e.to_string())?;

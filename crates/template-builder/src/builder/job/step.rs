@@ -19,7 +19,8 @@ const BASH_PATH: &str = "/bin/bash";
 impl BuildJob {
     /// Runs a step, or restores the cached result of an identical step. `before` contains the
     /// earlier stages. If `fresh` is true, no cached result is used: the build or a step requested
-    /// that, or an earlier step of the stage was executed.
+    /// that, or an earlier step of the stage was executed. For the log, `shown` is the text and
+    /// `name` the number of the step.
     pub(super) async fn run_step(
         &self,
         step: &BuildStep,
@@ -169,11 +170,11 @@ impl BuildJob {
         };
         // The last lines may have no line break.
         log_lines(out.finish().into_iter().chain(err.finish()).collect());
-        // The agent terminates the command at the time limit, which the status alone does not show.
         if end.exited && end.exit_code == 0 {
             return Ok(());
         }
         Err(BuildFailure::new(match end {
+            // The agent terminates the command at the time limit, which the status does not show.
             _ if began.elapsed() >= limit => format!(
                 "the command exceeded the time limit of {} s",
                 limit.as_secs()

@@ -24,7 +24,7 @@ pub struct WantedSize {
 /// Status of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildStatus {
-    /// Not started: the build waits for its files or for other builds.
+    /// Waiting for the files, for the start, or, if started, for a permit or another build.
     Waiting,
     /// Running.
     Building,

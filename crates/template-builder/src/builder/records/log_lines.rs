@@ -13,9 +13,9 @@ const MAX_LOG_LINE_BYTES: usize = 4096;
 /// Severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Standard output of programs, and details.
+    /// Details and phases of imports and image writes.
     Debug,
-    /// Progress.
+    /// Steps, and the output of their programs.
     Info,
     /// Warning to the author.
     Warn,

@@ -148,7 +148,6 @@ impl IncomingUpload {
         let mut sum = HEXLOWER.encode(&std::mem::take(&mut self.hash).finalize());
         let sums = self.target.with_extension("sum");
         {
-            // `self.permit` is dropped at the end of this function, after the upload is counted.
             let stored = self.stored.clone();
             let mut stored = stored.lock();
             self.check_replacement(&sums, &sum)?;
@@ -161,6 +160,8 @@ impl IncomingUpload {
             if let Ok(bytes) = before {
                 uncount(&mut stored, owner, bytes);
             }
+            // Counted before `self.permit` is dropped at the end of this function, so that the
+            // owner's usage always includes the bytes.
             let of_owner = stored.entry(owner.clone()).or_default();
             *of_owner = (of_owner.0 + 1, of_owner.1 + charged_bytes(self.bytes));
         }
