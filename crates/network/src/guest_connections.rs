@@ -60,7 +60,7 @@ impl Drop for OpenConnection {
 
 impl GuestConnections {
     /// Connects to `port` of the guest in the slot with namespace `name`. `None` if no server
-    /// accepts the connection.
+    /// accepts the connection in time, or during [`SILENCE_PAUSE`] after an unanswered attempt.
     pub async fn connect(&self, name: String, port: u16) -> Option<GuestStream> {
         let epoch = {
             let mut state = self.0.lock();

@@ -18,9 +18,9 @@ use jiffy_engine_api::RefusalReason;
 const MIN_UPLINK_MTU: u32 = 1280;
 
 /// Permits sandboxes with addresses in `range` to reach other hosts, but not the addresses of this
-/// host. Replaces the rules of an earlier daemon. IPv6 is included if the host has a route through
-/// `uplink6`. `own` has the host's addresses in rootless mode, where the table is in a router's
-/// namespace and not in the host's.
+/// host. Replaces the rules of an earlier daemon. `tag` identifies the data directory. IPv6 is
+/// included if the host has a route through `uplink6`. `own` has the host's addresses in rootless
+/// mode, where the table is in a router's namespace and not in the host's.
 pub(crate) fn set_up(
     claims: &RangeClaims,
     tag: &str,

@@ -127,6 +127,8 @@ impl AddressChanges {
             let mut fds = [fd(self.0.as_raw_fd()), fd(stopped.as_raw_fd())];
             // SAFETY: the array has two elements and lives through the call.
             let count = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+            // Exit when the other end of `stopped` is closed, or if `poll` fails other than by a
+            // signal.
             if fds[1].revents != 0 || (count < 0 && Errno::last() != Errno::EINTR) {
                 return;
             }

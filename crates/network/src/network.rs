@@ -178,6 +178,7 @@ impl Network {
             logs_refusals,
         };
         let mut numbers = SlotNumbers::new(slots.min(u32::try_from(range_slots).unwrap_or(slots)));
+        // Register the slots of an earlier daemon, so that their numbers are not allocated again.
         (slot_config.numbers().into_iter()).for_each(|number| numbers.register(number));
         // Other daemons may claim ranges only after the host is set up with this one.
         drop(claims);
@@ -233,7 +234,7 @@ impl Network {
         self.0.config.range
     }
 
-    /// Returns a readable description of its addresses and of the sandboxes' IPv6 route.
+    /// Returns a description for users: the range of addresses, and whether sandboxes have IPv6.
     pub fn description(&self) -> String {
         let six = if self.0.reach.ipv6 { "with" } else { "without" };
         format!("addresses in {}, {six} IPv6", self.range())

@@ -69,7 +69,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 impl NetworkState {
     /// Takes a slot that was created in advance. Returns the slot and the number of ready slots
-    /// that remain. Replaces slots whose namespaces were removed by another program.
+    /// that remain, of both kinds. Both values are `None` if no slot of this kind is ready. Slots
+    /// whose namespaces were removed by another program are released and skipped.
     pub fn take_ready(&self, nic: NicKind) -> (Option<Slot>, Option<usize>) {
         loop {
             // The lock is released before the checks below, which make system calls.

@@ -49,11 +49,15 @@ pub enum RulesError {
 /// Validated rules of one sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressPolicy {
+    /// True if addresses that match no list are allowed.
     internet: bool,
+    /// Allowed ranges. They take precedence over `denied`.
     allowed: Vec<IpNet>,
+    /// Names to which the proxy connects.
     names: HostNames,
     denied: Vec<IpNet>,
     reach: HostReachability,
+    /// Name servers for the guest's questions. Empty for the name servers of the host.
     name_servers: Vec<IpAddr>,
     /// Rate limit of packets that leave the slot, in bytes per second.
     bytes_per_second: Option<u64>,
@@ -225,8 +229,8 @@ impl EgressPolicy {
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
         );
-        // In this case, the slot has no IPv6 route either. Programs get an error immediately and do
-        // not wait for an answer to a dropped packet.
+        // If the host has no IPv6 route, the slot has none either. Programs then get an error
+        // immediately and do not wait for an answer to a dropped packet.
         let ipv6 = if self.ipv6() {
             ""
         } else {

@@ -153,8 +153,8 @@ async fn accept(
 }
 
 impl ProxyRoute {
-    /// Sets up a connection beyond the limit to be reset when it is dropped, so that programs get
-    /// an error immediately.
+    /// Records the refusal of a connection beyond the limit. Dropping the connection then resets
+    /// it, so that programs get an error immediately.
     fn reset(&self, client: &TcpStream) {
         let dialled = original_destination(client);
         self.record
@@ -232,7 +232,8 @@ impl ProxyRoute {
             Ok((UnixStream::from_std(ours)?, theirs))
         };
         let (ours, theirs) = pair().map_err(|_| ProxyRefusal::Unreachable)?;
-        // This end of the pair already holds a permit, so the other end needs none.
+        // `accept` holds a permit for the proxied connection, so the control plane's end needs
+        // none.
         if connector.connect(InternalOrigin::Sandbox { key }, theirs, Box::new(())) {
             Ok((Box::new(ours), dialled))
         } else {

@@ -24,8 +24,8 @@ impl RateLimiter {
     pub fn delay(&self, now: Instant, interval: Duration) -> Duration {
         let mut next = self.next.lock();
         let due = next.map_or(now, |next| next.max(now));
-        // `due` advances by one interval per event. An event waits only if `due` is more than a
-        // burst ahead of the present.
+        // `due` advances by one interval per event. The events of a full burst do not wait: an
+        // event waits only if `due` is more than `burst - 1` intervals ahead of the present.
         *next = Some(due + interval);
         due.duration_since(now)
             .saturating_sub(interval * self.burst.saturating_sub(1))

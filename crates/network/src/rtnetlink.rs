@@ -46,7 +46,7 @@ impl VethEnd<'_> {
     }
 }
 
-/// Changes of a link.
+/// Changes of a link. `None` and `false` leave the property unchanged.
 #[derive(Debug, Default)]
 pub(crate) struct LinkChange {
     pub mac: Option<[u8; 6]>,

@@ -59,7 +59,7 @@ impl SlotLease {
     }
 
     /// Returns the numbers of bytes that its guest sent and received, from the counters of the
-    /// host's end.
+    /// host's end. `None` if the counters cannot be read.
     pub fn traffic(&self) -> Option<(u64, u64)> {
         let device = self.state.config.name(self.number);
         let count = |counter: &str| -> Option<u64> {
@@ -167,7 +167,7 @@ impl SlotLease {
     }
 
     /// Opens a non-blocking TCP socket in the guest's network namespace. All its packets pass the
-    /// tables of slot and host.
+    /// tables of slot and host. Fails for a guest with a tap, which has no such namespace.
     pub fn tcp_socket(&self, ipv6: bool) -> Result<OwnedFd, NetError> {
         let family = if ipv6 {
             AddressFamily::Inet6

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub(crate) struct SlotNumbers {
     limit: u32,
+    /// First number that the next allocation tries.
     next: u32,
     used: BTreeSet<u32>,
     /// Subset of the used numbers: unclaimed slots of an earlier daemon.

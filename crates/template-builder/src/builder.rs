@@ -120,6 +120,7 @@ pub(crate) struct BuilderInner {
     /// Quotas of owners. `None` if unlimited.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     template_usage: Mutex<TemplateUsage>,
+    /// Waiting and running builds by build id.
     running: Mutex<HashMap<String, RunningBuild>>,
     /// Held while names are added or removed.
     names_lock: Mutex<()>,

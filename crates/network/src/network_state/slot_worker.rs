@@ -175,7 +175,7 @@ impl NetworkState {
                 self.ready.lock().push_back(slot);
                 true
             }
-            // Ignore the error: a caller that needs a slot gets it.
+            // Not logged: a caller that needs a slot receives the same error.
             Err(NetError::Full(_)) => false,
             Err(e) => {
                 tracing::warn!(error = %e, "cannot create a network slot in advance");
@@ -204,13 +204,13 @@ impl NetworkState {
         if slots.is_empty() {
             return;
         }
-        // Complete the records while the namespaces exist: this reads their open connections.
+        // Complete the records while the namespaces exist: `close` reads their open connections.
         let records = slots.iter().filter_map(|slot| slot.record.as_ref());
         records.for_each(|record| record.close());
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number).collect();
         // Unused slots have no connections: avoid walking the connection tracking table.
         let used: &[u32] = if unused { &[] } else { &numbers };
-        // Read the counters of the namespaces before removing the namespaces.
+        // Before the namespaces are removed: `used_addresses` reads their counters.
         let addresses = self.config.used_addresses(used);
         slot::destroy(&self.config, &numbers);
         let taps = slots.into_iter().filter_map(|slot| slot.tap);

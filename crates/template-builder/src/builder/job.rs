@@ -45,7 +45,9 @@ pub struct BuildJob {
 
 /// Result of a build.
 pub struct BuildOutcome {
+    /// Version of the template.
     pub version: String,
+    /// Keys of the steps that have snapshots.
     pub steps: Vec<String>,
 }
 

@@ -93,7 +93,7 @@ impl BuildSandboxes {
         }
         self.creations.close();
         let ended = tokio::time::timeout(CREATION_LIMIT, self.creations.wait()).await;
-        // The task still removes its sandbox.
+        // After a timeout, the creating task still removes its sandbox.
         if ended.is_err() {
             tracing::warn!("timed out waiting for the creation of a sandbox of a finished build");
         }
