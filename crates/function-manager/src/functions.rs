@@ -179,7 +179,8 @@ impl Functions {
         });
         let Some(first) = records.first() else {
             // The first deployment was interrupted before it committed a record, or no record can
-            // be read. `remove_all` preserves the files in the second case.
+            // be read. `remove_all` preserves the files in the second case. Dropping the process
+            // kills it.
             drop(process);
             store.remove_all();
             return;
@@ -227,6 +228,7 @@ impl Functions {
         self.0.settings.program.is_some()
     }
 
+    /// Returns the owner with this key. An error names the function `name`.
     fn existing_owner(&self, key: Option<&str>, name: &str) -> Result<Arc<Owner>, FunctionError> {
         let owners = self.0.owners.read();
         let owner = owners.by_key.get(&key.map(str::to_owned)).cloned();

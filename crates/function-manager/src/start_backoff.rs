@@ -22,7 +22,7 @@ pub(crate) struct StartBackoff {
 }
 
 impl StartBackoff {
-    /// Records that a process exited after `life`.
+    /// Records that a process exited after `life`, or that a start failed (`life` is zero).
     pub(crate) fn record_exit(&mut self, life: Duration) {
         if life >= STABLE_LIFE {
             self.failures = 0;

@@ -12,7 +12,8 @@ use tokio::sync::{mpsc, watch};
 pub(crate) struct GreetingTask {
     /// Identity of the guest. `None` until it is assigned.
     identity: watch::Receiver<Option<Identity>>,
-    /// Receives the steps of a boot.
+    /// Sender for the steps of the current boot or rollback. `None` for an adopted guest until its
+    /// first rollback.
     steps: Option<mpsc::Sender<BootStep>>,
     /// True if the guest was restored. Connections from before the snapshot may then break at any
     /// time.

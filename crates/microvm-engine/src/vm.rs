@@ -40,6 +40,7 @@ pub struct MicroVm {
     pub(crate) link: Arc<ControlSocket>,
     pub(crate) connect_gate: ConnectGate,
     console: Arc<ConsoleRing>,
+    /// Reason why the sandbox ended. `None` while it runs.
     end: watch::Receiver<Option<ExitReason>>,
     /// True when the VMM has reported that the guest no longer runs.
     halted: watch::Receiver<bool>,
@@ -55,6 +56,7 @@ pub struct MicroVm {
     pub(crate) identity: watch::Sender<Option<Identity>>,
     /// Task that limits the VMM. `None` if the VMM is not limited, or was limited already.
     limit_task: Option<LimitTask>,
+    /// First error of the host at a disk of the guest. See [`Self::disk_failure`].
     disk_failure: Arc<OnceLock<String>>,
     pub(crate) next_steps: NextSteps,
     /// Optional requests that the VMM supports.

@@ -215,7 +215,8 @@ impl Functions {
         else {
             return Ok(state.replace(record));
         };
-        // A load before this lock is acquired uses the settings of the previous record.
+        // A load that held this lock before may have published the previous record. While no load
+        // runs, replace the record and publish it again.
         let _loading = running.loading.lock().await;
         let record = state.replace(record);
         if running.loaded.lock().contains_key(name) {

@@ -217,7 +217,8 @@ fn retain_first(
     Ok(())
 }
 
-/// Opens the file of a module, and verifies its digest.
+/// Opens the file of a module, and verifies its digest. The position of the returned file is at its
+/// end: callers must read at explicit offsets.
 fn open(path: &Path, digest: &str) -> io::Result<File> {
     let file = File::open(path)?;
     // The file may be damaged on disk: it must not replace a correct copy in the store.

@@ -58,7 +58,8 @@ impl Functions {
         }
     }
 
-    /// Returns the metrics of a function since the daemon started, including the adopted process.
+    /// Returns the metrics of a function since the daemon started. An adopted process also
+    /// contributes its metrics from before that time.
     pub async fn metrics(
         &self,
         key: Option<&str>,

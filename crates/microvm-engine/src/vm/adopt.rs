@@ -224,6 +224,8 @@ async fn take_control(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState,
         link.send(&Request::AbortCapture, &[])?;
         reattached = reattach(&link).await?;
     }
+    // A captured snapshot may be the prepared one. `MicroVm::finish_captured` then commits or
+    // aborts it.
     if let Some(id) = reattached.prepared_snapshot.take()
         && captured.is_none()
     {
