@@ -71,7 +71,8 @@ impl RefusalReason {
 /// Record of a connection or a DNS query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionRecord {
-    /// Time of the start, in milliseconds since 1970. Time of the last one if `times` is above 1.
+    /// Time of the start, in milliseconds since 1970. If `times` is above 1, the start of the
+    /// latest of these connections.
     pub at_ms: u64,
     /// Protocol.
     pub protocol: ConnectionProtocol,

@@ -47,16 +47,24 @@ const MAP_ONLY_USER: CapabilitySet = CapabilitySet::SETFCAP;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct SentrySpec {
     pub directory: PathBuf,
+    /// EROFS image with the agent.
     pub base: PathBuf,
+    /// Images of the root file system, lowest first.
     pub images: Vec<PathBuf>,
+    /// Environment of the agent.
     pub env: Vec<String>,
+    /// Path of the network namespace. `None` without a network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<PathBuf>,
+    /// Control group of the sandbox. `None` if resources are not limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
+    /// Memory of the guest.
     pub memory_bytes: u64,
+    /// Additional memory for the sentry.
     pub overhead_bytes: u64,
     pub vcpus: u32,
+    /// Maximum number of threads and processes, including the sentry's.
     pub tasks: u64,
 }
 
@@ -247,8 +255,8 @@ impl Helper {
         let run = self.run(request).await?;
         let mut answer = run.request(id, request).await?;
         if answer.0.unknown && !matches!(request, HelperRequest::Load) {
-            // The sandbox was created by an earlier helper process, which the new process must load
-            // first.
+            // The sandbox was created by an earlier helper process. The new helper process must
+            // load the sandbox first.
             let loaded = run.request(id, &HelperRequest::Load).await?;
             check(loaded, &HelperRequest::Load)?;
             answer = run.request(id, request).await?;

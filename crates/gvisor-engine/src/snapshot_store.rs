@@ -151,7 +151,7 @@ impl SnapshotStore {
 
     /// Publishes an imported snapshot. `fill` places its files in the given directory. If
     /// `replace`, an existing snapshot is replaced. A visible snapshot is always complete. On
-    /// success, the files of the checkpoint and all directory entries are synced.
+    /// success, checkpoint files and all directory entries are synced, but not the manifest.
     pub fn import(
         &self,
         manifest: &GvisorManifest,

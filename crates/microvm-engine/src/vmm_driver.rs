@@ -37,6 +37,7 @@ pub(crate) struct VmmDriver {
     /// Sender for the steps of the current boot or rollback. `None` for an adopted guest until its
     /// first rollback.
     pub steps: Option<mpsc::Sender<BootStep>>,
+    /// Sender that replaces `steps` when the VMM starts a rollback.
     pub next_steps: NextSteps,
     /// Receives requests to kill the VMM.
     pub killed: mpsc::Receiver<()>,

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Timeout of each step of a boot or restore: the request to the helper, the agent's greeting, and
-/// the agent's confirmation of its identity.
+/// Timeout of each step of a boot or restore: the helper's start or restore, the agent's greeting,
+/// and the agent's confirmation of its identity.
 pub(super) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a connection to the agent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

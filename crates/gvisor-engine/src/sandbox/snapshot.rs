@@ -30,7 +30,7 @@ impl Sandbox {
             .write_snapshot(store, &draft, id, resume, max_bytes)
             .await;
         if taken.is_err() {
-            // Ignore the error: `SnapshotStore::walk` removes the draft after this process exits.
+            // Ignore the error: `SnapshotStore::walk` of a later process removes the draft.
             let _ = fs::remove_dir_all(&draft);
         }
         Ok((taken?, elapsed_us(started_at)))

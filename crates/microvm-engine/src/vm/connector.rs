@@ -15,8 +15,9 @@ use tokio::sync::RwLock;
 /// Timeout of a connection request to a VMM.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Send buffer of both ends, in bytes; the kernel doubles it. It equals the amount of data that the
-/// guest may send ahead, so that the VMM does not buffer data.
+/// Send buffer of both ends in bytes, before the kernel doubles the value. Equals the amount of
+/// data that the guest may send ahead (`BUF_ALLOC_BYTES` in vmm), so that the VMM does not buffer
+/// data.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Error of opening a stream to the guest.
@@ -59,8 +60,8 @@ impl Connector {
     }
 
     async fn open(&self, port: u32) -> Result<UnixStream, ConnectError> {
-        // Both ends are blocking. The VMM uses `MSG_DONTWAIT` and does not change the mode of its
-        // end.
+        // Both ends are blocking here. The VMM uses `MSG_DONTWAIT` and does not change the mode of
+        // its end.
         let (ours, theirs) = BlockingStream::pair()?;
         for end in [&ours, &theirs] {
             // Ignore the error: with a smaller buffer, streams are only slower.

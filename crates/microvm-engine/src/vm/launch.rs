@@ -67,7 +67,8 @@ pub(crate) fn console_ring() -> Result<ConsoleRing, BootError> {
 }
 
 impl MicroVm {
-    /// Starts a VMM and sends the first request to it.
+    /// Starts a VMM and sends the first request to it. Returns the VM and the steps of its boot.
+    /// Must be called inside a tokio runtime.
     pub(crate) fn launch(
         launch: LaunchSpec<'_>,
         request: &Request,
@@ -80,7 +81,7 @@ impl MicroVm {
             child,
             limit_task,
         } = launch.vmm.fresh(launch.limits)?;
-        // The id is 0 only if the process was already waited for, which happens nowhere before.
+        // `id` returns `None` only after the process was waited for, which is not the case here.
         let pid = child.id().unwrap_or(0);
         let detached_socket = DetachedSocket::default();
         let process = VmmProcess::child(child, detached_socket.clone());

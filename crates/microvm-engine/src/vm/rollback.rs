@@ -111,7 +111,7 @@ impl MicroVm {
         let (report, greeting) = ready.map_err(|_| BootError::Timeout {
             console: self.console_tail(),
         })??;
-        // The VMM of a detached VM must hold the greeting itself.
+        // The VMM of a detached VM must hold the greeting itself, because this process may exit.
         let passed = greeting
             .as_ref()
             .filter(|_| self.detached_socket.get().is_some());

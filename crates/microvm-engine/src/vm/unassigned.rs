@@ -133,8 +133,9 @@ impl UnassignedMicroVm {
         Ok(&self.vm)
     }
 
-    /// Withdraws the identity of the rehearsal, and returns when the agent has sent a new greeting.
-    /// The agent closes all of its connections.
+    /// Withdraws the identity of the rehearsal, or the identity that was sent when the agent
+    /// greeted. Returns when the agent has sent a new greeting. The agent closes all of its
+    /// connections.
     pub async fn withdraw_identity(&mut self) -> Result<(), BootError> {
         self.vm.withdraw_identity().await;
         let mut step = steps::begin("greeting");
