@@ -39,8 +39,9 @@ const MAX_DESCRIPTORS: u64 = 16;
 /// messages.
 const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 
-/// Creates the engine of a compiler, and confines the process if `jailed`. The daemon enforces the
-/// limit of elapsed time. Must be called before the process creates another thread.
+/// Closes all descriptors above standard error, creates the engine of a compiler, and confines the
+/// process if `jailed`. The daemon enforces the limit of elapsed time. Must be called before the
+/// process creates another thread.
 pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> {
     // SAFETY: nothing in this process owns a descriptor above standard error yet.
     unsafe { jiffy_confinement::close_descriptors(3) }?;

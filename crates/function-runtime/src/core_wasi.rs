@@ -320,7 +320,6 @@ async fn poll(
     for one in due {
         // An event has the user data at offset 0, the error number at 8 and the kind at 10.
         let mut event = [0; EVENT_BYTES];
-        // The event starts with the user data of the subscription.
         if let (Some(target), Some(user_data)) = (event.get_mut(..8), one.user_data.get(..)) {
             target.copy_from_slice(user_data);
         }

@@ -13,7 +13,7 @@ use std::io;
 pub struct ProcessLimits {
     /// Maximum number of open descriptors.
     pub descriptors: u64,
-    /// Maximum processor time in seconds.
+    /// Maximum processor time in seconds. `None` for a server.
     pub cpu_s: Option<u64>,
     /// True if the process is killed when the thread that started it exits. False for a server,
     /// which outlives a restart of the daemon and exits by itself if no daemon connects

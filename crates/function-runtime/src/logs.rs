@@ -69,8 +69,8 @@ impl FunctionLog {
             .iter()
             .filter(|entry| entry.sequence >= sequence);
         let within = from.take_while(|entry| {
-            // A byte of text occupies at most six bytes of JSON (`\u0001`).
             let first = bytes == 0;
+            // A byte of text occupies at most six bytes of JSON (`\u0001`).
             bytes += entry.text.len() * 6 + entry.request_id.len() * 6 + ENTRY_OVERHEAD_BYTES;
             first || bytes <= max_bytes
         });

@@ -9,7 +9,7 @@ use hyper::body::Body;
 use jiffy_proto::function::FunctionLimits;
 use std::time::Duration;
 
-/// Reads a body within the size and time limits.
+/// Reads a body within the size and time limits. Adds the received bytes to `reservation`.
 pub(crate) async fn read(
     body: impl Body<Data = Bytes> + Unpin,
     limits: &FunctionLimits,

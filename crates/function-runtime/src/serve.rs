@@ -63,7 +63,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     let listener = UnixListener::from(listener);
     // tokio requires a non-blocking listener.
     listener.set_nonblocking(true)?;
-    // The engine maps the pool and reads files in /proc, which the jail forbids.
+    // Created before the confinement: the engine reads files in /proc, which the jail forbids.
     let engine = engine::running(&settings.limits).map_err(io::Error::other)?;
     if settings.jailed {
         jail::confine(&ProcessLimits {

@@ -69,7 +69,7 @@ struct ServerState {
     connections: Arc<Semaphore>,
     next_id: AtomicU64,
     /// Random values of this process. The first distinguishes its ids from the ids of other
-    /// processes.
+    /// processes. The second hides the number of requests.
     id_keys: [u64; 2],
 }
 

@@ -290,7 +290,8 @@ impl Tenant {
         Ok(self.existing(name)?.metrics.snapshot())
     }
 
-    /// Returns the entries of a function's log from `sequence` on.
+    /// Returns the entries of a function's log from `sequence` on, as many as fit in `max` bytes of
+    /// JSON, but at least one if any exists.
     pub fn logs(
         &self,
         name: &str,

@@ -21,7 +21,8 @@ pub enum WorldError {
     NoHandler,
 }
 
-/// Functions of jiffy-core/1 and their numbers of parameters. All parameters have the type `i32`.
+/// Functions of jiffy-core/1 and their numbers of parameters. All parameters have the type `i32`,
+/// and each function returns one `i32`.
 pub(crate) const CORE_FUNCTIONS: [(&str, usize); 3] =
     [("jiffy_buf", 1), ("jiffy_handle", 2), ("jiffy_out", 0)];
 /// Module name of the imports of jiffy-core/1.

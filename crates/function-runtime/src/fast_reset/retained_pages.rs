@@ -108,7 +108,8 @@ impl Window {
         Self(())
     }
 
-    /// Returns whether the thread may have had a page fault since the last reading.
+    /// Returns whether the thread may have had a page fault since the last reading, and records a
+    /// new reading.
     fn had_fault(&self) -> bool {
         let state = WINDOW.get();
         let faults = thread_faults();
