@@ -202,7 +202,8 @@ impl Client {
         }
     }
 
-    /// Returns the headers and the parsed body of a response.
+    /// Returns the headers and the parsed body of a response. Fails if the response is an error, or
+    /// if the server is not a compatible daemon.
     async fn parse<T: DeserializeOwned>(
         &self,
         response: PooledResponse,

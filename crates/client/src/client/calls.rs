@@ -309,7 +309,7 @@ impl Client {
     }
 
     /// Waits at most `limit` until a sandbox is `ended`, `running` or `paused`. Returns its record
-    /// at the end of the wait.
+    /// at the end of the wait. This client does not resolve a prefix of the id to the complete id.
     pub async fn wait(
         &self,
         id: &str,
@@ -346,7 +346,7 @@ impl Client {
         Ok(record)
     }
 
-    /// Kills a sandbox by its complete id.
+    /// Kills a sandbox by its complete id, and removes its record if `forget` is set.
     pub async fn delete(&self, id: &str, forget: bool) -> anyhow::Result<()> {
         let path = format!("/sandboxes/{}?forget={forget}", path_segment(id)?);
         self.call(Method::DELETE, &path, &()).await

@@ -60,7 +60,8 @@ impl ConnectionDriver {
             if let Poll::Ready(done) = work(context) {
                 return Poll::Ready(done);
             }
-            // Poll I/O only if the work is still pending, and then give the work the new data.
+            // Poll I/O only if the work is still pending, and then give the work the new data. A
+            // future that has ended must not be polled again.
             has_ended = has_ended || io.as_mut().poll(context).is_ready();
             work(context)
         });
