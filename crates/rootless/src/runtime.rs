@@ -7,13 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Maximum path length of a directory for sockets in bytes (`sun_path`, unix(7)).
+/// Length in bytes from which the path of a data directory is too long for sockets in `<home>/run`.
+/// `sun_path` has 108 bytes (unix(7)), and the rest of them is for `/run` and the names of sockets.
 const MAX_SOCKET_DIR_BYTES: usize = 80;
 
 /// Returns the directory for sockets of user `uid` and the data directory `home`. This is
-/// `<home>/run`, which outlives the login session of the user, like a daemon. If its path is too
-/// long for sockets, this is a directory in `$XDG_RUNTIME_DIR` or `/run/user/<uid>`, unless other
-/// users can write to it.
+/// `<home>/run`, which outlives the login session of the user, like a daemon. If the path of `home`
+/// is too long for sockets, this is a new or existing directory in `$XDG_RUNTIME_DIR` or
+/// `/run/user/<uid>`. If no such directory is private to the user, this is also `<home>/run`.
 pub fn directory(home: &Path, uid: u32) -> PathBuf {
     if home.as_os_str().len() < MAX_SOCKET_DIR_BYTES {
         return home.join("run");

@@ -1,5 +1,5 @@
-//! Open directory of a snapshot. Its files are opened relative to the directory, so a merge that
-//! replaces the directory at the path has no effect.
+//! Open directory of a snapshot. Its files are opened relative to the directory, so a merge, a fold
+//! or an import that replaces the directory at the path has no effect.
 
 use crate::SnapshotError;
 use nix::errno::Errno;
@@ -31,7 +31,7 @@ impl<'a> SnapshotDir<'a> {
     }
 
     /// Returns whether the path still refers to the directory: it was neither removed nor replaced
-    /// by a merge.
+    /// by a merge, a fold or an import.
     pub fn is_still_named(&self) -> bool {
         match (fs::metadata(self.name), self.dir.metadata()) {
             (Ok(named), Ok(ours)) => (named.dev(), named.ino()) == (ours.dev(), ours.ino()),

@@ -1,6 +1,8 @@
 //! Memory layers that are not completely stored on this host: the file has holes in place of
 //! missing chunks. A guest can be restored from such a snapshot if the caller provides a source of
-//! the chunks. All other readers of the layer fail with [`SnapshotError::Incomplete`].
+//! the chunks. Merges, folds, transfers ([`crate::Store::parts`]) and new checksums fail with
+//! [`SnapshotError::Incomplete`]. Other readers of the layer must check
+//! [`crate::Lineage::is_complete`] themselves.
 
 use crate::snapshot::read_file;
 use crate::snapshot_dir::SnapshotDir;
