@@ -27,6 +27,7 @@ fn row(id: u32) -> MemberRow {
         state: MemberState::Up,
         version: "0.9.0".to_owned(),
         capacity: Capacity::default(),
+        dead_since_ms: None,
         unknown: UnknownFields::new(),
     }
 }

@@ -25,6 +25,16 @@ pub struct FleetInfo {
     pub is_directory_complete: bool,
     /// Silent hosts, while more than half of the hosts are silent.
     pub mass_silence: Option<MassSilence>,
+    /// Records of the fleet. `null` if the host does not report them.
+    pub records: Option<BackendStatus>,
+    /// Store of the fleet.
+    pub store: Option<BackendStatus>,
+    /// Number of the tables that the host uses.
+    pub tables: Option<u64>,
+    /// Hosts that use other tables or did not answer, as `h2`.
+    pub outdated_tables: Vec<String>,
+    /// Lost hosts.
+    pub losses: Vec<HostLoss>,
     /// Conditions that need an operator.
     pub warnings: Vec<String>,
     /// Hosts.
@@ -38,6 +48,34 @@ pub struct MassSilence {
     pub silent: usize,
     /// All hosts.
     pub members: usize,
+}
+
+/// State of records or of the store, as one host sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackendStatus {
+    /// Kind: `s3` or `etcd`.
+    pub kind: String,
+    /// Duration of a read, in milliseconds. `null` if the read has failed.
+    pub latency_ms: Option<u64>,
+    /// Failure of the read.
+    pub error: Option<String>,
+}
+
+/// Sandboxes of a lost host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HostLoss {
+    /// Host.
+    pub host: String,
+    /// Time of the verdict, in milliseconds since 1970. `null` if it is unknown.
+    pub since_ms: Option<u64>,
+    /// Paused sandboxes that other hosts can resume.
+    pub resumable: u64,
+    /// Sandboxes that ran on the host, and are broken until it returns.
+    pub broken: u64,
+    /// Ids of paused sandboxes whose state is on the lost host only, at most 100.
+    pub unstored: Vec<String>,
 }
 
 /// Host of a fleet.
@@ -73,4 +111,42 @@ pub struct FleetNode {
 pub struct FleetNodes {
     /// Hosts, in the order of their numbers.
     pub nodes: Vec<FleetNode>,
+}
+
+/// Body of a drain.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DrainHost {
+    /// Answer only after all sandboxes of the host have ended or can be resumed on other hosts.
+    pub wait: bool,
+    /// Pause running sandboxes, and store them. They resume on other hosts.
+    pub force: bool,
+}
+
+/// Result of a command on a host of a fleet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HostOperation {
+    /// Host.
+    pub host: String,
+    /// State of the host after the command.
+    pub state: String,
+    /// Result for users.
+    pub text: String,
+    /// Sandboxes that still run on the host. Only for a drain.
+    pub running: Option<u64>,
+    /// Paused sandboxes of which the host has the only copy. Only for a drain.
+    pub unstored: Option<u64>,
+}
+
+/// Result of the acceptance of restored records.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AcceptedRestore {
+    /// Hosts that had read newer records before, and now accept the present ones.
+    pub accepted: Vec<String>,
+    /// Hosts that did not answer: repeat the command.
+    pub missing: Vec<String>,
+    /// Result for users.
+    pub text: String,
 }

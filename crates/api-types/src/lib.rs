@@ -26,7 +26,10 @@ pub use build::{
 };
 pub use engine::{BootMode, Capabilities, EngineDescription};
 pub use error::ErrorBody;
-pub use fleet::{FleetInfo, FleetNode, FleetNodes, MassSilence};
+pub use fleet::{
+    AcceptedRestore, BackendStatus, DrainHost, FleetInfo, FleetNode, FleetNodes, HostLoss,
+    HostOperation, MassSilence,
+};
 pub use function::{
     DeployFunction, DeployLimits, DeploySettings, Function, FunctionLimits, FunctionLog,
     FunctionLogEntry, FunctionMetrics, FunctionSchedule, FunctionState, FunctionVersion,
@@ -57,8 +60,8 @@ pub use sandbox_info::{
 pub use sandbox_requests::{
     AutoResume, ChangeSandbox, ConnectSandbox, ForkSandbox, MAX_AUTHORITIES_BYTES, MAX_NAME,
     MAX_NO_PROXY, MAX_PAIRS, MAX_PROXY_URL, MAX_REFRESH_S, MAX_RESTART_GRACE_MS, MAX_SANDBOX_NAME,
-    MAX_VALUE, NewLifecycle, NewSandbox, PauseSandbox, Prefetch, Proxy, Refresh, RestartSandbox,
-    ResumeSandbox, RollbackSandbox, SetTimeout,
+    MAX_VALUE, NewLifecycle, NewSandbox, OnNodeLoss, PauseSandbox, Prefetch, Proxy, Refresh,
+    RestartSandbox, ResumeFrom, ResumeSandbox, RollbackSandbox, SetTimeout,
 };
 pub use size::{SandboxSize, SizeError};
 pub use snapshot::{

@@ -128,6 +128,19 @@ pub struct NewSandbox {
     pub ca_certificates: Option<String>,
     /// Proxy of the sandbox's programs.
     pub proxy: Option<Proxy>,
+    /// Action after the loss of the host in a fleet. Defaults to `wait`.
+    pub on_node_loss: Option<OnNodeLoss>,
+}
+
+/// Action after the loss of the host of a running sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNodeLoss {
+    /// The sandbox is broken until its host returns.
+    #[default]
+    Wait,
+    /// Not supported: rejected.
+    Restore,
 }
 
 /// Resume of a paused sandbox by traffic.
@@ -205,6 +218,17 @@ pub struct ResumeSandbox {
     pub memory: Option<bool>,
     /// Pause the sandbox at its timeout instead of killing it.
     pub auto_pause: Option<bool>,
+    /// State to use if the host of the sandbox was lost. `null` for the newest state only.
+    pub from: Option<ResumeFrom>,
+}
+
+/// State from which a sandbox is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ResumeFrom {
+    /// Newest state in the store. If the host of the sandbox was lost, the state may be older than
+    /// the last state on that host; the response then has the header `jiffy-resumed-from: stored`.
+    Stored,
 }
 
 /// Body of a request to pause a sandbox.

@@ -6,11 +6,15 @@
 //! `Idempotency-Key` reserve it at the coordinator ([`creates`]).
 
 mod creates;
+mod drain;
 mod forward;
 mod functions;
 mod lists;
+mod lost;
+mod lost_calls;
 mod object_calls;
 mod objects;
+mod probe;
 mod route;
 mod rows;
 mod streams;
@@ -23,14 +27,18 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use functions::FunctionPlaces;
-use jiffy_fleet::node::{LocateError, Node, row_hash};
-use jiffy_fleet_core::{MemberId, SandboxHash};
+use jiffy_fleet::node::{LocateError, Node, NodeError, row_hash};
+use jiffy_fleet::roster::Rosters;
+use jiffy_fleet_core::{MemberId, MembershipError, SandboxHash};
+use lost::LostSandboxes;
 use rows::FleetRows;
 use std::sync::Arc;
 
+pub(crate) use forward::Forwarded;
 pub use forward::receive_forwarded;
 pub(crate) use functions::route_function;
 pub(crate) use lists::ListPart;
+pub use probe::FleetProbe;
 pub(crate) use route::route;
 pub(crate) use streams::ForwardedStream;
 pub use streams::{ByteStream, receive_forwarded_stream};
@@ -86,6 +94,8 @@ pub struct Fleet {
     forwarder: Arc<dyn Forwarder>,
     rows: Arc<FleetRows>,
     functions: Arc<FunctionPlaces>,
+    pub(crate) lost: Arc<LostSandboxes>,
+    probe: Option<FleetProbe>,
 }
 
 impl Fleet {
@@ -93,9 +103,34 @@ impl Fleet {
     /// process.
     #[must_use]
     pub fn new(node: Node, secret: [u8; 32], forwarder: Arc<dyn Forwarder>) -> Self {
+        Self::with_lost(node, secret, forwarder, Arc::default())
+    }
+
+    /// Like [`Self::new`], with the rosters of all members in their store: sandboxes of lost
+    /// members are shown.
+    #[must_use]
+    pub fn with_rosters(
+        node: Node,
+        secret: [u8; 32],
+        forwarder: Arc<dyn Forwarder>,
+        rosters: Rosters,
+    ) -> Self {
+        let lost = Arc::new(LostSandboxes::new(rosters));
+        Self::with_lost(node, secret, forwarder, lost)
+    }
+
+    fn with_lost(
+        node: Node,
+        secret: [u8; 32],
+        forwarder: Arc<dyn Forwarder>,
+        lost: Arc<LostSandboxes>,
+    ) -> Self {
         let secret = Arc::new(secret);
+        let rows = FleetRows::new(node.clone(), secret.clone(), lost.clone());
         Self {
-            rows: Arc::new(FleetRows::new(node.clone(), secret.clone())),
+            rows: Arc::new(rows),
+            lost,
+            probe: None,
             node,
             secret,
             forwarder,
@@ -128,7 +163,21 @@ impl App {
     /// Makes this host a member of a fleet. Without it, all calls are answered by this host.
     pub fn set_fleet(&mut self, fleet: Fleet) {
         self.sandboxes.set_observer(fleet.rows.clone());
+        fleet.lost.start(&fleet.node, &fleet.rows, &self.sandboxes);
         self.fleet = Some(fleet);
+    }
+}
+
+impl Fleet {
+    /// Returns the error of a call on a sandbox of a dead member that other members do not know.
+    fn host_lost(&self, member: MemberId) -> ApiError {
+        let members = self.node.members();
+        let since_ms = members.row(member).and_then(|row| row.dead_since_ms);
+        let message = format!(
+            "{}: the sandbox is available again when the host returns",
+            lost::cause_of(member, since_ms)
+        );
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, HOST_LOST, message).after(10)
     }
 }
 
@@ -136,6 +185,22 @@ impl App {
 fn host_lost(member: MemberId, reason: &str) -> ApiError {
     let message = format!("host {member} does not answer: {reason}");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, HOST_LOST, message).after(2)
+}
+
+/// Returns the error of an operator's command.
+pub(crate) fn operation_error(error: NodeError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        NodeError::Membership(MembershipError::Unknown(_)) => {
+            ApiError::not_found("not_found", message)
+        }
+        NodeError::Membership(MembershipError::Grace(_)) => unavailable(message).after(12),
+        NodeError::Membership(MembershipError::NotCoordinator(_))
+        | NodeError::Busy
+        | NodeError::Stopped
+        | NodeError::Unconfirmed(_) => unavailable(message),
+        NodeError::Membership(_) => ApiError::conflict("refused", message),
+    }
 }
 
 fn unavailable(message: impl Into<String>) -> ApiError {

@@ -24,6 +24,7 @@ pub mod openapi;
 mod page;
 mod query;
 mod quota;
+mod resumable;
 mod routes;
 mod session_access;
 mod wire;
@@ -34,7 +35,8 @@ pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
 pub use fleet::{
-    ByteStream, Fleet, ForwardError, Forwarder, receive_forwarded, receive_forwarded_stream,
+    ByteStream, Fleet, FleetProbe, ForwardError, Forwarder, receive_forwarded,
+    receive_forwarded_stream,
 };
 pub use function_key::FunctionCaller;
 pub use hooks::{

@@ -33,24 +33,6 @@ pub(crate) enum Liveness {
     IncludingBroken,
 }
 
-/// Sandbox that can be resumed.
-#[derive(Debug)]
-pub(crate) enum Resumable {
-    /// This host has the sandbox.
-    Here(Sandbox),
-    /// The sandbox is paused in the store, where another host stored it.
-    Stored(Sandbox),
-}
-
-impl Resumable {
-    /// Returns the sandbox.
-    pub(crate) fn record(&self) -> &Sandbox {
-        match self {
-            Self::Here(record) | Self::Stored(record) => record,
-        }
-    }
-}
-
 /// Template or snapshot from which a sandbox is created.
 #[derive(Debug)]
 pub(crate) enum Origin {
@@ -105,27 +87,6 @@ impl App {
             return Err(unknown());
         }
         if_visible(record, caller, required).ok_or_else(unknown)?
-    }
-
-    /// Finds a sandbox that the caller may resume: on this host, or in the store.
-    pub(crate) async fn resumable(&self, caller: &Caller, id: &str) -> Result<Resumable, ApiError> {
-        let missing = match self.sandbox(caller, id, Liveness::Resumable) {
-            Ok(record) => return Ok(Resumable::Here(record)),
-            Err(e) if e.error_code == "sandbox_not_found" && !caller.is_read_only() => e,
-            Err(e) => return Err(e),
-        };
-        if !self.sandboxes.shares_sandboxes() {
-            return Err(missing);
-        }
-        let stored = self.sandboxes.stored_sandbox(caller.owner_scope(), id);
-        stored.await?.map(Resumable::Stored).ok_or_else(|| {
-            if self.fleet.is_some() {
-                return missing;
-            }
-            let id = short(id);
-            let message = format!("sandbox `{id}` exists neither on this host nor in the store");
-            ApiError::not_found("sandbox_not_found", message)
-        })
     }
 
     /// Finds a sandbox by name: a sandbox of the caller, or else the only visible sandbox of other

@@ -3,6 +3,7 @@
 mod builds;
 mod create;
 mod fleet;
+mod fleet_operations;
 mod fork;
 mod functions;
 mod guest;
@@ -179,6 +180,14 @@ fn guarded_calls() -> Calls {
         .get("/host", host::host)
         .get("/fleet", fleet::fleet)
         .get("/fleet/nodes", fleet::nodes)
+        .post("/fleet/nodes/{host}/drain", fleet_operations::drain)
+        .post("/fleet/nodes/{host}/undrain", fleet_operations::undrain)
+        .post("/fleet/nodes/{host}/remove", fleet_operations::remove)
+        .post(
+            "/fleet/nodes/{host}/confirm-dead",
+            fleet_operations::confirm_dead,
+        )
+        .post("/fleet/accept-restore", fleet_operations::accept_restore)
         .post("/host/stop", host::stop)
         .get("/keys", keys::list)
         .post("/keys", keys::create)

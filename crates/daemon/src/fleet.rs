@@ -12,7 +12,7 @@ use crate::host_facts::host_facts;
 use anyhow::Context;
 use calls::{CALL_PREFIX, ChannelForwarder, ForwardedPortStreams, STREAM_PREFIX};
 use host::{DaemonHost, cpu_milli, mib};
-use jiffy_api::{Keys, import_keys};
+use jiffy_api::{FleetProbe, Keys, import_keys};
 use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
 use jiffy_fleet::front::{FRONT_PATH, FrontHost, FrontService, LiveHosts};
 use jiffy_fleet::join::JoinService;
@@ -20,11 +20,12 @@ use jiffy_fleet::node::{
     BootClock, ChannelMessenger, Clock, MESSAGE_PATH, MessageReceiver, Node, NodeConfig,
     QUERY_PATH, QueryReceiver, current_instance,
 };
+use jiffy_fleet::roster::Rosters;
 use jiffy_fleet::settings::{Settings, clear_import};
 use jiffy_fleet::tables::{
     CHANGE_TIMEOUT, ChannelPeers, TABLES_PATH, Tables, TablesConfig, preview_key,
 };
-use jiffy_fleet::{FleetAccess, Heads, HostFacts};
+use jiffy_fleet::{CONTROL_TENANT, FleetAccess, Heads, HostFacts, SealedRecords, StoreRecords};
 use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState};
 use jiffy_fleet_core::{MemberConfig, MemberId, ShardId, Timing};
 use jiffy_image::Home;
@@ -153,6 +154,7 @@ impl Member {
         home: &Home,
         sandboxes: &Sandboxes,
     ) -> anyhow::Result<(RunningMember, FleetParts)> {
+        self.host.set_tables(self.tables.clone());
         self.host.set_sandboxes(sandboxes.clone());
         let secret = Zeroizing::new(blake3::derive_key(
             "jiffy fleet 2026 hashes of the directory",
@@ -167,7 +169,7 @@ impl Member {
             keys_file,
             self.access.clone(),
             self.facts,
-            Box::new(StoredTemplates(self.remote)),
+            Box::new(StoredTemplates(self.remote.clone())),
         );
         let known = self.node.clone();
         let check = move |member: MemberId| {
@@ -202,7 +204,14 @@ impl Member {
         // Ignore a timeout: the API rejects calls that use keys until the keys are loaded.
         let _ = timeout(KEYS_TIMEOUT, number.wait_for(|number| *number > 0)).await;
         let forwarder = Arc::new(ChannelForwarder::new(self.client.clone()));
-        let api = jiffy_api::Fleet::new(self.node.clone(), *secret, forwarder);
+        let store = store_records(&self.remote).await?;
+        let rosters = Rosters::new(store.clone());
+        let api = jiffy_api::Fleet::with_rosters(self.node.clone(), *secret, forwarder, rosters);
+        let api = api.with_probe(FleetProbe {
+            records: self.access.records.clone(),
+            store,
+            is_etcd: self.settings.records.is_some(),
+        });
         let parts = FleetParts {
             keys: Arc::new(Keys::of_fleet(self.tables, home.path())),
             hosts: Arc::new(FleetHosts::new(api.clone(), self.client)),
@@ -231,6 +240,13 @@ fn live_hosts(node: &Node) -> LiveHosts {
         };
         live.map(host).collect()
     })
+}
+
+/// Returns records of the fleet that are in the store also if other records are in etcd.
+async fn store_records(remote: &RemoteStore) -> anyhow::Result<Arc<SealedRecords>> {
+    let tenant = remote.shared.tenant(CONTROL_TENANT).await?;
+    let records = Arc::new(StoreRecords::new(remote.shared.backend()));
+    Ok(Arc::new(SealedRecords::new(records, tenant)))
 }
 
 /// Returns the resources of this host.

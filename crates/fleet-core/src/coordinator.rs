@@ -76,6 +76,8 @@ pub(crate) struct Coordinator {
     registrations: BTreeMap<MemberId, (Instance, u64)>,
     answered_registrations: u64,
     is_mass_silence: bool,
+    /// Wall clock in milliseconds since 1970, for operators. Zero if it is unknown.
+    pub(crate) wall_ms: u64,
     pub(crate) scheduler: Scheduler,
     pub(crate) directory: Directory,
     budgets: Budgets,
@@ -125,6 +127,7 @@ impl Coordinator {
             registrations: BTreeMap::new(),
             answered_registrations: 0,
             is_mass_silence: false,
+            wall_ms: 0,
             scheduler,
             directory: Directory::new(),
             budgets: Budgets::new(term, limits, live().map(|row| row.id).collect()),
@@ -271,9 +274,10 @@ impl Coordinator {
             if previous == Some(row) {
                 continue;
             }
+            // A member may be declared dead and removed by one replace. A member that leaves ends
+            // its epoch as well.
             let ended = previous.filter(|previous| {
-                previous.state.is_live()
-                    && (previous.epoch != row.epoch || row.state == MemberState::Dead)
+                previous.state.is_live() && (previous.epoch != row.epoch || !row.state.is_live())
             });
             if let Some(ended) = ended {
                 effects.push(Effect::Verdict(Owner {
@@ -429,8 +433,22 @@ fn report_of(row: &MemberRow, status: Option<&crate::message::HostStatus>) -> Ho
 }
 
 /// Returns the number of the first list of a registration in a term. [`RowReceiver`] increments the
-/// number for each further list. Lists of different registrations have different numbers, so that
-/// late pages of a former process are ignored.
+/// low 16 bits of the number for each further list. Lists of different registrations have different
+/// numbers, so that late pages of a former process are ignored. After 65,536 registrations in a
+/// term the numbers repeat, and never have the term of a later coordinator.
 fn list_number(term: Term, registration: u64) -> u64 {
-    term.0 << 32 | registration << 16
+    term.0 << 32 | (registration & 0xffff) << 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_lists_never_have_the_term_of_a_later_coordinator() {
+        for registration in [0, 1, 0xffff, 0x1_0000, u64::MAX] {
+            assert_eq!(list_number(Term(7), registration) >> 32, 7);
+        }
+        assert_ne!(list_number(Term(7), 1), list_number(Term(7), 2));
+    }
 }

@@ -194,6 +194,14 @@ impl Member {
         self.status = status;
     }
 
+    /// Sets the wall clock in milliseconds since 1970. The coordinator writes it to the rows of
+    /// dead members, for operators. No decision depends on it.
+    pub fn set_wall_clock(&mut self, ms: u64) {
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.wall_ms = ms;
+        }
+    }
+
     /// Changes the limit of an owner's budget. `None` removes the limit.
     pub fn set_limit(&mut self, owner: &BudgetOwner, limit: Option<u64>) {
         match limit {

@@ -201,6 +201,35 @@ fn a_copied_data_directory_is_rejected_while_the_first_host_is_active() {
     assert_eq!(fleet.state(id).1, 2);
 }
 
+#[test]
+fn a_host_that_is_declared_dead_and_removed_by_one_write_receives_its_verdict() {
+    let mut fleet = Fleet::new(3);
+    let coordinator = fleet.coordinator();
+    let others: Vec<_> = fleet.members.keys().copied().collect();
+    let others: Vec<_> = others.into_iter().filter(|id| *id != coordinator).collect();
+    fleet.advance(20_000);
+    // Mass silence: no verdict without an operator.
+    fleet.silent.extend(&others);
+    fleet.advance(60_000);
+    let (now, lost) = (Millis(fleet.now), others[0]);
+    let member = fleet.member(coordinator);
+    member.set_wall_clock(1_700_000_000_000);
+    member.confirm_dead(now, lost).unwrap();
+    member.remove(now, lost).unwrap();
+    fleet.advance(4_000);
+    assert_eq!(fleet.state(lost).0, MemberState::Left);
+    assert_eq!(
+        fleet.record.row(lost).unwrap().dead_since_ms,
+        Some(1_700_000_000_000)
+    );
+    let verdict = Effect::Verdict(Owner {
+        member: lost,
+        epoch: Epoch(1),
+    });
+    let verdicts = fleet.reported.iter().filter(|(_, _, e)| *e == verdict);
+    assert_eq!(verdicts.count(), 1);
+}
+
 /// Returns a member that takes the place of another one.
 fn idle_member() -> Member {
     let mut fleet = Fleet::empty(1);

@@ -138,6 +138,20 @@ impl Heads {
         owner: Option<&str>,
         sandbox: &str,
     ) -> Result<Option<StoredSandbox>, HeadError> {
+        self.stored_or_older(owner, sandbox, false).await
+    }
+
+    /// Like [`Self::stored`]. With `or_older`, also returns the newest stored state of a sandbox
+    /// whose host is dead and may have a newer state.
+    ///
+    /// # Errors
+    /// As [`Self::stored`].
+    pub async fn stored_or_older(
+        &self,
+        owner: Option<&str>,
+        sandbox: &str,
+        or_older: bool,
+    ) -> Result<Option<StoredSandbox>, HeadError> {
         let name = owner.unwrap_or(LOCAL_TENANT);
         let tenant = self.remote.find_tenant(name).await;
         let Some(tenant) = tenant.map_err(HeadError::store)? else {
@@ -148,7 +162,10 @@ impl Heads {
             ReadOutcome::Missing => Ok(None),
             ReadOutcome::Failed => Err(file.take_error()),
             ReadOutcome::Found(head, _) => {
-                self.check_owner(sandbox, &head)?;
+                match self.check_owner(sandbox, &head) {
+                    Err(HeadError::HostLost { .. }) if or_older => {}
+                    checked => checked?,
+                }
                 Ok(stored(&head))
             }
         }
@@ -245,7 +262,8 @@ impl Heads {
     }
 
     /// Claims a sandbox that is about to be resumed from `snapshot`. `None` if it has no head: it
-    /// was never stored, and only this host has it.
+    /// was never stored, and only this host has it. With `or_older`, also claims a sandbox that ran
+    /// on a dead host.
     ///
     /// # Errors
     /// [`HeadError::Elsewhere`], [`HeadError::HostLost`], [`HeadError::Killed`] or
@@ -257,10 +275,11 @@ impl Heads {
         owner: Option<&str>,
         sandbox: &str,
         snapshot: &str,
+        or_older: bool,
     ) -> Result<Option<Claim>, HeadError> {
         let mut file = self.file(owner, sandbox).await?;
         for _ in 0..ATTEMPTS {
-            let (mut resume, _) = Resume::new(false);
+            let (mut resume, _) = Resume::new(or_older);
             let read = file.read().await;
             // While this host owns the head, its own pause is newer than the stored one.
             let is_own = match &read {
@@ -325,6 +344,34 @@ impl Heads {
         // This host has removed its files, or does so now.
         update::run(&mut file, Purpose::Confirm(by), false).await?;
         Ok(())
+    }
+
+    /// Marks a sandbox as killed whose host `home` is dead or has given it up. The host kills the
+    /// sandbox when it returns. The caller must have checked that `home` is dead. With `None`, no
+    /// host has files of the sandbox.
+    ///
+    /// # Errors
+    /// [`HeadError::Elsewhere`] if the sandbox runs on another host, [`HeadError::NoAuthority`] if
+    /// this host has no contact with the fleet.
+    pub async fn kill_away(
+        &self,
+        owner: Option<&str>,
+        sandbox: &str,
+        home: Option<MemberId>,
+    ) -> Result<(), HeadError> {
+        if self.host.owner().is_none() {
+            return Err(HeadError::no_authority(sandbox));
+        }
+        let mut file = self.file(owner, sandbox).await?;
+        let by = self.host.member();
+        let purpose = Purpose::Kill { by, home };
+        match update::run(&mut file, purpose, false).await? {
+            Updated::Unchanged(Some(head)) => match head.state() {
+                HeadState::Running(owner) => Err(self.elsewhere(sandbox, owner)),
+                HeadState::Paused | HeadState::Killed(_) => Ok(()),
+            },
+            Updated::Stored(_) | Updated::Unchanged(None) => Ok(()),
+        }
     }
 
     /// Releases a sandbox that this host owns but does not run: its daemon exited between the claim

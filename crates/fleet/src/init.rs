@@ -300,6 +300,7 @@ fn shard(settings: &Settings, facts: &HostFacts) -> Result<ShardRecord, SetupErr
         state: MemberState::Up,
         version: facts.version.clone(),
         capacity: Capacity::default(),
+        dead_since_ms: None,
         unknown: Default::default(),
     };
     Ok(ShardRecord::new(settings.fleet.clone(), ShardId(0), row))

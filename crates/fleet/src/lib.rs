@@ -26,6 +26,7 @@ pub mod init;
 pub mod join;
 pub mod node;
 pub mod records;
+pub mod roster;
 #[cfg(feature = "client")]
 pub mod settings;
 mod setup_error;

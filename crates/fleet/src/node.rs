@@ -26,8 +26,8 @@ pub use handle::{LocateError, Members, Node, NodeConfig, NodeError, Place, Reser
 pub use host::{Host, ReconcileError};
 pub use messenger::{Messenger, MessengerError};
 pub use query::{
-    Answer, Heartbeats, HostSummary, MAX_ANSWER_BYTES, MAX_QUERY_BYTES, Query, QueryError,
-    RowPlace, decode_replies, encode_replies,
+    Answer, Heartbeats, HostSummary, MAX_ANSWER_BYTES, MAX_QUERY_BYTES, Operation, Query,
+    QueryError, RowPlace, decode_replies, encode_replies,
 };
 pub use rows::row_hash;
 #[cfg(feature = "client")]

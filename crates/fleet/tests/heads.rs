@@ -63,7 +63,7 @@ fn pause<'a>(snapshot: &'a str, root: &'a str) -> Publication<'a> {
 }
 
 async fn claim(host: &Heads, snapshot: &str) -> Result<(), HeadError> {
-    let claim = host.claim(None, ID, snapshot).await?;
+    let claim = host.claim(None, ID, snapshot, false).await?;
     claim.unwrap().retain();
     Ok(())
 }
@@ -72,7 +72,7 @@ async fn claim(host: &Heads, snapshot: &str) -> Result<(), HeadError> {
 async fn a_pause_is_claimed_by_one_host_and_published_by_its_owner_only() {
     let fleet = Fleet::new();
     let (one, two) = (fleet.host(1), fleet.host(2));
-    assert!(one.claim(None, ID, "s1").await.unwrap().is_none());
+    assert!(one.claim(None, ID, "s1", false).await.unwrap().is_none());
     assert!(one.stored(None, ID).await.unwrap().is_none());
     one.publish(None, &pause("s1", ROOT)).await.unwrap();
     // A repeated publication changes nothing.
@@ -158,7 +158,7 @@ async fn a_claim_with_an_unknown_outcome_leaves_the_sandbox_to_any_host() {
     for fault in [Fault::LoseAnswer, Fault::Unavailable] {
         // The head can be read, and all attempts at the write fail.
         fleet.records.inject_writes(fault);
-        let claimed = one.claim(None, ID, "s1").await;
+        let claimed = one.claim(None, ID, "s1", false).await;
         let error = claimed.unwrap_err();
         assert!(
             matches!(
@@ -187,7 +187,7 @@ async fn a_dropped_claim_releases_the_sandbox() {
     let fleet = Fleet::new();
     let (one, two) = (fleet.host(1), fleet.host(2));
     one.publish(None, &pause("s1", ROOT)).await.unwrap();
-    drop(one.claim(None, ID, "s1").await.unwrap().unwrap());
+    drop(one.claim(None, ID, "s1", false).await.unwrap().unwrap());
     let start = std::time::Instant::now();
     while let Err(e) = claim(&two, "s1").await {
         assert!(start.elapsed() < Duration::from_secs(30), "{e}");

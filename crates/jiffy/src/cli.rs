@@ -52,8 +52,8 @@ pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
     CpArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, PauseArgs, PortForwardArgs,
-    RenameArgs, RollbackArgs, SandboxExecArgs, SandboxIdArgs, SandboxIdsArgs, SizeArgs,
-    SnapshotArgs, SnapshotsArgs,
+    RenameArgs, ResumeArgs, ResumeState, RollbackArgs, SandboxExecArgs, SandboxIdArgs,
+    SandboxIdsArgs, SizeArgs, SnapshotArgs, SnapshotsArgs,
 };
 pub use serve::{ConsoleAddress, ServeArgs};
 pub use site::SiteArgs;
@@ -138,7 +138,7 @@ pub enum Command {
     /// Pause sandboxes: store their memory on disk and release it
     Pause(PauseArgs),
     /// Resume paused sandboxes
-    Resume(SandboxIdsArgs),
+    Resume(ResumeArgs),
     /// Stop all processes of sandboxes and run the start command of their template
     Restart(RestartArgs),
     /// Wait until sandboxes reach a state, and print the exit reason

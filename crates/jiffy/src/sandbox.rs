@@ -15,8 +15,8 @@ pub mod tree;
 mod wait;
 
 use crate::cli::{
-    Command, CreateArgs, ForkArgs, HostArgs, NetworkSwitch, RestartArgs, SandboxIdsArgs,
-    SnapshotsArgs, TimeoutAction,
+    Command, CreateArgs, ForkArgs, HostArgs, NetworkSwitch, RestartArgs, ResumeState,
+    SandboxIdsArgs, SnapshotsArgs, TimeoutAction,
 };
 use crate::run::CommandTarget;
 use crate::run::{check_size, environment, prepare, size};
@@ -49,7 +49,10 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
             let pause = BulkOperation::Pause(args.durable);
             return run_bulk(&args.many, pause).await;
         }
-        Command::Resume(args) => return run_bulk(args, BulkOperation::Resume).await,
+        Command::Resume(args) => {
+            let from_stored = args.from == Some(ResumeState::Stored);
+            return run_bulk(&args.many, BulkOperation::Resume(from_stored)).await;
+        }
         Command::Inspect(args) => return inspect::run(args).await,
         Command::Wait(args) => return wait::run(args).await,
         Command::Restart(args) => return restart(args).await,
@@ -297,7 +300,8 @@ enum BulkOperation {
     RemoveListed,
     /// Pauses sandboxes. If `true`, waits until the shared store has their memory.
     Pause(bool),
-    Resume,
+    /// Resumes sandboxes. If `true`, uses stored states of sandboxes whose hosts were lost.
+    Resume(bool),
     /// Restarts sandboxes. The value is the time before processes are killed.
     Restart(Duration),
 }
@@ -349,7 +353,18 @@ async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> any
     let record = match operation {
         BulkOperation::Kill => client.kill(id, false).await,
         BulkOperation::Remove | BulkOperation::RemoveListed => client.kill(id, true).await,
-        BulkOperation::Resume => client.resume(id).await,
+        BulkOperation::Resume(false) => client.resume(id).await,
+        BulkOperation::Resume(true) => {
+            let resumed = client.resume_from_stored(id).await;
+            if let Ok((record, true)) = &resumed {
+                errln!(
+                    "jiffy: {} continues from its stored state: later changes on its lost host are \
+                     not included",
+                    record.id
+                );
+            }
+            resumed.map(|(record, _)| record)
+        }
         BulkOperation::Restart(grace) => {
             if client.sandbox(id).await?.record.state == SandboxState::Paused {
                 client.resume(id).await?;

@@ -290,6 +290,11 @@ pub enum OperationError {
 }
 
 impl OperationError {
+    /// Returns whether the host of the sandbox is dead, and may have a newer state than the store.
+    pub fn is_host_lost(&self) -> bool {
+        matches!(self, Self::Head(e) if e.is_host_lost())
+    }
+
     /// Returns a function that converts an engine's error during `operation`.
     pub(crate) fn engine(operation: impl Into<String>) -> impl FnOnce(EngineError) -> Self {
         let operation = operation.into();

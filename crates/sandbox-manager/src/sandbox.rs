@@ -1,5 +1,6 @@
 //! [`Sandbox`]: the record of a sandbox of this host, and the operations that its state allows.
 
+use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::{BootMode, BrokenBy, OnTimeout, SandboxInfo, SandboxSize, SandboxState};
 use jiffy_engine_api::ExitReason;
@@ -46,6 +47,35 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
+    /// Returns the record as text, for other hosts of the fleet.
+    ///
+    /// # Errors
+    /// A description of the failure.
+    pub fn to_text(&self) -> Result<String, String> {
+        serde_json::to_string(&SandboxRecord::from(self)).map_err(|e| e.to_string())
+    }
+
+    /// Returns the sandbox with this text of [`Self::to_text`].
+    ///
+    /// # Errors
+    /// A description of the defect.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        let record: SandboxRecord = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let record = Box::<Self>::try_from(record).map_err(str::to_owned)?;
+        record.size.check().map_err(|e| e.to_string())?;
+        Ok(*record)
+    }
+
+    /// Returns the sandbox as other hosts show it after the loss of its host.
+    #[must_use]
+    pub fn lost(self, cause: String) -> Self {
+        Self {
+            state: SandboxState::broken(cause),
+            deadline_ms: None,
+            ..self
+        }
+    }
+
     /// Returns the id.
     pub fn id(&self) -> &str {
         &self.id

@@ -39,11 +39,11 @@ const TRUE: HeaderValue = HeaderValue::from_static("true");
 
 /// Extension of a call that another member has forwarded. It is never forwarded again.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Forwarded(pub Purpose);
+pub(crate) struct Forwarded(pub Purpose);
 
 /// Purpose of a forwarded call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     /// The receiver executes the call.
     Call,
     /// The receiver only answers whether it has the object of the call.
@@ -232,7 +232,7 @@ impl Fleet {
     ) -> Result<Option<Response>, ApiError> {
         for attempt in 0..2 {
             if !place.is_live {
-                return Err(host_lost(place.member, "it was declared dead"));
+                return Err(self.host_lost(place.member));
             }
             match self.send(place.member, &place.address, call).await {
                 Ok(response) if !is_moved(&response) => return Ok(Some(response)),

@@ -150,10 +150,21 @@ impl Fleet {
         request: Request,
         next: Next,
     ) -> Result<Response, ApiError> {
+        let is_resume = is_resume(&request);
         if app.has_sandbox(caller, id) {
-            return self.rename(caller, request, next).await;
+            // A draining host gives up its stored sandboxes instead of resuming them.
+            if !(is_resume && self.is_draining() && self.gives_up(app, caller, id).await) {
+                return self.rename(caller, request, next).await;
+            }
         }
         if is_forwarded {
+            // A draining host has sent the resume of a sandbox that it has given up.
+            if is_resume
+                && !self.is_draining()
+                && let Some(lost) = self.lost_now(caller, id).await
+            {
+                return self.on_lost(app, caller, &lost, request, next).await;
+            }
             return Err(ApiError::new(
                 StatusCode::MISDIRECTED_REQUEST,
                 SANDBOX_MOVED,
@@ -165,8 +176,23 @@ impl Fleet {
         } else {
             self.name_hash(caller.owner_id().as_deref(), id)
         };
-        let is_resume = is_resume(&request);
-        let place = match self.node.locate(hash).await? {
+        let located = self.node.locate(hash).await?;
+        let is_lost = located.as_ref().is_none_or(|place| !place.is_live);
+        if is_lost && let Some(lost) = self.lost_sandbox(caller, id) {
+            return self.on_lost(app, caller, &lost, request, next).await;
+        }
+        // The roster may not have been read yet.
+        if (located.as_ref().is_some_and(|place| !place.is_live) || self.has_draining_member())
+            && is_lost
+            && let Some(lost) = self.lost_now(caller, id).await
+        {
+            return self.on_lost(app, caller, &lost, request, next).await;
+        }
+        // The sandbox does not exist for this caller.
+        if is_lost && self.lost.find(id).is_some() {
+            return Ok(next.run(request).await);
+        }
+        let place = match located {
             Some(place) if place.member != self.node.id() => place,
             // Only callers that see the sandboxes of all owners may use names of other owners. The
             // owner and read-only callers may use prefixes of ids.
@@ -182,6 +208,9 @@ impl Fleet {
         if !place.is_live && place.state == RowState::Stored && is_resume {
             return Ok(next.run(request).await);
         }
+        if !place.is_live {
+            return Err(self.host_lost(place.member));
+        }
         if opens_stream(&request) {
             let mut request = request;
             let opened = self.open_stream(app, caller, (hash, place), &mut request);
@@ -191,9 +220,18 @@ impl Fleet {
             };
         }
         let (call, request) = buffer(caller, request).await?;
-        match self.send_to_place(hash, place, &call).await? {
-            Some(response) => Ok(response),
-            None => Ok(next.run(request).await),
+        let member = place.member;
+        match self.send_to_place(hash, place, &call).await {
+            Ok(Some(response)) => Ok(response),
+            Ok(None) => match self.lost_now(caller, id).await {
+                Some(lost) => self.on_lost(app, caller, &lost, request, next).await,
+                None => Ok(next.run(request).await),
+            },
+            Err(error) if call.method == Method::DELETE => {
+                self.kill_after_verdict(app, caller, (id, member), error)
+                    .await
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -282,7 +320,7 @@ async fn success(response: Response) -> Option<()> {
     response.status().is_success().then_some(())
 }
 
-fn is_resume(request: &Request) -> bool {
+pub(super) fn is_resume(request: &Request) -> bool {
     let path = request.uri().path();
     request.method() == Method::POST && (path.ends_with("/resume") || path.ends_with("/connect"))
 }

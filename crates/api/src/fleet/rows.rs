@@ -1,5 +1,6 @@
 //! Rows of this host's sandboxes in the directory of the fleet: ids, names and idempotency keys.
 
+use super::lost::LostSandboxes;
 use jiffy_fleet::node::{Node, row_hash};
 use jiffy_fleet_core::{Revision, Row, RowChange, RowState, SandboxHash};
 use jiffy_sandbox_manager::{Sandbox, SandboxObserver, SandboxState};
@@ -28,15 +29,17 @@ pub(super) struct FleetRows {
     heads: Mutex<HashMap<String, Head>>,
     /// Sandboxes by the hash of their idempotency key.
     created: Mutex<HashMap<SandboxHash, String>>,
+    lost: Arc<LostSandboxes>,
 }
 
 impl FleetRows {
-    pub fn new(node: Node, secret: Arc<[u8; 32]>) -> Self {
+    pub fn new(node: Node, secret: Arc<[u8; 32]>, lost: Arc<LostSandboxes>) -> Self {
         Self {
             node,
             secret,
             heads: Mutex::default(),
             created: Mutex::default(),
+            lost,
         }
     }
 
@@ -54,10 +57,19 @@ impl FleetRows {
         Some(self.hash(IDEMPOTENCY, &[sandbox.owner().unwrap_or(""), &creation.key]))
     }
 
+    /// Returns whether the pause of a sandbox is stored.
+    pub fn is_stored(&self, sandbox: &Sandbox) -> bool {
+        let heads = self.heads.lock();
+        let head = heads.get(sandbox.id());
+        head.is_some_and(|head| {
+            head.stored.is_some() && head.stored.as_deref() == sandbox.snapshot()
+        })
+    }
+
     fn rows(&self, sandbox: &Sandbox) -> Vec<Row> {
+        let is_stored = self.is_stored(sandbox);
         let head = self.heads.lock().get(sandbox.id()).cloned();
         let head = head.unwrap_or_default();
-        let is_stored = head.stored.is_some() && head.stored.as_deref() == sandbox.snapshot();
         let state = match sandbox.state() {
             SandboxState::Paused if is_stored => RowState::Stored,
             SandboxState::Paused => RowState::Paused,
@@ -93,6 +105,7 @@ impl SandboxObserver for FleetRows {
     fn changed(&self, before: Option<&Sandbox>, now: Option<&Sandbox>) {
         let rows = |sandbox: Option<&Sandbox>| sandbox.map_or_else(Vec::new, |s| self.rows(s));
         self.replace(&rows(before), &rows(now));
+        self.lost.changed.notify_one();
         match (before, now) {
             (_, Some(now)) => {
                 if let Some(hash) = self.idempotency_hash(now) {
@@ -116,5 +129,6 @@ impl SandboxObserver for FleetRows {
         };
         self.heads.lock().insert(sandbox.id().to_owned(), head);
         self.replace(&[], &self.rows(sandbox));
+        self.lost.changed.notify_one();
     }
 }

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use jiffy_api_types::{
     AutoResume, MAX_AUTHORITIES_BYTES, MAX_NAME, MAX_PAIRS, MAX_VALUE, NewLifecycle, NewSandbox,
-    OnTimeout, Proxy, Unsupported,
+    OnNodeLoss, OnTimeout, Proxy, Unsupported,
 };
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::SiteSettings;
@@ -156,6 +156,11 @@ fn reject_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
         (
             is_present(&request.volume_mounts),
             "`volumeMounts` is not supported: this host has no volumes",
+        ),
+        (
+            request.on_node_loss == Some(OnNodeLoss::Restore),
+            "`onNodeLoss: restore` is not supported: no host may start a sandbox while its lost host \
+             may still run it; use `wait`, and resume with `from: stored` after a loss",
         ),
         (
             request.auto_pause_memory == Some(false),

@@ -3,19 +3,35 @@
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::fleet::Fleet;
 use axum::Json;
 use axum::extract::State;
 use jiffy_api_types::{FleetInfo, FleetNode, FleetNodes, MassSilence};
 use jiffy_fleet::SetupError;
 use jiffy_fleet::node::{FleetStatus, NodeStatus};
-use jiffy_fleet_core::record::MemberState;
 
 /// `GET /fleet`: returns the state of the fleet as this host sees it.
 pub(super) async fn fleet(
     State(app): State<App>,
     caller: Caller,
 ) -> Result<Json<FleetInfo>, ApiError> {
-    Ok(Json(info(&status(&app, &caller).await?)))
+    let fleet = fleet_of(&app, &caller, "reading the state of the fleet")?;
+    let (status, (records, store)) = tokio::join!(fleet.node().status(), fleet.backends());
+    let own = status
+        .nodes
+        .iter()
+        .find(|node| node.row.id == status.member);
+    let tables = own.and_then(|node| Some(node.summary.as_ref()?.tables));
+    let live = status.nodes.iter().filter(|node| node.row.state.is_live());
+    let outdated = live.filter(|node| node.summary.as_ref().map(|s| s.tables) != tables);
+    Ok(Json(FleetInfo {
+        records,
+        store,
+        tables: tables.filter(|&number| number > 0),
+        outdated_tables: outdated.map(|node| node.row.id.to_string()).collect(),
+        losses: fleet.losses(),
+        ..info(&status)
+    }))
 }
 
 /// `GET /fleet/nodes`: returns the hosts of the fleet.
@@ -28,12 +44,21 @@ pub(super) async fn nodes(
     Ok(Json(FleetNodes { nodes }))
 }
 
-async fn status(app: &App, caller: &Caller) -> Result<FleetStatus, ApiError> {
-    caller.require_admin("reading the state of the fleet")?;
-    let fleet = app.fleet.as_ref().ok_or_else(|| {
+/// Returns the fleet for an administrator.
+pub(super) fn fleet_of<'a>(
+    app: &'a App,
+    caller: &Caller,
+    action: &'static str,
+) -> Result<&'a Fleet, ApiError> {
+    caller.require_admin(action)?;
+    app.fleet.as_ref().ok_or_else(|| {
         let message = format!("the fleet does not exist: {}", SetupError::NoMember);
         ApiError::not_found("not_found", message)
-    })?;
+    })
+}
+
+async fn status(app: &App, caller: &Caller) -> Result<FleetStatus, ApiError> {
+    let fleet = fleet_of(app, caller, "reading the state of the fleet")?;
     Ok(fleet.node().status().await)
 }
 
@@ -70,20 +95,15 @@ fn info(status: &FleetStatus) -> FleetInfo {
             .map(|(silent, members)| MassSilence { silent, members }),
         warnings,
         nodes: status.nodes.iter().map(node).collect(),
+        ..FleetInfo::default()
     }
 }
 
 fn node(node: &NodeStatus) -> FleetNode {
-    let state = match node.row.state {
-        MemberState::Up => "up",
-        MemberState::Draining => "draining",
-        MemberState::Dead => "dead",
-        MemberState::Left => "left",
-    };
     let summary = node.summary.as_ref();
     FleetNode {
         id: node.row.id.to_string(),
-        state: state.to_owned(),
+        state: node.row.state.name().to_owned(),
         epoch: node.row.epoch.0,
         address: node.row.address.clone(),
         version: node.row.version.clone(),

@@ -3,12 +3,13 @@
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::fleet::Forwarded;
 use crate::lookup::Liveness;
 use crate::page::{NEXT, Page};
 use crate::query::Query;
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use jiffy_api_types::{ListedSandbox, SandboxDetail};
 use jiffy_sandbox_manager::{ListOrder, ListedSandboxes, Sandbox};
 use std::collections::BTreeMap;
@@ -59,6 +60,7 @@ fn matching_sandboxes(
     filter: &Filter,
     order: &ListOrder,
     limit: usize,
+    is_forwarded: bool,
     reaches: impl Fn(&Sandbox) -> bool,
 ) -> Vec<Sandbox> {
     // The caller may give the name of a template as shown to it, or the complete name.
@@ -68,7 +70,7 @@ fn matching_sandboxes(
     };
     let is_match =
         |r: &Sandbox| caller.sees(r.owner()) && filter.matches(r) && of_template(r) && reaches(r);
-    match &filter.name {
+    let mut found = match &filter.name {
         // Names of killed sandboxes are not indexed.
         Some(name) if !filter.states.contains(&"killed") => {
             let mut named = app.sandboxes.index().named(name);
@@ -87,13 +89,20 @@ fn matching_sandboxes(
             let index = app.sandboxes.index();
             index.in_order(listed, order, limit, is_match)
         }
+    };
+    // The member that merges the lists of all members adds the sandboxes of lost hosts.
+    if let Some(fleet) = app.fleet.as_ref().filter(|_| !is_forwarded) {
+        let is_elsewhere = |r: &Sandbox| app.sandboxes.find(r.id()).is_none();
+        found.extend(fleet.lost_in_list(|r| is_elsewhere(r) && is_match(r)));
     }
+    found
 }
 
 /// `GET /v2/sandboxes`: lists running and paused sandboxes, newest first, in pages.
 pub(super) async fn list_v2(
     State(app): State<App>,
     caller: Caller,
+    forwarded: Option<Extension<Forwarded>>,
     query: Query,
 ) -> Result<Response, ApiError> {
     let filter = Filter::from_query(&query, &["running", "paused"])?;
@@ -107,6 +116,7 @@ pub(super) async fn list_v2(
         &filter,
         &page.order(),
         page.fetch_limit(),
+        forwarded.is_some(),
         reaches,
     );
     let (items, next) = page.cut(items, position);
@@ -122,12 +132,21 @@ pub(super) async fn list_v2(
 pub(super) async fn list_v1(
     State(app): State<App>,
     caller: Caller,
+    forwarded: Option<Extension<Forwarded>>,
     query: Query,
 ) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
     let filter = Filter::from_query(&query, &["running"])?;
-    let order = ListOrder::default();
+    let (order, is_forwarded) = (ListOrder::default(), forwarded.is_some());
     // This version of the call has no pages.
-    let all = matching_sandboxes(&app, &caller, &filter, &order, usize::MAX, |_| true);
+    let all = matching_sandboxes(
+        &app,
+        &caller,
+        &filter,
+        &order,
+        usize::MAX,
+        is_forwarded,
+        |_| true,
+    );
     Ok(Json(all.iter().map(|r| app.listed(&caller, r)).collect()))
 }
 

@@ -4,14 +4,17 @@ use crate::app::App;
 use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::lookup::{Liveness, Resumable};
+use crate::lookup::Liveness;
 use crate::query::Query;
+use crate::resumable::Resumable;
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::AgentClient;
-use jiffy_api_types::{ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeSandbox, SandboxDetail};
+use jiffy_api_types::{
+    ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeFrom, ResumeSandbox, SandboxDetail,
+};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
     OnTimeout, OperationError, ResumeOptions, ResumeTimeout, Sandbox, SandboxState,
@@ -19,6 +22,8 @@ use jiffy_sandbox_manager::{
 use std::io;
 use std::time::Duration;
 
+/// Header of a resume that used a stored state which may be older than the state on a lost host.
+const RESUMED_FROM: HeaderName = HeaderName::from_static("jiffy-resumed-from");
 /// Timeout of the health check of an agent.
 const HEALTH: Duration = Duration::from_secs(3);
 
@@ -68,8 +73,10 @@ impl App {
 
     /// Registers a sandbox of another host, so that it can be resumed here.
     fn adopt(&self, sandbox: &Resumable) {
-        if let Resumable::Stored(record) = sandbox {
-            self.sandboxes.adopt_stored(record);
+        match sandbox {
+            Resumable::Here(_) => {}
+            Resumable::Stored(record) => self.sandboxes.adopt_stored(record),
+            Resumable::Older(record) => self.sandboxes.adopt_older(record),
         }
     }
 
@@ -168,7 +175,8 @@ pub(super) async fn resume(
     Optional(body): Optional<ResumeSandbox>,
 ) -> Result<Response, ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let sandbox = app.resumable(&caller, &id).await?;
+    let from_stored = body.from == Some(ResumeFrom::Stored);
+    let sandbox = app.resumable_from(&caller, &id, from_stored).await?;
     let record = sandbox.record();
     reject_cold_start(body.memory)?;
     let already_running = || {
@@ -207,7 +215,12 @@ pub(super) async fn resume(
             });
         }
     };
-    Ok((StatusCode::CREATED, Json(app.answer(&caller, &now))).into_response())
+    let mut response = (StatusCode::CREATED, Json(app.answer(&caller, &now))).into_response();
+    if matches!(sandbox, Resumable::Older(_)) {
+        let headers = response.headers_mut();
+        headers.insert(RESUMED_FROM, HeaderValue::from_static("stored"));
+    }
+    Ok(response)
 }
 
 /// `POST /sandboxes/{id}/pause`: 409 if the sandbox is already paused, 503 if the pause failed and

@@ -1,7 +1,9 @@
 //! Fleet of several hosts: every member answers all calls.
 
 mod lab;
+mod loss;
 mod objects;
+mod operations;
 mod streams;
 
 use crate::support::TestCaller;

@@ -267,6 +267,16 @@ impl Client {
         Ok(sandbox.record)
     }
 
+    /// Resumes a sandbox, from its newest stored state if its host was lost. Returns whether that
+    /// state may be older than the state on the lost host.
+    pub async fn resume_from_stored(&self, id: &str) -> anyhow::Result<(SandboxInfo, bool)> {
+        let path = format!("/sandboxes/{}/resume", self.full_id(id).await?);
+        let body = json!({ "from": "stored" });
+        let (headers, sandbox): (_, Sandbox) =
+            self.call_with_headers(Method::POST, &path, &body).await?;
+        Ok((sandbox.record, headers.contains_key("jiffy-resumed-from")))
+    }
+
     /// Creates `count` children of a sandbox.
     pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<Forked>> {
         self.call_sandbox(id, "fork", &json!({ "count": count }))

@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use jiffy_fleet::node::{Host, HostSummary, ReconcileError};
-use jiffy_fleet_core::{HostStatus, Owner};
+use jiffy_fleet::tables::Tables;
+use jiffy_fleet_core::{Epoch, HostStatus, Owner};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes, StoreState};
 use std::sync::OnceLock;
 
@@ -11,9 +12,15 @@ use std::sync::OnceLock;
 pub struct DaemonHost {
     /// Set when the sandboxes are open.
     sandboxes: OnceLock<Sandboxes>,
+    /// Set when the tables are being read.
+    tables: OnceLock<Tables>,
 }
 
 impl DaemonHost {
+    pub fn set_tables(&self, tables: Tables) {
+        let _ = self.tables.set(tables);
+    }
+
     pub fn set_sandboxes(&self, sandboxes: Sandboxes) {
         let _ = self.sandboxes.set(sandboxes);
     }
@@ -71,15 +78,16 @@ impl Host for DaemonHost {
             unstored: unstored.count() as u64,
             warm: sandboxes.pool().waiting() as u64,
             free_memory_mib: u64::from(self.status().free_memory_mib),
+            tables: self.tables.get().map_or(0, Tables::number),
         }
     }
 
-    async fn reconcile(&self, _owner: Owner) -> Result<(), ReconcileError> {
+    async fn reconcile(&self, owner: Owner) -> Result<(), ReconcileError> {
         let failed = |sandbox: String, reason: String| ReconcileError { sandbox, reason };
         let sandboxes = self.sandboxes.get();
         let sandboxes =
             sandboxes.ok_or_else(|| failed(String::new(), "the daemon is starting".to_owned()))?;
-        let reconciled = sandboxes.reconcile_heads().await;
+        let reconciled = sandboxes.reconcile_heads(owner.epoch > Epoch(1)).await;
         reconciled.map_err(|(sandbox, error)| failed(sandbox, error.to_string()))
     }
 }

@@ -19,15 +19,17 @@ use crate::message::{
     Acknowledgement, Body, Heartbeat, Message, Registration, Rejection, RejectionReason,
 };
 use crate::record::{MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState};
+use serde::{Deserialize, Serialize};
 
 /// Maximum size of all rows. The rest of the record needs less than 64 KiB.
 const MAX_ROWS_BYTES: usize = MAX_SHARD_BYTES - (64 << 10);
 
 /// Error of an operator's command on a member.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MembershipError {
     /// The member does not exist.
-    #[error("the fleet has no host {0}: `jiffy fleet nodes` lists all hosts")]
+    #[error("host {0} does not exist: `jiffy fleet nodes` lists all hosts")]
     Unknown(MemberId),
     /// The member sends heartbeats.
     #[error("{member} sent a heartbeat {silent_ms} ms ago: stop its daemon first, or drain it")]
@@ -41,7 +43,7 @@ pub enum MembershipError {
     #[error("the coordinator is new and must wait for heartbeats of {0}: retry in 12 s")]
     Grace(MemberId),
     /// The state of the member does not permit the command.
-    #[error("{member} is {state:?}: the command requires another state")]
+    #[error("{}", state_text(*.member, *.state))]
     State {
         /// Member.
         member: MemberId,
@@ -52,8 +54,25 @@ pub enum MembershipError {
     #[error("{0} is the last host that accepts sandboxes: add a host before the drain")]
     LastHost(MemberId),
     /// This member is not the coordinator.
-    #[error("this host is not the coordinator: send the command to {0:?}")]
+    #[error("no coordinator accepts the command at present: retry")]
     NotCoordinator(Option<MemberId>),
+}
+
+/// Returns the reason for which the state of a member does not permit a command, and the remedy.
+fn state_text(member: MemberId, state: MemberState) -> String {
+    match state {
+        MemberState::Up => format!("{member} is not draining: it accepts sandboxes already"),
+        MemberState::Draining => {
+            format!("{member} is draining already: `jiffy fleet undrain {member}` ends the drain")
+        }
+        MemberState::Dead => format!(
+            "{member} is dead: start its daemon to use it again, or run `jiffy fleet remove \
+             {member}`"
+        ),
+        MemberState::Left => {
+            format!("{member} was removed from the fleet: add the host with `jiffy fleet join`")
+        }
+    }
 }
 
 impl Coordinator {
@@ -372,6 +391,8 @@ impl Coordinator {
             && Some(row.epoch) == epoch
         {
             row.state = MemberState::Dead;
+            row.dead_since_ms = Some(self.wall_ms).filter(|&ms| ms > 0);
+            self.row_bytes.insert(id, row.encoded_bytes());
             self.next_renew = self.soon();
         }
     }
@@ -412,10 +433,12 @@ impl Coordinator {
             (MemberState::Up, true) if others == 0 => Err(MembershipError::LastHost(id)),
             (MemberState::Up, true) => {
                 row.state = MemberState::Draining;
+                self.next_renew = self.soon();
                 Ok(())
             }
             (MemberState::Draining, false) => {
                 row.state = MemberState::Up;
+                self.next_renew = self.soon();
                 Ok(())
             }
             (state, _) => Err(MembershipError::State { member: id, state }),
@@ -429,6 +452,7 @@ impl Coordinator {
         match row.state {
             MemberState::Dead => {
                 row.state = MemberState::Left;
+                self.next_renew = self.soon();
                 Ok(())
             }
             MemberState::Left => Err(MembershipError::State {
@@ -465,6 +489,7 @@ fn new_row(id: MemberId, epoch: Epoch, registration: &Registration) -> MemberRow
         state: MemberState::Up,
         version: registration.version.clone(),
         capacity: registration.capacity.clone(),
+        dead_since_ms: None,
         unknown: crate::record::UnknownFields::new(),
     }
 }

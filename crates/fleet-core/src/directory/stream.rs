@@ -211,7 +211,9 @@ impl RowReceiver {
 
     /// Requests a new list.
     fn restart(&mut self) {
-        *self = Self::new(self.list + 1);
+        // Only the low 16 bits count lists: the others identify the registration.
+        let next = self.list.wrapping_add(1) & 0xffff;
+        *self = Self::new(self.list & !0xffff | next);
     }
 
     /// Applies a message to the directory. Returns whether the next request must be sent.

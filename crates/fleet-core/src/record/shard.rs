@@ -36,6 +36,17 @@ impl MemberState {
     pub fn is_live(self) -> bool {
         matches!(self, Self::Up | Self::Draining)
     }
+
+    /// Returns the name, as operators see it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Draining => "draining",
+            Self::Dead => "dead",
+            Self::Left => "left",
+        }
+    }
 }
 
 /// Label of a host.
@@ -131,6 +142,10 @@ pub struct MemberRow {
     pub version: String,
     /// Resources and properties of the host.
     pub capacity: Capacity,
+    /// Wall clock of the coordinator at the verdict, in milliseconds since 1970. Only shown to
+    /// operators and clients. `None` for a live member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dead_since_ms: Option<u64>,
     /// Fields of newer formats.
     #[serde(flatten)]
     pub unknown: UnknownFields,

@@ -52,6 +52,7 @@ pub fn row(id: u32) -> MemberRow {
         state: MemberState::Up,
         version: "0.9.0".to_owned(),
         capacity: capacity(),
+        dead_since_ms: None,
         unknown: UnknownFields::new(),
     }
 }

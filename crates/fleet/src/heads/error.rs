@@ -17,8 +17,8 @@ pub enum HeadError {
     },
     /// The sandbox ran on a host that is dead.
     #[error(
-        "host {host} of sandbox {sandbox} was lost; wait for its return, or create a sandbox from \
-         the last stored snapshot"
+        "host {host} of sandbox {sandbox} was lost; wait for its return, or resume the sandbox from \
+         its newest stored state: `jiffy resume --from stored {sandbox}`"
     )]
     HostLost {
         /// Sandbox.

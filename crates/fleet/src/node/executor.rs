@@ -4,7 +4,7 @@ use super::clock::Clock;
 use super::handle::NodeConfig;
 use super::host::Host;
 use super::outbox::{Outbox, Replies, merge_changes};
-use super::query::{Answer, Heartbeats, Query, RowPlace};
+use super::query::{Answer, Heartbeats, Operation, Query, RowPlace};
 use super::rows::Rows;
 use super::shard::{ShardAnswer, ShardFile};
 use super::view::View;
@@ -14,7 +14,7 @@ use jiffy_fleet_core::{
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -39,8 +39,8 @@ pub(super) enum Command {
     Message(MemberId, Box<Message>, oneshot::Sender<Vec<Message>>),
     Query(MemberId, Query, oneshot::Sender<Answer>),
     SetLimit(BudgetOwner, Option<u64>),
-    ConfirmDead(MemberId, oneshot::Sender<Result<(), MembershipError>>),
-    AcceptRestore,
+    Operate(Operation, oneshot::Sender<Result<(), MembershipError>>),
+    AcceptRestore(oneshot::Sender<bool>),
     Reconciled(Epoch),
     Stop(oneshot::Sender<()>),
 }
@@ -164,15 +164,19 @@ impl Executor {
                 let _ = answer.send(self.answer(from, &query));
             }
             Command::SetLimit(owner, limit) => self.member.set_limit(&owner, limit),
-            Command::ConfirmDead(member, result) => {
-                let now = self.clock.now();
-                let _ = result.send(self.member.confirm_dead(now, member));
-            }
-            Command::AcceptRestore => {
-                self.shard.accept_restore();
-                self.member.accept_restore();
-                self.view.regressed = None;
+            Command::Operate(operation, result) => {
+                let _ = result.send(self.operate(operation));
+                // The record is written soon.
                 self.own.push_back(Event::Timer);
+            }
+            Command::AcceptRestore(accepted) => {
+                let is_regressed = self.view.regressed.take().is_some();
+                if is_regressed {
+                    self.shard.accept_restore();
+                    self.member.accept_restore();
+                    self.own.push_back(Event::Timer);
+                }
+                let _ = accepted.send(is_regressed);
             }
             Command::Reconciled(epoch) => {
                 if self.member.epoch() == Some(epoch) {
@@ -180,6 +184,18 @@ impl Executor {
                 }
             }
             Command::Stop(_) => {}
+        }
+    }
+
+    /// Executes an operator's command, which takes effect with the next write of the record.
+    fn operate(&mut self, operation: Operation) -> Result<(), MembershipError> {
+        let now = self.clock.now();
+        self.member.set_wall_clock(wall_ms());
+        match operation {
+            Operation::Drain(member) => self.member.set_draining(member, true),
+            Operation::Undrain(member) => self.member.set_draining(member, false),
+            Operation::Remove(member) => self.member.remove(now, member),
+            Operation::ConfirmDead(member) => self.member.confirm_dead(now, member),
         }
     }
 
@@ -216,7 +232,11 @@ impl Executor {
                     mass_silence: self.view.mass_silence,
                 })
             }
-            Query::Local(_) | Query::Summary | Query::Members(_) => Answer::Incomplete,
+            Query::Local(_)
+            | Query::Summary
+            | Query::Members(_)
+            | Query::Operate(_)
+            | Query::AcceptRestore => Answer::Incomplete,
         }
     }
 
@@ -252,6 +272,7 @@ impl Executor {
         {
             self.status_at = Some(now);
             self.member.set_status(self.host.status());
+            self.member.set_wall_clock(wall_ms());
         }
         self.handle(Event::Timer, None);
     }
@@ -428,4 +449,12 @@ impl Executor {
             self.published.send_replace(Arc::new(self.view.clone()));
         }
     }
+}
+
+/// Returns the wall clock in milliseconds since 1970.
+fn wall_ms() -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    time.map_or(0, |time| {
+        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    })
 }

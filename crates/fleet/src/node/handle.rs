@@ -2,6 +2,7 @@
 
 mod locate;
 mod members;
+mod operate;
 
 use super::clock::Clock;
 use super::executor::{Command, Executor};
@@ -63,6 +64,12 @@ pub enum NodeError {
     /// The command is not possible.
     #[error(transparent)]
     Membership(#[from] MembershipError),
+    /// The command may take effect later.
+    #[error(
+        "the coordinator has not confirmed the command on {0} yet: `jiffy fleet nodes` shows the \
+         state of the host"
+    )]
+    Unconfirmed(MemberId),
 }
 
 /// Handle of a node. Clones are handles of the same node, which stops after the last one was
@@ -215,6 +222,8 @@ impl Node {
             Query::Summary => Ok(Answer::Summary(self.inner.host.summary())),
             Query::Local(hash) => Ok(self.local(hash)),
             Query::Members(digest) => Ok(self.members_answer(&digest)),
+            Query::Operate(operation) => self.answer_operation(operation).await,
+            Query::AcceptRestore => Ok(Answer::Accepted(self.accept_restore().await?)),
             Query::Directory(_) | Query::Reserve(_) | Query::Heartbeats => {
                 let (sender, answer) = oneshot::channel();
                 self.try_send(Command::Query(from, query, sender))?;
@@ -317,25 +326,6 @@ impl Node {
                 })
                 .collect(),
         }
-    }
-
-    /// Declares a silent member dead, also during mass silence.
-    ///
-    /// # Errors
-    /// [`NodeError::Membership`] if the member sends heartbeats, or this member is not the
-    /// coordinator.
-    pub async fn confirm_dead(&self, member: MemberId) -> Result<(), NodeError> {
-        let (sender, result) = oneshot::channel();
-        self.try_send(Command::ConfirmDead(member, sender))?;
-        Ok(result.await.map_err(|_| NodeError::Stopped)??)
-    }
-
-    /// Accepts records that are older than those read before, after an operator has restored them.
-    ///
-    /// # Errors
-    /// [`NodeError`] if the node is busy or has stopped.
-    pub fn accept_restore(&self) -> Result<(), NodeError> {
-        self.try_send(Command::AcceptRestore)
     }
 
     /// Stops the node: it sends and answers nothing afterwards. Sandboxes are not affected.

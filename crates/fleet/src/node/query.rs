@@ -1,7 +1,10 @@
 //! Requests between members that are not part of the membership protocol.
 
 use super::handle::Members;
-use jiffy_fleet_core::{MAX_MESSAGE_BYTES, MemberId, Message, Revision, RowState, SandboxHash};
+use jiffy_fleet_core::record::MemberState;
+use jiffy_fleet_core::{
+    MAX_MESSAGE_BYTES, MemberId, MembershipError, Message, Revision, RowState, SandboxHash,
+};
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of an encoded query.
@@ -29,6 +32,48 @@ pub enum Query {
     Heartbeats,
     /// Members of the fleet, unless they have this digest.
     Members(String),
+    /// Operator's command for the coordinator.
+    Operate(Operation),
+    /// Acceptance of records that are older than those read before.
+    AcceptRestore,
+}
+
+/// Operator's command on a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// The member receives no more sandboxes.
+    Drain(MemberId),
+    /// The member receives sandboxes again.
+    Undrain(MemberId),
+    /// The dead member leaves the fleet.
+    Remove(MemberId),
+    /// The silent member is declared dead, also during mass silence.
+    ConfirmDead(MemberId),
+}
+
+impl Operation {
+    /// Returns the member that the command concerns.
+    #[must_use]
+    pub fn member(self) -> MemberId {
+        match self {
+            Self::Drain(member)
+            | Self::Undrain(member)
+            | Self::Remove(member)
+            | Self::ConfirmDead(member) => member,
+        }
+    }
+
+    /// Returns the state of the member after the command.
+    #[must_use]
+    pub fn state(self) -> MemberState {
+        match self {
+            Self::Drain(_) => MemberState::Draining,
+            Self::Undrain(_) => MemberState::Up,
+            Self::Remove(_) => MemberState::Left,
+            Self::ConfirmDead(_) => MemberState::Dead,
+        }
+    }
 }
 
 /// Answer to a [`Query`].
@@ -49,6 +94,10 @@ pub enum Answer {
     Heartbeats(Heartbeats),
     /// Members of the fleet. `None` if they have the digest of the query.
     Members(Option<Members>),
+    /// The command takes effect with the next write of the record, or is not possible.
+    Operated(Option<MembershipError>),
+    /// True if the records were older than the records that the receiver had read before.
+    Accepted(bool),
 }
 
 /// Knowledge of a coordinator about the members.
@@ -88,6 +137,8 @@ pub struct HostSummary {
     pub warm: u64,
     /// Memory that is available for further sandboxes, in MiB.
     pub free_memory_mib: u64,
+    /// Number of the tables that the host uses.
+    pub tables: u64,
 }
 
 /// Error of a query, answer or reply that cannot be read.
@@ -198,6 +249,8 @@ mod tests {
             Query::Reserve(hash),
             Query::Heartbeats,
             Query::Members("00".to_owned()),
+            Query::Operate(Operation::Drain(MemberId(2))),
+            Query::AcceptRestore,
         ] {
             assert_eq!(Query::decode(&query.encode().unwrap()).unwrap(), query);
         }
@@ -213,6 +266,9 @@ mod tests {
             Answer::Reserved,
             Answer::Members(Some(Members::default())),
             Answer::Members(None),
+            Answer::Operated(None),
+            Answer::Operated(Some(MembershipError::LastHost(MemberId(2)))),
+            Answer::Accepted(true),
             Answer::Heartbeats(Heartbeats {
                 ages_ms: vec![(MemberId(1), 800)],
                 ..Heartbeats::default()

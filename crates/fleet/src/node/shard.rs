@@ -51,7 +51,8 @@ impl ShardFile {
 
     /// Accepts records that are older than those read before.
     pub fn accept_restore(&mut self) {
-        self.records.forget(&self.key);
+        // Other records, for example tables, were restored together with the record of the shard.
+        self.records.forget_all();
         self.known.clear();
     }
 

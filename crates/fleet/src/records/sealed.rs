@@ -201,10 +201,16 @@ impl SealedRecords {
         }
     }
 
-    /// Forgets which versions of a record this process has seen: an operator has restored the
+    /// Forgets which version of a record this process has seen: an operator has restored the
     /// records from a backup.
     pub fn forget(&self, key: &RecordKey) {
         self.seen.lock().remove(key);
+    }
+
+    /// Forgets which versions this process has seen: an operator has restored the records from a
+    /// backup.
+    pub fn forget_all(&self) {
+        self.seen.lock().clear();
     }
 
     /// Removes a record in a final state.

@@ -224,6 +224,7 @@ impl Fleet {
             state: MemberState::Up,
             version: config.version,
             capacity: config.capacity,
+            dead_since_ms: None,
             unknown: Default::default(),
         };
         let record = ShardRecord::new(fleet_id(), ShardId(0), row);

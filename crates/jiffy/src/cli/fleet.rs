@@ -36,12 +36,11 @@ pub enum FleetCommand {
         output: FleetOutputArgs,
     },
     /// Place no more sandboxes on a member
-    #[command(hide = true)]
     Drain {
         /// Member (for example h2)
         member: MemberId,
         /// Wait until the member has no running sandbox
-        #[arg(long)]
+        #[arg(long, conflicts_with = "force")]
         wait: bool,
         /// Pause running sandboxes, so that other members can resume them
         #[arg(long)]
@@ -51,16 +50,12 @@ pub enum FleetCommand {
         output: FleetOutputArgs,
     },
     /// Place sandboxes on a drained member again
-    #[command(hide = true)]
     Undrain(FleetMemberArgs),
-    /// Remove a member that is drained or dead
-    #[command(hide = true)]
+    /// Remove a dead member from the fleet
     Remove(FleetMemberArgs),
     /// Declare a silent member dead if more than half of the members are silent
-    #[command(hide = true)]
     ConfirmDead(FleetMemberArgs),
     /// Continue after the records were restored from a backup
-    #[command(hide = true)]
     AcceptRestore(FleetOutputArgs),
 }
 

@@ -306,6 +306,25 @@ pub struct PauseArgs {
     pub durable: bool,
 }
 
+/// `jiffy resume`.
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    /// Sandboxes
+    #[command(flatten)]
+    pub many: SandboxIdsArgs,
+    /// State to use if the host of a sandbox was lost: `stored` uses the newest state in the store,
+    /// which may be older than the state on that host
+    #[arg(long, value_name = "STATE")]
+    pub from: Option<ResumeState>,
+}
+
+/// State from which a sandbox is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ResumeState {
+    /// Newest state in the store
+    Stored,
+}
+
 /// Arguments of commands for several sandboxes.
 #[derive(Debug, Args)]
 pub struct SandboxIdsArgs {

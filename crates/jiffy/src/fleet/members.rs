@@ -3,7 +3,8 @@
 use crate::cli::{FleetCommand, FleetMemberArgs};
 use crate::columns::{Align, Table};
 use hyper::Method;
-use jiffy_api_types::{FleetInfo, FleetNode, FleetNodes};
+use jiff::Timestamp;
+use jiffy_api_types::{BackendStatus, FleetInfo, FleetNode, FleetNodes, HostLoss};
 use jiffy_client::terminal::line;
 use jiffy_daemon::local_daemon;
 use jiffy_fleet::SetupError;
@@ -90,15 +91,80 @@ fn status(info: &FleetInfo) -> String {
         _ => "no coordinator".to_owned(),
     };
     let mut text = format!(
-        "fleet {}  {} hosts, {} shard ({coordinator})\n",
+        "fleet {}  {} hosts, {} shard ({coordinator})",
         line(&info.id),
         info.nodes.len(),
         info.shards
     );
+    if let Some(records) = &info.records {
+        text.push_str(&format!("  records {}", line(&records.kind)));
+        text.push_str(&latency(records));
+    }
+    if let Some(store) = &info.store {
+        let state = if store.error.is_none() { " ok" } else { "" };
+        text.push_str(&format!("  store{state}{}", latency(store)));
+    }
+    if let Some(number) = info.tables {
+        let members = if info.outdated_tables.is_empty() {
+            "on all members".to_owned()
+        } else {
+            format!("not on {}", line(&info.outdated_tables.join(", ")))
+        };
+        text.push_str(&format!("  tables at version {number} {members}"));
+    }
+    text.push('\n');
+    if let Some(silence) = &info.mass_silence {
+        text.push_str(&format!(
+            "warning: {} of {} hosts are silent: no host is declared dead. If they are lost, run \
+             `jiffy fleet confirm-dead`\n",
+            silence.silent, silence.members
+        ));
+    }
+    for loss in &info.losses {
+        text.push_str(&verdict(loss, Timestamp::now()));
+    }
     for warning in &info.warnings {
         text.push_str(&format!("warning: {}\n", line(warning)));
     }
     text + &nodes(&info.nodes)
+}
+
+/// Returns the latency of records or store, or its failure.
+fn latency(status: &BackendStatus) -> String {
+    match (&status.error, status.latency_ms) {
+        (Some(error), _) => format!(" not available ({})", line(error)),
+        (None, Some(ms)) => format!(" {ms} ms"),
+        (None, None) => String::new(),
+    }
+}
+
+/// Returns the line of a lost host.
+fn verdict(loss: &HostLoss, now: Timestamp) -> String {
+    let since = loss.since_ms.and_then(|ms| i64::try_from(ms).ok());
+    let since = since.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    let since = since.map_or(String::new(), |time| {
+        let seconds = (now.as_second() - time.as_second()).max(0);
+        format!(
+            " since {seconds} s (verdict {})",
+            time.strftime("%H:%M:%S UTC")
+        )
+    });
+    let mut text = format!(
+        "{} dead{since}: {} paused can resume elsewhere, {} running are broken",
+        line(&loss.host),
+        loss.resumable,
+        loss.broken
+    );
+    match &loss.unstored[..] {
+        [] => {}
+        [id] => text.push_str(&format!(", 1 pause was not stored: {}", line(id))),
+        ids => text.push_str(&format!(
+            ", {} pauses were not stored: {}",
+            ids.len(),
+            line(&ids.join(", "))
+        )),
+    }
+    text + "\n"
 }
 
 /// Returns the table of the members.
@@ -137,6 +203,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_status_shows_the_state_of_the_sandboxes_of_a_lost_host() {
+        let loss = HostLoss {
+            host: "h2".to_owned(),
+            since_ms: Some(1_700_000_000_000),
+            resumable: 180,
+            broken: 9,
+            unstored: vec!["abc".to_owned()],
+        };
+        let now = Timestamp::from_second(1_700_000_014).unwrap();
+        assert_eq!(
+            verdict(&loss, now),
+            "h2 dead since 14 s (verdict 22:13:20 UTC): 180 paused can resume elsewhere, 9 running \
+             are broken, 1 pause was not stored: abc\n"
+        );
+    }
+
+    #[test]
     fn the_status_shows_the_coordinator_warnings_and_all_members() {
         let answer = json!({
             "id": "7kq2", "coordinator": "h1", "term": 4, "shards": 1,
@@ -164,6 +247,17 @@ mod tests {
         );
         assert!(lines[4].starts_with("h2    dead"), "{text}");
         assert!(!text.contains('\u{7}'));
+        let answer = json!({
+            "id": "7kq2", "coordinator": "h1", "term": 4, "shards": 1, "tables": 118,
+            "records": {"kind": "s3", "latencyMs": 22},
+            "store": {"kind": "s3", "latencyMs": 21},
+            "massSilence": {"silent": 2, "members": 3},
+        });
+        let text = status(&from_value(answer).unwrap());
+        let first = "(coordinator h1, term 4)  records s3 22 ms  store ok 21 ms  \
+                     tables at version 118 on all members\n";
+        assert!(text.contains(first), "{text}");
+        assert!(text.contains("warning: 2 of 3 hosts are silent"), "{text}");
         // An older daemon without some fields.
         let text = status(&from_value(json!({"id": "x", "shards": 1})).unwrap());
         assert!(text.starts_with("fleet x  0 hosts, 1 shard (no coordinator)"));

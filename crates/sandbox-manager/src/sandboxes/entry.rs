@@ -38,6 +38,9 @@ pub(crate) struct SandboxEntry {
     /// True if another host stored the sandbox, and its first resume here has not succeeded yet.
     /// Unrelated to the adoption of guests of an earlier daemon.
     adopted: AtomicBool,
+    /// True if the next resume may use a stored state that is older than the last state on the lost
+    /// host of the sandbox.
+    from_stored: AtomicBool,
     /// Created at the first use: most sandboxes of a large host are paused and do not need it.
     activity: OnceLock<Box<Activity>>,
 }
@@ -111,6 +114,7 @@ impl SandboxEntry {
             may_be_stored: AtomicBool::new(true),
             head_revision: AtomicU64::new(0),
             adopted: AtomicBool::new(false),
+            from_stored: AtomicBool::new(false),
             activity: OnceLock::new(),
         }
     }
@@ -149,6 +153,15 @@ impl SandboxEntry {
 
     pub fn set_adopted(&self, adopted: bool) {
         self.adopted.store(adopted, Ordering::SeqCst);
+    }
+
+    /// Returns whether the next resume may use an older stored state.
+    pub fn is_from_stored(&self) -> bool {
+        self.from_stored.load(Ordering::SeqCst)
+    }
+
+    pub fn set_from_stored(&self, from_stored: bool) {
+        self.from_stored.store(from_stored, Ordering::SeqCst);
     }
 
     /// Resource usage over time.

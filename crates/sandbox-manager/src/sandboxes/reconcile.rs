@@ -13,14 +13,15 @@ use tokio::task::JoinSet;
 const MAX_CONCURRENT: usize = 16;
 
 impl Sandboxes {
-    /// Compares all sandboxes that may have a head with it. Stops and removes the sandboxes that
-    /// another host has taken over, and the sandboxes whose heads are marked as killed. Makes this
-    /// host's current epoch the owner of the others. After an error, the caller must repeat the
-    /// call.
+    /// Compares all sandboxes that may have a head with it. With `all`, also sandboxes that this
+    /// host has never stored: after its death, other hosts may have killed them. Stops and removes
+    /// the sandboxes that another host has taken over, and the sandboxes whose heads are marked as
+    /// killed. Makes this host's current epoch the owner of the others. After an error, the caller
+    /// must repeat the call.
     ///
     /// # Errors
     /// The id of a sandbox that could not be compared, with the reason. The others were compared.
-    pub async fn reconcile_heads(&self) -> Result<(), (String, OperationError)> {
+    pub async fn reconcile_heads(&self, all: bool) -> Result<(), (String, OperationError)> {
         let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
         let mut waiting = entries.into_iter();
         let mut running = JoinSet::new();
@@ -31,7 +32,7 @@ impl Sandboxes {
             {
                 let this = self.clone();
                 running.spawn(async move {
-                    let reconciled = this.reconcile_entry(&entry).await;
+                    let reconciled = this.reconcile_entry(&entry, all).await;
                     reconciled.map_err(|e| (entry.id(), e))
                 });
             }
@@ -46,7 +47,11 @@ impl Sandboxes {
         }
     }
 
-    async fn reconcile_entry(&self, entry: &Arc<SandboxEntry>) -> Result<(), OperationError> {
+    async fn reconcile_entry(
+        &self,
+        entry: &Arc<SandboxEntry>,
+        all: bool,
+    ) -> Result<(), OperationError> {
         let Some(heads) = self.0.heads.clone() else {
             return Ok(());
         };
@@ -55,7 +60,7 @@ impl Sandboxes {
         // Skipped: a sandbox that is being created has no head, the kill of a killed sandbox marks
         // its head, and the resume of an adopted sandbox claims its head.
         let is_skipped = matches!(record.state, SandboxState::Creating | SandboxState::Killed);
-        if is_skipped || !entry.may_be_stored() || entry.is_adopted() {
+        if is_skipped || !(all || entry.may_be_stored()) || entry.is_adopted() {
             return Ok(());
         }
         let snapshot = record.snapshot.as_deref();

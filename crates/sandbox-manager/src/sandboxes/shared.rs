@@ -14,10 +14,10 @@ use crate::journal::JournalChange;
 use crate::records::SandboxRecord;
 use crate::sandbox::Sandbox;
 use crate::store_copies::{StorePlace, StoreRetraction};
-use jiffy_api_types::{SandboxState, SnapshotPurpose};
+use jiffy_api_types::{SandboxState, SnapshotPurpose, StoreState};
 use jiffy_engine_api::{is_id, steps};
 use jiffy_fleet::{Claim, HeadError, MAX_SHARED_RECORD_BYTES, Publication};
-use jiffy_fleet_core::Revision;
+use jiffy_fleet_core::{MemberId, Revision};
 use jiffy_store::host::LOCAL_TENANT;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -54,11 +54,11 @@ impl Sandboxes {
     /// the sandbox. The caller must hold `op_lock`.
     pub(super) fn begin_claim(&self, entry: &SandboxEntry) -> Option<PendingClaim> {
         let heads = self.0.heads.clone().filter(|_| entry.may_be_stored())?;
-        let record = entry.record();
+        let (record, from_stored) = (entry.record(), entry.is_from_stored());
         Some(PendingClaim(tokio::spawn(async move {
             let owner = record.settings.owner.as_deref();
             let snapshot = record.snapshot.as_deref().unwrap_or_default();
-            heads.claim(owner, &record.id, snapshot).await
+            heads.claim(owner, &record.id, snapshot, from_stored).await
         })))
     }
 
@@ -153,10 +153,24 @@ impl Sandboxes {
         owner: Option<&str>,
         id: &str,
     ) -> Result<Option<Sandbox>, OperationError> {
+        self.stored_or_older(owner, id, false).await
+    }
+
+    /// Like [`Self::stored_sandbox`]. With `or_older`, also returns the newest stored state of a
+    /// sandbox whose host is dead and may have a newer state.
+    ///
+    /// # Errors
+    /// As [`Self::stored_sandbox`].
+    pub async fn stored_or_older(
+        &self,
+        owner: Option<&str>,
+        id: &str,
+        or_older: bool,
+    ) -> Result<Option<Sandbox>, OperationError> {
         let Some(heads) = self.0.heads.clone().filter(|_| is_id(id)) else {
             return Ok(None);
         };
-        let Some(stored) = heads.stored(owner, id).await? else {
+        let Some(stored) = heads.stored_or_older(owner, id, or_older).await? else {
             return Ok(None);
         };
         let damaged = |reason: String| HeadError::Damaged {
@@ -184,10 +198,35 @@ impl Sandboxes {
         self.0.heads.is_some()
     }
 
+    /// Marks the head of a sandbox as killed whose host `home` is dead. `None` if no host has files
+    /// of the sandbox.
+    ///
+    /// # Errors
+    /// [`OperationError::Head`] if the sandbox runs on another host, or the head cannot be written.
+    pub async fn kill_away(
+        &self,
+        owner: Option<&str>,
+        id: &str,
+        home: Option<MemberId>,
+    ) -> Result<(), OperationError> {
+        let heads = self.0.heads.clone().ok_or(OperationError::NoStore)?;
+        Ok(heads.kill_away(owner, id, home).await?)
+    }
+
     /// Registers a sandbox that [`Self::stored_sandbox`] returned, so that the caller can resume it
     /// here. If the resume fails, `end_adoption` removes the sandbox again. Does nothing if this
     /// host has the sandbox.
     pub fn adopt_stored(&self, record: &Sandbox) {
+        self.register_stored(record, false);
+    }
+
+    /// Like [`Self::adopt_stored`], for a state that may be older than the last state on the dead
+    /// host of the sandbox.
+    pub fn adopt_older(&self, record: &Sandbox) {
+        self.register_stored(record, true);
+    }
+
+    fn register_stored(&self, record: &Sandbox, from_stored: bool) {
         let (mut record, id) = (record.clone(), record.id.clone());
         // Held until the entry is registered: a second entry would remove the first from the
         // indexes when it is dropped.
@@ -205,6 +244,7 @@ impl Sandboxes {
         let entry = SandboxEntry::new(record, self.0.indexes.clone());
         entry.set_may_be_stored();
         entry.set_adopted(true);
+        entry.set_from_stored(from_stored);
         self.0
             .entries
             .lock()
@@ -225,6 +265,7 @@ impl Sandboxes {
         match resumed {
             Ok(record) => {
                 entry.set_adopted(false);
+                entry.set_from_stored(false);
                 // From now on, this host is responsible for the removal of the copies in the store.
                 let snapshot = record.snapshot.as_deref().unwrap_or_default();
                 self.snapshots().set_copies_adopted(snapshot, true);
@@ -241,13 +282,32 @@ impl Sandboxes {
     /// remain. The caller must hold `op_lock`.
     pub(super) fn forget_moved(&self, entry: &SandboxEntry) {
         let record = entry.record();
-        tracing::info!(id = record.id, "another host has taken over a sandbox");
+        tracing::info!(id = record.id, "other hosts have this sandbox now");
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
         self.snapshots().set_copies_adopted(snapshot, false);
         let change = JournalChange::NoSandbox(record.id.clone());
         self.0.journal.commit_write_behind(&[change]);
         self.0.entries.lock().remove(entry.shared_id());
         self.0.gc.collect(record.snapshot);
+    }
+
+    /// Removes a paused sandbox from this host that any host can resume from the store. Returns
+    /// false if the sandbox is not paused in a stored snapshot: it stays.
+    pub async fn give_up(&self, id: &str) -> bool {
+        let entry = self.0.entries.lock().get(id).cloned();
+        let Some(entry) = entry.filter(|entry| !entry.is_adopted()) else {
+            return false;
+        };
+        let _op_guard = entry.op_lock().lock().await;
+        let record = entry.record();
+        let snapshot = record.snapshot.as_deref().unwrap_or_default();
+        let is_stored = self.snapshots().store_state_of(snapshot) == Some(StoreState::Stored);
+        let is_ready = record.state == SandboxState::Paused && is_stored;
+        if is_ready && entry.may_be_stored() && entry.head_revision().is_some() {
+            self.forget_moved(&entry);
+            return true;
+        }
+        false
     }
 
     /// Requests that the head of a killed sandbox be marked. The journal contains the request,

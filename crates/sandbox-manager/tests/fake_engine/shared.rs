@@ -392,7 +392,7 @@ async fn a_host_that_returns_retains_only_sandboxes_that_no_other_host_changed()
         .unwrap_err();
     // The host returns with a new epoch.
     one.epoch.store(2, Ordering::SeqCst);
-    one.host.sandboxes.reconcile_heads().await.unwrap();
+    one.host.sandboxes.reconcile_heads(false).await.unwrap();
     let states: Vec<_> = ids.iter().map(|id| one.host.state(id)).collect();
     let expected = [
         None,

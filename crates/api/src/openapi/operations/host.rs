@@ -4,9 +4,9 @@ use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
 use axum::http::Method;
 use jiffy_api_types::{
-    ApiKey, Budget, CreateKey, EngineDescription, FleetInfo, FleetNodes, Host, NewApiKey, Pool,
-    PruneHost, PrunedHost, RevokeKey, RevokedKey, RotateKey, SetPool, StopHost, Team,
-    VerifiedSnapshot,
+    AcceptedRestore, ApiKey, Budget, CreateKey, DrainHost, EngineDescription, FleetInfo,
+    FleetNodes, Host, HostOperation, NewApiKey, Pool, PruneHost, PrunedHost, RevokeKey, RevokedKey,
+    RotateKey, SetPool, StopHost, Team, VerifiedSnapshot,
 };
 use serde_json::json;
 
@@ -72,6 +72,43 @@ pub(super) fn host() -> Vec<Operation> {
         )
         .answers::<FleetNodes>(200, "Hosts")
         .fails_with(&[403, 404]),
+        Operation::post(
+            "/fleet/nodes/{host}/drain",
+            "drainHost",
+            "Place no more sandboxes on a host. Its paused sandboxes resume on other hosts. Requires \
+             the scope `admin`",
+        )
+        .may_take::<DrainHost>()
+        .answers::<HostOperation>(200, "The host receives no more sandboxes")
+        .fails_with(&[403, 404, 409, 503]),
+        Operation::post(
+            "/fleet/nodes/{host}/undrain",
+            "undrainHost",
+            "Place sandboxes on a drained host again. Requires the scope `admin`",
+        )
+        .answers::<HostOperation>(200, "The host receives sandboxes")
+        .fails_with(&[403, 404, 409, 503]),
+        Operation::post(
+            "/fleet/nodes/{host}/remove",
+            "removeHost",
+            "Remove a dead host from the fleet. Requires the scope `admin`",
+        )
+        .answers::<HostOperation>(200, "The host was removed")
+        .fails_with(&[403, 404, 409, 503]),
+        Operation::post(
+            "/fleet/nodes/{host}/confirm-dead",
+            "confirmDeadHost",
+            "Declare a silent host dead, also if most hosts are silent. Requires the scope `admin`",
+        )
+        .answers::<HostOperation>(200, "The host is dead")
+        .fails_with(&[403, 404, 409, 503]),
+        Operation::post(
+            "/fleet/accept-restore",
+            "acceptRestore",
+            "Accept records that an operator has restored from a backup. Requires the scope `admin`",
+        )
+        .answers::<AcceptedRestore>(200, "Hosts that accept the records")
+        .fails_with(&[403, 404, 409, 503]),
         Operation::post(
             "/host/stop",
             "stopHost",

@@ -1,5 +1,6 @@
 //! Several control planes in one process, whose nodes and calls are connected in memory.
 
+mod faults;
 mod network;
 
 use crate::function_keys::{NoInvoker, open_functions};
@@ -15,6 +16,7 @@ use jiffy_api::{
     TemplateSource, function_router, receive_forwarded, router,
 };
 use jiffy_fleet::node::{BootClock, Clock, Host, HostSummary, Node, NodeConfig, ReconcileError};
+use jiffy_fleet::roster::Rosters;
 use jiffy_fleet::{Heads, MemoryRecords, RecordKey, SealedRecords};
 use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState, ShardRecord};
 use jiffy_fleet_core::{
@@ -87,11 +89,11 @@ impl Host for TestHost {
         HostSummary::default()
     }
 
-    async fn reconcile(&self, _owner: Owner) -> Result<(), ReconcileError> {
+    async fn reconcile(&self, owner: Owner) -> Result<(), ReconcileError> {
         let failed = |sandbox, reason| ReconcileError { sandbox, reason };
         let sandboxes = self.0.lock().unwrap().clone();
         let sandboxes = sandboxes.ok_or_else(|| failed(String::new(), "starting".to_owned()))?;
-        let reconciled = sandboxes.reconcile_heads().await;
+        let reconciled = sandboxes.reconcile_heads(owner.epoch > Epoch(1)).await;
         reconciled.map_err(|(id, e)| failed(id, e.to_string()))
     }
 
@@ -133,6 +135,8 @@ pub struct Lab {
     network: Arc<Network>,
     keys: Arc<Keys>,
     admin: TestCaller,
+    records: MemoryRecords,
+    tenant: Arc<Tenant>,
     _dir: tempfile::TempDir,
 }
 
@@ -194,6 +198,8 @@ impl Lab {
             network: Arc::default(),
             keys,
             admin: TestCaller::Key(admin.secret),
+            records: records.clone(),
+            tenant: tenant.clone(),
             _dir: dir,
         };
         for id in 1..=members {
@@ -271,7 +277,8 @@ impl Lab {
     }
 
     fn app(&self, member: &Member, templates: Arc<dyn TemplateSource>) -> App {
-        let fleet = Fleet::new(member.node.clone(), SECRET, member.link.clone());
+        let (node, link) = (member.node.clone(), member.link.clone());
+        let fleet = Fleet::with_rosters(node, SECRET, link, self.rosters());
         let mut app = App::new(
             member.sandboxes.clone(),
             self.keys.clone(),
@@ -296,6 +303,11 @@ impl Lab {
         let router = router(self.app(member, Arc::new(base_templates())));
         let mut routers = self.network.routers.lock().unwrap();
         routers.insert(member.node.id(), router);
+    }
+
+    fn rosters(&self) -> Rosters {
+        let records = Arc::new(self.records.clone());
+        Rosters::new(Arc::new(SealedRecords::new(records, self.tenant.clone())))
     }
 
     async fn until_ready(&self, members: u32) {
@@ -409,27 +421,8 @@ impl Lab {
         answer(router, request).await
     }
 
-    /// Stops all traffic of a member, which continues to run.
-    pub fn freeze(&self, host: u32) {
-        self.network.frozen.lock().unwrap().insert(MemberId(host));
-    }
-
     pub fn is_coordinator(&self, host: u32) -> bool {
         self.members[&host].node.view().is_coordinator
-    }
-
-    /// Stops a member and waits for the verdict on it.
-    pub async fn stop(&self, host: u32) {
-        let id = MemberId(host);
-        self.network.nodes.lock().unwrap().remove(&id);
-        self.network.routers.lock().unwrap().remove(&id);
-        self.members[&host].node.stop().await;
-        for (other, member) in &self.members {
-            if *other != host {
-                let lost = member.node.until_lost(id);
-                tokio::time::timeout(LIMIT, lost).await.unwrap();
-            }
-        }
     }
 
     /// Restarts the daemon of a member without a store.
@@ -491,6 +484,7 @@ async fn create_shard(records: &SealedRecords) {
         state: MemberState::Up,
         version: config.version,
         capacity: config.capacity,
+        dead_since_ms: None,
         unknown: Default::default(),
     };
     let record = ShardRecord::new(fleet_id(), ShardId(0), row);

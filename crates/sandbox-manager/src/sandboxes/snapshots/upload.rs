@@ -179,7 +179,10 @@ async fn retract(
         let Some(this) = inner.upgrade().map(Sandboxes) else {
             return;
         };
-        let next = this.0.uploads.next_retraction(remote.url());
+        let next = this
+            .0
+            .uploads
+            .next_retraction(remote.url(), this.0.heads.is_some());
         drop(this);
         let wait = match next {
             None => IDLE_TIME,
@@ -227,8 +230,8 @@ async fn kill_head(
     let owner = Some(copy.tenant.as_str());
     match heads {
         Some(heads) => Ok(heads.kill(owner, &copy.id).await?),
-        // This daemon was started without sharing of sandboxes, so the change of the head is
-        // dropped. During a shutdown, the caller ignores this result.
+        // During a shutdown, the caller ignores this result. Without heads, no such change is
+        // selected.
         None => Ok(()),
     }
 }

@@ -238,11 +238,14 @@ impl Uploads {
         self.wake.notify_one();
     }
 
-    /// Returns the next copy to remove from the store at `url`.
-    pub(super) fn next_retraction(&self, url: &str) -> Option<StoreRetraction> {
+    /// Returns the next copy to remove from the store at `url`. Changes of heads stay queued while
+    /// this host does not share its sandboxes (`has_heads`): another host could otherwise resume a
+    /// killed sandbox.
+    pub(super) fn next_retraction(&self, url: &str, has_heads: bool) -> Option<StoreRetraction> {
         let queue = self.queue.lock();
         // Copies in a store that was configured earlier stay queued until it is configured again.
-        let mut copies = queue.retractions.iter().filter(|r| r.store == url);
+        let copies = queue.retractions.iter().filter(|r| r.store == url);
+        let mut copies = copies.filter(|r| has_heads || !r.head);
         // The copy stays in the queue until `end_retraction`, so that a failed removal is repeated.
         copies.next().cloned()
     }
@@ -283,6 +286,26 @@ mod tests {
     fn start_due(uploads: &Uploads) -> Vec<String> {
         let (started, _) = uploads.begin_due();
         started.into_iter().map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn kills_of_stored_sandboxes_stay_queued_while_the_host_does_not_share_sandboxes() {
+        let uploads = uploads();
+        let place = crate::store_copies::StorePlace {
+            store: "file:///s".to_owned(),
+            tenant: "k1".to_owned(),
+        };
+        let kill = StoreRetraction::of_head(&place, "sandbox");
+        let copy = StoreRetraction::new(&place, "snapshot", None, true);
+        uploads.retract(vec![kill.clone(), copy.clone()]);
+        assert_eq!(
+            uploads.next_retraction("file:///s", false),
+            Some(copy.clone())
+        );
+        uploads.end_retraction(&copy);
+        assert_eq!(uploads.next_retraction("file:///s", false), None);
+        assert_eq!(uploads.retractions(), 1);
+        assert_eq!(uploads.next_retraction("file:///s", true), Some(kill));
     }
 
     #[test]

@@ -1,0 +1,180 @@
+//! Calls on sandboxes of lost hosts.
+
+use super::lost::LostSandbox;
+use super::route::{buffer, is_resume};
+use super::{Fleet, HOST_LOST};
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::Request;
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use jiffy_engine_api::is_id;
+use jiffy_fleet::roster::RosterState;
+use jiffy_fleet_core::MemberId;
+use jiffy_fleet_core::record::MemberState;
+use jiffy_sandbox_manager::Sandbox;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Maximum time for which a kill waits for the verdict on a host that does not answer.
+const VERDICT_TIMEOUT: Duration = Duration::from_secs(20);
+
+impl LostSandbox {
+    /// Returns the error of a resume whose head shows that the sandbox was resumed on the lost
+    /// host.
+    pub(crate) fn error_of_newer(&self, caller: &Caller) -> ApiError {
+        let mut lost = self.clone();
+        if lost.state == RosterState::Stored {
+            lost.state = RosterState::Running;
+        }
+        lost.error(caller)
+    }
+
+    /// Returns the error of a call that needs the state on the lost host.
+    pub(crate) fn error(&self, caller: &Caller) -> ApiError {
+        let id = caller.shown_id(self.record.id());
+        let message = match self.state {
+            RosterState::Stored => format!(
+                "sandbox {id} is paused, and {}: resume it first, on any host",
+                self.cause
+            ),
+            RosterState::Paused => format!(
+                "sandbox {id} is paused on a lost host only: {}. It is available again when the host \
+                 returns; `jiffy resume --from stored {id}` uses an older state if one is stored",
+                self.cause
+            ),
+            RosterState::Running => format!(
+                "sandbox {id} ran on a lost host: {}. It continues if the host returns with it; \
+                 `jiffy resume --from stored {id}` starts it from its newest stored state if one is \
+                 stored",
+                self.cause
+            ),
+        };
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, HOST_LOST, message).after(10)
+    }
+}
+
+impl Fleet {
+    /// Returns a sandbox of a lost host by id or name, if the caller may see it.
+    pub(crate) fn lost_sandbox(&self, caller: &Caller, id: &str) -> Option<LostSandbox> {
+        let lost = if is_id(id) {
+            self.lost.find(id)
+        } else {
+            self.lost.named(caller.owner_id().as_deref(), id)
+        };
+        lost.filter(|lost| caller.sees(lost.record.owner()))
+    }
+
+    /// Like [`Self::lost_sandbox`], with the present rosters.
+    pub(super) async fn lost_now(&self, caller: &Caller, id: &str) -> Option<LostSandbox> {
+        if let Err(error) = self.lost.refresh(&self.node.members()).await {
+            tracing::warn!(%error, "cannot read the sandboxes of lost hosts");
+        }
+        self.lost_sandbox(caller, id)
+    }
+
+    /// Returns whether a host gives up its sandboxes at present.
+    pub(super) fn has_draining_member(&self) -> bool {
+        let members = self.node.members();
+        let mut rows = members.rows.iter();
+        rows.any(|row| row.state == MemberState::Draining)
+    }
+
+    /// Gives up a stored sandbox of this host, which is draining. Returns whether it did.
+    pub(super) async fn gives_up(&self, app: &App, caller: &Caller, id: &str) -> bool {
+        let released = self
+            .lost
+            .release_stored(&self.node, &self.rows, &app.sandboxes)
+            .await;
+        released.is_ok() && app.sandboxes.find(id).is_none() && {
+            let lost = self.lost_sandbox(caller, id);
+            lost.is_some_and(|lost| app.sandboxes.find(lost.record.id()).is_none())
+        }
+    }
+
+    /// Returns the visible sandboxes of lost hosts for a list. The caller merges them with the
+    /// sandboxes of live hosts.
+    pub(crate) fn lost_in_list(&self, condition: impl Fn(&Sandbox) -> bool) -> Vec<Sandbox> {
+        self.lost.select(condition)
+    }
+
+    /// Executes a call on a sandbox of a lost host.
+    pub(super) async fn on_lost(
+        &self,
+        app: &App,
+        caller: &Caller,
+        lost: &LostSandbox,
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        let path = request.uri().path();
+        let path = path.strip_prefix("/v2").unwrap_or(path);
+        let is_whole = path.trim_matches('/').split('/').count() == 2;
+        match *request.method() {
+            Method::GET if is_whole => Ok(Json(app.detail(caller, &lost.record)).into_response()),
+            Method::DELETE if is_whole => {
+                self.kill_lost(app, caller, lost).await?;
+                Ok(StatusCode::NO_CONTENT.into_response())
+            }
+            // The handler reads the head, which decides.
+            _ if is_resume(&request) => {
+                let (call, request) = buffer(caller, request).await?;
+                if self.is_draining()
+                    && let Some(sent) = self.resume_elsewhere(&call).await
+                {
+                    return sent;
+                }
+                let response = next.run(request).await;
+                if response.status().is_success() {
+                    self.lost.remove(lost.record.id());
+                }
+                Ok(response)
+            }
+            _ => Err(lost.error(caller)),
+        }
+    }
+
+    /// Kills a sandbox whose host does not answer, after the verdict on the host. Until then, the
+    /// host may run the sandbox, so `error` is returned if there is no verdict.
+    pub(super) async fn kill_after_verdict(
+        &self,
+        app: &App,
+        caller: &Caller,
+        (id, member): (&str, MemberId),
+        error: ApiError,
+    ) -> Result<Response, ApiError> {
+        if timeout(VERDICT_TIMEOUT, self.node.until_lost(member))
+            .await
+            .is_err()
+            || self.lost.reload(&self.node.members()).await.is_err()
+        {
+            return Err(error);
+        }
+        let lost = self.lost_sandbox(caller, id).ok_or(error)?;
+        self.kill_lost(app, caller, &lost).await?;
+        Ok(StatusCode::NO_CONTENT.into_response())
+    }
+
+    /// Kills a sandbox of a lost host: no host runs it again. The lost host kills it when it
+    /// returns.
+    async fn kill_lost(
+        &self,
+        app: &App,
+        caller: &Caller,
+        lost: &LostSandbox,
+    ) -> Result<(), ApiError> {
+        if caller.is_read_only() {
+            return Err(ApiError::read_only());
+        }
+        let id = lost.record.id();
+        let home = lost.host;
+        app.sandboxes
+            .kill_away(lost.record.owner(), id, home)
+            .await?;
+        self.lost.remove(id);
+        Ok(())
+    }
+}

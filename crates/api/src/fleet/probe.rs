@@ -1,0 +1,90 @@
+//! State of records and store, for operators.
+
+use super::Fleet;
+use jiffy_api_types::{BackendStatus, HostLoss};
+use jiffy_fleet::roster::RosterState;
+use jiffy_fleet::{RecordError, RecordKey, SealedRecords};
+use jiffy_fleet_core::record::MemberState;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Maximum number of listed ids.
+const MAX_IDS: usize = 100;
+
+/// Records of the fleet that are read for its status.
+#[derive(Debug, Clone)]
+pub struct FleetProbe {
+    /// Records of the fleet.
+    pub records: Arc<SealedRecords>,
+    /// Records in the store.
+    pub store: Arc<SealedRecords>,
+    /// The records are in etcd.
+    pub is_etcd: bool,
+}
+
+async fn read(records: &SealedRecords, key: &str) -> Result<(), RecordError> {
+    let key: RecordKey = key.parse()?;
+    match records.get(&key).await {
+        // The read has succeeded.
+        Ok(_) | Err(RecordError::Regressed { .. } | RecordError::Damaged { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn probe(records: &SealedRecords, kind: &str, key: &str) -> BackendStatus {
+    let start = Instant::now();
+    let result = read(records, key).await;
+    let latency = u64::try_from(start.elapsed().as_millis()).ok();
+    BackendStatus {
+        kind: kind.to_owned(),
+        latency_ms: latency.filter(|_| result.is_ok()),
+        error: result.err().map(|error| error.to_string()),
+    }
+}
+
+impl Fleet {
+    /// Adds the records that are read for the status.
+    #[must_use]
+    pub fn with_probe(mut self, probe: FleetProbe) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
+    /// Reads records and store once. Returns their state.
+    pub(crate) async fn backends(&self) -> (Option<BackendStatus>, Option<BackendStatus>) {
+        let Some(it) = &self.probe else {
+            return (None, None);
+        };
+        let own = format!("fleet/rosters/{}", self.node.id().0);
+        let kind = if it.is_etcd { "etcd" } else { "s3" };
+        let (records, store) = tokio::join!(
+            probe(&it.records, kind, "fleet/root"),
+            probe(&it.store, "s3", &own)
+        );
+        (Some(records), Some(store))
+    }
+
+    /// Returns the numbers of sandboxes of lost hosts.
+    pub(crate) fn losses(&self) -> Vec<HostLoss> {
+        let members = self.node.members();
+        let dead = members.rows.iter();
+        let dead = dead.filter(|row| row.state == MemberState::Dead);
+        dead.map(|row| {
+            let sandboxes = self.lost.of_host(row.id);
+            let count = |state| sandboxes.iter().filter(|lost| lost.state == state).count() as u64;
+            let unstored = sandboxes.iter();
+            let unstored = unstored.filter(|lost| lost.state == RosterState::Paused);
+            HostLoss {
+                host: row.id.to_string(),
+                since_ms: row.dead_since_ms,
+                resumable: count(RosterState::Stored),
+                broken: count(RosterState::Running),
+                unstored: unstored
+                    .map(|lost| lost.record.id().to_owned())
+                    .take(MAX_IDS)
+                    .collect(),
+            }
+        })
+        .collect()
+    }
+}

@@ -1,0 +1,214 @@
+//! Loss and return of a host.
+
+use super::lab::Lab;
+use crate::support::{Answer, TestCaller};
+use jiffy_api::Scope;
+use jiffy_fleet::roster::RosterState;
+use serde_json::{Value, json};
+
+/// Fleet whose host `lost` has sandboxes and is cut off from the others.
+struct Lost {
+    lab: Lab,
+    key: TestCaller,
+    lost: u32,
+    others: [u32; 2],
+    /// Paused and stored.
+    paused: [String; 2],
+    /// Running, and never stored.
+    running: [String; 2],
+    /// Running, and stored before.
+    resumed: String,
+}
+
+impl Lost {
+    async fn cut() -> Self {
+        let lab = Lab::with_store(3).await;
+        let (key, _) = lab.key(Scope::Create);
+        let lost = (1..=3).find(|&host| !lab.is_coordinator(host)).unwrap();
+        let others: Vec<u32> = (1..=3).filter(|&host| host != lost).collect();
+        let mut ids = Vec::new();
+        for name in ["p0", "p1", "r0", "r1", "s0"] {
+            let body = json!({ "templateID": "base", "name": name });
+            let made = lab.call(lost, &key, "POST", "/sandboxes", body).await;
+            let id = made.expect(201).id();
+            if !name.starts_with('r') {
+                lab.pause_durably(lost, &id).await;
+            }
+            ids.push(id);
+        }
+        let path = format!("/sandboxes/{}/resume", ids[4]);
+        lab.call(lost, &key, "POST", &path, json!({}))
+            .await
+            .expect(201);
+        for (n, id) in ids.iter().enumerate() {
+            let state = match n {
+                0 | 1 => RosterState::Stored,
+                _ => RosterState::Running,
+            };
+            lab.until_listed(lost, id, state).await;
+        }
+        lab.freeze(lost);
+        lab.until_lost(lost).await;
+        let lost = Self {
+            lab,
+            key,
+            lost,
+            others: others.try_into().unwrap(),
+            paused: [ids[0].clone(), ids[1].clone()],
+            running: [ids[2].clone(), ids[3].clone()],
+            resumed: ids[4].clone(),
+        };
+        for host in lost.others {
+            let path = format!("/sandboxes/{}", lost.running[0]);
+            lost.lab.until(host, &lost.key, &path, 200).await;
+        }
+        lost
+    }
+
+    async fn call(&self, host: u32, method: &str, path: &str, body: Value) -> Answer {
+        self.lab.call(host, &self.key, method, path, body).await
+    }
+
+    fn cause(&self) -> String {
+        format!("host h{} was lost at 20", self.lost)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
+    let it = Lost::cut().await;
+    let (other, _) = it.lab.key(Scope::Create);
+    for host in it.others {
+        for (ids, state) in [
+            (&it.paused[..], "paused"),
+            (&it.running, "broken"),
+            (std::slice::from_ref(&it.resumed), "broken"),
+        ] {
+            for id in ids {
+                let path = format!("/sandboxes/{id}");
+                let shown = it.call(host, "GET", &path, Value::Null).await.expect(200);
+                assert_eq!(shown.text("state"), state, "{}", shown.body);
+                if state == "broken" {
+                    assert!(
+                        shown.body.to_string().contains(&it.cause()),
+                        "{}",
+                        shown.body
+                    );
+                }
+                // Another tenant learns nothing.
+                let foreign = it.lab.call(host, &other, "GET", &path, Value::Null).await;
+                assert_eq!(foreign.expect_error(404), "sandbox_not_found");
+            }
+        }
+        let path = "/v2/sandboxes";
+        let mut ids = it
+            .call(host, "GET", path, Value::Null)
+            .await
+            .expect(200)
+            .ids();
+        ids.sort();
+        let mut expected = it.paused.to_vec();
+        expected.sort();
+        assert_eq!(ids, expected);
+        let path = "/v2/sandboxes?state=broken";
+        let broken = it.call(host, "GET", path, Value::Null).await.expect(200);
+        assert_eq!(broken.ids().len(), 3);
+        let listed = it.lab.call(host, &other, "GET", path, Value::Null).await;
+        assert!(listed.expect(200).items().is_empty());
+        let named = it.call(host, "GET", "/sandboxes/r0", Value::Null).await;
+        assert_eq!(named.expect(200).id(), it.running[0]);
+        for (id, suffix) in [(&it.running[0], "logs"), (&it.running[0], "resume")] {
+            let path = format!("/sandboxes/{id}/{suffix}");
+            let method = if suffix == "logs" { "GET" } else { "POST" };
+            let answer = it.call(host, method, &path, Value::Null).await;
+            let message = answer.text("message").to_owned();
+            assert!(message.contains(&it.cause()), "{message}");
+            assert_eq!(answer.expect_error(503), "host_lost");
+        }
+    }
+    // A stored pause is resumed on demand, and shown once.
+    let [one, two] = it.others;
+    let path = format!("/sandboxes/{}/connect", it.paused[0]);
+    it.call(one, "POST", &path, json!({ "timeout": 60 }))
+        .await
+        .expect(200);
+    let path = format!("/sandboxes/{}", it.paused[0]);
+    it.lab.located(&it.paused[0]).await;
+    for host in it.others {
+        let shown = it.call(host, "GET", &path, Value::Null).await.expect(200);
+        assert_eq!(shown.text("state"), "running");
+        let all = it.call(host, "GET", "/v2/sandboxes", Value::Null).await;
+        assert_eq!(all.expect(200).ids().len(), 2);
+    }
+    // A running sandbox is started from its stored state on request only.
+    let path = format!("/sandboxes/{}/resume", it.resumed);
+    let refused = it.call(two, "POST", &path, json!({})).await;
+    assert!(
+        refused.text("message").contains("--from stored"),
+        "{}",
+        refused.body
+    );
+    assert_eq!(refused.expect_error(503), "host_lost");
+    let body = json!({ "from": "stored" });
+    let resumed = it.call(two, "POST", &path, body.clone()).await;
+    assert_eq!(resumed.header("jiffy-resumed-from"), Some("stored"));
+    resumed.expect(201);
+    // Without a stored state there is none to use.
+    let path = format!("/sandboxes/{}/resume", it.running[0]);
+    let refused = it.call(two, "POST", &path, body).await;
+    assert_eq!(refused.expect_error(503), "host_lost");
+    // The host returns: the sandboxes that stayed are back, the others are where they are.
+    it.lab.thaw(it.lost).await;
+    for id in &it.running {
+        let path = format!("/sandboxes/{id}");
+        for host in it.others {
+            let back = async {
+                loop {
+                    let shown = it.call(host, "GET", &path, Value::Null).await;
+                    if shown.status == 200 && shown.text("state") == "running" {
+                        return;
+                    }
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+            };
+            let limit = std::time::Duration::from_secs(30);
+            tokio::time::timeout(limit, back).await.unwrap();
+        }
+    }
+    for id in [&it.paused[0], &it.resumed] {
+        let path = format!("/sandboxes/{id}");
+        let shown = it.call(one, "GET", &path, Value::Null).await.expect(200);
+        assert_eq!(shown.text("state"), "running");
+        let moved = it.lab.forwarded(it.lost, &it.key, &path).await;
+        assert_eq!(moved.expect_error(421), "sandbox_moved");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_while_the_home_is_away_holds_after_its_return() {
+    let it = Lost::cut().await;
+    let [one, two] = it.others;
+    for id in [&it.paused[0], &it.running[0], &it.resumed] {
+        let path = format!("/sandboxes/{id}");
+        it.call(one, "DELETE", &path, Value::Null).await.expect(204);
+        let gone = it.call(one, "GET", &path, Value::Null).await;
+        assert_ne!(gone.status, 200, "{}", gone.body);
+        // No other host resumes it.
+        let path = format!("/sandboxes/{id}/resume");
+        let refused = it
+            .call(two, "POST", &path, json!({ "from": "stored" }))
+            .await;
+        assert!(refused.status >= 400, "{}", refused.body);
+    }
+    it.lab.thaw(it.lost).await;
+    for id in [&it.paused[0], &it.running[0], &it.resumed] {
+        let path = format!("/sandboxes/{id}");
+        let gone = it.lab.forwarded(it.lost, &it.key, &path).await;
+        assert_eq!(gone.expect_error(421), "sandbox_moved");
+        it.lab.until(two, &it.key, &path, 404).await;
+    }
+    for id in [&it.paused[1], &it.running[1]] {
+        let path = format!("/sandboxes/{id}");
+        it.lab.until(two, &it.key, &path, 200).await;
+    }
+}
