@@ -12,6 +12,7 @@ mod hints;
 mod inspect;
 mod key;
 mod list;
+mod mcp;
 mod network;
 #[cfg(test)]
 mod reference;
@@ -47,6 +48,7 @@ pub use inspect::{
 };
 pub use key::{KeyCommand, KeyCreateArgs};
 pub use list::{Filter, LsArgs};
+pub use mcp::McpArgs;
 pub use network::{FeatureSwitch, NetworkArgs};
 pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
@@ -157,6 +159,9 @@ pub enum Command {
     Promote(SandboxIdArgs),
     /// List the isolation engines, their availability and capabilities
     Engines(EnginesArgs),
+    /// Serve sandboxes as tools of a coding agent, over standard input and output (Model Context
+    /// Protocol)
+    Mcp(McpArgs),
     /// Run the daemon in the foreground. Other commands start a daemon in the background if none
     /// runs
     Serve(Box<ServeArgs>),

@@ -19,6 +19,7 @@ mod fleet;
 mod function;
 mod key;
 mod manual;
+mod mcp;
 mod rootless;
 mod run;
 mod sandbox;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Console { no_open } => (console::run(*no_open), 1),
+        Command::Mcp(args) => (mcp::run(args), 1),
         Command::Serve(args) => (serve_command::run(args), 1),
         Command::Front(args) => (fleet::front(args), 1),
         Command::Completions { shell } => (completion::print_script(*shell), 1),

@@ -1,0 +1,53 @@
+//! Arguments of `jiffy mcp`.
+
+use super::HostArgs;
+use clap::Args;
+use jiffy_mcp::{McpOptions, ToolGroup};
+use std::path::PathBuf;
+
+/// `jiffy mcp`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  claude mcp add jiffy -- jiffy mcp                  add the server to Claude Code
+  jiffy mcp --allow-dir ~/project                    also copy files of a directory
+  jiffy mcp --sandbox k3x9 --read-only               look at one sandbox
+
+Groups of tools:
+  sandboxes   sandbox_run, sandbox_create, sandbox_list, sandbox_end
+  commands    sandbox_exec, sandbox_process
+  code        run_code
+  files       file_read, file_write, file_edit, file_list, file_search
+  transfer    upload, download (only with --allow-dir)
+  snapshots   snapshot, rollback, fork, promote, diff
+  network     preview_link
+
+Sandboxes that the agent creates are removed when the client closes standard input or exits.")]
+pub struct McpArgs {
+    /// Groups of tools, separated by commas [default: all]
+    #[arg(long, value_name = "GROUPS", value_delimiter = ',')]
+    pub tools: Vec<ToolGroup>,
+    /// Offer only tools that change neither a sandbox nor the host
+    #[arg(long)]
+    pub read_only: bool,
+    /// Use one sandbox for all calls: id, unique prefix of the id, or name
+    #[arg(long, value_name = "ID")]
+    pub sandbox: Option<String>,
+    /// Directory of this host whose files may be copied to and from sandboxes. Can be repeated
+    #[arg(long = "allow-dir", value_name = "DIR")]
+    pub allow_dir: Vec<PathBuf>,
+    /// Daemon to use.
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+impl McpArgs {
+    /// Returns the options of the server.
+    pub fn options(&self) -> McpOptions {
+        McpOptions {
+            groups: self.tools.clone(),
+            read_only: self.read_only,
+            sandbox: self.sandbox.clone(),
+            allowed_directories: self.allow_dir.clone(),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! MCP server: sandboxes as tools of coding agents.
+//!
+//! [`serve_stdio`] serves one client over standard input and output. A call of a tool consists of
+//! requests to the API and to the agent of a sandbox, with the client library of the command line.
+//!
+//! Data from a sandbox is not trusted: all results are bounded and passed on as data.
+
+mod catalog;
+mod command;
+mod edit;
+mod error;
+mod host_paths;
+mod images;
+mod options;
+mod output;
+mod server;
+mod session;
+mod stdio;
+mod tools;
+
+pub use images::{ImportFuture, Templates};
+pub use options::{McpOptions, ToolGroup};
+pub use stdio::serve_stdio;
