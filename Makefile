@@ -96,6 +96,10 @@ docs: ## generate the references and the book (builds mdBook once)
 kernel: ## build the guest kernel from source (long)
 	@kernel/build
 
+.PHONY: screenshots
+screenshots: build template ## screenshots of the web console in target/screenshots, with its loading time
+	@scripts/step "screenshots of the web console" tests/console/run --screenshots "$(TARGET_DIR)/screenshots"
+
 .PHONY: bench
 bench: setup template interpreter instruments ## measure this host
 	@if [ -x bench/run ]; then bench/run; else echo "make bench: bench/run does not exist"; exit 1; fi

@@ -25,27 +25,29 @@ export function launch() {
 
 /** Calls the daemon as the owner of the host. */
 export function owner(method, path, body) {
+  const text = body === undefined ? '' : JSON.stringify(body)
+  const headers = { host: 'localhost', 'content-type': 'application/json', 'content-length': Buffer.byteLength(text) }
   return new Promise((resolve, reject) => {
     const request = http.request(
       {
         socketPath: `${SOCKETS}/owner`,
         method,
         path,
-        headers: { host: 'localhost', 'content-type': 'application/json' },
+        headers,
       },
       (response) => {
-        let text = ''
+        let answer = ''
         response.on('data', (data) => {
-          text += data
+          answer += data
         })
         response.on('end', () => {
-          if (response.statusCode >= 300) reject(new Error(`${method} ${path}: ${response.statusCode} ${text}`))
-          else resolve(text ? JSON.parse(text) : undefined)
+          if (response.statusCode >= 300) reject(new Error(`${method} ${path}: ${response.statusCode} ${answer}`))
+          else resolve(answer ? JSON.parse(answer) : undefined)
         })
       },
     )
     request.on('error', reject)
-    request.end(body === undefined ? undefined : JSON.stringify(body))
+    request.end(text)
   })
 }
 

@@ -1,3 +1,4 @@
+import type { Schemas } from '../api/client'
 import { pythonString, pythonValue } from './command-text'
 
 /** An action as the commands that users can run instead. */
@@ -20,9 +21,25 @@ export interface Command {
 
 const id = encodeURIComponent
 
+/** The settings of a new sandbox that the page offers. */
+export type CreateBody = Pick<
+  Schemas['NewSandbox'],
+  | 'templateID'
+  | 'name'
+  | 'cpuCount'
+  | 'memoryMB'
+  | 'timeout'
+  | 'lifecycle'
+  | 'allow_internet_access'
+  | 'network'
+  | 'engine'
+  | 'metadata'
+  | 'envVars'
+>
+
 /** The commands of all actions on sandboxes and snapshots. */
 export const commands = {
-  create(body: Record<string, unknown>, isSnapshot = false): Command {
+  create(body: CreateBody, isSnapshot = false): Command {
     const words = ['create']
     const option = (name: string, value: unknown) => {
       if (value !== undefined && value !== null && value !== '') words.push(`${name}=${String(value)}`)
@@ -32,20 +49,23 @@ export const commands = {
     option('--cpus', body.cpuCount)
     option('--memory', body.memoryMB && `${body.memoryMB}MiB`)
     option('--timeout', body.timeout === -1 ? 'none' : body.timeout && `${body.timeout}s`)
+    option('--on-timeout', body.lifecycle?.onTimeout)
+    option('--network', body.allow_internet_access === false ? 'off' : undefined)
     option('--engine', body.engine)
-    for (const [key, value] of Object.entries((body.metadata ?? {}) as object)) {
-      option('--label', `${key}=${value}`)
-    }
-    for (const [key, value] of Object.entries((body.envVars ?? {}) as object)) {
-      option('--env', `${key}=${value}`)
-    }
+    for (const [key, value] of Object.entries(body.metadata ?? {})) option('--label', `${key}=${value}`)
+    for (const [key, value] of Object.entries(body.envVars ?? {})) option('--env', `${key}=${value}`)
     const python = [`template=${pythonValue(body.templateID)}`]
     if (body.timeout !== undefined) python.push(`timeout=${pythonValue(body.timeout)}`)
     if (body.metadata) python.push(`metadata=${pythonValue(body.metadata)}`)
     if (body.envVars) python.push(`envs=${pythonValue(body.envVars)}`)
+    if (body.allow_internet_access === false) python.push('allow_internet_access=False')
+    // `e2b` has no arguments for these settings.
+    const { name, cpuCount, memoryMB, engine, lifecycle, network } = body
+    const isOfE2b = [name, cpuCount, memoryMB, engine, lifecycle, network].every((v) => v == null)
     return {
-      jiffy: words,
-      python: `sandbox = Sandbox.create(${python.join(', ')})`,
+      // The command line has no option for a list of hosts.
+      jiffy: network ? undefined : words,
+      python: isOfE2b ? `sandbox = Sandbox.create(${python.join(', ')})` : undefined,
       method: 'POST',
       path: '/v2/sandboxes',
       body,
@@ -117,6 +137,13 @@ export const commands = {
     python: `Sandbox.delete_snapshot(${pythonString(snapshot)})`,
     method: 'DELETE',
     path: `/templates/${id(snapshot)}`,
+  }),
+  /** Removes unused data. */
+  prune: (): Command => ({
+    jiffy: ['prune', '--yes'],
+    method: 'POST',
+    path: '/prune',
+    body: { dryRun: false },
   }),
   network: (sandbox: string, body: unknown): Command => ({
     method: 'PUT',

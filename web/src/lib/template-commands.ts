@@ -76,9 +76,9 @@ export const templateCommands = {
     path: `/v2${path(template)}`,
     body: { public: isPublic },
   }),
-  addTag(name: string, target: string, tag: string): Command {
+  /** The command line tags only templates of its own host, so that tags have no `jiffy` command. */
+  addTag(target: string, tag: string): Command {
     return {
-      jiffy: ['template', 'tag', '--', target, `${name}:${tag}`],
       python: `from e2b import Template\n\nTemplate.assign_tags(${pythonString(target)}, ${pythonValue([tag])})`,
       method: 'POST',
       path: '/templates/tags',
@@ -86,7 +86,6 @@ export const templateCommands = {
     }
   },
   removeTag: (name: string, tag: string): Command => ({
-    jiffy: ['template', 'rm', '--', `${name}:${tag}`],
     python: `from e2b import Template\n\nTemplate.remove_tags(${pythonString(name)}, ${pythonValue([tag])})`,
     method: 'DELETE',
     path: '/templates/tags',

@@ -302,7 +302,7 @@ export function CreateDialog({
           </Field>
         </div>
         {error !== undefined && !field && <Problem error={error} title="The sandbox was not created" />}
-        <AsCommand command={commands.create(body as Record<string, unknown>, isSnapshot)} />
+        <AsCommand command={commands.create(body, isSnapshot)} />
         <div className="buttons">
           <Button onClick={onClose}>Cancel</Button>
           <Button type="submit" look="primary" busy={busy} disabled={!isValid}>

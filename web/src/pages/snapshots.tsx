@@ -7,6 +7,7 @@ import { useSession } from '../session'
 import { commands } from '../lib/commands'
 import { bytes, count } from '../lib/format'
 import { visible } from '../lib/visible'
+import { AsCommand } from '../ui/as-command'
 import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Dialog, Empty, Menu, Problem, Skeleton, Time } from '../ui/controls'
 import { purposeName } from '../ui/lineage-graph'
@@ -268,6 +269,7 @@ function PruneDialog({ onClose }: { onClose: () => void }) {
           </ul>
         </>
       )}
+      <AsCommand command={commands.prune()} />
       <div className="buttons">
         <Button onClick={onClose}>Cancel</Button>
         <Button look="primary danger" disabled={items.length === 0} busy={run.isPending} onClick={() => void remove()}>

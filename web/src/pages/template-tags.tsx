@@ -112,7 +112,7 @@ export function TagsDialog({ template, onClose }: { template: Template; onClose:
               </select>
             </Field>
           </div>
-          {tag && <AsCommand command={templateCommands.addTag(name, target, tag)} />}
+          {tag && <AsCommand command={templateCommands.addTag(target, tag)} />}
           <div className="buttons">
             <Button onClick={onClose}>Close</Button>
             <Button type="submit" look="primary" busy={busy} disabled={!tag}>

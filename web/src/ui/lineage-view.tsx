@@ -221,7 +221,10 @@ function PointPanel({
           title={`Roll back ${visible(rolled.name ?? rolled.sandboxID)}?`}
           label="Roll back"
           danger={!before}
-          command={commands.rollback(rolled.sandboxID, snapshotID)}
+          command={[
+            ...(before ? [commands.snapshot(rolled.sandboxID)] : []),
+            commands.rollback(rolled.sandboxID, snapshotID),
+          ]}
           onClose={() => setDialog(undefined)}
           run={rollBack}>
           <div className="stack">
