@@ -48,7 +48,7 @@ pub use inspect::{
 };
 pub use key::{KeyCommand, KeyCreateArgs};
 pub use list::{Filter, LsArgs};
-pub use mcp::McpArgs;
+pub use mcp::{McpArgs, McpCommand, McpInstallArgs};
 pub use network::{FeatureSwitch, NetworkArgs};
 pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};

@@ -1,11 +1,12 @@
 //! `jiffy mcp`: serves sandboxes as tools of a coding agent.
 
-use crate::cli::{EngineArgs, McpArgs};
+use crate::cli::{EngineArgs, McpArgs, McpCommand, McpInstallArgs};
 use crate::run::prepare;
 use crate::sandbox::template_of_image;
+use anyhow::Context;
 use jiffy_client::{Client, is_remote};
 use jiffy_engines::Host;
-use jiffy_mcp::{ImportFuture, Templates};
+use jiffy_mcp::{ConfigurationChange, ImportFuture, Templates};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -36,8 +37,34 @@ impl Templates for LocalTemplates {
     }
 }
 
-/// Serves one client over standard input and output.
+/// Adds the server to the configuration file of a client, or removes it.
+fn install(args: &McpInstallArgs) -> anyhow::Result<ExitCode> {
+    // Clients may have another PATH than this process.
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = program
+        .to_str()
+        .context("the path of this program is not UTF-8")?;
+    let mut command = vec![program.to_owned(), "mcp".to_owned()];
+    command.extend(args.options.iter().cloned());
+    let command = (!args.remove).then_some(&command[..]);
+    let change = ConfigurationChange::new(args.client.into(), command)?;
+    let path = change.path.display();
+    if change.is_empty() {
+        outln!("{path} needs no change");
+        return Ok(ExitCode::SUCCESS);
+    }
+    out!("{path}:\n{}", change.lines());
+    if !args.dry_run {
+        change.apply()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Serves one client over standard input and output, or runs a subcommand.
 pub fn run(args: &McpArgs) -> anyhow::Result<ExitCode> {
+    if let Some(McpCommand::Install(args)) = &args.command {
+        return install(args);
+    }
     let server = args.host.server();
     let is_remote = is_remote(&server)?;
     let runtime = crate::runtime()?;

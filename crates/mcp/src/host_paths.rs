@@ -59,6 +59,9 @@ impl AllowedDirectories {
         let no_name = || ToolError::new(format!("`{path}` has no file name: specify one"));
         let target = Path::new(path);
         let name = target.file_name().ok_or_else(no_name)?;
+        if path.contains('\0') {
+            return Err(failed(path, &io::ErrorKind::InvalidFilename.into()));
+        }
         let parent = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),

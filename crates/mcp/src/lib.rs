@@ -11,6 +11,7 @@ mod edit;
 mod error;
 mod host_paths;
 mod images;
+mod install;
 mod options;
 mod output;
 mod server;
@@ -19,5 +20,6 @@ mod stdio;
 mod tools;
 
 pub use images::{ImportFuture, Templates};
+pub use install::{ConfigurationChange, McpClient};
 pub use options::{McpOptions, ToolGroup};
 pub use stdio::serve_stdio;
