@@ -12,6 +12,7 @@ mod functions;
 mod lists;
 mod lost;
 mod lost_calls;
+mod names;
 mod object_calls;
 mod objects;
 mod probe;
@@ -38,6 +39,7 @@ pub(crate) use forward::Forwarded;
 pub use forward::receive_forwarded;
 pub(crate) use functions::route_function;
 pub(crate) use lists::ListPart;
+pub use names::{NamedTemplate, TableNames, TemplateNames};
 pub use probe::FleetProbe;
 pub(crate) use route::route;
 pub(crate) use streams::ForwardedStream;
@@ -96,6 +98,7 @@ pub struct Fleet {
     functions: Arc<FunctionPlaces>,
     pub(crate) lost: Arc<LostSandboxes>,
     probe: Option<FleetProbe>,
+    template_names: Option<Arc<dyn TemplateNames>>,
 }
 
 impl Fleet {
@@ -135,6 +138,7 @@ impl Fleet {
             secret,
             forwarder,
             functions: Arc::default(),
+            template_names: None,
         }
     }
 

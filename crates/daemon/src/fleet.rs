@@ -4,6 +4,7 @@
 
 mod calls;
 mod host;
+mod template_rows;
 mod templates;
 
 use crate::ServeOptions;
@@ -12,7 +13,7 @@ use crate::host_facts::host_facts;
 use anyhow::Context;
 use calls::{CALL_PREFIX, ChannelForwarder, ForwardedPortStreams, STREAM_PREFIX};
 use host::{DaemonHost, cpu_milli, mib};
-use jiffy_api::{FleetProbe, Keys, import_keys};
+use jiffy_api::{FleetProbe, Keys, TableNames, import_keys};
 use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
 use jiffy_fleet::front::{FRONT_PATH, FrontHost, FrontService, LiveHosts};
 use jiffy_fleet::join::JoinService;
@@ -207,11 +208,17 @@ impl Member {
         let store = store_records(&self.remote).await?;
         let rosters = Rosters::new(store.clone());
         let api = jiffy_api::Fleet::with_rosters(self.node.clone(), *secret, forwarder, rosters);
-        let api = api.with_probe(FleetProbe {
+        let mut api = api.with_probe(FleetProbe {
             records: self.access.records.clone(),
             store,
             is_etcd: self.settings.records.is_some(),
         });
+        api.set_template_names(Arc::new(TableNames::new(self.tables.clone())));
+        tokio::spawn(template_rows::publish(
+            home.clone(),
+            self.tables.clone(),
+            self.node.clone(),
+        ));
         let parts = FleetParts {
             keys: Arc::new(Keys::of_fleet(self.tables, home.path())),
             hosts: Arc::new(FleetHosts::new(api.clone(), self.client)),

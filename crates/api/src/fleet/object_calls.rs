@@ -93,6 +93,27 @@ impl Fleet {
         if !removes && local.is_some_and(|found| object.is_decided(found)) {
             return Ok(next.run(request).await);
         }
+        if let Object::Template(text) = &object
+            && let Some(named) = self.named_template(caller, text)
+            && !removes
+        {
+            if named.home == self.node.id() {
+                return Ok(next.run(request).await);
+            }
+            let row = self.node.members().row(named.home).cloned();
+            match row.filter(|row| row.state.is_live()) {
+                Some(row) => {
+                    let sent = self.send_request(row.id, &row.address, Some(caller), request);
+                    return sent.await.map_err(|error| host_lost(row.id, &error.reason));
+                }
+                // Another member may build a template of this name again.
+                None if request.uri().path().ends_with("/templates") => {}
+                None => {
+                    let reason = "it has the builds of the template, and was declared dead";
+                    return Err(host_lost(named.home, reason));
+                }
+            }
+        }
         let holders = self.holders(probe_of(caller, &request), &object).await?;
         if removes {
             return self.remove(caller, local, holders, request, next).await;
@@ -148,6 +169,11 @@ impl Fleet {
         call: &BufferedCall,
         id: &str,
     ) -> Result<Option<MemberId>, ApiError> {
+        if let Some(named) = self.named_template(&call.caller, id) {
+            let is_here = named.home == self.node.id();
+            let is_here = is_here || app.has_version(&call.caller, id, &named);
+            return Ok((!is_here).then_some(named.home));
+        }
         let object = Object::Template(id.to_owned());
         if app.object_match(&call.caller, &object)?.is_some() {
             return Ok(None);

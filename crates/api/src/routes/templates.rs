@@ -157,7 +157,8 @@ fn entry_of(
     let record = record_of(app, info)?;
     let own = caller.owner_scope().map(|key| format!("{key}/{name}"));
     let own = own.filter(|_| info.owner.is_none());
-    if record.is_none() && own.is_some_and(|own| has_tags(app, &own)) {
+    if record.is_none() && own.is_some_and(|own| has_tags(app, &own) || app.is_named_in_fleet(&own))
+    {
         // The caller's own template of the same name hides this template. Without a builder's
         // record, a template has no id but its name.
         return Ok(None);

@@ -155,7 +155,9 @@ async fn names_of_templates_are_added_replaced_and_removed() {
         name: "base".to_owned(),
         tag: "latest".to_owned(),
         template_version: version.to_owned(),
-        root: "ab".repeat(32),
+        root: Some("ab".repeat(32)),
+        home: None,
+        public: false,
         updated_ms: 1,
         unknown: Default::default(),
     };

@@ -30,6 +30,9 @@ const API_PORT: u16 = 3000;
 /// Maximum time until a server or daemon accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Lifetime of idle threads: longer than any trial.
+const THREAD_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// Returns the address of a host on the bridge.
 fn address(number: usize) -> String {
     format!("10.231.77.{}", 10 + number)
@@ -44,6 +47,8 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
     let programs = Programs::find(args.records)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        // The kernel ends the namespaces with the thread that created them.
+        .thread_keep_alive(THREAD_LIFETIME)
         .build()?;
     // Registered first, so that a signal during the start removes everything as well.
     let mut signals = runtime.block_on(async {

@@ -2,6 +2,7 @@
 
 mod faults;
 mod network;
+mod ports;
 
 use crate::function_keys::{NoInvoker, open_functions};
 use crate::names::put_at;
@@ -12,8 +13,8 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use jiffy_api::{
-    App, Config, Fleet, FunctionHost, Keys, Limits, NewKey, Opening, PortRefusal, Ports, Scope,
-    TemplateSource, function_router, receive_forwarded, router,
+    App, Config, Fleet, FunctionHost, Keys, Limits, NewKey, Scope, TemplateNames, TemplateSource,
+    function_router, receive_forwarded, router,
 };
 use jiffy_fleet::node::{BootClock, Clock, Host, HostSummary, Node, NodeConfig, ReconcileError};
 use jiffy_fleet::roster::Rosters;
@@ -29,13 +30,14 @@ use jiffy_store::Tenant;
 use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_template_builder::{Builder, BuilderSettings};
 use network::{Link, Network};
+use ports::EchoPorts;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::{TcpListener, UnixStream};
+use tokio::net::TcpListener;
 use tower::ServiceExt;
 
 const SECRET: [u8; 32] = [9; 32];
@@ -102,25 +104,6 @@ impl Host for TestHost {
     fn verdict(&self, _owner: Owner) {}
 }
 
-/// Ports of guests, whose servers return what they receive.
-struct EchoPorts;
-
-impl Ports for EchoPorts {
-    fn open<'a>(&'a self, _: &'a str, port: u16) -> Opening<'a> {
-        Box::pin(async move {
-            if port == 9 {
-                return Err(PortRefusal::Closed(port));
-            }
-            let (guest, server) = UnixStream::pair().unwrap();
-            tokio::spawn(async move {
-                let (mut reader, mut writer) = server.into_split();
-                let _ = tokio::io::copy(&mut reader, &mut writer).await;
-            });
-            Ok(guest.into())
-        })
-    }
-}
-
 struct Member {
     bench: Bench,
     host: Arc<TestHost>,
@@ -137,6 +120,7 @@ pub struct Lab {
     admin: TestCaller,
     records: MemoryRecords,
     tenant: Arc<Tenant>,
+    names: Option<Arc<dyn TemplateNames>>,
     _dir: tempfile::TempDir,
 }
 
@@ -200,6 +184,7 @@ impl Lab {
             admin: TestCaller::Key(admin.secret),
             records: records.clone(),
             tenant: tenant.clone(),
+            names: None,
             _dir: dir,
         };
         for id in 1..=members {
@@ -249,6 +234,11 @@ impl Lab {
         self.members.insert(id, member);
     }
 
+    /// Sets the names of templates for members that are given objects later.
+    pub fn set_names(&mut self, names: Arc<dyn TemplateNames>) {
+        self.names = Some(names);
+    }
+
     /// Gives a member templates of its own, a builder and functions.
     pub async fn add_objects(&self, host: u32, templates: &[&str], functions: Vec<FunctionRecord>) {
         let member = &self.members[&host];
@@ -278,13 +268,16 @@ impl Lab {
 
     fn app(&self, member: &Member, templates: Arc<dyn TemplateSource>) -> App {
         let (node, link) = (member.node.clone(), member.link.clone());
-        let fleet = Fleet::with_rosters(node, SECRET, link, self.rosters());
+        let mut fleet = Fleet::with_rosters(node, SECRET, link, self.rosters());
         let mut app = App::new(
             member.sandboxes.clone(),
             self.keys.clone(),
             templates,
             Config::default(),
         );
+        if let Some(names) = &self.names {
+            fleet.set_template_names(names.clone());
+        }
         app.set_fleet(fleet);
         app.with_ports(Arc::new(EchoPorts))
     }

@@ -5,9 +5,11 @@ use crate::function_keys::{granted, record};
 use crate::support::{Answer, TestCaller};
 use axum::body::Body;
 use axum::http::Request;
-use jiffy_api::Scope;
+use jiffy_api::{NamedTemplate, Scope, TemplateNames};
+use jiffy_fleet_core::MemberId;
 use jiffy_function_manager::SandboxKeyScope;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Three members. The second one has a template and a function of `key`, and the third one a
@@ -394,4 +396,71 @@ async fn no_member_shows_or_changes_an_object_of_another_tenant() {
         .await
         .expect(202);
     assert_ne!(other.text("templateID"), template);
+}
+
+/// Names of templates: `own` of a key at the second member, and of the host at the third one.
+struct Names(String);
+
+impl TemplateNames for Names {
+    fn find(&self, owner: Option<&str>, name: &str, tag: &str) -> Option<NamedTemplate> {
+        let home = match owner {
+            Some(owner) if owner == self.0 => 2,
+            Some(_) => return None,
+            None => 3,
+        };
+        (name == "own" && tag == "default").then(|| NamedTemplate {
+            owner: owner.map(str::to_owned),
+            home: MemberId(home),
+            version: "ef".repeat(32),
+        })
+    }
+
+    fn contains(&self, owner: Option<&str>, name: &str) -> bool {
+        self.find(owner, name, "default").is_some()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_denotes_the_same_template_on_all_members() {
+    let mut lab = Lab::start(3).await;
+    let (key, new_key) = lab.key(Scope::Create);
+    let (other, _) = lab.key(Scope::Create);
+    let owner = new_key.key.id;
+    let own = format!("{owner}/own");
+    lab.set_names(Arc::new(Names(owner)));
+    // All members have a shared template of this name, which is older than the one in the table.
+    for host in 1..=3 {
+        let templates: &[&str] = if host == 2 { &["own", &own] } else { &["own"] };
+        lab.add_objects(host, templates, Vec::new()).await;
+    }
+    for host in 1..=3 {
+        for (caller, is_public, home) in [(&key, false, "h2"), (&other, true, "h3")] {
+            for name in ["own", "own:latest"] {
+                let shown = get(&lab, host, caller, &format!("/templates/{name}")).await;
+                assert_eq!(shown.expect(200).body["public"], is_public, "{host} {name}");
+            }
+            let body = json!({ "templateID": "own" });
+            let made = lab.call(host, caller, "POST", "/sandboxes", body).await;
+            let id = made.expect(201).id();
+            let of_home = get(&lab, 1, caller, &format!("/v2/sandboxes?host={home}")).await;
+            assert!(of_home.ids().contains(&id), "{host}: {}", of_home.body);
+        }
+        // The template of the caller hides the shared one.
+        let listed = get(&lab, host, &key, "/templates").await.expect(200);
+        let is_public: Vec<_> = listed.items().iter().map(|t| &t["public"]).collect();
+        assert_eq!(is_public, [false]);
+        let listed = get(&lab, host, &other, "/templates").await.expect(200);
+        assert_eq!(names(&listed, "templateID"), ["own"]);
+    }
+    // The name never denotes another template because its host is dead.
+    lab.stop(2).await;
+    let body = json!({ "templateID": "own" });
+    let lost = lab.call(1, &key, "POST", "/sandboxes", body).await;
+    assert_eq!(lost.expect_error(503), "host_lost");
+    let lost = get(&lab, 3, &key, "/templates/own").await;
+    assert_eq!(lost.expect_error(503), "host_lost");
+    let body = json!({ "name": "own", "cpuCount": 1, "memoryMB": 512 });
+    lab.call(1, &key, "POST", "/v3/templates", body)
+        .await
+        .expect(202);
 }

@@ -2,6 +2,7 @@
 
 use super::super::{UnknownFields, check_text, rule};
 use super::{TABLE_PARTS, Table};
+use crate::ids::MemberId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
@@ -214,8 +215,15 @@ pub struct TemplateRow {
     pub tag: String,
     /// Version of the template.
     pub template_version: String,
-    /// Root of the template in the store.
-    pub root: String,
+    /// Root of the template in the store. `None` if the store does not have the template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<String>,
+    /// Member that manages the template: it has its builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<MemberId>,
+    /// True if all keys may use the template.
+    #[serde(default)]
+    pub public: bool,
     /// Time of the last change, in milliseconds since 1970.
     pub updated_ms: u64,
     /// Fields of newer formats.
@@ -235,7 +243,10 @@ impl TemplateRow {
             &self.template_version,
             MAX_TEMPLATE_TEXT,
         )?;
-        check_text("root", &self.root, MAX_TEMPLATE_TEXT)
+        match &self.root {
+            Some(root) => check_text("root", root, MAX_TEMPLATE_TEXT),
+            None => Ok(()),
+        }
     }
 }
 
