@@ -42,8 +42,8 @@ impl App {
         Ok((key, secret.map_or([0; 32], hash)))
     }
 
-    /// Counts a failed sign-in of the address. Returns an error if the address has reached its
-    /// limit.
+    /// Counts a failed sign-in with a one-time code, which [`Self::sign_in`] does not see. Returns
+    /// an error if the address has reached its limit.
     ///
     /// # Errors
     /// 429 after too many failures.

@@ -414,7 +414,6 @@ mod tests {
                 url: "etcd://a:2379,b:2379/prod".to_owned(),
                 user: Some("jiffy".to_owned()),
             }),
-            role: Role::Front,
             ..Settings::new(
                 fleet,
                 MemberId(3),

@@ -59,12 +59,16 @@ pub(crate) fn host_options() -> Vec<String> {
 }
 
 /// Returns whether a line of `apt-config dump` concerns connections or dates. Other options could
-/// run programs or weaken the verification of packages.
+/// run programs, or weaken the verification of the packages' signatures.
 fn is_transport_option(line: &str) -> bool {
     let Some((key, value)) = line.split_once(' ') else {
         return false;
     };
     let key = key.to_ascii_lowercase();
+    // This option is the path of a program that prints the proxy.
+    if key.contains("proxy-auto-detect") {
+        return false;
+    }
     let is_listed = [
         "acquire::retries",
         "acquire::check-valid-until",
@@ -285,6 +289,9 @@ deb http://mirror.example/debian trixie main
             r#"Acquire::Check-Valid-Until "false";"#
         ));
         assert!(!is_transport_option(r#"Acquire::http::Proxy "";"#));
+        assert!(!is_transport_option(
+            r#"Acquire::http::Proxy-Auto-Detect "/usr/bin/find-proxy";"#
+        ));
         assert!(!is_transport_option(
             r#"Acquire::AllowInsecureRepositories "1";"#
         ));

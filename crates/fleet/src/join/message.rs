@@ -25,7 +25,8 @@ pub struct JoinRequest {
     pub address: String,
     /// Text that the host sends to connections at its address during the join.
     pub nonce: String,
-    /// Random number of the data directory.
+    /// Random number of the data directory. It identifies a host whose earlier join was
+    /// interrupted, so that the host receives the same member number again.
     pub installation: String,
     /// True if the host serves the API and the gateway only.
     #[serde(default)]
@@ -39,7 +40,8 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// Returns the request with this JSON. Checks the lengths of all fields.
+    /// Returns the request with this JSON. Checks the lengths of all fields except the texts of
+    /// `facts`, which [`MAX_REQUEST_BYTES`] limits.
     ///
     /// # Errors
     /// The reason why it cannot be used.
