@@ -59,7 +59,8 @@ pub(crate) fn check_rules(
         ),
         (
             &network.egress_proxy,
-            "`egressProxy` is not supported: this host sends traffic without a proxy; see `proxy`",
+            "`egressProxy` is not supported: this host does not route traffic through a proxy; the \
+             field `proxy` names a proxy for the programs of the sandbox",
         ),
         (
             &network.https_ports,

@@ -11,15 +11,16 @@ use wasmparser::{CanonicalFunction, Export, Instance};
 const MAX_STEPS: usize = 10_000_000;
 
 /// Position of an item relative to the members. The order of the variants matters: an item is
-/// placed at least as late as each item to which it refers.
+/// placed at least as late as each core instance and core item to which it refers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Placement {
-    /// The item requires no member.
+    /// The item requires no member, and retains its position.
     Before,
     /// The item is a member, or an alias or instance of exports of members.
     Within,
     /// The item is written after the merged module. Either it requires a member and cannot be
-    /// merged, or it is a canonical function that follows the last possible member.
+    /// merged, or it is a canonical function after the first item that no member may follow (a
+    /// lifted function or an instance of a component).
     After,
 }
 

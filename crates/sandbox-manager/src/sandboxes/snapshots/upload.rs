@@ -281,7 +281,8 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Cancels the upload of a snapshot that was removed, and removes its names from the store.
+    /// Cancels the upload of a snapshot that a user removed. Removes the ids under which the store
+    /// has its copies, unless another user of the snapshot still requires them there.
     pub(in crate::sandboxes) fn withdraw(self, id: &str) {
         self.0.uploads.cancel(id);
         let Some(record) = self.0.catalog.get(id).filter(|record| !is_named(record)) else {
@@ -305,9 +306,9 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Changes whether this host removes the copies in the store of snapshot `id`, which a sandbox
-    /// was paused with, and of the earlier pauses that it is based on. The head must already record
-    /// that the sandbox moved to this host (`adopted`), or that it has left this host.
+    /// Changes which host later removes the copies of a pause in the store: this host if `adopted`,
+    /// otherwise the host to which the sandbox moved. Concerns snapshot `id` and the earlier pauses
+    /// on which it is based. The head of the sandbox must already record the move.
     pub fn set_copies_adopted(self, id: &str, adopted: bool) {
         let mut next = Some(id.to_owned());
         while let Some(id) = next {
