@@ -151,8 +151,8 @@ async fn exchange<S, C, T>(
                 return Poll::Ready(true);
             }
             // A connection with a request in flight has no deadline. The completion of the request
-            // sets one but does not wake this task, so the timer must wake it. An armed timer stays
-            // armed. Otherwise the next check is after the idle timeout.
+            // sets one but does not wake this task, so the timer must wake it: at its present time,
+            // or after the idle timeout if that time has passed.
             let wake = deadline.or(armed.filter(|armed| *armed > now));
             let wake = wake.or(now.checked_add(limits.idle)).unwrap_or(now);
             if armed != Some(wake) {
@@ -266,6 +266,7 @@ mod tests {
         };
         let answer = answer_after_half_close(&of("GET", "")).await;
         assert!(answer.ends_with("control plane"), "{answer}");
+        // The control plane completes only requests that change nothing (GET and HEAD).
         assert_eq!(answer_after_half_close(&of("POST", "")).await, "");
         let guest = "E2b-Sandbox-Id: i0123456789abcdefghi\r\nE2b-Sandbox-Port: 80\r\n";
         let started = Instant::now();

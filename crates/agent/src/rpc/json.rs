@@ -13,7 +13,8 @@ const LENIENT: GeneralPurposeConfig =
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, LENIENT);
 const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT);
 
-/// Deserializes a value. Absent and `null` stand for the default.
+/// Deserializes a value. `null` stands for the default. Fields also need `#[serde(default)]`, which
+/// covers absent ones.
 pub fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
