@@ -273,9 +273,10 @@ mod tests {
         let large = bytes.chunks(30_000).enumerate().map(|(n, part)| {
             let text: String = part.iter().map(|byte| format!("{byte:02x}")).collect();
             let is_running = n % 10 == 0;
-            let state = match is_running {
-                true => RosterState::Running,
-                false => RosterState::Stored,
+            let state = if is_running {
+                RosterState::Running
+            } else {
+                RosterState::Stored
             };
             entry(n, state, text)
         });
