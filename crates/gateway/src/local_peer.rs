@@ -6,6 +6,7 @@
 //! connection closes.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 
 /// Bit of the capability to access files of all users (`CAP_DAC_OVERRIDE`).
@@ -76,15 +77,17 @@ pub(crate) fn may_be_owner(pid: Option<i32>) -> bool {
     let Some(daemon) = Privileges::of("self") else {
         return false;
     };
-    // If the map is unreadable, the daemon counts as outside the initial namespace.
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_first = is_first_namespace(fs::read_to_string("/proc/self/uid_map"));
     let peer = Privileges::of(&pid.to_string());
-    peer.is_some_and(|peer| peer.may_own(daemon, maps_all(&map)))
+    peer.is_some_and(|peer| peer.may_own(daemon, is_first))
 }
 
-/// Returns whether this map belongs to the initial user namespace.
-fn maps_all(map: &str) -> bool {
-    map.split_whitespace().eq(["0", "0", "4294967295"])
+/// Returns whether this map belongs to the initial user namespace. Assumes so if the map cannot be
+/// read: the daemon then trusts no process in another user namespace.
+fn is_first_namespace(map: io::Result<String>) -> bool {
+    map.map_or(true, |map| {
+        map.split_whitespace().eq(["0", "0", "4294967295"])
+    })
 }
 
 #[cfg(test)]
@@ -155,6 +158,16 @@ mod tests {
             ..root()
         };
         assert!(daemon.may_own(daemon, true));
+    }
+
+    #[test]
+    fn an_unreadable_map_of_user_ids_gives_no_access() {
+        let map = |text: &str| Ok(text.to_owned());
+        assert!(is_first_namespace(map(
+            "         0          0 4294967295\n"
+        )));
+        assert!(!is_first_namespace(map("0 1000 1\n")));
+        assert!(is_first_namespace(Err(io::ErrorKind::OutOfMemory.into())));
     }
 
     #[test]

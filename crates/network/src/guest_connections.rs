@@ -84,10 +84,19 @@ impl GuestConnections {
         let connecting = opened.ok()?.connect((ADDRESS, port).into());
         // The lock is not held while waiting, so that `abort_all` never waits for a guest.
         let Ok(connected) = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await else {
-            self.0.lock().silent_until = Some(Instant::now() + SILENCE_PAUSE);
+            self.record_silence(epoch);
             return None;
         };
         self.register(connected.ok()?, epoch)
+    }
+
+    /// Pauses attempts after an attempt of `epoch` without an answer. Does nothing if the epoch has
+    /// ended: the guest of the next one may answer.
+    fn record_silence(&self, epoch: u64) {
+        let mut state = self.0.lock();
+        if state.epoch == epoch {
+            state.silent_until = Some(Instant::now() + SILENCE_PAUSE);
+        }
     }
 
     /// Registers a connection that was opened in `epoch`. If the epoch has ended, aborts the
@@ -177,6 +186,16 @@ mod tests {
         connections.abort_all();
         assert!(connections.register(pair().await.0, 0).is_none());
         assert!(connections.register(pair().await.0, 1).is_some());
+    }
+
+    #[test]
+    fn silence_before_a_rollback_does_not_pause_later_attempts() {
+        let connections = GuestConnections::default();
+        connections.abort_all();
+        connections.record_silence(0);
+        assert_eq!(connections.0.lock().silent_until, None);
+        connections.record_silence(1);
+        assert!(connections.0.lock().silent_until.is_some());
     }
 
     #[tokio::test]

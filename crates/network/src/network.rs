@@ -123,8 +123,11 @@ fn remove_unowned(claims: &RangeClaims, except: &str) {
 impl Network {
     /// Removes networks whose data directories no longer exist.
     pub fn remove_dead() -> Result<(), NetError> {
-        remove_unowned(&RangeClaims::lock()?, "");
-        Ok(())
+        // Rootless mode: rules and devices are in the router's namespace.
+        namespace::outside(|| {
+            remove_unowned(&RangeClaims::lock()?, "");
+            Ok(())
+        })
     }
 
     /// Sets up the host, tests the setup by creating the first slot, and starts creating the

@@ -65,19 +65,23 @@ pub struct EgressPolicy {
     control_plane: Option<String>,
 }
 
-/// Parses an address or a CIDR. `0.0.0.0/0`, which clients use for "all addresses", and `::/0` each
-/// stand for both IP versions.
-fn parse(text: &str) -> Option<Vec<IpNet>> {
+/// List of rules.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RuleList {
+    Allow,
+    Deny,
+}
+
+/// Parses an address or a CIDR of `list`. `0.0.0.0/0`, which clients use for "all addresses",
+/// includes both IP versions. `::/0` includes both in `denyOut`, but permits IPv6 only.
+fn parse(text: &str, list: RuleList) -> Option<Vec<IpNet>> {
     let net = text.parse::<IpNet>().ok();
     let net = net
         .or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?
         .trunc();
+    let is_all = net.prefix_len() == 0 && (!is_ipv6(&net) || list == RuleList::Deny);
     let all = [Ipv4Net::default().into(), Ipv6Net::default().into()];
-    Some(if net.prefix_len() == 0 {
-        all.to_vec()
-    } else {
-        vec![net]
-    })
+    Some(if is_all { all.to_vec() } else { vec![net] })
 }
 
 /// Returns true if one of `nets` contains `address`.
@@ -102,7 +106,7 @@ impl EgressPolicy {
                 control_plane.clone_from(&rules.owner);
                 continue;
             }
-            let nets = match parse(text) {
+            let nets = match parse(text, RuleList::Allow) {
                 Some(nets) => nets,
                 None if names.add(text) => continue,
                 None => return Err(RulesError::Name(text.clone())),
@@ -122,7 +126,8 @@ impl EgressPolicy {
         }
         let mut denied = Vec::new();
         for text in &rules.deny_out {
-            denied.extend(parse(text).ok_or_else(|| RulesError::Malformed(text.clone()))?);
+            let nets = parse(text, RuleList::Deny);
+            denied.extend(nets.ok_or_else(|| RulesError::Malformed(text.clone()))?);
         }
         let policy = Self {
             internet: rules.internet,

@@ -94,6 +94,21 @@ fn only_the_hosts_owner_opens_private_ranges() {
 }
 
 #[test]
+fn all_of_ipv6_permits_no_ipv4() {
+    let six = HostReachability {
+        ipv6: true,
+        ..HostReachability::default()
+    };
+    let allowed = EgressPolicy::new(&rules(&["::/0"], &[], false), &six).unwrap();
+    assert!(allowed.allows(ip("2600::1")) && !allowed.allows(ip("1.1.1.1")));
+    let denied = EgressPolicy::new(&rules(&[], &["::/0"], true), &six).unwrap();
+    assert!(!denied.allows(ip("2600::1")) && !denied.allows(ip("1.1.1.1")));
+    let four = HostReachability::default();
+    let refused = EgressPolicy::new(&rules(&["::/0"], &[], false), &four).unwrap_err();
+    assert_eq!(refused, RulesError::NoIpv6("::/0".into()));
+}
+
+#[test]
 fn rules_that_cannot_be_enforced_are_refused() {
     let refused = |rules| EgressPolicy::new(&rules, &HostReachability::default()).unwrap_err();
     let name = refused(rules(&["*."], &[], true));

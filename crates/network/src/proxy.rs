@@ -191,18 +191,26 @@ impl ProxyRoute {
                 return refuse(client, protocol).await;
             }
         };
-        let carrying = self.record.carry(address, &name);
-        let mut client = CountedStream::new(client, carrying.bytes.clone());
-        // Forward the bytes that were read while sniffing. They bypass the counting stream.
-        server.write_all(&head).await?;
-        carrying.bytes.out.fetch_add(head.len() as u64, Relaxed);
         let mut policy = self.policy.clone();
         let allowed =
             |policy: &Option<EgressPolicy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
         // The API key of a sandbox does not change, so it is not checked again.
+        if !allowed(&policy.borrow()) {
+            // The policy changed while the server was connected.
+            refused(Some(&name));
+            return refuse(client, protocol).await;
+        }
+        let carrying = self.record.carry(address, &name);
+        let mut client = CountedStream::new(client, carrying.bytes.clone());
+        let carry = async {
+            // Forward the bytes that were read while sniffing. They bypass the counting stream.
+            server.write_all(&head).await?;
+            carrying.bytes.out.fetch_add(head.len() as u64, Relaxed);
+            tokio::io::copy_bidirectional(&mut client, &mut server).await
+        };
         tokio::select! {
             // Ignore how the copy ended: both peers see a closed connection.
-            _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+            _ = carry => {}
             // The policy changed, or the slot was removed.
             _ = policy.wait_for(|policy| !allowed(policy)) => {}
         }
@@ -334,13 +342,72 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::connections::ConnectionSockets;
-    use jiffy_engine_api::{ConnectionLog, ConnectionRecord};
+    use crate::policy::HostReachability;
+    use jiffy_engine_api::{ConnectionLog, ConnectionRecord, NetworkRules};
+    use jiffy_proto::internal::API_HOST;
+    use parking_lot::Mutex;
+    use std::any::Any;
 
     fn listener() -> (net::TcpListener, SocketAddr) {
         let listener = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         (listener, address)
+    }
+
+    /// Control plane for which the rules are revoked while a connection to it is set up.
+    #[derive(Debug)]
+    struct RevokedWhileConnecting {
+        policy: watch::Sender<Option<EgressPolicy>>,
+        received: Mutex<Option<StdUnixStream>>,
+    }
+
+    impl ControlPlaneConnector for RevokedWhileConnecting {
+        fn connect(
+            &self,
+            _: InternalOrigin,
+            stream: StdUnixStream,
+            _: Box<dyn Any + Send + Sync>,
+        ) -> bool {
+            self.policy.send_replace(None);
+            *self.received.lock() = Some(stream);
+            true
+        }
+    }
+
+    #[tokio::test]
+    async fn no_byte_is_sent_if_the_rules_change_while_the_server_is_connected() {
+        let rules = NetworkRules {
+            allow_out: vec![API_HOST.to_owned()],
+            owner: Some("key".to_owned()),
+            ..NetworkRules::default()
+        };
+        let allowed = EgressPolicy::new(&rules, &HostReachability::default()).unwrap();
+        let (sender, policy) = watch::channel(Some(allowed));
+        let control_plane = Arc::new(RevokedWhileConnecting {
+            policy: sender,
+            received: Mutex::default(),
+        });
+        let sockets = Arc::new(ConnectionSockets::none());
+        let route = ProxyRoute {
+            slot: "nobody".to_owned(),
+            policy,
+            host: Arc::new(Upstreams::in_file("/nonexistent")),
+            record: Arc::new(ConnectionRecorder::new("nobody".to_owned(), sockets, true)),
+            control_plane: Some(control_plane.clone()),
+        };
+        let (at, address) = listener();
+        let listeners = ProxyListeners(vec![(at, SniffProtocol::Http)]);
+        let _proxy = NameProxy::start(listeners, route).unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET / HTTP/1.1\r\nHost: {API_HOST}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        let received = control_plane.received.lock().take().unwrap();
+        let mut received = UnixStream::from_std(received).unwrap();
+        assert_eq!(received.read_to_string(&mut answer).await.unwrap(), 0);
     }
 
     #[tokio::test]

@@ -1,10 +1,11 @@
 //! Forwarding of DNS questions to name servers, for the DNS server and for the proxy's own lookups.
 
 use crate::conntrack::PressureGauge;
-use hickory_proto::op::{Message, MessageType, OpCode, Query};
+use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RData, RecordType};
+use nix::net::if_::if_nametoindex;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,9 +56,19 @@ fn parse(text: &str) -> Vec<SocketAddr> {
             .next()
             .filter(|w| *w == "nameserver")
             .and(words.next())?;
-        Some((address.parse::<IpAddr>().ok()?, 53).into())
+        parse_address(address)
     });
     lines.collect()
+}
+
+/// Parses the address of a name server. A link-local address has a zone: the name or the number of
+/// an interface of the host, as in `fe80::1%eth0`.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let Some((address, zone)) = text.split_once('%') else {
+        return Some((text.parse::<IpAddr>().ok()?, 53).into());
+    };
+    let zone = zone.parse().ok().or_else(|| if_nametoindex(zone).ok())?;
+    Some(SocketAddrV6::new(address.parse().ok()?, 53, 0, zone).into())
 }
 
 /// Transport of a question.
@@ -67,8 +78,19 @@ pub(crate) enum DnsTransport {
     Tcp,
 }
 
+/// Returns true if another server may answer the question that `answer` rejects. The C library
+/// continues with the next server in these cases.
+fn is_failure(answer: &[u8]) -> bool {
+    Message::from_vec(answer).is_ok_and(|answer| {
+        matches!(
+            answer.metadata.response_code,
+            ResponseCode::ServFail | ResponseCode::NotImp | ResponseCode::Refused
+        )
+    })
+}
+
 /// Forwards `question`, whose parsed form is `message`, to one server after the other. Returns the
-/// first answer, or `None` if no server answers.
+/// first answer that is not a failure, or the last failure. `None` if no server answers.
 pub(crate) async fn resolve(
     question: &[u8],
     message: &Message,
@@ -76,15 +98,23 @@ pub(crate) async fn resolve(
     over: DnsTransport,
 ) -> Option<Vec<u8>> {
     // A server that fails or is silent is followed by the next one.
-    for server in (0..MAX_ATTEMPTS).flat_map(|_| servers) {
-        let answer = async {
-            match over {
-                DnsTransport::Udp => over_udp(question, message, *server).await,
-                DnsTransport::Tcp => over_tcp(question, *server).await,
+    for _ in 0..MAX_ATTEMPTS {
+        let mut failure = None;
+        for server in servers {
+            let answer = async {
+                match over {
+                    DnsTransport::Udp => over_udp(question, message, *server).await,
+                    DnsTransport::Tcp => over_tcp(question, *server).await,
+                }
+            };
+            match tokio::time::timeout(SERVER_TIMEOUT, answer).await {
+                Ok(Ok(answer)) if is_failure(&answer) => failure = Some(answer),
+                Ok(Ok(answer)) => return Some(answer),
+                Ok(Err(_)) | Err(_) => {}
             }
-        };
-        if let Ok(Ok(answer)) = tokio::time::timeout(SERVER_TIMEOUT, answer).await {
-            return Some(answer);
+        }
+        if failure.is_some() {
+            return failure;
         }
     }
     None
@@ -197,6 +227,59 @@ mod tests {
         let text = "# c\nnameserver 10.0.0.1\nsearch x\nnameserver ::1\nnameserver bad\n";
         let servers: Vec<String> = parse(text).iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["10.0.0.1:53", "[::1]:53"]);
+    }
+
+    #[test]
+    fn link_local_name_servers_have_a_zone() {
+        let text = "nameserver fe80::1%lo\nnameserver fe80::2%7\nnameserver fe80::3%no-such-if\n";
+        let lo = if_nametoindex("lo").unwrap();
+        let zones: Vec<u32> = parse(text)
+            .iter()
+            .map(|server| match server {
+                SocketAddr::V6(server) => server.scope_id(),
+                SocketAddr::V4(_) => 0,
+            })
+            .collect();
+        assert_eq!(zones, [lo, 7]);
+    }
+
+    /// Starts a name server that answers one question over UDP with `code`, and with one address if
+    /// the code is `NoError`.
+    fn answering_server(code: ResponseCode) -> SocketAddr {
+        let udp = net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = udp.local_addr().unwrap();
+        udp.set_nonblocking(true).unwrap();
+        tokio::spawn(async move {
+            let udp = UdpSocket::from_std(udp).unwrap();
+            let mut question = [0; 512];
+            let (length, from) = udp.recv_from(&mut question).await.unwrap();
+            let count = u8::from(code == ResponseCode::NoError);
+            let text = answer(&question[..length], count, false);
+            let mut message = Message::from_vec(&text).unwrap();
+            message.metadata.response_code = code;
+            udp.send_to(&message.to_vec().unwrap(), from).await.unwrap();
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_server_that_reports_a_failure_is_followed_by_the_next_one() {
+        for code in [ResponseCode::ServFail, ResponseCode::Refused] {
+            let servers = [code, ResponseCode::NoError].map(answering_server);
+            assert_eq!(addresses("a.example", &servers, false).await.len(), 1);
+        }
+        // The name does not exist: other servers are not asked.
+        let servers = [ResponseCode::NXDomain, ResponseCode::NoError].map(answering_server);
+        assert!(addresses("a.example", &servers, false).await.is_empty());
+        // A failure of the only server is returned without a second attempt.
+        let mut message = Message::new(9, MessageType::Query, OpCode::Query);
+        let name = Name::from_ascii("a.example.").unwrap();
+        message.add_query(Query::query(name, RecordType::A));
+        let question = message.to_vec().unwrap();
+        let servers = [answering_server(ResponseCode::ServFail)];
+        let answer = resolve(&question, &message, &servers, DnsTransport::Udp).await;
+        let answer = Message::from_vec(&answer.unwrap()).unwrap();
+        assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
     }
 
     /// Returns an answer with `count` addresses, truncated if `truncated`.

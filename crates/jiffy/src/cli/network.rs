@@ -78,6 +78,10 @@ fn cidr(text: &str) -> Result<IpNet, String> {
 /// Parses an IPv4 range.
 fn range(text: &str) -> Result<Ipv4Net, String> {
     match cidr(text)? {
+        // Each sandbox needs two addresses.
+        IpNet::V4(net) if net.prefix_len() > 31 => Err(format!(
+            "`{text}` is a single address: use a range such as 10.1.0.0/16"
+        )),
         IpNet::V4(net) => Ok(net),
         IpNet::V6(_) => Err(format!("`{text}` is not an IPv4 range such as 10.1.0.0/16")),
     }
@@ -99,7 +103,7 @@ impl NetworkArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::cidr;
+    use super::{cidr, range};
 
     #[test]
     fn private_ranges_are_named_by_address_or_cidr() {
@@ -117,6 +121,10 @@ mod tests {
         );
         for bad in ["", "10.1", "10.0.0.0/33", "fd00::/129", "a.example"] {
             assert!(cidr(bad).is_err(), "{bad}");
+        }
+        assert!(range("10.1.2.2/31").is_ok());
+        for bad in ["10.1.2.3", "10.1.2.3/32", "fd00::/8"] {
+            assert!(range(bad).is_err(), "{bad}");
         }
     }
 }
