@@ -210,35 +210,46 @@ fn evict_layers(mut layers: Vec<(PathBuf, u64, i64)>, bytes: u64) -> Result<u64,
         if freed >= bytes {
             break;
         }
-        if evict(&path).map_err(StoreError::io(&path))? {
-            freed += size;
+        match evict(&path) {
+            Ok(true) => freed += size,
+            Ok(false) => {}
+            // Another process evicted the layer.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(StoreError::io(&path)(e)),
         }
     }
     Ok(freed)
 }
 
-/// Removes an unused layer. Returns false if the layer is in use.
+/// Removes an unused layer. Returns false if the layer is in use. Fails with `NotFound` if the layer
+/// does not exist.
 fn evict(data: &Path) -> io::Result<bool> {
     let present = data.with_extension("present");
-    let file = match File::open(&present) {
-        Ok(file) => file,
-        // A crash between the two removals below left the data file.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return fs::remove_file(data).map(|()| true);
-        }
-        Err(e) => return Err(e),
-    };
+    // Create a missing bitmap, because its lock excludes processes that open the layer.
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&present)?;
     let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
         return Ok(false);
     };
-    // A second hard link is a pin.
-    if lock.metadata()?.nlink() > 1 {
+    // A second hard link is a pin. Without a link, another process has evicted the layer, and the
+    // lock does not exclude processes that open it again.
+    if lock.metadata()?.nlink() != 1 {
         return Ok(false);
     }
-    // Remove the bitmap first: a data file without a bitmap has no present chunks.
+    // Remove the bitmap last: its lock excludes processes that open the layer as long as the bitmap
+    // has its name. A bitmap without its data file has no present chunks.
+    let removed = fs::remove_file(data);
+    if removed
+        .as_ref()
+        .is_err_and(|e| e.kind() != io::ErrorKind::NotFound)
+    {
+        return removed.map(|()| false);
+    }
     fs::remove_file(&present)?;
-    fs::remove_file(data)?;
-    Ok(true)
+    removed.map(|()| true)
 }
 
 impl CachedLayer {
@@ -404,4 +415,73 @@ fn reflink(from: &File, to: &File) -> bool {
     };
     // SAFETY: FICLONE takes two descriptors, which are open, and touches no memory.
     unsafe { ficlone(to.as_raw_fd(), source) }.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::HASH_BYTES;
+
+    const ROOT: Hash = Hash([7; HASH_BYTES]);
+    const BYTES: u64 = 2 * CHUNK_BYTES as u64;
+
+    fn cache(dir: &Path) -> LayerCache {
+        LayerCache::open_in_boot(dir.join("layers"), u64::MAX, [1; 16]).unwrap()
+    }
+
+    fn with_chunk(cache: &LayerCache) -> CachedLayer {
+        let layer = cache.layer_of(&ROOT, BYTES).unwrap();
+        layer.write(1, &[5; CHUNK_BYTES as usize]).unwrap();
+        layer.mark(&[1]).unwrap();
+        layer
+    }
+
+    #[test]
+    fn a_layer_that_is_opened_during_its_eviction_has_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = cache(dir.path());
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = cache.forget(&ROOT).unwrap();
+                }
+            });
+            for _ in 0..3000 {
+                // The layer may be evicted during each of the attempts.
+                let Ok(layer) = cache.layer_of(&ROOT, BYTES) else {
+                    continue;
+                };
+                let named = fs::metadata(layer.path()).map(|named| named.ino()).ok();
+                let open = layer.file().metadata().unwrap();
+                if named != Some(open.ino()) {
+                    is_over.store(true, Ordering::Relaxed);
+                }
+                assert_eq!(named, Some(open.ino()));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn an_interrupted_eviction_leaves_no_present_chunks() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = cache(dir.path());
+        drop(with_chunk(&cache));
+        fs::remove_file(cache.path(&ROOT, "data")).unwrap();
+        assert!(!cache.layer_of(&ROOT, BYTES).unwrap().has(1));
+        drop(with_chunk(&cache));
+        fs::remove_file(cache.path(&ROOT, "present")).unwrap();
+        assert!(!cache.layer_of(&ROOT, BYTES).unwrap().has(1));
+        drop(with_chunk(&cache));
+        for missing in ["data", "present"] {
+            fs::remove_file(cache.path(&ROOT, missing)).unwrap();
+            assert!(cache.forget(&ROOT).unwrap());
+            assert_eq!(fs::read_dir(cache.dir()).unwrap().count(), 0);
+            drop(with_chunk(&cache));
+        }
+        let layer = with_chunk(&cache);
+        assert!(!cache.forget(&ROOT).unwrap() && layer.has(1));
+    }
 }

@@ -79,7 +79,7 @@ pub(crate) enum HashOf {
 pub struct DataKeys {
     generation: u32,
     /// Keys for hashing, indexed by [`HashOf`].
-    hash_keys: [[u8; 32]; 5],
+    hash_keys: Zeroizing<[[u8; 32]; 5]>,
     cipher: XChaCha20Poly1305,
 }
 
@@ -101,7 +101,9 @@ impl DataKeys {
         Self {
             generation,
             // In the order of the variants of `HashOf`.
-            hash_keys: ["chunk", "leaf", "layer", "manifest", "name"].map(|subject| *key(subject)),
+            hash_keys: Zeroizing::new(
+                ["chunk", "leaf", "layer", "manifest", "name"].map(|subject| *key(subject)),
+            ),
             cipher: XChaCha20Poly1305::new((&*key("encryption")).into()),
         }
     }

@@ -161,6 +161,9 @@ pub enum StoreError {
         /// Defect.
         reason: String,
     },
+    /// A task of the operation ended without a result.
+    #[error("a task of the operation failed: {0}; try again")]
+    Task(String),
     /// The source of a push is unusable.
     #[error("cannot push the snapshot: {0}")]
     Source(String),

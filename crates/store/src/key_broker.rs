@@ -10,10 +10,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream as BlockingStream;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use zeroize::Zeroizing;
 
 /// Maximum length in bytes of a message. A wrapped secret in hexadecimal takes up to half of it,
@@ -38,13 +39,13 @@ enum UnwrapAnswer {
 
 /// Connection to a key broker.
 #[derive(Debug)]
-pub struct KeyBroker(Mutex<UnixStream>);
+pub struct KeyBroker(Arc<Mutex<UnixStream>>);
 
 impl KeyBroker {
     /// Uses the broker at the other end of `socket`. Must be called inside a tokio runtime.
     pub fn new(socket: BlockingStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        Ok(Self(Mutex::new(UnixStream::from_std(socket)?)))
+        Ok(Self(Arc::new(Mutex::new(UnixStream::from_std(socket)?))))
     }
 
     pub(crate) async fn unwrap(
@@ -59,14 +60,12 @@ impl KeyBroker {
             wrapped: to_hex(wrapped),
         };
         let exchange = async {
-            let mut socket = self.0.lock().await;
+            let socket = self.0.clone().lock_owned().await;
             let message = message(&request)?;
-            socket.write_all(&message).await?;
-            let mut length = [0; 4];
-            socket.read_exact(&mut length).await?;
-            let mut text = Zeroizing::new(vec![0; checked_length(length)?]);
-            socket.read_exact(&mut text).await?;
-            parse::<UnwrapAnswer>(&text)
+            // A separate task reads the answer even if the caller is dropped or times out.
+            // Otherwise the next caller would receive this answer.
+            let answer = tokio::spawn(exchange(socket, message));
+            answer.await.map_err(io::Error::other).flatten()
         };
         let failed = |reason: String| key_error(tenant, &format!("the key broker: {reason}"));
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange)
@@ -109,6 +108,19 @@ impl KeyBroker {
     }
 }
 
+/// Sends `message` and returns the answer.
+async fn exchange(
+    mut socket: OwnedMutexGuard<UnixStream>,
+    message: Zeroizing<Vec<u8>>,
+) -> io::Result<UnwrapAnswer> {
+    socket.write_all(&message).await?;
+    let mut length = [0; 4];
+    socket.read_exact(&mut length).await?;
+    let mut text = Zeroizing::new(vec![0; checked_length(length)?]);
+    socket.read_exact(&mut text).await?;
+    parse(&text)
+}
+
 fn message(value: &impl Serialize) -> io::Result<Zeroizing<Vec<u8>>> {
     let text = Zeroizing::new(serde_json::to_vec(value)?);
     let length = u32::try_from(text.len()).map_err(io::Error::other)?;
@@ -138,4 +150,46 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
     pairs
         .map(|pair| pair.and_then(hex::<1>).map(|[byte]| byte))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    async fn read_request(peer: &mut UnixStream) -> UnwrapRequest {
+        let mut length = [0; 4];
+        peer.read_exact(&mut length).await.unwrap();
+        let mut text = vec![0; checked_length(length).unwrap()];
+        peer.read_exact(&mut text).await.unwrap();
+        parse(&text).unwrap()
+    }
+
+    async fn answer(peer: &mut UnixStream, secret: &[u8]) {
+        let answer = UnwrapAnswer::Secret(Zeroizing::new(to_hex(secret)));
+        peer.write_all(&message(&answer).unwrap()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_a_cancelled_request_is_not_given_to_the_next_caller() {
+        let (ours, theirs) = BlockingStream::pair().unwrap();
+        let broker = Arc::new(KeyBroker::new(ours).unwrap());
+        theirs.set_nonblocking(true).unwrap();
+        let mut peer = UnixStream::from_std(theirs).unwrap();
+        let cancelled = tokio::spawn({
+            let broker = broker.clone();
+            async move { broker.unwrap("one", "k1", b"1").await }
+        });
+        assert_eq!(read_request(&mut peer).await.tenant, "one");
+        cancelled.abort();
+        assert!(cancelled.await.unwrap_err().is_cancelled());
+        let next = broker.unwrap("two", "k1", b"2");
+        let serve = async {
+            answer(&mut peer, b"secret of one").await;
+            assert_eq!(read_request(&mut peer).await.tenant, "two");
+            answer(&mut peer, b"secret of two").await;
+        };
+        let (secret, ()) = tokio::join!(next, serve);
+        assert_eq!(&**secret.unwrap(), b"secret of two");
+    }
 }

@@ -37,7 +37,7 @@ pub struct SnapshotSource {
     pub lineage: Vec<SnapshotName>,
     /// Files.
     pub parts: Vec<PartSource>,
-    /// Chunks of memory that a restored guest touches first, in order of access.
+    /// Chunks of memory that a restored guest touches first, in ascending order.
     pub working_set: Vec<u32>,
 }
 

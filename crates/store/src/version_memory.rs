@@ -103,7 +103,10 @@ impl VersionMemory {
 
     /// Returns the highest version of `record` that this host has seen.
     pub(crate) fn known(&self, record: &str) -> RecordVersion {
-        let mut seen = self.seen();
+        self.known_in(&mut self.seen(), record)
+    }
+
+    fn known_in(&self, seen: &mut Seen, record: &str) -> RecordVersion {
         if let Some(path) = &self.path {
             seen.refresh(path, &self.store);
         }
@@ -115,7 +118,10 @@ impl VersionMemory {
     /// # Errors
     /// [`StoreError::Regressed`] if this host has seen a higher version.
     pub(crate) fn check(&self, record: &str, current: RecordVersion) -> Result<(), StoreError> {
-        let known = self.known(record);
+        // Hold the lock from the comparison to the change: a concurrent check may insert a higher
+        // version.
+        let mut seen = self.seen();
+        let known = self.known_in(&mut seen, record);
         if current.version < known.version || current.generation < known.generation {
             let file = self.path.as_deref().unwrap_or(Path::new(""));
             return Err(StoreError::Regressed {
@@ -126,7 +132,8 @@ impl VersionMemory {
             });
         }
         if current != known {
-            self.seen().versions.insert(record.to_owned(), current);
+            seen.versions.insert(record.to_owned(), current);
+            drop(seen);
             self.save();
         }
         Ok(())

@@ -63,13 +63,21 @@ impl Presence {
             && data.metadata()?.len() == bytes;
         if !whole {
             content.fill(0);
-            data.set_len(bytes)?;
         }
         // New layer or new boot: replace the second bitmap by the first one.
         if content[..HEADER_BYTES] != header {
             content[..HEADER_BYTES].copy_from_slice(&header);
             content.copy_within(HEADER_BYTES..HEADER_BYTES + length, HEADER_BYTES + length);
+            let is_empty = file.metadata()?.len() == 0;
             file.write_all_at(&content, 0)?;
+            // Cleared bits must not reappear after a power failure.
+            if !whole && !is_empty {
+                file.sync_data()?;
+            }
+        }
+        // With this length, the bitmaps count.
+        if !whole {
+            data.set_len(bytes)?;
         }
         drop(_lock);
         let bits = Mutex::new(content.split_off(HEADER_BYTES + length));

@@ -11,6 +11,15 @@ use std::path::Path;
 pub fn make(path: &Path) -> Result<bool, RemoteError> {
     let failed = |e| RemoteError::io(path)(e);
     let content = content().map_err(failed)?;
+    // The file, and the directory in which this daemon may have created its directory.
+    let directories = path.ancestors().skip(1).take(2);
+    let sync = || -> io::Result<()> {
+        // The parent of a relative path is empty.
+        for directory in directories.filter(|directory| !directory.as_os_str().is_empty()) {
+            File::open(directory)?.sync_all()?;
+        }
+        Ok(())
+    };
     // Write a new file and link it: a daemon that is killed here must not leave a partial key file.
     let new = path.with_extension("new");
     let write = || -> io::Result<bool> {
@@ -29,11 +38,15 @@ pub fn make(path: &Path) -> Result<bool, RemoteError> {
             other => other.map(|()| true),
         }
     };
-    if path.exists() {
-        Ok(false)
+    let is_new = if path.exists() {
+        false
     } else {
-        write().map_err(failed)
-    }
+        write().map_err(failed)?
+    };
+    // The store must not use keys that a power failure could remove. An existing file may be from a
+    // daemon that was killed before it synced the directory.
+    sync().map_err(failed)?;
+    Ok(is_new)
 }
 
 fn content() -> io::Result<String> {

@@ -94,8 +94,14 @@ impl RemoteStore {
             upload_bytes_per_second: settings.upload_bytes_per_second,
             ..BackendSettings::default()
         };
-        let last = LastStore::read(&settings.home).ok().flatten();
-        let was_opened = last.is_some_and(|last| last.url == settings.url.to_string());
+        let was_opened = match LastStore::read(&settings.home) {
+            Ok(last) => last.is_some_and(|last| last.url == settings.url.to_string()),
+            // The store may have been opened: do not create its directory.
+            Err(e) => {
+                tracing::warn!(error = %e, "cannot read the record of the last opened store");
+                true
+            }
+        };
         // `open` creates the directory of a new store; `open_checked` never does. If this host has
         // used the store before, a missing directory means that its file system is not mounted. The
         // fetcher process, which passes `check`, only serves stores that the daemon has opened.
@@ -302,6 +308,42 @@ mod tests {
         std::fs::remove_dir(&bucket).unwrap();
         std::fs::rename(&away, &bucket).unwrap();
         assert!(remote.find(None, "id").await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn an_unreadable_record_of_the_last_store_creates_no_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = settings(dir.path());
+        drop(RemoteStore::open(&settings).unwrap());
+        let bucket = dir.path().join("bucket");
+        std::fs::remove_dir_all(&bucket).unwrap();
+        let record = settings.home.join("store/last.json");
+        std::fs::write(&record, "").unwrap();
+        let remote = RemoteStore::open(&settings);
+        if let Ok(remote) = remote {
+            remote.tenant(None).await.unwrap_err();
+        }
+        assert!(!bucket.exists());
+        std::fs::remove_file(&record).unwrap();
+        RemoteStore::open(&settings)
+            .unwrap()
+            .tenant(None)
+            .await
+            .unwrap();
+        assert!(bucket.exists());
+    }
+
+    #[test]
+    fn a_record_without_its_key_file_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = RemoteSettings {
+            keyring: Some(dir.path().join("none.toml")),
+            ..settings(dir.path())
+        };
+        std::fs::create_dir_all(settings.home.join("store")).unwrap();
+        let refused = LastStore::write(&settings).unwrap_err();
+        assert!(refused.to_string().contains("none.toml"), "{refused}");
+        assert_eq!(LastStore::read(&settings.home).unwrap(), None);
     }
 
     #[tokio::test]

@@ -3,7 +3,8 @@
 use crate::StoreUrl;
 use crate::host::RemoteError;
 use serde::{Deserialize, Serialize};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -58,19 +59,20 @@ impl LastStore {
 
     /// Writes the record atomically.
     pub fn write(settings: &RemoteSettings) -> Result<(), RemoteError> {
+        // Commands with another working directory read the record, so the path must be absolute.
+        // Without a path, they would use other keys than this daemon.
+        let absolute = |path: &PathBuf| path.canonicalize().map_err(RemoteError::io(path));
         let last = Self {
             url: settings.url.to_string(),
-            // Commands with another working directory read the record, so the path must be
-            // absolute.
-            keyring: settings
-                .keyring
-                .as_ref()
-                .and_then(|path| path.canonicalize().ok()),
+            keyring: settings.keyring.as_ref().map(absolute).transpose()?,
         };
         let path = settings.home.join(LAST_STORE);
         let new = path.with_extension("new");
         let write = || -> io::Result<()> {
-            std::fs::write(&new, serde_json::to_vec(&last)?)?;
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec(&last)?)?;
+            // A power failure must not leave an empty record.
+            file.sync_all()?;
             std::fs::rename(&new, &path)
         };
         write().map_err(RemoteError::io(&path))

@@ -129,8 +129,10 @@ impl SharedStore {
             Ok(lost)
         };
         let repaired = work.await;
-        self.unlock_collection(&lock).await?;
-        repaired
+        let unlocked = self.unlock_collection(&lock).await;
+        // Report the error of the work rather than a failure to unlock, which the work may have
+        // caused.
+        repaired.and_then(|lost| unlocked.map(|()| lost))
     }
 
     /// Adds undamaged copies of damaged chunks to `moved`: packs of other snapshots may contain the
@@ -245,8 +247,10 @@ impl SharedStore {
             self.write_distrusted(tenant, &all).await
         };
         let written = work.await;
-        self.unlock_collection(&lock).await?;
-        written
+        let unlocked = self.unlock_collection(&lock).await;
+        // Report the error of the work rather than a failure to unlock, which the work may have
+        // caused.
+        written.and(unlocked)
     }
 
     /// Returns the keys of the packs with known damage.

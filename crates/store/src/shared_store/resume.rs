@@ -185,7 +185,7 @@ impl SharedStore {
             open(&tenant, shared.as_ref(), root, &object).map_err(StoreError::damaged(&key))
         });
         let opened = opening.await;
-        let (bundle, snapshots) = match opened.map_err(|e| StoreError::Source(e.to_string()))? {
+        let (bundle, snapshots) = match opened.map_err(|e| StoreError::Task(e.to_string()))? {
             Ok(opened) => opened,
             Err(e) => {
                 tracing::warn!(error = %e, "ignoring a resume bundle");
@@ -255,7 +255,7 @@ impl SharedStore {
         }
         let mut all: HashMap<usize, WrittenChunks> = HashMap::new();
         for written in futures_util::future::join_all(writing).await {
-            let (snapshot, chunks) = written.map_err(|e| StoreError::Source(e.to_string()))??;
+            let (snapshot, chunks) = written.map_err(|e| StoreError::Task(e.to_string()))??;
             all.entry(snapshot).or_default().extend(chunks);
         }
         Ok(all)

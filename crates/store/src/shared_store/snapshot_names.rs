@@ -78,12 +78,14 @@ impl SharedStore {
         let before = self.backend.list(&folder).await?;
         let key = format!("{folder}/{root}");
         let seen = self.versions.known(&folder).version;
-        let is_new = seen == 0 && before.iter().all(|name| name.key == key);
+        let newest = self.newest_name(tenant, id, &before).await?;
+        let newest = newest.map_or(0, |newest| newest.version).max(seen);
+        // A name with a version must not be replaced by one without: hosts that have seen the
+        // version would reject it.
+        let is_new = newest == 0 && before.iter().all(|name| name.key == key);
         let content = if is_new && !moves {
             NameContent::Once(id.to_owned())
         } else {
-            let newest = self.newest_name(tenant, id, &before).await?;
-            let newest = newest.map_or(0, |newest| newest.version).max(seen);
             NameContent::Moving {
                 id: id.to_owned(),
                 // Include the clock, because a removed name leaves no version behind.

@@ -406,11 +406,17 @@ async fn a_name_that_moved_does_not_move_back() {
         open("new").named(&tenant, "template t").await.unwrap(),
         Some(new)
     );
+    let moved = fs::read(name(new)).unwrap();
     fs::remove_file(name(new)).unwrap();
     for host in [&one, &two, &open("two")] {
         let refused = host.named(&tenant, "template t").await.unwrap_err();
         assert!(matches!(refused, StoreError::Regressed { .. }), "{refused}");
     }
+    // A host that does not know the version retains it if it names the same snapshot.
+    fs::write(name(new), &moved).unwrap();
+    let ignorant = open("ignorant");
+    ignorant.set_name(&tenant, "template t", new).await.unwrap();
+    assert_eq!(two.named(&tenant, "template t").await.unwrap(), Some(new));
     // A name that a host sets again is valid, even after a removal.
     two.move_name(&tenant, "template t", old).await.unwrap();
     assert_eq!(one.named(&tenant, "template t").await.unwrap(), Some(old));

@@ -41,7 +41,7 @@ impl RemoteStore {
         self.shared.fill(&part, Selection::All).await?;
         let layer = part.layer().clone();
         let persisted = tokio::task::spawn_blocking(move || layer.persist()).await;
-        persisted.map_err(|e| StoreError::Source(e.to_string()))??;
+        persisted.map_err(|e| StoreError::Task(e.to_string()))??;
         Ok(())
     }
 }

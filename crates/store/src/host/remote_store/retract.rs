@@ -17,7 +17,15 @@ impl RemoteStore {
     ) -> Result<(), RemoteError> {
         self.recent_finds.forget(tenant, id);
         let tenant = self.tenant(Some(tenant)).await?;
-        let wanted: Option<Hash> = root.and_then(|root| root.parse().ok());
+        let wanted = match root.map(str::parse::<Hash>) {
+            None => None,
+            Some(Ok(root)) => Some(root),
+            // Which snapshot to remove is unknown, so remove none.
+            Some(Err(_)) => {
+                tracing::warn!(id, root, "cannot retract a snapshot whose root is invalid");
+                return Ok(());
+            }
+        };
         let named = self.shared.named(&tenant, id).await?;
         if named.is_some() && (wanted.is_none() || named == wanted) {
             self.shared.remove_name(&tenant, id).await?;

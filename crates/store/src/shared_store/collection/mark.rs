@@ -74,17 +74,21 @@ impl Collector<'_> {
             .map(|lease| (lease.key.as_str(), lease.modified_ms))
             .collect();
         let mut leases = Leases::default();
+        let mut expired = HashSet::new();
         for lease in &listed {
             let key = lease.key.strip_suffix(REUSED).unwrap_or(&lease.key);
             let start = starts.get(key).copied().unwrap_or(lease.modified_ms);
             if self.now - start > super::millis(LEASE_TIME) {
+                // A dry run does not remove the lease, which protects nothing nevertheless.
                 self.delete(&lease.key).await?;
+                expired.insert(lease.key.as_str());
             } else if key == lease.key {
                 leases.oldest = Some(leases.oldest.unwrap_or(start).min(start));
                 leases.count += 1;
             }
         }
-        for key in starts.keys().filter(|key| !key.ends_with(REUSED)) {
+        let is_lease = |key: &&&str| !key.ends_with(REUSED) && !expired.contains(**key);
+        for key in starts.keys().filter(is_lease) {
             let list = store.leased_keys(tenant, key).await?;
             leases.protected.extend(list.unwrap_or_default());
         }

@@ -363,10 +363,7 @@ impl SharedStore {
                 let (layer, key) = (layer.clone(), key.clone());
                 move || write_range(&keys, &range, &bytes, &layer, &key)
             });
-            match written
-                .await
-                .map_err(|e| StoreError::Source(e.to_string()))?
-            {
+            match written.await.map_err(|e| StoreError::Task(e.to_string()))? {
                 // Fetch the range once more: it may have been corrupted in transit.
                 Err(StoreError::Damaged { .. }) if attempts == 1 => {}
                 other => {
