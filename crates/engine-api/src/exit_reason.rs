@@ -32,7 +32,7 @@ pub enum ExitReason {
         reason: String,
     },
     /// The process that isolates the sandbox (VMM or gVisor sentry) exited unexpectedly.
-    #[error("the VMM process of the sandbox was killed ({status}); the sandbox is lost")]
+    #[error("the process that isolates the sandbox was killed ({status}); the sandbox is lost")]
     VmmDied {
         /// Exit status reported by the kernel.
         status: String,

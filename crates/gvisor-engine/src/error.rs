@@ -78,6 +78,9 @@ pub enum GvisorError {
         /// End of the guest's console output.
         console: String,
     },
+    /// The host could not create the task or the descriptors of an operation.
+    #[error("cannot start the operation on this host: {0}")]
+    Host(io::Error),
     /// The sentry process does not exist or exited.
     #[error("the process of the sandbox does not exist: {0}")]
     Process(io::Error),

@@ -394,6 +394,20 @@ fn check(answer: HelperAnswer, request: &HelperRequest) -> Result<HelperAnswer, 
     }
 }
 
+/// Entry of a caller that waits for a reply. Dropping this value removes the entry.
+struct WaitingEntry<'a> {
+    of: &'a HelperProcess,
+    number: u64,
+}
+
+impl Drop for WaitingEntry<'_> {
+    fn drop(&mut self) {
+        if let Some(waiting) = &mut *self.of.waiting() {
+            waiting.remove(&self.number);
+        }
+    }
+}
+
 impl HelperProcess {
     fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<HelperAnswer>>>> {
         self.waiting.lock()
@@ -440,6 +454,8 @@ impl HelperProcess {
             Some(waiting) => waiting.insert(number, sender),
             None => return Err(GvisorError::Gone(request.description())),
         };
+        // A request that is not sent receives no reply.
+        let _entry = WaitingEntry { of: self, number };
         self.send(&Request {
             number,
             id,

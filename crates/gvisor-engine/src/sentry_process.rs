@@ -4,6 +4,7 @@
 use crate::error::GvisorError;
 use jiffy_engine_api::ProcessInstance;
 use nix::libc;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs;
 use std::io;
@@ -25,11 +26,13 @@ impl SentryProcess {
             .ok()
             .and_then(Pid::from_raw)
             .ok_or_else(|| GvisorError::Process(io::ErrorKind::NotFound.into()))?;
-        let fd =
-            pidfd_open(number, PidfdFlags::empty()).map_err(|e| GvisorError::Process(e.into()))?;
+        let fd = pidfd_open(number, PidfdFlags::empty()).map_err(|e| match e {
+            Errno::SRCH => GvisorError::Process(e.into()),
+            e => GvisorError::Host(e.into()),
+        })?;
         // SAFETY: an OwnedFd is the same descriptor always, and is closed only when dropped.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
-            .map_err(|e| GvisorError::Process(e.into_parts().1))?;
+            .map_err(|e| GvisorError::Host(e.into_parts().1))?;
         // Read the mark only after the pidfd was opened. If this mark equals an earlier mark, the
         // process id was not reused in between, so the pidfd refers to the process of both marks.
         let mark = ProcessInstance::of(pid).map_err(GvisorError::Process)?;

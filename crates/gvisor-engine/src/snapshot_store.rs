@@ -162,7 +162,7 @@ impl SnapshotStore {
             self.expect_free(&manifest.id)?;
         }
         let draft = self.draft()?;
-        let imported = self.import_in(&draft, manifest, fill);
+        let imported = self.import_in(&draft, manifest, replace, fill);
         // After an exchange, the draft contains the replaced files.
         let _ = fs::remove_dir_all(&draft);
         imported
@@ -172,6 +172,7 @@ impl SnapshotStore {
         &self,
         draft: &Path,
         manifest: &GvisorManifest,
+        replace: bool,
         fill: impl FnOnce(&Path) -> io::Result<()>,
     ) -> Result<(), GvisorError> {
         let failed = |e| GvisorError::file(draft)(e);
@@ -198,15 +199,25 @@ impl SnapshotStore {
                 .and_then(|file| file.sync_all())
                 .map_err(failed)?;
         }
+        write_manifest(draft, manifest)?;
+        // The files and their names must be durable before the snapshot is visible.
+        File::open(&own)
+            .and_then(|file| file.sync_all())
+            .and_then(|()| File::open(draft)?.sync_all())
+            .map_err(failed)?;
         let path = self.path(&manifest.id)?;
-        if path.exists() {
-            write_manifest(draft, manifest)?;
+        if !replace {
+            // The snapshot may have been created meanwhile.
+            self.expect_free(&manifest.id)?;
+        }
+        if replace && path.exists() {
             let flags = RenameFlags::RENAME_EXCHANGE;
             // Atomic: at each moment either the old or the new snapshot exists.
             renameat2(AT_FDCWD, draft, AT_FDCWD, &path, flags)
                 .map_err(|e| GvisorError::file(&path)(e.into()))?;
         } else {
-            self.publish(draft, manifest)?
+            // Fails if a snapshot exists: its directory is not empty.
+            fs::rename(draft, &path).map_err(GvisorError::file(&path))?;
         }
         let synced = File::open(&path).and_then(|dir| dir.sync_all());
         synced
@@ -459,6 +470,25 @@ mod tests {
         store.import(&manifest, true, other).unwrap();
         let pages = dir.path().join("s/abc/pages_meta.img");
         assert_eq!(fs::read_to_string(pages).unwrap(), "two");
+        assert_eq!(fs::read_dir(dir.path().join("s")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_import_does_not_replace_a_snapshot_that_is_created_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().join("s")).unwrap();
+        let manifest = GvisorManifest::new("abc", 7);
+        let own = GvisorManifest::new("abc", 9);
+        let fill = |dir: &Path| {
+            let draft = store.draft().unwrap();
+            fs::write(draft.join("pages.img"), "own")?;
+            store.publish(&draft, &own).unwrap();
+            fs::write(dir.join("pages.img"), "imported")
+        };
+        assert!(store.import(&manifest, false, fill).is_err());
+        assert_eq!(store.get("abc").unwrap(), own);
+        let pages = dir.path().join("s/abc/pages.img");
+        assert_eq!(fs::read_to_string(pages).unwrap(), "own");
         assert_eq!(fs::read_dir(dir.path().join("s")).unwrap().count(), 1);
     }
 

@@ -70,7 +70,7 @@ impl SandboxBody {
     pub async fn create(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
         let creation = tokio::spawn(Self::create_now(helper.clone(), spec.clone()));
         let created = creation.await;
-        created.map_err(|e| GvisorError::Process(io::Error::other(e)))?
+        created.map_err(|e| GvisorError::Host(io::Error::other(e)))?
     }
 
     /// Like [`Self::create`], but must run to its end.
@@ -130,7 +130,7 @@ impl SandboxBody {
         let Some(port) = u16::try_from(port).ok().filter(|_| is_served) else {
             // Behave like a rejected connection: the other end is closed immediately.
             let closed = UnixStream::pair().map(|(stream, _)| stream);
-            return closed.map_err(GvisorError::Process);
+            return closed.map_err(GvisorError::Host);
         };
         let request = HelperRequest::Connect { port };
         let request = self.helper.request(&self.spec.id, &request);
@@ -146,7 +146,7 @@ impl SandboxBody {
             stream.set_nonblocking(true)?;
             UnixStream::from_std(stream)
         };
-        opened().map_err(GvisorError::Process)
+        opened().map_err(GvisorError::Host)
     }
 
     /// Receives the agent's greeting.

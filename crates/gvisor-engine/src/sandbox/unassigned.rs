@@ -17,8 +17,6 @@ pub struct UnassignedSandbox {
     body: SandboxBody,
     greeting: Greeting,
     mode: BootMode,
-    /// Time of the request.
-    requested_at: Instant,
     /// Time from the request until the process was created, in microseconds.
     created_us: u64,
     /// Time from the request until the agent's greeting, in microseconds.
@@ -68,7 +66,6 @@ impl UnassignedSandbox {
             body,
             greeting,
             mode,
-            requested_at,
             created_us,
             greeted_us: elapsed_us(requested_at),
         })
@@ -92,7 +89,6 @@ impl UnassignedSandbox {
             mode,
             created_us,
             greeted_us,
-            requested_at,
         } = self;
         let started_at = Instant::now();
         let hello = greeting.hello.clone();
@@ -112,13 +108,15 @@ impl UnassignedSandbox {
         // Time from the creation of the sentry to the greeting. The clocks of host and guest may
         // differ, so `init_us` is limited to this time.
         let before = greeted_us.saturating_sub(created_us);
+        let agent_us = elapsed_us(started_at);
         let report = BootReport {
             mode,
             vmm_us: created_us,
             kernel_us: before.saturating_sub(init_us),
             init_us: init_us.min(before),
-            agent_us: elapsed_us(started_at),
-            total_us: elapsed_us(requested_at),
+            agent_us,
+            // Without the time in the pool, between the greeting and this call.
+            total_us: created_us + before + agent_us,
         };
         Ok(Sandbox {
             body,
