@@ -7,6 +7,7 @@ use super::failure::BuildFailure;
 use super::stage_config::StageConfig;
 use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};
 use jiffy_build_spec::spec::CopyAction;
+use std::collections::HashSet;
 
 /// Staging directory. The agent excludes it from layers.
 pub const STAGING: &str = "/tmp/.jiffy-build";
@@ -41,7 +42,7 @@ impl CopyRequest {
 }
 
 /// A staged file or directory, and its name at the destination.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StagedFile {
     pub path: String,
     pub name: String,
@@ -55,6 +56,8 @@ pub async fn find_sources(
     sources: &[String],
 ) -> Result<Vec<StagedFile>, BuildFailure> {
     let mut items: Vec<StagedFile> = Vec::new();
+    // The guest determines the number of matches.
+    let mut known = HashSet::new();
     for source in sources {
         let parts = path_components(source).ok_or_else(|| {
             BuildFailure::new(format!(
@@ -69,7 +72,7 @@ pub async fn find_sources(
         }
         for item in found {
             // Patterns can overlap. Each file is copied once.
-            if !items.contains(&item) {
+            if known.insert(item.clone()) {
                 items.push(item);
             }
         }

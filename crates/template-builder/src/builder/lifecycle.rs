@@ -19,6 +19,26 @@ const E2B_IMAGES: [(&str, &str); 4] = [
     ("e2bdev/code-interpreter:latest", "code-interpreter-v1"),
 ];
 
+/// Use of a template's lock by one build. Dropping this value removes the lock from
+/// `template_locks` if no other build uses it.
+struct TemplateLockEntry<'a> {
+    builder: &'a Builder,
+    template: &'a str,
+}
+
+impl Drop for TemplateLockEntry<'_> {
+    fn drop(&mut self) {
+        let mut locks = self.builder.0.template_locks.lock();
+        // Other builds clone the lock while they hold the lock of the map.
+        if locks
+            .get(self.template)
+            .is_some_and(|lock| Arc::strong_count(lock) == 1)
+        {
+            locks.remove(self.template);
+        }
+    }
+}
+
 impl Builder {
     /// Starts a build in the background.
     pub fn start(
@@ -82,6 +102,11 @@ impl Builder {
         job: &BuildJob,
         log: &BuildLog,
     ) -> Result<BuildOutcome, BuildFailure> {
+        // Dropped last, when this build no longer uses the lock.
+        let _entry = TemplateLockEntry {
+            builder: self,
+            template: &template.id,
+        };
         let lock = self
             .0
             .template_locks
@@ -106,7 +131,11 @@ impl Builder {
             .0
             .records
             .transition(id, BuildStatus::Waiting, BuildStatus::Building);
-        updated.map_err(|e| BuildFailure::new(e.to_string()))?;
+        if !updated.map_err(|e| BuildFailure::new(e.to_string()))? {
+            // Its end is recorded, so it must not publish a template.
+            let why = "the build was cancelled or expired before its start";
+            return Err(BuildFailure::new(why));
+        }
         job.run().await
     }
 

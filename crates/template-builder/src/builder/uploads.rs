@@ -233,7 +233,11 @@ impl UploadStore {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e.into()),
         };
-        if !path.is_file() {
+        let verified = sum.strip_suffix(VERIFIED_MARK);
+        let digits = verified.unwrap_or(&sum);
+        // Earlier versions did not sync the checksum: after a power failure, it may be empty.
+        let is_sum = digits.len() == SUM_DIGITS && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        if !is_sum || !path.is_file() {
             return Ok(None);
         }
         // The modification time is the time of the last use.
@@ -242,11 +246,10 @@ impl UploadStore {
             // A failure only lets the upload expire earlier.
             let _ = file.set_times(now);
         }
-        let verified = sum.strip_suffix(VERIFIED_MARK);
         Ok(Some(FoundUpload {
             path,
             is_verified: verified.is_some(),
-            sum: verified.unwrap_or(&sum).to_owned(),
+            sum: digits.to_owned(),
         }))
     }
 
@@ -373,6 +376,8 @@ impl UploadStore {
             if path.extension().is_some() || name_starts_with(&path, UNFINISHED_PREFIX) {
                 continue;
             }
+            // An upload that completes now must not be removed by the age of the former one.
+            let mut stored = self.stored.lock();
             let metadata = match fs::metadata(&path) {
                 // The list of files is stale: another call has removed the upload.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -384,7 +389,6 @@ impl UploadStore {
                 freed += metadata.len();
             } else if age >= unused_for {
                 // The checksum file is removed first: an upload without it does not exist.
-                let mut stored = self.stored.lock();
                 let _ = fs::remove_file(path.with_extension("sum"));
                 fs::remove_file(&path)?;
                 uncount(&mut stored, &owner, metadata.len());
@@ -394,6 +398,9 @@ impl UploadStore {
         Ok(freed)
     }
 }
+
+/// Number of hexadecimal digits of a checksum.
+const SUM_DIGITS: usize = 64;
 
 /// Returns the owner of a file, from its directory.
 fn owner_of(path: &Path) -> Owner {

@@ -177,7 +177,7 @@ impl BuildRecords {
     }
 
     /// Moves tags from other builds of a template to `build`. If `build` is `None`, removes the
-    /// tags.
+    /// tags. Unfinished builds retain the tags that they requested.
     pub fn retag(
         &self,
         template: &str,
@@ -186,8 +186,11 @@ impl BuildRecords {
     ) -> Result<(), RecordError> {
         for mut other in self.builds(template)? {
             let before = other.tags.clone();
-            other.tags.retain(|t| !tags.contains(t));
-            if build == Some(other.id.as_str()) {
+            let is_target = build == Some(other.id.as_str());
+            if is_target || other.status.is_final() {
+                other.tags.retain(|t| !tags.contains(t));
+            }
+            if is_target {
                 other.tags.extend(tags.iter().cloned());
             }
             if other.tags != before {

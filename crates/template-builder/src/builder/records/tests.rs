@@ -147,12 +147,29 @@ fn a_tag_refers_to_one_build() {
     let (_dir, records) = records();
     records.insert_build(&a_build("b1", 1)).unwrap();
     records.insert_build(&a_build("b2", 2)).unwrap();
+    for build in ["b1", "b2"] {
+        records.set_ready(build, &[], "v").unwrap();
+    }
     let tags = ["default".to_owned(), "v1".to_owned()];
     records.retag("t1", Some("b1"), &tags).unwrap();
     assert_eq!(records.build("b1").unwrap().unwrap().tags, tags);
     assert!(records.build("b2").unwrap().unwrap().tags.is_empty());
     records.retag("t1", None, &["v1".to_owned()]).unwrap();
     assert_eq!(records.build("b1").unwrap().unwrap().tags, ["default"]);
+}
+
+#[tokio::test]
+async fn each_of_two_overlapping_builds_gets_the_tags_that_it_requested() {
+    let (_dir, records) = records();
+    records.insert_build(&a_build("b1", 1)).unwrap();
+    records.insert_build(&a_build("b2", 2)).unwrap();
+    let tags = |id| records.build(id).unwrap().unwrap().tags;
+    let ready = |version: &str| BuildEnd::Ready(Vec::new(), version.to_owned());
+    records.end_build("t1", "b1", ready("v1")).await;
+    assert_eq!([tags("b1"), tags("b2")], [["default"], ["default"]]);
+    records.end_build("t1", "b2", ready("v2")).await;
+    assert!(tags("b1").is_empty());
+    assert_eq!(tags("b2"), ["default"]);
 }
 
 #[test]

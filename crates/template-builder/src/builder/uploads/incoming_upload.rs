@@ -112,6 +112,8 @@ impl IncomingUpload {
     /// `stored`.
     fn check_replacement(&self, sums: &Path, sum: &str) -> Result<(), UploadError> {
         let before = match fs::read_to_string(sums) {
+            // Lost in a power failure: the upload does not exist.
+            Ok(before) if before.is_empty() => return Ok(()),
             Ok(before) => before,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(e.into()),
@@ -170,7 +172,10 @@ impl IncomingUpload {
         }
         // Written last and atomically: an upload without a checksum file does not exist.
         let new = self.unfinished.0.with_extension("sum");
-        fs::write(&new, sum)?;
+        let mut file = File::create(&new).await?;
+        file.write_all(sum.as_bytes()).await?;
+        // On storage before the rename, like the upload.
+        file.sync_data().await?;
         Ok(fs::rename(&new, &sums)?)
     }
 }

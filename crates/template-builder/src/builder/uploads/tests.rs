@@ -38,6 +38,19 @@ async fn an_upload_is_visible_when_complete_and_to_its_owner_only() {
     assert!(uploads.files().unwrap().is_empty());
 }
 
+#[tokio::test]
+async fn an_upload_whose_checksum_was_lost_does_not_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
+    upload(&uploads, Some("k1"), b"abc").await;
+    let found = uploads.find(Some("k1"), &name()).unwrap().unwrap();
+    fs::write(found.path.with_extension("sum"), "").unwrap();
+    assert!(uploads.find(Some("k1"), &name()).unwrap().is_none());
+    upload(&uploads, Some("k1"), b"abd").await;
+    let found = uploads.find(Some("k1"), &name()).unwrap().unwrap();
+    assert_eq!(fs::read(found.path).unwrap(), b"abd");
+}
+
 async fn send(uploads: &UploadStore, token: &str, bytes: &[u8]) -> Result<(), UploadError> {
     let mut upload = uploads.begin(token).await.unwrap();
     upload.write(bytes).await.unwrap();
