@@ -164,14 +164,22 @@ impl Sandboxes {
                 let new = self.register(reservation, new)?;
                 // Marks the snapshot and its ancestors before the restore, which passes the marks
                 // on to the fetcher.
-                if spec.prefetch == Prefetch::All {
-                    let files = self.0.snapshot_engines.files_of(&snapshot.id);
-                    let requested = files.and_then(|files| files.request_memory(&snapshot.id));
-                    requested.map_err(OperationError::engine("fetch all memory"))?;
-                }
+                let requested = match spec.prefetch {
+                    Prefetch::All => {
+                        let files = self.0.snapshot_engines.files_of(&snapshot.id);
+                        files.and_then(|files| files.request_memory(&snapshot.id))
+                    }
+                    Prefetch::WorkingSet => Ok(()),
+                };
                 let identity = self.identity_of(new.record(), false);
-                let mode = BootMode::Snapshot;
-                let origin = self.snapshots().origin(&snapshot.id, mode, &identity).await;
+                let origin = match requested {
+                    Ok(()) => {
+                        let mode = BootMode::Snapshot;
+                        self.snapshots().origin(&snapshot.id, mode, &identity).await
+                    }
+                    // Passed on, since the entry must be removed.
+                    Err(e) => Err(OperationError::engine("fetch all memory")(e)),
+                };
                 self.start_registered(new, requested_at, origin).await
             }
         }

@@ -10,7 +10,7 @@ use jiffy_engine_api::{EngineError, SandboxSize, UnassignedGuest};
 use jiffy_proto::agent::SiteSettings;
 use parking_lot::Mutex;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,8 +49,6 @@ struct PoolBucket {
     /// Number of creates that requested a guest, including creates that found none. A refill
     /// compares two values to detect a burst.
     takes: u64,
-    /// True while a task refills the bucket.
-    refilling: bool,
 }
 
 /// Waiting guests by the fingerprint of their template and size.
@@ -59,7 +57,11 @@ pub(super) struct Pool {
     default_target: usize,
     /// Numbers of guests that were set for templates.
     targets: Mutex<BTreeMap<String, usize>>,
+    /// Locked before `targets` and `refilling`.
     buckets: Mutex<HashMap<String, PoolBucket>>,
+    /// Fingerprints whose bucket a task refills. Separate from the buckets: a bucket may be removed
+    /// and created again while a task restores a guest for it.
+    refilling: Mutex<HashSet<String>>,
 }
 
 impl Pool {
@@ -68,6 +70,7 @@ impl Pool {
             default_target,
             targets: Mutex::default(),
             buckets: Mutex::default(),
+            refilling: Mutex::default(),
         }
     }
 
@@ -172,46 +175,52 @@ impl Pool {
                 snapshot: snapshot.to_owned(),
                 waiting: Vec::new(),
                 takes: 0,
-                refilling: false,
             });
         // One task refills a bucket, so that restores for the pool run one at a time.
-        let begin = target > bucket.waiting.len() && !bucket.refilling;
-        bucket.refilling |= begin;
-        begin
+        target > bucket.waiting.len() && self.refilling.lock().insert(fingerprint.to_owned())
+    }
+
+    /// Returns template and snapshot of the next guest that the refilling task restores. `None` if
+    /// the bucket is full or was removed: the refill has then ended.
+    fn next_refill(&self, fingerprint: &str) -> Option<(String, String)> {
+        let buckets = self.buckets.lock();
+        let bucket = buckets.get(fingerprint);
+        let next = bucket.filter(|bucket| bucket.waiting.len() < self.target(&bucket.template));
+        if next.is_none() {
+            // Under the lock of the buckets: a create that takes a guest now begins a refill.
+            self.refilling.lock().remove(fingerprint);
+        }
+        next.map(|bucket| (bucket.template.clone(), bucket.snapshot.clone()))
     }
 
     fn takes(&self, fingerprint: &str) -> Option<u64> {
         self.buckets.lock().get(fingerprint).map(|s| s.takes)
     }
 
-    /// Adds an unassigned guest with its reservation unless the bucket was dropped. Returns whether
-    /// more guests are needed.
+    /// Adds an unassigned guest with its reservation unless the bucket was dropped.
     fn put(
         &self,
         fingerprint: &str,
         template: &str,
         snapshot: &str,
         (unassigned, mut reservation): (Box<dyn UnassignedGuest>, Reservation),
-    ) -> bool {
+    ) {
         // The guest's memory is part of the host's figures from now on.
         reservation.mark_started();
         let target = self.target(template);
         let mut buckets = self.buckets.lock();
-        match buckets.get_mut(fingerprint) {
-            // The target may have been lowered, or the bucket replaced, meanwhile. The guest is
-            // then dropped.
-            Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < target => {
-                bucket.waiting.push((unassigned, reservation));
-                bucket.waiting.len() < target
-            }
-            _ => false,
+        // The target may have been lowered, or the bucket replaced, meanwhile. The guest is then
+        // dropped.
+        if let Some(bucket) = buckets.get_mut(fingerprint)
+            && bucket.snapshot == snapshot
+            && bucket.waiting.len() < target
+        {
+            bucket.waiting.push((unassigned, reservation));
         }
     }
 
     fn end_refill(&self, fingerprint: &str) {
-        if let Some(bucket) = self.buckets.lock().get_mut(fingerprint) {
-            bucket.refilling = false;
-        }
+        self.refilling.lock().remove(fingerprint);
     }
 
     async fn wait_until_quiet(&self, fingerprint: &str) {
@@ -283,14 +292,13 @@ impl WarmPool<'_> {
         }
         // A weak reference, so that a task which has not run yet does not keep the sandboxes alive.
         let inner = Arc::downgrade(self.0);
-        let (fingerprint, template) = (fingerprint.to_owned(), template.to_owned());
-        let snapshot = snapshot.to_owned();
+        let fingerprint = fingerprint.to_owned();
         tokio::spawn(async move {
             let Some(this) = inner.upgrade().map(Sandboxes) else {
                 return;
             };
             this.0.pool.wait_until_quiet(&fingerprint).await;
-            loop {
+            while let Some((template, snapshot)) = this.0.pool.next_refill(&fingerprint) {
                 // No restore starts during a shutdown, and the shutdown waits for a restore in
                 // flight.
                 let Ok(_operation) = this.0.operations.begin() else {
@@ -305,20 +313,17 @@ impl WarmPool<'_> {
                 else {
                     break;
                 };
-                let needs_more = match this.pool().restore_to_wait(&snapshot).await {
+                match this.pool().restore_to_wait(&snapshot).await {
                     Ok(unassigned) => {
                         let unassigned = (unassigned, reservation);
                         this.0
                             .pool
-                            .put(&fingerprint, &template, &snapshot, unassigned)
+                            .put(&fingerprint, &template, &snapshot, unassigned);
                     }
                     Err(e) => {
                         tracing::warn!(template, error = %e, "cannot refill the warm pool");
-                        false
+                        break;
                     }
-                };
-                if !needs_more {
-                    break;
                 }
             }
             this.0.pool.end_refill(&fingerprint);
@@ -328,5 +333,28 @@ impl WarmPool<'_> {
     /// Returns the number of guests in the warm pool.
     pub fn waiting(self) -> usize {
         self.0.pool.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_that_is_created_again_is_refilled_by_one_task() {
+        let pool = Pool::new(1);
+        assert!(pool.begin_refill("f", "base", "old"));
+        pool.drop_bucket("f");
+        // The task continues with the new bucket.
+        assert!(!pool.begin_refill("f", "base", "new"));
+        let next = pool.next_refill("f");
+        assert_eq!(next, Some(("base".to_owned(), "new".to_owned())));
+        // A refill that ended can begin again.
+        pool.drop_bucket("f");
+        assert_eq!(pool.next_refill("f"), None);
+        assert!(pool.begin_refill("f", "base", "new"));
+        pool.set_target("base", 0);
+        assert_eq!(pool.next_refill("f"), None);
+        assert!(!pool.begin_refill("f", "base", "new"));
     }
 }

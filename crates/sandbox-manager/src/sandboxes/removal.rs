@@ -47,9 +47,14 @@ impl Sandboxes {
         if let Some(guest) = entry.replace_guest(None) {
             self.stop_guest(guest).await;
         }
+        let before = entry.record();
+        if before.state == SandboxState::Killed {
+            // Killed before: the time of the end does not change.
+            return Ok(before);
+        }
         let mut record = entry.record_in(SandboxState::Killed);
         // The deadline may have caused the kill only if the sandbox was running.
-        if entry.record().state != SandboxState::Running {
+        if before.state != SandboxState::Running {
             record.deadline_ms = None;
         }
         // A journal entry for an unregistered sandbox would be recovered as a sandbox.

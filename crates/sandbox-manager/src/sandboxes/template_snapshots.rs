@@ -3,6 +3,7 @@
 mod retirement;
 
 use super::create::GuestOrigin;
+use super::snapshot_catalog::SnapshotPin;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::quota::QuotaPermit;
 use crate::site;
@@ -109,7 +110,7 @@ impl TemplateSnapshots<'_> {
     ) -> Result<Snapshot, OperationError> {
         let engine = self.0.engines.default_engine();
         let fingerprint = self.snapshot_key(engine, template, size).await?;
-        let id = self.snapshot(engine, template, size, &fingerprint).await?;
+        let (id, _pin) = self.snapshot(engine, template, size, &fingerprint).await?;
         Ok(Snapshots(self.0).pin(&id)?.0)
     }
 
@@ -137,11 +138,10 @@ impl TemplateSnapshots<'_> {
             });
         }
         match self.snapshot(engine, template, size, &fingerprint).await {
-            Ok(snapshot) => {
+            // The pin protects the snapshot from garbage collection, even if it is retired
+            // concurrently, until the guest is restored.
+            Ok((snapshot, _pin)) => {
                 self.0.template_snapshots.record_use(&snapshot);
-                // The pin protects the snapshot from garbage collection, even if it is retired
-                // concurrently, until the guest is restored.
-                let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
                 let origin = Snapshots(self.0)
                     .origin(&snapshot, BootMode::Snapshot, identity)
                     .await?;
@@ -176,7 +176,7 @@ impl TemplateSnapshots<'_> {
     ) -> Result<(), OperationError> {
         let engine = self.0.engines.default_engine();
         let fingerprint = self.snapshot_key(engine, template, size).await?;
-        let snapshot = self.snapshot(engine, template, size, &fingerprint).await?;
+        let (snapshot, _pin) = self.snapshot(engine, template, size, &fingerprint).await?;
         WarmPool(self.0).refill(&fingerprint, template, &snapshot);
         Ok(())
     }
@@ -196,32 +196,36 @@ impl TemplateSnapshots<'_> {
         Ok(state.snapshot_fingerprint(size) + &self.0.template_snapshots.site_mark)
     }
 
-    fn find(self, fingerprint: &str) -> Option<String> {
+    fn find(self, fingerprint: &str) -> Option<(String, SnapshotPin)> {
         let snapshots = self.0.catalog.read();
         let mut templates = snapshots.retained_for(SnapshotPurpose::Template, fingerprint);
-        templates.next().map(|s| s.id.clone())
+        let id = templates.next()?.id.clone();
+        // Pinned while the index is locked, so that garbage collection cannot remove the snapshot
+        // between the lookup and the pin.
+        let pin = self.0.catalog.pin(&id);
+        Some((id, pin))
     }
 
-    /// Returns the snapshot of the booted template. If it is missing, one caller boots the template
-    /// and concurrent callers wait.
+    /// Returns the snapshot of the booted template, pinned. If it is missing, one caller boots the
+    /// template and concurrent callers wait.
     pub(super) async fn snapshot(
         self,
         engine: &Arc<dyn Engine>,
         template: &str,
         size: SandboxSize,
         fingerprint: &str,
-    ) -> Result<String, OperationError> {
+    ) -> Result<(String, SnapshotPin), OperationError> {
         // Without the lock first: in nearly all cases the snapshot exists.
-        if let Some(id) = self.find(fingerprint) {
-            return Ok(id);
+        if let Some(found) = self.find(fingerprint) {
+            return Ok(found);
         }
         let _step = steps::begin("template_snapshot");
         // Locks are never removed: they are small.
         let creation_lock = self.0.template_snapshots.lock_of(fingerprint);
         let _guard = creation_lock.lock().await;
         // Another caller may have created it while this one waited.
-        if let Some(id) = self.find(fingerprint) {
-            return Ok(id);
+        if let Some(found) = self.find(fingerprint) {
+            return Ok(found);
         }
         let failed = || OperationError::engine(format!("boot template `{template}`"));
         let sandbox_identity = SandboxIdentity {
@@ -263,6 +267,8 @@ impl TemplateSnapshots<'_> {
             storing: false,
             store: Default::default(),
         };
+        // A concurrent snapshot of another size may retire this snapshot as soon as it is complete.
+        let pin = self.0.catalog.pin(&record.id);
         // Template snapshots belong to the host and count in no quota.
         let permit = QuotaPermit::unlimited();
         let taking = Snapshots(self.0).take(&*guest, record, AfterSnapshot::Stop, &permit, |_| {
@@ -271,9 +277,6 @@ impl TemplateSnapshots<'_> {
         let result = taking.await;
         guest.stop().await;
         let snapshot = result?;
-        // A concurrent snapshot of another size may retire this snapshot. The pin protects it from
-        // garbage collection until this function returns.
-        let _pin = self.0.catalog.pin(&snapshot.id);
         self.0.template_snapshots.record_use(&snapshot.id);
         self.retire_older(&snapshot);
         self.retire_surplus(&snapshot);
@@ -283,7 +286,7 @@ impl TemplateSnapshots<'_> {
         {
             tracing::warn!(template, error = %e, "cannot record the working set of a template");
         }
-        Ok(snapshot.id)
+        Ok((snapshot.id, pin))
     }
 
     /// Runs the start command of the template in a booted guest, and waits until it is ready.

@@ -4,7 +4,7 @@ use crate::fake;
 
 use fake::{Bench, OTHER, base, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{
-    CreateSpec, HostOptions, OperationError, Sandbox, SandboxSettings, SandboxSource,
+    CreateSpec, HostOptions, OperationError, Prefetch, Sandbox, SandboxSettings, SandboxSource,
 };
 
 fn named(name: &str) -> CreateSpec {
@@ -157,4 +157,24 @@ async fn an_id_has_precedence_over_an_equal_name() {
     };
     let copy = host.create(spec).await.unwrap().id().to_owned();
     assert_eq!(bench.world.read(&copy), "the right one");
+}
+
+#[tokio::test]
+async fn a_create_whose_memory_cannot_be_requested_leaves_nothing() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = create_id(&host).await;
+    let snapshot = snapshot_id(&host, &id).await;
+    let spec = || CreateSpec {
+        source: SandboxSource::Snapshot(snapshot.clone()),
+        name: Some("clone".to_owned()),
+        prefetch: Prefetch::All,
+        ..base()
+    };
+    bench.world.fail("request_memory");
+    host.create(spec()).await.unwrap_err();
+    assert_eq!(host.list().len(), 1);
+    bench.world.clear_failures();
+    // The name is free again.
+    host.create(spec()).await.unwrap();
 }

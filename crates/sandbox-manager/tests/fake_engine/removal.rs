@@ -194,3 +194,16 @@ async fn a_shutdown_ends_when_killed_guests_have_stopped() {
     host.kill(&id).await.unwrap();
     assert!(host.finish(Duration::from_secs(60)).await);
 }
+
+#[tokio::test]
+async fn a_second_kill_does_not_change_the_time_of_the_end() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = create_id(&host).await;
+    let ended = host.kill(&id).await.unwrap().changed_ms();
+    until("the next millisecond", || {
+        jiffy_engine_api::now_ms() > ended + 1
+    })
+    .await;
+    assert_eq!(host.kill(&id).await.unwrap().changed_ms(), ended);
+}

@@ -185,7 +185,10 @@ impl Sandboxes {
                     // The process that held the memory may have discarded the snapshot while no
                     // daemon was running. The engine then has no draft to clean up, so the files
                     // are removed here.
-                    this.discard_captured(&record);
+                    let host = this.clone();
+                    let discard = move || host.discard_captured(&record);
+                    // Ignore the error: the task panicked, and garbage collection removes the rest.
+                    let _ = tokio::task::spawn_blocking(discard).await;
                 }
             }
             drop((storing, operation));

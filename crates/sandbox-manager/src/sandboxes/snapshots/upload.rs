@@ -211,8 +211,9 @@ async fn retract(
                         let id = &copy.id;
                         tracing::warn!(id, error = %e, "a snapshot is not removed from the store yet");
                         // The same removal is retried after the delay.
+                        let delay = retry_delay(failures);
                         failures += 1;
-                        retry_delay(failures)
+                        delay
                     }
                 }
             }

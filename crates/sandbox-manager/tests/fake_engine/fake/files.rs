@@ -113,6 +113,14 @@ impl SnapshotFiles for FakeFiles {
         Ok(())
     }
 
+    fn request_memory(&self, _: &str) -> Result<(), EngineError> {
+        if self.world.fails("request_memory") {
+            Err(EngineError::failed("the disk is full"))
+        } else {
+            Ok(())
+        }
+    }
+
     fn find_damage(&self, id: &str) -> Option<String> {
         match fs::read_to_string(self.dir.join(id)) {
             Ok(text) if text != DAMAGED => None,
