@@ -12,10 +12,11 @@ use std::task::{Context, Poll, Wake, Waker};
 /// Maximum number of consecutive polls before other tasks can run.
 const MAX_ROUNDS: usize = 8;
 
-/// States of [`OwnWaker`]: no poll is running, a poll is running, or a poll is running and must be
-/// repeated.
+/// State of [`OwnWaker`] without a running poll. The bits below are added to it.
 const IDLE: u8 = 0;
+/// A poll is running.
 const POLLING: u8 = 1;
+/// A future was woken since the start of the last poll.
 const WOKEN: u8 = 2;
 
 /// State of a task's polls, and the task's waker.
@@ -37,12 +38,10 @@ impl Wake for OwnWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // During a poll, only record the wake-up. In state `WOKEN`, it is already recorded. Release
-        // and acquire make data of the waking thread visible to the next poll.
-        let polling =
-            self.state
-                .compare_exchange(POLLING, WOKEN, Ordering::AcqRel, Ordering::Acquire);
-        if polling == Err(IDLE) {
+        // During a poll, only record the wake-up. After an earlier wake-up, the task is woken
+        // already. Each wake-up writes the state, even if it is recorded: all changes of the state
+        // are read-modify-write operations, so that the next poll sees the data of all wakers.
+        if self.state.fetch_or(WOKEN, Ordering::AcqRel) == IDLE {
             // Clone under the lock, but wake the task after releasing it.
             let task = self.task.lock();
             let task = task.clone();
@@ -79,10 +78,10 @@ impl OwnPolls {
         let state = &self.state.state;
         let mut own = Context::from_waker(&self.waker);
         for _ in 0..MAX_ROUNDS {
-            state.store(POLLING, Ordering::Release);
+            state.swap(POLLING, Ordering::AcqRel);
             let polled = poll(&mut own);
             if polled.is_ready() {
-                state.store(IDLE, Ordering::Release);
+                state.swap(IDLE, Ordering::AcqRel);
                 return polled;
             }
             // Fails if a future was woken meanwhile: poll again.
@@ -91,7 +90,7 @@ impl OwnPolls {
                 return Poll::Pending;
             }
         }
-        state.store(IDLE, Ordering::Release);
+        state.swap(IDLE, Ordering::AcqRel);
         context.waker().wake_by_ref();
         Poll::Pending
     }
