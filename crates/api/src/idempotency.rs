@@ -86,6 +86,13 @@ pub(crate) fn key_reused() -> ApiError {
     .permanent()
 }
 
+/// Returns the error of a caller with too many requests in flight.
+fn too_many() -> ApiError {
+    let message =
+        format!("{MAX_REPLAYS} requests with an `Idempotency-Key` are in flight: try again later");
+    ApiError::too_many("max_exchanges", message).after(1)
+}
+
 /// Returns a digest that identifies the call and its body.
 pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
@@ -121,12 +128,14 @@ impl ReplayCaches {
             let mut caches = self.lock();
             // Idempotency keys of different callers do not collide.
             let cache = caches.entry(owner.clone()).or_default();
-            cache.evict_expired();
+            cache.evict();
             match cache.slots.get(&key) {
                 Some(slot) if slot.request != request => {
                     return Err(key_reused());
                 }
                 Some(slot) => (None, slot.answer.clone()),
+                // Without a slot, a repetition of this request would create a second sandbox.
+                None if cache.order.len() >= MAX_REPLAYS => return Err(too_many()),
                 None => {
                     let (sender, answer) = watch::channel(None);
                     cache.order.push_back(key.clone());
@@ -191,17 +200,23 @@ impl Drop for PendingReplay {
 }
 
 impl ReplayCache {
-    /// Removes expired requests, and the oldest requests until a new one does not exceed
-    /// [`MAX_REPLAYS`].
-    fn evict_expired(&mut self) {
-        while let Some(oldest) = self.order.front() {
-            let is_expired = |s: &ReplaySlot| s.since.elapsed() > REPLAY_LIFETIME;
-            if self.order.len() < MAX_REPLAYS && !self.slots.get(oldest).is_some_and(is_expired) {
-                return;
+    /// Removes expired responses, and the oldest responses until a new request does not exceed
+    /// [`MAX_REPLAYS`]. Requests in flight remain: their repetitions must wait for them.
+    fn evict(&mut self) {
+        let slots = &mut self.slots;
+        let mut surplus = (self.order.len() + 1).saturating_sub(MAX_REPLAYS);
+        self.order.retain(|key| {
+            let Some(slot) = slots.get(key) else {
+                return false;
+            };
+            let is_evicted = surplus > 0 || slot.since.elapsed() > REPLAY_LIFETIME;
+            if !is_evicted || slot.answer.borrow().is_none() {
+                return true;
             }
-            self.slots.remove(oldest);
-            self.order.pop_front();
-        }
+            surplus = surplus.saturating_sub(1);
+            slots.remove(key);
+            false
+        });
     }
 }
 
@@ -215,5 +230,68 @@ async fn buffered(response: Response) -> Answer {
         status: parts.status,
         headers: parts.headers,
         body,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::Notify;
+
+    async fn execute(
+        caches: Arc<ReplayCaches>,
+        key: impl Into<String>,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Response, ApiError> {
+        let work = async move {
+            work.await;
+            Response::new(Body::empty())
+        };
+        caches.execute_once(None, key.into(), [0; 32], work).await
+    }
+
+    #[tokio::test]
+    async fn a_request_in_flight_is_remembered_while_others_are_evicted() {
+        let caches = Arc::new(ReplayCaches::default());
+        let (release, runs) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+        let create = || {
+            let (release, runs) = (release.clone(), runs.clone());
+            async move {
+                runs.fetch_add(1, Ordering::Relaxed);
+                release.notified().await;
+            }
+        };
+        let first = tokio::spawn(execute(caches.clone(), "slow", create()));
+        while runs.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        for number in 0..=MAX_REPLAYS {
+            let key = format!("k{number}");
+            execute(caches.clone(), key, async {}).await.unwrap();
+        }
+        let second = tokio::spawn(execute(caches.clone(), "slow", create()));
+        // The oldest response was evicted, so that its request is executed again.
+        execute(caches.clone(), "k0", async {}).await.unwrap();
+        release.notify_one();
+        first.await.unwrap().unwrap();
+        second.await.unwrap().unwrap();
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        assert!(caches.lock().get(&None).unwrap().order.len() <= MAX_REPLAYS);
+    }
+
+    #[tokio::test]
+    async fn requests_beyond_the_limit_are_rejected_if_all_are_in_flight() {
+        let caches = Arc::new(ReplayCaches::default());
+        let mut waiting = tokio::task::JoinSet::new();
+        for number in 0..MAX_REPLAYS {
+            let key = format!("k{number}");
+            waiting.spawn(execute(caches.clone(), key, std::future::pending()));
+        }
+        while caches.lock().get(&None).map_or(0, |c| c.order.len()) < MAX_REPLAYS {
+            tokio::task::yield_now().await;
+        }
+        execute(caches.clone(), "next", async {}).await.unwrap_err();
     }
 }
