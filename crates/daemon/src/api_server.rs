@@ -36,7 +36,7 @@ use jiffy_sandbox_manager::Sandboxes;
 use jiffy_template_builder::Builder;
 use nix::unistd::geteuid;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -422,10 +422,15 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
     let path = home.path().join(SIGNING_KEY_FILE);
     let context = || format!("cannot open {}", path.display());
     let mut key = [0; 32];
-    if let Ok(mut file) = File::open(&path) {
-        // A file that is too short is an error: a new key would invalidate all links.
-        file.read_exact(&mut key).with_context(context)?;
-        return Ok(key);
+    match File::open(&path) {
+        Ok(mut file) => {
+            // A file that is too short is an error: a new key would invalidate all links.
+            file.read_exact(&mut key).with_context(context)?;
+            return Ok(key);
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        // The key exists, but cannot be read now.
+        Err(e) => return Err(e).with_context(context),
     }
     // A crash must not leave a partial key, so the file is renamed when it is complete.
     getrandom::fill(&mut key).context("cannot generate a random key")?;
@@ -442,6 +447,9 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
     file.write_all(&key).with_context(context)?;
     file.sync_all().with_context(context)?;
     std::fs::rename(&new, &path).with_context(context)?;
+    // A power failure must not remove the key after links were created with it.
+    let directory = File::open(home.path());
+    directory.and_then(|d| d.sync_all()).with_context(context)?;
     Ok(key)
 }
 
@@ -483,5 +491,15 @@ mod tests {
         assert_eq!(signing_key(&home).unwrap(), key);
         let metadata = std::fs::metadata(home.path().join(SIGNING_KEY_FILE)).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_signing_key_that_cannot_be_read_is_not_replaced() {
+        let (_dir, home) = home();
+        let path = home.path().join(SIGNING_KEY_FILE);
+        // Opening the file fails for any user: the link refers to itself.
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        signing_key(&home).unwrap_err();
+        assert!(std::fs::symlink_metadata(&path).unwrap().is_symlink());
     }
 }

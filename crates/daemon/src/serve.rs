@@ -168,6 +168,11 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         stop,
     )
     .await?;
+    // Before clients can find the daemon: a signal must not end it without a shutdown.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    // The daemon ignores SIGHUP, so that it survives a closed terminal.
+    let mut hang_up = signal(SignalKind::hangup())?;
     // The socket appears last, when all requests can be served.
     let path = local_daemon::socket(&home);
     let server_task =
@@ -181,10 +186,6 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     );
     // systemd waits for this notification. Without systemd, the call has no effect.
     let _ = sd_notify::notify(&[NotifyState::Ready]);
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    // The daemon ignores SIGHUP, so that it survives a closed terminal.
-    let mut hang_up = signal(SignalKind::hangup())?;
     let mut lock_checks = tokio::time::interval(LOCK_CHECK_INTERVAL);
     let request = loop {
         tokio::select! {

@@ -7,6 +7,7 @@ use crate::{ConfinementOptions, NetworkOptions, engine, functions, network};
 use anyhow::bail;
 use jiffy_api_types::StopHost;
 use jiffy_client::UnknownServer;
+use jiffy_engine_api::ProcessInstance;
 use jiffy_engines::Host;
 use jiffy_function_manager::egress::EgressSettings;
 use jiffy_image::Home;
@@ -28,6 +29,10 @@ pub async fn stop(request: StopHost) -> anyhow::Result<()> {
     };
     // Determined before the request, since the stream is moved into the client.
     let process = process_of(&stream);
+    let instance = process
+        .as_ref()
+        .and_then(|(pid, _)| u32::try_from(pid.as_raw()).ok())
+        .and_then(|pid| Some((pid, ProcessInstance::of(pid).ok()?)));
     let client = client_over(&home, stream).await?;
     let response: anyhow::Result<()> = client
         .call(hyper::Method::POST, "/host/stop", &request)
@@ -42,8 +47,12 @@ pub async fn stop(request: StopHost) -> anyhow::Result<()> {
         }
         Err(e) => return Err(e),
     };
-    // The daemon holds the lock until it exits.
-    while lock(&home)?.is_none() {
+    // The daemon holds the lock until it exits. A service manager may start the next daemon at
+    // once, which then holds the lock.
+    let is_live =
+        |pid, before: &ProcessInstance| ProcessInstance::of(pid).is_ok_and(|now| now == *before);
+    let has_exited = || (instance.as_ref()).is_some_and(|(pid, before)| !is_live(*pid, before));
+    while lock(&home)?.is_none() && !has_exited() {
         tokio::time::sleep(LOCK_POLL_INTERVAL).await;
     }
     // After SIGTERM the sandboxes continue to run.

@@ -156,6 +156,8 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
         // other versions.
         if let (true, Some((_, arguments))) = (options.is_empty(), process_of(&stream)) {
             options = user_options(arguments);
+            // A daemon of another version may have options that this version rejects.
+            parse_options(&options);
         }
         jiffy_daemon::stop(StopHost::default()).await?;
     }
