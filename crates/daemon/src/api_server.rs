@@ -10,6 +10,7 @@ use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
 use crate::public_address::PublicAddress;
+use crate::signing_key::signing_key;
 use crate::status::daemon_status;
 use crate::tls::tls;
 use crate::traces::api_span;
@@ -35,10 +36,8 @@ use jiffy_registry_pull::Registries;
 use jiffy_sandbox_manager::Sandboxes;
 use jiffy_template_builder::Builder;
 use nix::unistd::geteuid;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,9 +46,6 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
-
-/// File with the key that signs preview links.
-const SIGNING_KEY_FILE: &str = "preview-key";
 
 /// API and gateway on the owner's socket and on an optional address.
 pub struct ApiServer {
@@ -417,46 +413,9 @@ fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<O
     Ok(None)
 }
 
-/// Returns the signing key. It is created once, so that preview links remain valid after a restart.
-fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
-    let path = home.path().join(SIGNING_KEY_FILE);
-    let context = || format!("cannot open {}", path.display());
-    let mut key = [0; 32];
-    match File::open(&path) {
-        Ok(mut file) => {
-            // A file that is too short is an error: a new key would invalidate all links.
-            file.read_exact(&mut key).with_context(context)?;
-            return Ok(key);
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        // The key exists, but cannot be read now.
-        Err(e) => return Err(e).with_context(context),
-    }
-    // A crash must not leave a partial key, so the file is renamed when it is complete.
-    getrandom::fill(&mut key).context("cannot generate a random key")?;
-    let new = path.with_extension("new");
-    let mut options = File::options();
-    let mut file = options
-        .create(true)
-        // An interrupted start may have left a partial file.
-        .truncate(true)
-        .write(true)
-        .mode(0o600)
-        .open(&new)
-        .with_context(context)?;
-    file.write_all(&key).with_context(context)?;
-    file.sync_all().with_context(context)?;
-    std::fs::rename(&new, &path).with_context(context)?;
-    // A power failure must not remove the key after links were created with it.
-    let directory = File::open(home.path());
-    directory.and_then(|d| d.sync_all()).with_context(context)?;
-    Ok(key)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     fn home() -> (tempfile::TempDir, Home) {
         let dir = tempfile::tempdir().unwrap();
@@ -481,25 +440,5 @@ mod tests {
         assert_eq!(check_keys(local, &home, &keys).unwrap(), Some(file.clone()));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), key);
         assert!(check_keys(everywhere, &home, &keys).is_ok());
-    }
-
-    #[test]
-    fn the_signing_key_persists_and_is_private() {
-        let (_dir, home) = home();
-        let key = signing_key(&home).unwrap();
-        assert_ne!(key, [0; 32]);
-        assert_eq!(signing_key(&home).unwrap(), key);
-        let metadata = std::fs::metadata(home.path().join(SIGNING_KEY_FILE)).unwrap();
-        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn a_signing_key_that_cannot_be_read_is_not_replaced() {
-        let (_dir, home) = home();
-        let path = home.path().join(SIGNING_KEY_FILE);
-        // Opening the file fails for any user: the link refers to itself.
-        std::os::unix::fs::symlink(&path, &path).unwrap();
-        signing_key(&home).unwrap_err();
-        assert!(std::fs::symlink_metadata(&path).unwrap().is_symlink());
     }
 }

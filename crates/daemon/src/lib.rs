@@ -24,6 +24,7 @@ mod options;
 mod public_address;
 pub mod rootless_notice;
 mod serve;
+mod signing_key;
 mod site;
 mod status;
 mod stop;

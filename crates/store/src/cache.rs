@@ -221,8 +221,8 @@ fn evict_layers(mut layers: Vec<(PathBuf, u64, i64)>, bytes: u64) -> Result<u64,
     Ok(freed)
 }
 
-/// Removes an unused layer. Returns false if the layer is in use. Fails with `NotFound` if the layer
-/// does not exist.
+/// Removes an unused layer. Returns false if the layer is in use. Fails with `NotFound` if there is
+/// no such layer.
 fn evict(data: &Path) -> io::Result<bool> {
     let present = data.with_extension("present");
     // Create a missing bitmap, because its lock excludes processes that open the layer.

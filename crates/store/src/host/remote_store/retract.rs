@@ -20,7 +20,7 @@ impl RemoteStore {
         let wanted = match root.map(str::parse::<Hash>) {
             None => None,
             Some(Ok(root)) => Some(root),
-            // Which snapshot to remove is unknown, so remove none.
+            // The snapshot to remove is unknown, so none is removed.
             Some(Err(_)) => {
                 tracing::warn!(id, root, "cannot retract a snapshot whose root is invalid");
                 return Ok(());
