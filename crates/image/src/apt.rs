@@ -188,7 +188,7 @@ fn lines(text: &str) -> Vec<AptSource> {
 }
 
 /// Parses the deb822 format: stanzas of `Field: value` lines, separated by empty lines.
-/// Continuation lines are ignored.
+/// Indented lines continue the value of the field above.
 fn stanzas(text: &str) -> Vec<AptSource> {
     let without_comments: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let stanzas = without_comments.split(|line| line.trim().is_empty());
@@ -198,17 +198,24 @@ fn stanzas(text: &str) -> Vec<AptSource> {
 fn stanza(lines: &[&str]) -> Option<AptSource> {
     let mut source = AptSource::default();
     let mut is_binary = false;
+    let mut fields: Vec<(&str, String)> = Vec::new();
     for line in lines {
-        // The name of a field has no indentation, so continuation lines, for example of an embedded
-        // key, match no field.
-        let Some((field, value)) = line.split_once(':') else {
-            continue;
-        };
+        if line.starts_with([' ', '\t']) {
+            if let Some((_, value)) = fields.last_mut() {
+                *value += "\n";
+                *value += line;
+            }
+        } else if let Some((field, value)) = line.split_once(':') {
+            fields.push((field, value.to_owned()));
+        }
+    }
+    for (field, value) in &fields {
         match field.to_ascii_lowercase().as_str() {
             "types" => is_binary = value.split_whitespace().any(|kind| kind == "deb"),
             "uris" => source.uris = words(value),
             "suites" => source.suites = words(value),
             "components" => source.components = words(value),
+            // An embedded key has several lines. It is no path, so the source is not Debian's.
             "signed-by" => source.signed_by = Some(value.trim().to_owned()),
             // The host does not use this source.
             "enabled" if value.trim().eq_ignore_ascii_case("no") => return None,
@@ -259,6 +266,26 @@ Components: main
             "deb http://mirror.example/debian bookworm-updates main",
         ];
         assert_eq!(usable(stanzas(MIXED)), expected);
+    }
+
+    #[test]
+    fn fields_may_have_several_lines() {
+        let text = "\
+Types:
+ deb
+URIs: http://mirror.example/debian
+Suites: bookworm
+# comment
+\tbookworm-updates
+Components: main
+";
+        let expected = [
+            "deb http://mirror.example/debian bookworm main",
+            "deb http://mirror.example/debian bookworm-updates main",
+        ];
+        assert_eq!(usable(stanzas(text)), expected);
+        let embedded = text.replace("Components", "Signed-By:\n -----BEGIN KEY\n .\nComponents");
+        assert!(usable(stanzas(&embedded)).is_empty());
     }
 
     #[test]

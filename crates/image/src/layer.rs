@@ -16,6 +16,7 @@ pub use limits::UnpackLimits;
 pub(crate) use merge::merge;
 pub(crate) use store::{BlobProofs, LayerStore, Repository, StoredLayer};
 pub(crate) use stream::LayerStream;
+pub(crate) use unpack::OVERLAY_OPAQUE;
 pub use unpack::{unpack, unpack_image};
 
 use serde::{Deserialize, Serialize};

@@ -154,10 +154,10 @@ pub enum RootfsError {
 
 /// Progress of an installation, derived from the output of apt and dpkg. mmdebstrap has two rounds:
 /// essential packages, then others. Each round announces its number of packages, and unpacks and
-/// configures each of them. The packages of a layer on another template are one round, so their
-/// progress ends at 50 %.
+/// configures each of them. The packages of a layer on another template are one round.
 #[derive(Default)]
 pub(crate) struct InstallProgress {
+    has_one_round: bool,
     round: u32,
     /// Number of packages in this round.
     packages: u32,
@@ -167,6 +167,14 @@ pub(crate) struct InstallProgress {
 }
 
 impl InstallProgress {
+    /// Returns the progress of an installation with one round.
+    pub(crate) fn of_one_round() -> Self {
+        Self {
+            has_one_round: true,
+            ..Self::default()
+        }
+    }
+
     /// Processes an output line and returns the percentage, which never decreases.
     pub(crate) fn percent(&mut self, line: &str) -> u8 {
         if let Some(packages) = newly_installed(line) {
@@ -185,6 +193,7 @@ impl InstallProgress {
         let percent = match self.round {
             // The first round fills 5 to 50 %, since the package lists are downloaded before it.
             0 => 0,
+            _ if self.has_one_round => 5 + done(95),
             1 => 5 + done(45),
             _ => 50 + done(50),
         };
@@ -220,5 +229,15 @@ mod tests {
             .chain(install);
         let percents: Vec<u8> = output.map(|line| meter.percent(line)).collect();
         assert_eq!(percents, [0, 5, 16, 27, 38, 50, 50, 62, 75, 87, 100]);
+        let mut meter = InstallProgress::of_one_round();
+        let percents = [
+            round,
+            "Unpacking a",
+            "Unpacking b",
+            "Setting up a",
+            "Setting up b",
+        ]
+        .map(|line| meter.percent(line));
+        assert_eq!(percents, [5, 28, 52, 76, 100]);
     }
 }

@@ -64,7 +64,7 @@ fn install(
     shell.args(["-c", SCRIPT, "rootfs_layer.sh"]);
     // `$1`, `$2` and the further arguments of the script. The last argument above is its `$0`.
     shell.arg(site.work).arg(below).args(&recipe.spec.packages);
-    let mut meter = InstallProgress::default();
+    let mut meter = InstallProgress::of_one_round();
     shell.run(Some(site.lock), &mut |line| {
         on_progress(line, meter.percent(line))
     })?;

@@ -268,7 +268,7 @@ mod tests {
             let servers = [code, ResponseCode::NoError].map(answering_server);
             assert_eq!(addresses("a.example", &servers, false).await.len(), 1);
         }
-        // The name does not exist: other servers are not asked.
+        // The name does not exist: other servers receive no query.
         let servers = [ResponseCode::NXDomain, ResponseCode::NoError].map(answering_server);
         assert!(addresses("a.example", &servers, false).await.is_empty());
         // A failure of the only server is returned without a second attempt.

@@ -6,6 +6,7 @@
 
 use super::ImageRoot;
 use crate::command::CommandError;
+use crate::layer::OVERLAY_OPAQUE;
 use jiffy_archive::error::shown;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -73,15 +74,53 @@ fn find_below(root: &Path, above: &[PathBuf]) -> Option<WriteImageError> {
     None
 }
 
-/// Returns whether one of the layers has overlayfs's mark for a deletion at `path` or at one of its
-/// parent directories. Every character device in a layer is such a mark, since the unpacker skips
+/// Returns whether one of the layers hides the file at `path` of the layers below: by overlayfs's
+/// mark for a deletion, or by an opaque directory or a file in place of one of its parent
+/// directories. Every character device in a layer is a mark for a deletion, since the unpacker skips
 /// other devices.
 fn is_removed(path: &Path, layers: &[PathBuf]) -> bool {
-    let is_mark = |layer: &PathBuf, path: &Path| {
-        let found = fs::symlink_metadata(layer.join(path));
-        found.is_ok_and(|found| found.file_type().is_char_device())
+    let is_deleted = |path: &Path| {
+        fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_char_device())
     };
-    layers
-        .iter()
-        .any(|layer| path.ancestors().any(|path| is_mark(layer, path)))
+    let hides_children = |path: &Path| match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => {
+            rustix::fs::lgetxattr(path, OVERLAY_OPAQUE, &mut [0_u8; 8][..]).is_ok()
+        }
+        found => found.is_ok(),
+    };
+    layers.iter().any(|layer| {
+        let parents = path.ancestors().skip(1);
+        is_deleted(&layer.join(path)) || parents.into_iter().any(|p| hides_children(&layer.join(p)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn long_names_below_hidden_directories_are_not_in_the_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let [lower, upper] = ["lower", "upper"].map(|name| dir.path().join(name));
+        let long = "n".repeat(255);
+        fs::create_dir_all(lower.join("a/b")).unwrap();
+        fs::write(lower.join("a/b").join(&long), "").unwrap();
+        fs::create_dir(&upper).unwrap();
+        let layers = ImageRoot::Layers {
+            layers: vec![lower, upper.clone()],
+            work: dir.path().to_owned(),
+        };
+        assert!(find(&layers).is_some());
+        fs::create_dir(upper.join("a")).unwrap();
+        assert!(find(&layers).is_some());
+        // Only root may set the mark.
+        let flags = rustix::fs::XattrFlags::empty();
+        if rustix::fs::setxattr(upper.join("a"), OVERLAY_OPAQUE, b"y", flags).is_ok() {
+            assert!(find(&layers).is_none());
+        }
+        fs::remove_dir(upper.join("a")).unwrap();
+        fs::write(upper.join("a"), "").unwrap();
+        assert!(find(&layers).is_none());
+    }
 }

@@ -6,7 +6,7 @@
 
 use super::limits::UnpackLimits;
 use super::{EntryProblem, LayerError};
-use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -137,8 +137,10 @@ impl ConfinedDir {
             let name = &path[start..end];
             match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => {
-                    // The mode is set explicitly, independent of the umask.
+                    // The mode is set explicitly, independent of the umask. The owner is root, as in
+                    // other programs that unpack layers, and not the user of this process.
                     let made = self.open_directory(&path[..end])?;
+                    fs::fchown(&made, Some(Uid::ROOT), Some(Gid::ROOT))?;
                     fs::fchmod(made, Mode::from_raw_mode(0o755))?;
                     self.implied.push(path[..end].to_vec());
                 }

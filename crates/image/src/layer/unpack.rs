@@ -29,7 +29,7 @@ const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Name prefix of internal files of aufs.
 const AUFS_PREFIX: &[u8] = b".wh..wh.";
-pub(super) const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
+pub(crate) const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// Unpacks the archive `packed` (tar, optionally compressed) into the empty directory `into`.

@@ -5,7 +5,7 @@ use super::name::{MAX_TEMPLATE_NAME, is_template_name};
 use super::stock::{STOCK, is_stock};
 use crate::file::{FileError, OnPath};
 use crate::verified::sum_of;
-use jiffy_engine_api::{FirstUse, Readiness, SandboxSize, StartCommand, Startup};
+use jiffy_engine_api::{FirstUse, Readiness, StartCommand, Startup};
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;
@@ -256,12 +256,7 @@ impl RecipeSpec {
                 "`{name}` must be the name of a file in the directory of recipe.toml"
             ));
         }
-        let standard = SandboxSize::default();
-        let size = SandboxSize {
-            memory_mib: self.defaults.memory_mib.unwrap_or(standard.memory_mib),
-            ..standard
-        };
-        if let Err(e) = size.check() {
+        if let Err(e) = self.defaults.size().check() {
             return Some(e.to_string());
         }
         if self
@@ -371,6 +366,8 @@ mod tests {
         assert_ne!(recipe(good, "2").unwrap().hash(), first.hash());
         for bad in [
             "memory_mib = 1\n",
+            "vcpus = 0\n",
+            "vcpus = 200\n",
             "[start]\ncommand = \" \"\n",
             "[start]\ncommand = \"a\"\nshell = \"zsh\"\n",
             "[ready]\nport = 80\ncommand = \"true\"\n",
