@@ -150,3 +150,33 @@ pub struct AcceptedRestore {
     /// Result for users.
     pub text: String,
 }
+
+/// Explanation of the placement of a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FleetWhy {
+    /// Id of the sandbox. `null` for a create that was rejected.
+    pub sandbox: Option<String>,
+    /// Host of the sandbox, if it is known.
+    pub host: Option<String>,
+    /// Recent decisions, the newest last.
+    pub decisions: Vec<FleetDecision>,
+    /// The explanation in words, one decision per line.
+    pub text: String,
+}
+
+/// Decision about the host of a new sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FleetDecision {
+    /// Id of the decision. `null` for a decision without the coordinator.
+    pub id: Option<String>,
+    /// Time since the decision in milliseconds.
+    pub age_ms: u64,
+    /// Selected host. `null` if the create was rejected.
+    pub host: Option<String>,
+    /// Considered hosts and the reasons of their rejections.
+    pub reason: String,
+    /// Reason for which the selected host rejected the sandbox.
+    pub rejected: Option<String>,
+}

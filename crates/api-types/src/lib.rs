@@ -27,8 +27,8 @@ pub use build::{
 pub use engine::{BootMode, Capabilities, EngineDescription};
 pub use error::ErrorBody;
 pub use fleet::{
-    AcceptedRestore, BackendStatus, DrainHost, FleetInfo, FleetNode, FleetNodes, HostLoss,
-    HostOperation, MassSilence,
+    AcceptedRestore, BackendStatus, DrainHost, FleetDecision, FleetInfo, FleetNode, FleetNodes,
+    FleetWhy, HostLoss, HostOperation, MassSilence,
 };
 pub use function::{
     DeployFunction, DeployLimits, DeploySettings, Function, FunctionLimits, FunctionLog,

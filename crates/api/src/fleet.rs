@@ -3,7 +3,8 @@
 //! A call on a sandbox of another member is forwarded as a whole, with the key of its caller. The
 //! member that has the sandbox performs all checks. A forwarded call is never forwarded again.
 //! Lists are merged from the answers of all members ([`lists`]). Creates with a name or with an
-//! `Idempotency-Key` reserve it at the coordinator ([`creates`]).
+//! The coordinator selects the member of a new sandbox, and reserves its name and
+//! `Idempotency-Key` ([`creates`], [`placement`]).
 
 mod creates;
 mod drain;
@@ -15,10 +16,13 @@ mod lost_calls;
 mod names;
 mod object_calls;
 mod objects;
+mod placement;
 mod probe;
 mod route;
 mod rows;
 mod streams;
+mod templates;
+mod why;
 
 use crate::app::App;
 use crate::error::{ApiError, HOST_LOST};
@@ -34,6 +38,10 @@ use jiffy_fleet_core::{MemberId, MembershipError, SandboxHash};
 use lost::LostSandboxes;
 use rows::FleetRows;
 use std::sync::Arc;
+use templates::PresentTemplates;
+use why::LocalDecisions;
+
+pub use templates::TemplateHashes;
 
 pub(crate) use forward::Forwarded;
 pub use forward::receive_forwarded;
@@ -99,6 +107,8 @@ pub struct Fleet {
     pub(crate) lost: Arc<LostSandboxes>,
     probe: Option<FleetProbe>,
     template_names: Option<Arc<dyn TemplateNames>>,
+    templates: Arc<PresentTemplates>,
+    local: Arc<LocalDecisions>,
 }
 
 impl Fleet {
@@ -139,6 +149,8 @@ impl Fleet {
             forwarder,
             functions: Arc::default(),
             template_names: None,
+            templates: Arc::default(),
+            local: Arc::default(),
         }
     }
 
@@ -146,6 +158,12 @@ impl Fleet {
     #[must_use]
     pub fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// Returns the templates of this host, for heartbeats. The list is updated every second.
+    #[must_use]
+    pub fn templates(&self) -> Arc<TemplateHashes> {
+        self.templates.current()
     }
 
     /// Returns the hash by which a sandbox is located.
@@ -168,7 +186,10 @@ impl App {
     pub fn set_fleet(&mut self, fleet: Fleet) {
         self.sandboxes.set_observer(fleet.rows.clone());
         fleet.lost.start(&fleet.node, &fleet.rows, &self.sandboxes);
-        self.fleet = Some(fleet);
+        self.quota
+            .join_fleet(fleet.node.clone(), fleet.rows.released());
+        self.fleet = Some(fleet.clone());
+        templates::watch(self, &fleet);
     }
 }
 
@@ -200,6 +221,7 @@ pub(crate) fn operation_error(error: NodeError) -> ApiError {
         }
         NodeError::Membership(MembershipError::Grace(_)) => unavailable(message).after(12),
         NodeError::Membership(MembershipError::NotCoordinator(_))
+        | NodeError::Placement(_)
         | NodeError::Busy
         | NodeError::Stopped
         | NodeError::Unconfirmed(_) => unavailable(message),

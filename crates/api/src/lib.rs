@@ -36,7 +36,7 @@ pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
 pub use fleet::{
     ByteStream, Fleet, FleetProbe, ForwardError, Forwarder, NamedTemplate, TableNames,
-    TemplateNames, receive_forwarded, receive_forwarded_stream,
+    TemplateHashes, TemplateNames, receive_forwarded, receive_forwarded_stream,
 };
 pub use function_key::FunctionCaller;
 pub use hooks::{

@@ -5,16 +5,20 @@
 //! limit together.
 
 mod figures;
+mod fleet;
 mod ledger;
 mod refusal;
 mod reservations;
 mod usage;
 
+pub(crate) use fleet::{fleet_needs, fleet_refusal};
 pub(crate) use usage::KeyUsage;
 
 use crate::error::ApiError;
 use crate::keys::{Key, Keys, Limits, Scope};
+use fleet::FleetShares;
 use jiffy_engine_api::SandboxSize;
+use jiffy_fleet::node::LimitedNeed;
 use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{
     DiskLimit, OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal,
@@ -31,7 +35,7 @@ use tokio::sync::Notify;
 
 /// Maximum time for which a request at a limit waits. Requests in flight may release part of their
 /// reservation meanwhile.
-const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which the exchange limit of a key is cached. Without the cache, every request to a
 /// sandbox would read the key.
 const LIMIT_CACHE_AGE: Duration = Duration::from_secs(1);
@@ -73,6 +77,31 @@ pub(crate) struct Quota {
     exchange_share: OnceLock<u64>,
     /// Cached limits of exchanges, with the time of reading.
     exchange_limits: Mutex<HashMap<String, (Instant, u64)>>,
+    /// Shares of this host in the limits of a fleet.
+    fleet: FleetShares,
+}
+
+/// Reason for which a reservation was denied.
+enum Denied {
+    /// Waiting does not help.
+    Final(ApiError),
+    /// Only requests in flight exceed the limit, so that waiting may help.
+    InFlight(ApiError),
+    /// The shares of this host in the limits of a fleet are too small.
+    Shares(Vec<LimitedNeed>),
+}
+
+impl Denied {
+    /// Returns the error for a caller that cannot wait.
+    fn error(self) -> ApiError {
+        match self {
+            Self::Final(error) | Self::InFlight(error) => error,
+            Self::Shares(_) => ApiError::host_busy(
+                "the share of this host in a limit of the key is used up, and was requested to grow: \
+                 retry",
+            ),
+        }
+    }
 }
 
 impl fmt::Debug for Quota {
@@ -120,7 +149,7 @@ impl QuotaHold for QuotaReservation {
         };
         // Without a floor, the whole amount is granted, so the granted amount is not needed.
         let granted = self.quota.grant(&self.key, request, None);
-        granted.map_err(|(refusal, _)| refusal.quota())?;
+        granted.map_err(|denied| denied.error().quota())?;
         self.amount = self.amount + more;
         Ok(())
     }
@@ -168,6 +197,7 @@ impl Quota {
             exchanges: Mutex::default(),
             exchange_share: OnceLock::new(),
             exchange_limits: Mutex::default(),
+            fleet: FleetShares::default(),
         });
         sandboxes.budgets().limit(Arc::new(Budgets(quota.clone())));
         quota
@@ -245,10 +275,22 @@ impl Quota {
             changed.as_mut().enable();
             match self.try_reserve(key, request, new) {
                 Ok(permit) => return Ok(permit),
-                Err((refusal, false)) => return Err(refusal),
+                Err(Denied::Final(refusal)) => return Err(refusal),
+                Err(Denied::Shares(missing)) => {
+                    let grown = self.request_shares(key, missing, deadline).await;
+                    match grown {
+                        Ok(()) if Instant::now() < deadline => {}
+                        Ok(()) => return Err(Denied::Shares(Vec::new()).error()),
+                        // The share may suffice for the minimum.
+                        Err(error) => {
+                            let permit = self.try_reserve_minimum(key, request, new);
+                            return permit.map_err(|_| error);
+                        }
+                    }
+                }
                 // Requests in flight may fail and release their reservation. Their resources may
                 // also be counted twice for a moment: as reserved and as used.
-                Err((refusal, true)) => {
+                Err(Denied::InFlight(refusal)) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if tokio::time::timeout(left, changed).await.is_err() {
                         return Err(refusal);
@@ -258,21 +300,47 @@ impl Quota {
         }
     }
 
-    /// Reserves without waiting. The flag in the error is true if only requests in flight cause the
-    /// error, so that waiting may help.
+    /// Reserves without waiting.
     fn try_reserve(
         self: &Arc<Self>,
         key: &Key,
         request: QuotaRequest,
         new: Option<usize>,
-    ) -> Result<QuotaPermit, (ApiError, bool)> {
-        let (amount, disk_limit) = self.grant(key, request, new)?;
-        Ok(QuotaPermit::held(QuotaReservation {
+    ) -> Result<QuotaPermit, Denied> {
+        let granted = self.grant(key, request, new)?;
+        Ok(self.permit(key, granted))
+    }
+
+    /// Reserves the disk space that the share of this host permits, down to the request's floor.
+    fn try_reserve_minimum(
+        self: &Arc<Self>,
+        key: &Key,
+        mut request: QuotaRequest,
+        new: Option<usize>,
+    ) -> Result<QuotaPermit, Denied> {
+        if let Some(floor) = request.disk_floor {
+            let limits = self.limits_of(key);
+            let usage = self.usage_of(&key.id).map_err(Denied::Final)?;
+            let before = usage.amount() + self.ledger.lock().reserved(&key.id);
+            if let Some(free) = self.fleet.free_disk(&key.id, &limits, before) {
+                let amount = request.amount.disk_bytes;
+                request.amount.disk_bytes = amount.min(free.max(floor));
+            }
+        }
+        self.try_reserve(key, request, new)
+    }
+
+    fn permit(
+        self: &Arc<Self>,
+        key: &Key,
+        (amount, disk_limit): (QuotaAmount, DiskLimit),
+    ) -> QuotaPermit {
+        QuotaPermit::held(QuotaReservation {
             quota: self.clone(),
             key: key.clone(),
             amount,
             disk_limit,
-        }))
+        })
     }
 
     /// Records a reservation for `request` in the ledger. Disk space may be reserved partially,
@@ -283,12 +351,12 @@ impl Quota {
         key: &Key,
         request: QuotaRequest,
         new: Option<usize>,
-    ) -> Result<(QuotaAmount, DiskLimit), (ApiError, bool)> {
+    ) -> Result<(QuotaAmount, DiskLimit), Denied> {
         let limits = self.limits_of(key);
         let mut ledger = self.ledger.lock();
         // Read the usage under the lock. The resources of a request are counted as used before its
         // reservation is released, so they are in `used`, in `reserved` or in both.
-        let usage = self.usage_of(&key.id).map_err(|e| (e, false))?;
+        let usage = self.usage_of(&key.id).map_err(Denied::Final)?;
         let used = usage.amount();
         let reserved = ledger.reserved(&key.id);
         let check = |in_flight: QuotaAmount| {
@@ -297,18 +365,18 @@ impl Quota {
         };
         // First without the reservations: if the usage alone exceeds a limit, waiting is useless.
         if let Some(refusal) = check(QuotaAmount::default()) {
-            return Err((refusal, false));
+            return Err(Denied::Final(refusal));
         }
         // The limit is exceeded only together with requests in flight, so waiting may help.
         if let Some(refusal) = check(reserved) {
-            return Err((refusal, true));
+            return Err(Denied::InFlight(refusal));
         }
         if let Some(limit) = refusal::disk_limit(&limits)
             && refusal::is_below_minimum_share(limit, used + reserved, reserved, &request)
         {
             let refusal =
                 refusal::out_of_disk(limit, &usage, used + reserved, request.amount.disk_bytes);
-            return Err((refusal, true));
+            return Err(Denied::InFlight(refusal));
         }
         let mut amount = request.amount;
         if amount.disk_bytes > 0
@@ -319,14 +387,9 @@ impl Quota {
             let in_flight = ledger.all_disk_bytes();
             let left = left.saturating_sub(in_flight);
             if let Some(refusal) = refusal::check_host_disk(left, in_flight, &request) {
-                return Err((refusal, in_flight > 0));
+                return Err((refusal, in_flight > 0).into());
             }
             amount.disk_bytes = amount.disk_bytes.min(left);
-        }
-        // The last check, because it records the creates: a request that is rejected must not
-        // count.
-        if let Some(count) = new {
-            ledger.count_creates(key, count).map_err(|e| (e, false))?;
         }
         let mut disk_limit = DiskLimit::Host;
         if let Some(limit) = refusal::disk_limit(&limits) {
@@ -335,6 +398,13 @@ impl Quota {
             if left <= amount.disk_bytes {
                 (amount.disk_bytes, disk_limit) = (left, DiskLimit::Key);
             }
+        }
+        let shares = self.fleet.admit(&key.id, &limits, used + reserved, amount);
+        shares.map_err(Denied::Shares)?;
+        // The last check, because it records the creates: a request that is rejected must not
+        // count.
+        if let Some(count) = new {
+            ledger.count_creates(key, count).map_err(Denied::Final)?;
         }
         ledger.reserve(&key.id, amount);
         Ok((amount, disk_limit))
@@ -419,7 +489,7 @@ impl OwnerQuota for Budgets {
         match self.key(owner)? {
             Some(key) => {
                 let permit = self.0.try_reserve(&key, request, None);
-                permit.map_err(|(refusal, _)| refusal.quota())
+                permit.map_err(|denied| denied.error().quota())
             }
             None => Ok(QuotaPermit::unlimited()),
         }

@@ -23,6 +23,7 @@ mod timeout;
 mod wait;
 
 pub use functions::invoke::{FunctionHost, function_router};
+pub(crate) use lease::PROTOCOL as LEASE_PROTOCOL;
 pub(crate) use ports::{PROTOCOL as PORT_PROTOCOL, expect_upgrade};
 
 use crate::app::App;
@@ -188,6 +189,7 @@ fn guarded_calls() -> Calls {
             fleet_operations::confirm_dead,
         )
         .post("/fleet/accept-restore", fleet_operations::accept_restore)
+        .get("/fleet/why/{sandboxID}", fleet::why)
         .post("/host/stop", host::stop)
         .get("/keys", keys::list)
         .post("/keys", keys::create)

@@ -101,7 +101,7 @@ impl Member {
             }
         };
         let client = Client::new(identity.clone());
-        let host = Arc::new(DaemonHost::default());
+        let host = Arc::new(DaemonHost::new(access.records.clone()));
         let facts = host_facts(home);
         let config = MemberConfig {
             fleet: settings.fleet.clone(),
@@ -219,6 +219,7 @@ impl Member {
             self.tables.clone(),
             self.node.clone(),
         ));
+        self.host.set_fleet(api.clone());
         let parts = FleetParts {
             keys: Arc::new(Keys::of_fleet(self.tables, home.path())),
             hosts: Arc::new(FleetHosts::new(api.clone(), self.client)),

@@ -22,9 +22,9 @@ mod samples;
 
 use jiffy_fleet_core::record::ShardRecord;
 use jiffy_fleet_core::{
-    Body, BudgetOwner, Directory, Effect, Event, HostStatus, Instance, Member, MemberConfig,
-    MemberId, Message, Millis, ReadOutcome, Revision, Row, RowChange, RowState, SandboxHash,
-    ShardId, Timing, Version, WriteOutcome,
+    Body, BudgetNeed, BudgetOwner, Directory, Effect, Event, HostStatus, Instance, Member,
+    MemberConfig, MemberId, Message, Millis, ReadOutcome, Revision, Row, RowChange, RowState,
+    SandboxHash, ShardId, Timing, Version, WriteOutcome,
 };
 use jiffy_scheduler::{PlacementRequest, Resources};
 use random::Random;
@@ -69,6 +69,7 @@ fn member(id: u32) -> Member {
         free_disk_mib: 2_000_000,
         is_store_reachable: true,
         templates: (0..50).collect(),
+        ..HostStatus::default()
     });
     for owner in 0..OWNERS {
         member.set_limit(&owner_of(owner), Some(1_000_000));
@@ -216,7 +217,14 @@ impl Fleet {
         };
         let owner = owner_of(self.random.below(OWNERS as u32) as usize);
         let start = Instant::now();
-        let placement = self.members[0].place(Millis(self.now), &owner, &request);
+        let placement = self.members[0].place(
+            Millis(self.now),
+            &[BudgetNeed {
+                owner: owner.clone(),
+                amount: 1,
+            }],
+            &request,
+        );
         self.spent += start.elapsed();
         if let Ok(placement) = placement {
             self.placements += 1;

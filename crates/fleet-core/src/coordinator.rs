@@ -38,6 +38,15 @@ struct InFlight {
     repeat_at: Option<Millis>,
 }
 
+/// Work in progress on a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostLoad {
+    /// Creates in progress.
+    pub creates: u32,
+    /// Templates that the host is building.
+    pub builds: Vec<u64>,
+}
+
 /// State of a member at this coordinator.
 #[derive(Debug)]
 struct Peer {
@@ -45,6 +54,8 @@ struct Peer {
     heard: Option<Millis>,
     /// Number of the last heartbeat.
     last_seq: u64,
+    /// Work in progress according to the last heartbeat.
+    load: HostLoad,
     rows: RowReceiver,
 }
 
@@ -103,6 +114,7 @@ impl Coordinator {
         let peer = || Peer {
             heard: None,
             last_seq: 0,
+            load: HostLoad::default(),
             rows: RowReceiver::new(list_number(term, 0)),
         };
         Self {
@@ -319,6 +331,7 @@ impl Coordinator {
         let peer = Peer {
             heard: Some(now),
             last_seq: 0,
+            load: HostLoad::default(),
             rows: RowReceiver::new(list),
         };
         self.peers.insert(row.id, peer);
@@ -370,6 +383,16 @@ impl Coordinator {
     /// Changes the limit of an owner's budget.
     pub fn set_limit(&mut self, owner: &BudgetOwner, limit: Option<u64>) {
         self.budgets.set_limit(owner, limit);
+    }
+
+    /// Returns the work in progress on a member.
+    pub fn load(&self, id: MemberId) -> Option<&HostLoad> {
+        self.peers.get(&id).map(|peer| &peer.load)
+    }
+
+    /// Returns the owners whose shares are counted.
+    pub fn budget_owners(&self) -> impl Iterator<Item = BudgetOwner> {
+        self.budgets.owners().cloned()
     }
 
     /// Announces the coordinator to all members.

@@ -54,7 +54,9 @@ pub mod record;
 mod shares;
 mod timing;
 
-pub use coordinator::{Admission, BudgetExhausted, CreateError, CreatePlacement, MembershipError};
+pub use coordinator::{
+    Admission, BudgetExhausted, CreateError, CreatePlacement, HostLoad, MembershipError,
+};
 pub use directory::{
     Directory, DirectoryError, Located, MAX_ROWS_PER_MESSAGE, Row, RowChange, RowMessage,
     RowReceiver, RowRequest, RowSender, RowState, SandboxHash,
@@ -71,10 +73,10 @@ pub use ids::{
 };
 pub use member::{Member, MemberConfig};
 pub use message::{
-    Acknowledgement, Body, BudgetOwner, Grant, GrantNumber, Heartbeat, HostStatus,
+    Acknowledgement, Body, BudgetNeed, BudgetOwner, Grant, GrantNumber, Heartbeat, HostStatus,
     MAX_MESSAGE_BYTES, MAX_SHARES_PER_MESSAGE, MAX_TEMPLATES, MESSAGE_FORMAT, Message,
     MessageError, OLDEST_MESSAGE_FORMAT, Recall, Registration, Rejection, RejectionReason,
     ShareReport,
 };
-pub use shares::MemberShares;
+pub use shares::{MemberShares, SharedShares};
 pub use timing::Timing;

@@ -1,19 +1,18 @@
 //! Member of a fleet: registration, heartbeats, deadline and takeover.
 
 mod messages;
+mod placement;
 mod takeover;
 
-use crate::coordinator::{
-    Admission, Coordinator, CreateError, CreatePlacement, MembershipError, message_of,
-};
+use crate::coordinator::{Coordinator, MembershipError, message_of};
 use crate::directory::{Directory, RowChange, RowSender};
 use crate::effect::{Effect, Event};
 use crate::ids::{Epoch, FleetId, Instance, MemberId, Millis, Owner, Version};
-use crate::message::{Body, BudgetOwner, Heartbeat, HostStatus, Registration, RejectionReason};
+use crate::message::{Body, BudgetOwner, Heartbeat, HostStatus, Registration};
 use crate::record::{Capacity, ShardRecord};
-use crate::shares::MemberShares;
+use crate::shares::{MemberShares, SharedShares};
 use crate::timing::Timing;
-use jiffy_scheduler::{PlacementRequest, ReservationId};
+use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, VecDeque};
 use takeover::Takeover;
 
@@ -74,7 +73,7 @@ pub struct Member {
     coordinator: Option<Box<Coordinator>>,
     limits: BTreeMap<BudgetOwner, u64>,
     status: HostStatus,
-    shares: MemberShares,
+    shares: SharedShares,
     rows: RowSender,
 }
 
@@ -102,7 +101,7 @@ impl Member {
             coordinator: None,
             limits: BTreeMap::new(),
             status: HostStatus::default(),
-            shares: MemberShares::default(),
+            shares: SharedShares::default(),
             rows: RowSender::default(),
         }
     }
@@ -185,8 +184,14 @@ impl Member {
     }
 
     /// Returns the shares of this member.
-    pub fn shares(&mut self) -> &mut MemberShares {
-        &mut self.shares
+    pub fn shares(&self) -> MutexGuard<'_, MemberShares> {
+        self.shares.lock()
+    }
+
+    /// Returns the shares for other parts of the process.
+    #[must_use]
+    pub fn shared_shares(&self) -> SharedShares {
+        self.shares.clone()
     }
 
     /// Changes the state of the host that the next heartbeats report.
@@ -200,6 +205,11 @@ impl Member {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.wall_ms = ms;
         }
+    }
+
+    /// Sends the next heartbeat with the next event, because its content has changed.
+    pub fn hasten_heartbeat(&mut self, now: Millis) {
+        self.next_heartbeat = self.next_heartbeat.min(now);
     }
 
     /// Changes the limit of an owner's budget. `None` removes the limit.
@@ -273,60 +283,6 @@ impl Member {
     /// [`Effect::EpochEnded`].
     pub fn leave(&mut self, effects: &mut Vec<Effect>) {
         self.send_to_coordinator(Body::Leave, effects);
-    }
-
-    /// Selects a host for a sandbox.
-    ///
-    /// # Errors
-    /// [`CreateError`] if this member is not the coordinator, or no host may run the sandbox.
-    pub fn place(
-        &mut self,
-        now: Millis,
-        owner: &BudgetOwner,
-        request: &PlacementRequest,
-    ) -> Result<CreatePlacement, CreateError> {
-        match &mut self.coordinator {
-            Some(coordinator) => coordinator.place(now, owner, request),
-            None => Err(CreateError::NoCoordinator),
-        }
-    }
-
-    /// Accepts a placement on this member and applies its grant. The host then checks its own
-    /// admission and [`MemberShares::admit`].
-    ///
-    /// # Errors
-    /// [`RejectionReason`] if the placement was made for another process or epoch of this member,
-    /// or by a former coordinator.
-    pub fn accept_placement(
-        &mut self,
-        now: Millis,
-        admission: &Admission,
-    ) -> Result<(), RejectionReason> {
-        if self.epoch != Some(admission.host.epoch) || admission.host.member != self.config.id {
-            return Err(RejectionReason::EpochEnded);
-        }
-        if admission.instance != self.config.instance {
-            return Err(RejectionReason::Superseded);
-        }
-        // A new coordinator does not count unknown grants of its predecessors.
-        if self.term() != Some(admission.term) {
-            return Err(RejectionReason::Term);
-        }
-        if let Some(grant) = &admission.grant {
-            self.shares.apply(now, grant);
-        }
-        Ok(())
-    }
-
-    /// Ends the reservation of a placement, because the host runs the sandbox or has rejected it.
-    pub fn end_placement(&mut self, reservation: ReservationId, is_running: bool) {
-        if let Some(coordinator) = &mut self.coordinator {
-            if is_running {
-                coordinator.scheduler.confirm(reservation);
-            } else {
-                coordinator.scheduler.reject(reservation);
-            }
-        }
     }
 
     /// Declares a silent member dead, also during mass silence. Takes effect with the next replace
@@ -417,12 +373,15 @@ impl Member {
             self.sent.pop_front();
         }
         self.sent.push_back((self.heartbeats, now));
-        self.shares.return_unused(now, timing.unused_share);
+        let mut shares = self.shares.lock();
+        shares.return_unused(now, timing.unused_share);
+        let (is_complete, shares) = (shares.is_complete(), shares.report(now));
         let heartbeat = Heartbeat {
             instance: self.config.instance,
             seq: self.heartbeats,
             status: self.status.clone(),
-            shares: self.shares.report(now),
+            shares,
+            is_complete,
             rows: self.rows.last(),
         };
         self.send_to_coordinator(Body::Heartbeat(heartbeat), effects);

@@ -25,6 +25,15 @@ const MAX_NAME_BYTES: usize = 63;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BudgetOwner(pub String);
 
+/// Amount of a budget that an operation needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BudgetNeed {
+    /// Owner of the budget.
+    pub owner: BudgetOwner,
+    /// Amount.
+    pub amount: u64,
+}
+
 /// Message with the fields that its receiver checks first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
@@ -100,6 +109,12 @@ pub struct HostStatus {
     pub is_store_reachable: bool,
     /// Templates that are on the host.
     pub templates: Vec<u64>,
+    /// Templates that the host is building.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub builds: Vec<u64>,
+    /// Creates in progress.
+    #[serde(default)]
+    pub creates: u32,
 }
 
 impl HostStatus {
@@ -125,8 +140,15 @@ pub struct Heartbeat {
     pub status: HostStatus,
     /// Shares of budgets that the member holds or needs.
     pub shares: Vec<ShareReport>,
+    /// `shares` includes all sandboxes of the member. False while its daemon starts.
+    #[serde(default = "yes")]
+    pub is_complete: bool,
     /// Number of the last change of the member's rows.
     pub rows: u64,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Share of a budget, as its member reports it.
@@ -331,6 +353,7 @@ impl Body {
             Self::Heartbeat(heartbeat) => {
                 heartbeat.shares.len() <= MAX_SHARES_PER_MESSAGE
                     && heartbeat.status.templates.len() <= MAX_TEMPLATES
+                    && heartbeat.status.builds.len() <= MAX_TEMPLATES
                     && heartbeat.shares.iter().all(|share| is_owner(&share.owner))
             }
             Self::Acknowledged(acknowledgement) => {

@@ -4,7 +4,9 @@ use crate::ids::Millis;
 use crate::message::{
     BudgetOwner, Grant, GrantNumber, MAX_SHARES_PER_MESSAGE, Recall, ShareReport,
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Time after which an owner without a share is forgotten. Its last grant must be known while a
 /// copy of an older grant may arrive.
@@ -20,13 +22,62 @@ struct Held {
     unused_since: Millis,
 }
 
+/// Shares of a member, for the parts of a daemon that admit operations. Clones are the same shares.
+#[derive(Debug, Clone, Default)]
+pub struct SharedShares(Arc<Mutex<MemberShares>>);
+
+impl SharedShares {
+    /// Locks the shares. The caller must not wait for other members meanwhile.
+    pub fn lock(&self) -> MutexGuard<'_, MemberShares> {
+        self.0.lock()
+    }
+}
+
 /// Shares of a member. The member admits sandboxes within its shares without a request.
 #[derive(Debug, Default)]
 pub struct MemberShares {
     owners: BTreeMap<BudgetOwner, Held>,
+    /// The sandboxes of former processes are not counted yet.
+    is_incomplete: bool,
 }
 
 impl MemberShares {
+    /// Reports whether the sandboxes of former processes are counted. The coordinator ignores
+    /// missing shares until then.
+    pub fn set_complete(&mut self, is_complete: bool) {
+        self.is_incomplete = !is_complete;
+    }
+
+    /// Returns whether the sandboxes of former processes are counted.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        !self.is_incomplete
+    }
+
+    /// Replaces the part of a share that is in use. A part that is used already counts, even beyond
+    /// the share. Returns false for a new owner if a report has the maximum number of owners.
+    pub fn set_in_use(&mut self, now: Millis, owner: &BudgetOwner, in_use: u64) -> bool {
+        let is_known = self.owners.contains_key(owner);
+        if !is_known && in_use == 0 {
+            return true;
+        }
+        if !is_known && self.owners.len() >= MAX_SHARES_PER_MESSAGE {
+            return false;
+        }
+        let held = self.owners.entry(owner.clone()).or_default();
+        if held.in_use != in_use {
+            held.unused_since = now;
+        }
+        held.in_use = in_use;
+        held.share = held.share.max(in_use);
+        true
+    }
+
+    /// Returns the owners with a share or a request.
+    pub fn owners(&self) -> impl Iterator<Item = &BudgetOwner> {
+        self.owners.keys()
+    }
+
     /// Admits `amount` within the share of an owner. Returns false if the share is too small: the
     /// missing amount is then requested with the next heartbeat. Also returns false for a new owner
     /// if a report has the maximum number of owners.

@@ -14,14 +14,23 @@ mod samples;
 use fleet::Fleet;
 use jiffy_fleet_core::record::MemberState;
 use jiffy_fleet_core::{
-    BudgetOwner, CreateError, Epoch, HostStatus, MemberId, Millis, RejectionReason, Term,
+    BudgetNeed, BudgetOwner, CreateError, Epoch, HostStatus, MAX_SHARES_PER_MESSAGE, MemberId,
+    Millis, RejectionReason, Term,
 };
-use jiffy_scheduler::PlacementRequest;
+use jiffy_scheduler::{PlacementRequest, Resources};
+use std::collections::BTreeMap;
 
 const LIMIT: u64 = 10;
 
 fn owner() -> BudgetOwner {
     BudgetOwner("key".to_owned())
+}
+
+fn one() -> [BudgetNeed; 1] {
+    [BudgetNeed {
+        owner: owner(),
+        amount: 1,
+    }]
 }
 
 /// Returns a fleet whose members know the limit and have free resources.
@@ -34,7 +43,7 @@ fn fleet_with_limit() -> Fleet {
             free_memory_mib: 64_000,
             free_disk_mib: 64_000,
             is_store_reachable: true,
-            templates: Vec::new(),
+            ..HostStatus::default()
         });
     }
     fleet.advance(4_000);
@@ -103,7 +112,7 @@ fn a_placement_is_accepted_only_by_its_process_epoch_and_term() {
     let request = PlacementRequest::default();
     let placement = fleet
         .member(coordinator)
-        .place(now, &owner(), &request)
+        .place(now, &one(), &request)
         .unwrap();
     let admission = placement.admission;
     let host = admission.host.member;
@@ -141,7 +150,7 @@ fn a_placement_is_accepted_only_by_its_process_epoch_and_term() {
     accept(&mut fleet, host, &admission).unwrap();
     assert!(admit(&mut fleet, host, 1));
     assert_eq!(
-        fleet.member(other).place(now, &owner(), &request).is_err(),
+        fleet.member(other).place(now, &one(), &request).is_err(),
         other != coordinator
     );
 }
@@ -153,7 +162,7 @@ fn a_placement_beyond_the_limit_or_without_the_store_is_rejected() {
     let request = PlacementRequest::default();
     let place = |fleet: &mut Fleet| {
         let now = Millis(fleet.now);
-        fleet.member(coordinator).place(now, &owner(), &request)
+        fleet.member(coordinator).place(now, &one(), &request)
     };
     let placed = (0..100).take_while(|_| place(&mut fleet).is_ok()).count();
     assert_eq!(placed as u64, LIMIT);
@@ -161,4 +170,227 @@ fn a_placement_beyond_the_limit_or_without_the_store_is_rejected() {
     fleet.has_store = false;
     fleet.advance(15_000);
     assert!(matches!(place(&mut fleet), Err(CreateError::NoCoordinator)));
+}
+
+#[test]
+fn a_placement_on_a_host_without_a_row_leaves_no_reservation_and_counts_nothing() {
+    // The budget is exhausted by one placement if a failed one counts.
+    let mut fleet = fleet_with_limit();
+    let coordinator = fleet.coordinator();
+    let now = Millis(fleet.now);
+    let request = PlacementRequest {
+        needs: Resources {
+            memory_mib: u32::MAX,
+            ..Resources::default()
+        },
+        ..PlacementRequest::default()
+    };
+    for _ in 0..2 * LIMIT {
+        let placed = fleet.member(coordinator).place(now, &one(), &request);
+        assert!(matches!(placed, Err(CreateError::Placement(_))));
+    }
+    let request = PlacementRequest::default();
+    for _ in 0..LIMIT {
+        let placed = fleet.member(coordinator).place(now, &one(), &request);
+        placed.unwrap();
+    }
+}
+
+#[test]
+fn a_sandbox_is_placed_on_a_host_with_an_unused_share_if_nothing_else_is_free() {
+    let mut fleet = fleet_with_limit();
+    let coordinator = fleet.coordinator();
+    let ids: Vec<_> = fleet.members.keys().copied().collect();
+    let holder = *ids.iter().find(|id| **id != coordinator).unwrap();
+    assert!(!admit(&mut fleet, holder, 1));
+    fleet.advance(4_000);
+    assert_eq!(fleet.member(holder).shares().share(&owner()).0, 8);
+    let now = Millis(fleet.now);
+    let request = PlacementRequest::default();
+    let mut hosts = Vec::new();
+    for _ in 0..LIMIT {
+        let placed = fleet.member(coordinator).place(now, &one(), &request);
+        hosts.push(placed.unwrap().admission.host.member);
+    }
+    assert!(hosts.iter().filter(|host| **host == holder).count() >= 8);
+    let error = fleet.member(coordinator).place(now, &one(), &request);
+    assert!(matches!(error, Err(CreateError::Budget(error)) if error.is_known));
+}
+
+#[test]
+fn a_share_that_is_requested_is_granted_at_once_or_recalled_from_others() {
+    let mut fleet = fleet_with_limit();
+    let coordinator = fleet.coordinator();
+    let ids: Vec<_> = fleet.members.keys().copied().collect();
+    let request = |fleet: &mut Fleet, id, amount| {
+        let now = Millis(fleet.now);
+        let need = BudgetNeed {
+            owner: owner(),
+            amount,
+        };
+        let grant = fleet.member(coordinator).request_share(now, id, &need)?;
+        fleet.member(id).shares().apply(now, &grant.unwrap());
+        Ok::<_, CreateError>(())
+    };
+    request(&mut fleet, ids[0], 1).unwrap();
+    assert!(admit(&mut fleet, ids[0], 1));
+    // Eight were handed out: two are free, and seven are unused.
+    let error = request(&mut fleet, ids[1], 6).unwrap_err();
+    assert!(matches!(&error, CreateError::Budget(error) if error.is_unused_elsewhere));
+    fleet.advance(6_000);
+    request(&mut fleet, ids[1], 4).unwrap();
+    assert!(admit(&mut fleet, ids[1], 6));
+    assert!(shares(&mut fleet) <= LIMIT);
+}
+
+#[test]
+fn recalls_beyond_the_maximum_of_a_message_are_sent_later() {
+    let mut fleet = fleet_with_limit();
+    let owners: Vec<_> = (0..MAX_SHARES_PER_MESSAGE)
+        .map(|n| BudgetOwner(format!("key{n}")))
+        .collect();
+    let coordinator = fleet.coordinator();
+    let ids: Vec<_> = fleet.members.keys().copied().collect();
+    let (holder, other) = (ids[0], ids[1]);
+    let now = Millis(fleet.now);
+    let need = |owner: &BudgetOwner, amount| BudgetNeed {
+        owner: owner.clone(),
+        amount,
+    };
+    for owner in &owners {
+        fleet.member(coordinator).set_limit(owner, Some(8));
+        let grant = fleet
+            .member(coordinator)
+            .request_share(now, holder, &need(owner, 8));
+        let grant = grant.unwrap().unwrap();
+        fleet.member(holder).shares().apply(now, &grant);
+    }
+    // One more than a message contains.
+    let last = owner();
+    let grant = fleet
+        .member(coordinator)
+        .request_share(now, holder, &need(&last, LIMIT));
+    let grant = grant.unwrap().unwrap();
+    fleet.member(holder).shares().apply(now, &grant);
+    for owner in owners.iter().chain([&last]) {
+        let denied = fleet
+            .member(coordinator)
+            .request_share(now, other, &need(owner, 1));
+        assert!(denied.is_err());
+    }
+    // Shorter than the time after which unused shares are returned.
+    fleet.advance(6_000);
+    for owner in owners.iter().chain([&last]) {
+        let (share, _) = fleet.member(holder).shares().share(owner);
+        assert!(share < LIMIT, "{owner:?} was not recalled: {share}");
+    }
+}
+
+#[test]
+fn a_restarted_member_keeps_its_share_until_it_has_counted_its_sandboxes() {
+    let mut fleet = fleet_with_limit();
+    let coordinator = fleet.coordinator();
+    let ids: Vec<_> = fleet.members.keys().copied().collect();
+    let restarted = *ids.iter().find(|id| **id != coordinator).unwrap();
+    assert!(!admit(&mut fleet, restarted, LIMIT));
+    fleet.advance(4_000);
+    assert!(admit(&mut fleet, restarted, LIMIT));
+    fleet.advance(2_000);
+    fleet.start(restarted, restarted.0 as u8);
+    fleet.member(restarted).shares().set_complete(false);
+    fleet.advance(6_000);
+    assert!(fleet.authority(restarted).is_some());
+    let now = Millis(fleet.now);
+    let request = PlacementRequest::default();
+    let place = |fleet: &mut Fleet| {
+        let placed = fleet.member(coordinator).place(now, &one(), &request);
+        placed.is_ok()
+    };
+    assert!(!place(&mut fleet));
+    let mut shares = fleet.member(restarted).shares();
+    shares.set_in_use(now, &owner(), 4);
+    shares.set_complete(true);
+    drop(shares);
+    fleet.advance(2_000);
+    assert!(place(&mut fleet));
+}
+
+/// Creates in progress: front, host and admission, in random order.
+#[test]
+fn fifty_thousand_concurrent_creates_reach_a_limit_of_ten_thousand_and_never_exceed_it() {
+    const CREATES: u64 = 50_000;
+    const MAX: u64 = 10_000;
+    const FRONTS: u32 = 16;
+    let mut fleet = Fleet::new(FRONTS);
+    for member in fleet.members.values_mut() {
+        member.set_limit(&owner(), Some(MAX));
+        member.set_status(HostStatus {
+            free_cpu_milli: 64_000_000,
+            free_memory_mib: 64_000_000,
+            free_disk_mib: 64_000_000,
+            is_store_reachable: true,
+            ..HostStatus::default()
+        });
+    }
+    fleet.advance(4_000);
+    let coordinator = fleet.coordinator();
+    let ids: Vec<_> = fleet.members.keys().copied().collect();
+    let mut seed = 7_u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) as usize % below
+    };
+    let mut in_use: BTreeMap<MemberId, u64> = BTreeMap::new();
+    let (mut waiting, mut started, mut denied, mut retried) = (Vec::new(), 0, 0, 0);
+    while started < CREATES || !waiting.is_empty() {
+        let now = Millis(fleet.now);
+        // Half of the steps are placements by a front, and half are arrivals at a host.
+        if started < CREATES && (waiting.len() < 400 || random(2) == 0) {
+            started += 1;
+            let memory_mib = 128 << random(4);
+            let request = PlacementRequest {
+                needs: Resources {
+                    memory_mib,
+                    ..Resources::default()
+                },
+                ..PlacementRequest::default()
+            };
+            match fleet.member(coordinator).place(now, &one(), &request) {
+                Ok(placement) => waiting.push(placement),
+                Err(CreateError::Budget(_)) => denied += 1,
+                Err(error) => panic!("{error}"),
+            }
+        } else {
+            let placement = waiting.swap_remove(random(waiting.len()));
+            let host = placement.admission.host.member;
+            let member = fleet.member(host);
+            member.accept_placement(now, &placement.admission).unwrap();
+            let is_running = member.shares().admit(now, &owner(), 1);
+            if is_running {
+                *in_use.entry(host).or_default() += 1;
+            } else {
+                retried += 1;
+            }
+            let reservation = placement.reservation;
+            fleet
+                .member(coordinator)
+                .end_placement(reservation, is_running);
+        }
+        // A front also creates locally, for example by a fork.
+        if random(50) == 0 {
+            let front = ids[random(ids.len())];
+            if admit(&mut fleet, front, 1) {
+                *in_use.entry(front).or_default() += 1;
+            }
+        }
+        if random(100) == 0 {
+            fleet.advance(100);
+            let total: u64 = in_use.values().sum();
+            assert!(total <= MAX && shares(&mut fleet) <= MAX);
+        }
+    }
+    let total: u64 = in_use.values().sum();
+    println!("{total} of {MAX} running, {denied} denied, {retried} rejected by their host");
+    assert!(total <= MAX, "{total} sandboxes exceed the limit");
+    assert!(total * 100 >= MAX * 99, "only {total} sandboxes run");
 }

@@ -22,12 +22,15 @@ mod transport;
 mod view;
 
 pub use clock::{BootClock, Clock, current_instance};
-pub use handle::{LocateError, Members, Node, NodeConfig, NodeError, Place, ReserveError};
+pub use handle::{
+    LocateError, Members, Node, NodeConfig, NodeError, Place, PlaceError, ReserveError,
+};
 pub use host::{Host, ReconcileError};
 pub use messenger::{Messenger, MessengerError};
 pub use query::{
-    Answer, Heartbeats, HostSummary, MAX_ANSWER_BYTES, MAX_QUERY_BYTES, Operation, Query,
-    QueryError, RowPlace, decode_replies, encode_replies,
+    Answer, Decision, Heartbeats, HostSummary, LimitedNeed, MAX_ANSWER_BYTES, MAX_QUERY_BYTES,
+    NotPlaced, Operation, PlaceRequest, Placed, PlacementEnd, Query, QueryError, RowPlace,
+    ShareRequest, Shares, TakenName, decode_replies, encode_replies,
 };
 pub use rows::row_hash;
 #[cfg(feature = "client")]

@@ -80,6 +80,19 @@ pub struct ReservedResources {
     pub rejections: BTreeMap<Shortage, u64>,
 }
 
+/// Resources that are free for further sandboxes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FreeResources {
+    /// Sum of the memory sizes of further sandboxes in MiB. `None` if the host's memory is unknown.
+    pub memory_mib: Option<u64>,
+    /// Sum of the disk sizes of further sandboxes in MiB. `None` if the free space is unknown.
+    pub disk_mib: Option<u64>,
+    /// Part of the time in percent in which no task waited for a processor.
+    pub cpu_percent: u8,
+    /// Sandboxes that are starting.
+    pub starting: usize,
+}
+
 /// Admission control of a host.
 #[derive(Debug)]
 pub(crate) struct Admission {
@@ -123,6 +136,34 @@ impl Admission {
     pub fn memory_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let total = figures.memory_total_mib?;
         Some((total as f64 * self.limits.memory_overcommit) as u64)
+    }
+
+    /// Returns the resources that [`Self::admit`] would grant to further sandboxes at present. Zero
+    /// if it rejects every sandbox.
+    pub fn free(&self) -> FreeResources {
+        let figures = self.host.read();
+        let reservations = self.reservations.lock();
+        let starting = reservations.starting;
+        let is_full = self
+            .limits
+            .sandboxes
+            .is_some_and(|limit| reservations.sandboxes >= limit);
+        if is_full || self.check_free_resources(&figures, starting).is_err() {
+            return FreeResources {
+                memory_mib: Some(0),
+                disk_mib: Some(0),
+                cpu_percent: 0,
+                starting,
+            };
+        }
+        let rest = |limit: Option<u64>, used: u64| limit.map(|limit| limit.saturating_sub(used));
+        let waiting = figures.pressure.map_or(0.0, |pressure| pressure.cpu_some);
+        FreeResources {
+            memory_mib: rest(self.memory_limit_mib(&figures), reservations.memory_mib),
+            disk_mib: rest(self.disk_limit_mib(&figures), reservations.disk_mib),
+            cpu_percent: (100.0 - waiting).clamp(0.0, 100.0) as u8,
+            starting,
+        }
     }
 
     /// Reserves resources for one more guest of `size`.

@@ -23,7 +23,8 @@ mod store_copies;
 mod usage;
 
 pub use admission::{
-    HostFigures, HostLimits, HostReader, KernelReader, Pressure, ReservedResources, Shortage,
+    FreeResources, HostFigures, HostLimits, HostReader, KernelReader, Pressure, ReservedResources,
+    Shortage,
 };
 pub use directory_lock::DirectoryLock;
 pub use fabricate::{FabricatedJournal, FabricatedSandbox, FabricatedSnapshot};

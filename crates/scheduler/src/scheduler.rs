@@ -99,6 +99,12 @@ impl Scheduler {
         self.entry(host).map(HostEntry::free)
     }
 
+    /// Returns whether a host has the template.
+    #[must_use]
+    pub fn has_template(&self, template: TemplateId) -> bool {
+        self.templates.contains_key(&template)
+    }
+
     /// Adds a host, or replaces its properties and state. Its reservations end.
     pub fn add_host(&mut self, id: HostId, spec: HostSpec, report: HostReport) {
         self.remove_host(id);

@@ -1,7 +1,8 @@
 //! Creates: names that are unique per owner in the fleet, and idempotency keys that hold on all
 //! members.
 
-use super::forward::BufferedCall;
+use super::forward::{AdmittedCreate, BufferedCall, Forwarded};
+use super::placement::name_taken;
 use super::route::buffer;
 use super::{Fleet, host_lost, unavailable};
 use crate::app::App;
@@ -23,8 +24,6 @@ use serde::Deserialize;
 #[serde(default)]
 struct Named {
     name: Option<String>,
-    #[serde(rename = "templateID")]
-    template_id: Option<String>,
 }
 
 /// Returns the names in the body of a call. The handler rejects malformed bodies.
@@ -33,35 +32,40 @@ fn names_in(call: &BufferedCall) -> Named {
 }
 
 impl Fleet {
-    /// Creates a sandbox on this member, or forwards the call to the member that has received the
-    /// same `Idempotency-Key` before.
+    /// Creates a sandbox on the host that the coordinator selects, or on this one if another member
+    /// has forwarded the call.
     pub(super) async fn create(
         &self,
         app: &App,
         caller: &Caller,
         request: Request,
         next: Next,
-        is_forwarded: bool,
     ) -> Result<Response, ApiError> {
+        let is_forwarded = request.extensions().get::<Forwarded>().is_some();
+        let admitted = request.extensions().get::<AdmittedCreate>().cloned();
         let (call, request) = buffer(caller, request).await?;
         let owner = caller.owner_id();
-        let template = names_in(&call).template_id;
-        if let Some(template) = template.filter(|_| !is_forwarded)
-            && let Some(member) = self.place_of_origin(app, &call, &template).await?
-        {
-            return self.forward_to(member, &call).await;
+        let key = key_of(&call.headers)?;
+        let key = key.map(|key| self.idempotency_hash(owner.as_deref(), &key));
+        if !is_forwarded {
+            let name = names_in(&call).name.filter(|name| !name.is_empty());
+            let rows = (name.as_deref(), key);
+            let call = (call, request);
+            return self.create_anywhere(app, caller, call, rows, next).await;
         }
-        if let Some(key) = key_of(&call.headers)? {
-            let hash = self.idempotency_hash(owner.as_deref(), &key);
-            match self.reserve(hash).await? {
-                Some(_) if is_forwarded => {
-                    let message =
-                        "another host executes a create with this `Idempotency-Key`: retry";
-                    return Err(unavailable(message));
-                }
-                Some(member) => return self.forward_to(member, &call).await,
-                None => {}
-            }
+        if let Some(AdmittedCreate(admission)) = admitted {
+            // The coordinator has reserved the rows for this host.
+            let accepted = self.node.accept_placement(admission).await;
+            accepted.map_err(|error| ApiError::host_busy(error.to_string()))?;
+            return Ok(next.run(request).await);
+        }
+        // Another member has received a create with the same key.
+        if let Some(hash) = key
+            && let Some(member) = self.reserve(hash).await?
+        {
+            return Err(unavailable(format!(
+                "{member} executes a create with this `Idempotency-Key`: retry"
+            )));
         }
         self.reserve_name(caller, &call).await?;
         Ok(next.run(request).await)
@@ -91,11 +95,7 @@ impl Fleet {
         let hash = self.name_hash(caller.owner_id().as_deref(), &name);
         match self.reserve(hash).await? {
             None => Ok(()),
-            Some(_) => {
-                let name = crate::lookup::short(&name);
-                let message = format!("the name `{name}` belongs to another of your sandboxes");
-                Err(ApiError::conflict("name_taken", message))
-            }
+            Some(_) => Err(name_taken(&name)),
         }
     }
 
@@ -112,7 +112,7 @@ impl Fleet {
         }
     }
 
-    async fn forward_to(
+    pub(super) async fn forward_to(
         &self,
         member: MemberId,
         call: &BufferedCall,

@@ -64,6 +64,7 @@ impl Fleet {
             caller: Caller::Owner,
             client: None,
             purpose: Purpose::Call,
+            placement: None,
         };
         debug_assert!(caller.is_admin());
         let sent = self.send(host, &row.address, &call).await;

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::Response;
 use bytes::Bytes;
 use jiffy_fleet::node::Place;
-use jiffy_fleet_core::{MemberId, SandboxHash};
+use jiffy_fleet_core::{Admission, MemberId, SandboxHash};
 use jiffy_http::headers::strip_hop_by_hop;
 use std::future::Future;
 use std::net::IpAddr;
@@ -26,6 +26,8 @@ const MEMBER_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_CONCURRENT: usize = 64;
 /// Header of forwarded calls: the caller is the owner of the member that forwards.
 const OWNER: HeaderName = HeaderName::from_static("jiffy-forwarded-owner");
+/// Header of forwarded creates: admission by the coordinator.
+const PLACEMENT: HeaderName = HeaderName::from_static("jiffy-forwarded-placement");
 /// Header of forwarded calls: address of the client.
 const CLIENT: HeaderName = HeaderName::from_static("jiffy-forwarded-for");
 /// Header of forwarded calls: host name by which the client reaches the fleet.
@@ -68,6 +70,10 @@ impl Purpose {
     }
 }
 
+/// Extension of a create that another member has forwarded after a decision of the coordinator.
+#[derive(Debug, Clone)]
+pub(super) struct AdmittedCreate(pub Admission);
+
 /// Call whose body was read, so that it can be sent more than once.
 #[derive(Clone)]
 pub(super) struct BufferedCall {
@@ -78,6 +84,8 @@ pub(super) struct BufferedCall {
     pub caller: Caller,
     pub client: Option<IpAddr>,
     pub purpose: Purpose,
+    /// Admission of a create by the coordinator.
+    pub placement: Option<Admission>,
 }
 
 impl BufferedCall {
@@ -88,6 +96,11 @@ impl BufferedCall {
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
         prepare(&mut request, Some(&self.caller), self.client);
+        let placement = self.placement.as_ref();
+        let placement = placement.and_then(|admission| serde_json::to_string(admission).ok());
+        if let Some(value) = placement.and_then(|text| HeaderValue::from_str(&text).ok()) {
+            request.headers_mut().insert(PLACEMENT, value);
+        }
         if let Some(purpose) = self.purpose.header() {
             request.headers_mut().insert(PURPOSE, purpose);
         }
@@ -110,6 +123,7 @@ pub(super) fn prepare(
         CLIENT,
         HOST,
         PURPOSE,
+        PLACEMENT,
         header::TRAILER,
         header::CONTENT_LENGTH,
     ] {
@@ -140,11 +154,16 @@ pub fn receive_forwarded(request: &mut Request<Body>) {
     let function = headers.remove(FUNCTION);
     let function = function.and_then(|label| label.to_str().ok().map(str::to_owned));
     let client = headers.remove(CLIENT);
+    let placement = headers.remove(PLACEMENT);
+    let placement = placement.and_then(|value| serde_json::from_str(value.to_str().ok()?).ok());
     let client = client.and_then(|value| value.to_str().ok()?.parse().ok());
     let extensions = request.extensions_mut();
     extensions.insert(Forwarded(purpose));
     if let Some(label) = function {
         extensions.insert(FunctionHost(label));
+    }
+    if let Some(admission) = placement {
+        extensions.insert(AdmittedCreate(admission));
     }
     if purpose == Purpose::Part {
         extensions.insert(ListPart);

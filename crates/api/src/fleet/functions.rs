@@ -113,6 +113,7 @@ impl Fleet {
             caller: Caller::Owner,
             client: None,
             purpose: Purpose::Probe,
+            placement: None,
         };
         let mut is_complete = true;
         let mut place = None;

@@ -160,6 +160,26 @@ impl Fleet {
         answers.respond(&query, body)
     }
 
+    /// Adds the usage of a key on all members.
+    pub(super) async fn merge_limits(
+        &self,
+        caller: &Caller,
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        let query = Query::parse(request.uri().query().unwrap_or_default())?;
+        let mut answers = match self.call_all(caller, request, next).await? {
+            Ok(answers) => answers,
+            Err(response) => return Ok(response),
+        };
+        // The answer of this member is the last one, and has the limits.
+        let mut budget = answers.bodies.pop().unwrap_or_default();
+        for other in answers.bodies.drain(..) {
+            add(&mut budget["used"], &other["used"]);
+        }
+        answers.respond(&query, budget)
+    }
+
     /// Merges lists of objects. An object that several members have appears once.
     pub(super) async fn merge_objects(
         &self,
@@ -329,6 +349,22 @@ fn milliseconds(item: &Value, field: &str) -> u64 {
     let time: Option<jiff::Timestamp> = time.parse().ok();
     let ms = time.map_or(0, |time| time.as_millisecond());
     u64::try_from(ms).unwrap_or(0)
+}
+
+/// Adds all numbers of an object to the numbers with the same names.
+fn add(sum: &mut Value, other: &Value) {
+    match sum {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                add(value, &other[&**name]);
+            }
+        }
+        Value::Number(number) => {
+            let (own, other) = (number.as_u64(), other.as_u64());
+            *sum = own.unwrap_or(0).saturating_add(other.unwrap_or(0)).into();
+        }
+        _ => {}
+    }
 }
 
 /// Returns the position of a listed sandbox.

@@ -17,6 +17,8 @@ use serde::Deserialize;
 
 /// Maximum size of the answer to a probe.
 const MAX_PROBE_BYTES: usize = 1024;
+/// Reason of an error for a template whose home is dead.
+const HOME_LOST: &str = "it has the builds of the template, and was declared dead";
 
 /// Field of a body that names a template.
 #[derive(Debug, Default, Deserialize)]
@@ -108,10 +110,7 @@ impl Fleet {
                 }
                 // Another member may build a template of this name again.
                 None if request.uri().path().ends_with("/templates") => {}
-                None => {
-                    let reason = "it has the builds of the template, and was declared dead";
-                    return Err(host_lost(named.home, reason));
-                }
+                None => return Err(host_lost(named.home, HOME_LOST)),
             }
         }
         let holders = self.holders(probe_of(caller, &request), &object).await?;
@@ -158,31 +157,31 @@ impl Fleet {
         }
     }
 
-    /// Returns the other member that has the template or snapshot of a create. `None` if this
-    /// member has it, or no member has it.
+    /// Returns the other members that have the template or snapshot of a create: of several
+    /// objects with this name, the one that precedes.
     ///
     /// # Errors
-    /// An error if a member that may have it does not answer.
-    pub(super) async fn place_of_origin(
+    /// An error if no member has it, and a member that may have it does not answer.
+    pub(super) async fn places_of_origin(
         &self,
-        app: &App,
         call: &BufferedCall,
         id: &str,
-    ) -> Result<Option<MemberId>, ApiError> {
+    ) -> Result<Vec<MemberId>, ApiError> {
         if let Some(named) = self.named_template(&call.caller, id) {
-            let is_here = named.home == self.node.id();
-            let is_here = is_here || app.has_version(&call.caller, id, &named);
-            return Ok((!is_here).then_some(named.home));
+            let row = self.node.members().row(named.home).cloned();
+            return match row.filter(|row| row.state.is_live()) {
+                Some(row) => Ok(vec![row.id]),
+                None => Err(host_lost(named.home, HOME_LOST)),
+            };
         }
         let object = Object::Template(id.to_owned());
-        if app.object_match(&call.caller, &object)?.is_some() {
-            return Ok(None);
-        }
         let holders = self.holders(call.clone(), &object).await?;
-        match holders.best() {
-            Some((member, ..)) => Ok(Some(*member)),
-            None => holders.expect_complete().map(|()| None),
-        }
+        let Some((_, _, best)) = holders.best() else {
+            return holders.expect_complete().map(|()| Vec::new());
+        };
+        let equal = holders.others.iter();
+        let equal = equal.filter(|(_, _, found)| found.precedence == best.precedence);
+        Ok(equal.map(|(member, ..)| *member).collect())
     }
 
     /// Removes all copies of an object. The home is last, so that a failed removal can be repeated.
@@ -307,5 +306,6 @@ fn probe_of(caller: &Caller, request: &Request) -> BufferedCall {
         caller: caller.clone(),
         client: request.extensions().get::<ClientAddress>().map(|a| a.0),
         purpose: Purpose::Probe,
+        placement: None,
     }
 }

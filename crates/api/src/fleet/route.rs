@@ -37,6 +37,8 @@ enum Call {
     NamedTemplate,
     /// List of objects.
     Objects(Listed),
+    /// Limits and usage of a key.
+    Limits,
     /// On this host.
     Local,
 }
@@ -58,8 +60,10 @@ impl Call {
             return Self::Object(object);
         }
         let mut parts = path.trim_start_matches('/').split('/');
-        if parts.next() != Some("sandboxes") {
-            return Self::Local;
+        match (method.as_str(), parts.next()) {
+            (_, Some("sandboxes")) => {}
+            ("GET", Some("limits")) => return Self::Limits,
+            _ => return Self::Local,
         }
         match (method.as_str(), parts.next()) {
             ("GET", None) => Self::List,
@@ -104,10 +108,9 @@ pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) 
         Call::NamedTemplate => fleet.on_named_template(&app, &caller, request, next).await,
         Call::List => fleet.list(&caller, request, next).await,
         Call::Metrics => fleet.merge_metrics(&caller, request, next).await,
-        Call::Create => {
-            let created = fleet.create(&app, &caller, request, next, is_forwarded);
-            created.await
-        }
+        Call::Create => fleet.create(&app, &caller, request, next).await,
+        Call::Limits if is_forwarded => Ok(next.run(request).await),
+        Call::Limits => fleet.merge_limits(&caller, request, next).await,
         Call::Sandbox(id) => {
             let target = (&*id, is_forwarded);
             fleet.on_sandbox(&app, &caller, target, request, next).await
@@ -316,7 +319,7 @@ fn sandbox_uri(uri: &Uri) -> Result<Uri, ApiError> {
 }
 
 /// Returns `Some` for a successful response.
-async fn success(response: Response) -> Option<()> {
+pub(super) async fn success(response: Response) -> Option<()> {
     response.status().is_success().then_some(())
 }
 
@@ -351,6 +354,7 @@ pub(super) async fn buffer(
         caller: caller.clone(),
         client: parts.extensions.get::<ClientAddress>().map(|a| a.0),
         purpose: Purpose::Call,
+        placement: None,
     };
     let mut request = Request::from_parts(parts, Body::from(body));
     let length = HeaderValue::from(call.body.len());
@@ -371,6 +375,7 @@ mod tests {
             Call::List => "list".to_owned(),
             Call::Metrics => "metrics".to_owned(),
             Call::Create => "create".to_owned(),
+            Call::Limits => "limits".to_owned(),
             Call::Local => "local".to_owned(),
             Call::Object(object) => format!("{object:?}"),
             Call::NamedTemplate => "template".to_owned(),
@@ -392,6 +397,8 @@ mod tests {
             (Method::PATCH, "/v2/templates/web", "Template(\"web\")"),
             (Method::GET, "/v2", "local"),
             (Method::GET, "/sandboxes/", "local"),
+            (Method::GET, "/limits", "limits"),
+            (Method::GET, "/fleet", "local"),
             (Method::GET, "/sandboxes/%ff", "local"),
         ] {
             assert_eq!(kind(method, path), expected, "{path}");

@@ -7,6 +7,7 @@ use jiffy_sandbox_manager::{Sandbox, SandboxObserver, SandboxState};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use tokio::sync::Notify;
 
 /// Kinds of rows.
 pub(super) const ID: &str = "id";
@@ -30,6 +31,8 @@ pub(super) struct FleetRows {
     /// Sandboxes by the hash of their idempotency key.
     created: Mutex<HashMap<SandboxHash, String>>,
     lost: Arc<LostSandboxes>,
+    /// Notified when a sandbox no longer runs, or is removed.
+    released: Arc<Notify>,
 }
 
 impl FleetRows {
@@ -40,7 +43,13 @@ impl FleetRows {
             heads: Mutex::default(),
             created: Mutex::default(),
             lost,
+            released: Arc::default(),
         }
+    }
+
+    /// Returns the notification that a sandbox no longer uses its part of a budget.
+    pub fn released(&self) -> Arc<Notify> {
+        self.released.clone()
     }
 
     /// Returns the sandbox that was created with an idempotency key.
@@ -106,6 +115,12 @@ impl SandboxObserver for FleetRows {
         let rows = |sandbox: Option<&Sandbox>| sandbox.map_or_else(Vec::new, |s| self.rows(s));
         self.replace(&rows(before), &rows(now));
         self.lost.changed.notify_one();
+        let is_running = |sandbox: Option<&Sandbox>| {
+            sandbox.is_some_and(|s| *s.state() == SandboxState::Running)
+        };
+        if before.is_some() && !is_running(now) {
+            self.released.notify_one();
+        }
         match (before, now) {
             (_, Some(now)) => {
                 if let Some(hash) = self.idempotency_hash(now) {

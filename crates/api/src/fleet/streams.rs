@@ -1,4 +1,4 @@
-//! Streams to ports of sandboxes on other members.
+//! Streams to ports of sandboxes on other members, and leases of these sandboxes.
 
 use super::forward::prepare;
 use super::route::is_moved;
@@ -6,10 +6,10 @@ use super::{Fleet, host_lost, unavailable};
 use crate::app::App;
 use crate::caller::{Caller, ClientAddress};
 use crate::error::ApiError;
-use crate::routes::{PORT_PROTOCOL, expect_upgrade};
+use crate::routes::{LEASE_PROTOCOL, PORT_PROTOCOL, expect_upgrade};
 use axum::extract::Request;
-use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
 use jiffy_fleet::node::Place;
@@ -40,19 +40,34 @@ impl ForwardedStream {
 /// have authenticated the member by its certificate.
 pub fn receive_forwarded_stream(request: &mut Request, stream: Box<dyn ByteStream>) {
     super::receive_forwarded(request);
+    if stream_protocol(request.uri().path()) == Some(LEASE_PROTOCOL) {
+        *request.method_mut() = Method::POST;
+    }
     let stream = ForwardedStream(Arc::new(Mutex::new(Some(stream))));
     request.extensions_mut().insert(stream);
 }
 
-/// Returns whether a call opens a stream to a port.
+/// Returns the protocol of the stream that a path opens: a port, or a lease.
+fn stream_protocol(path: &str) -> Option<&'static str> {
+    let mut parts = path.trim_start_matches('/').split('/');
+    if parts.next() != Some("sandboxes") {
+        return None;
+    }
+    match parts.nth(1) {
+        Some("ports") => Some(PORT_PROTOCOL),
+        Some("lease") => Some(LEASE_PROTOCOL),
+        _ => None,
+    }
+}
+
+/// Returns whether a call opens a stream.
 pub(super) fn opens_stream(request: &Request) -> bool {
-    let mut parts = request.uri().path().trim_start_matches('/').split('/');
-    let is_port = parts.next() == Some("sandboxes") && parts.nth(1) == Some("ports");
-    is_port && request.headers().contains_key(UPGRADE)
+    let protocol = stream_protocol(request.uri().path());
+    protocol.is_some() && request.headers().contains_key(UPGRADE)
 }
 
 impl Fleet {
-    /// Opens a stream to a port of a sandbox at `place`, and once more if the sandbox has moved.
+    /// Opens a stream to a sandbox at `place`, and once more if the sandbox has moved.
     /// `None` if no other member has the sandbox.
     pub(super) async fn open_stream(
         &self,
@@ -61,7 +76,8 @@ impl Fleet {
         (hash, mut place): (SandboxHash, Place),
         request: &mut Request,
     ) -> Result<Option<Response>, ApiError> {
-        expect_upgrade(request)?;
+        let protocol = stream_protocol(request.uri().path()).unwrap_or(PORT_PROTOCOL);
+        expect_upgrade(request, protocol)?;
         for attempt in 0..2 {
             if !place.is_live {
                 return Err(host_lost(place.member, "it was declared dead"));
@@ -78,7 +94,13 @@ impl Fleet {
                     let lost = self.node.clone();
                     let member = place.member;
                     let lost = async move { lost.until_lost(member).await };
-                    return Ok(Some(connect(app, caller, request, stream, lost)));
+                    return Ok(Some(connect(
+                        app,
+                        caller,
+                        (request, protocol),
+                        stream,
+                        lost,
+                    )));
                 }
                 Ok(Err(response)) if !is_moved(&response) => return Ok(Some(response)),
                 Ok(Err(_)) => {}
@@ -106,7 +128,7 @@ impl Fleet {
 fn connect(
     app: &App,
     caller: &Caller,
-    request: &mut Request,
+    (request, protocol): (&mut Request, &'static str),
     mut stream: Box<dyn ByteStream>,
     lost: impl Future<Output = ()> + Send + 'static,
 ) -> Response {
@@ -122,6 +144,6 @@ fn connect(
             () = lost => {}
         }
     });
-    let headers = [(CONNECTION, "upgrade"), (UPGRADE, PORT_PROTOCOL)];
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, protocol)];
     (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
 }

@@ -4,7 +4,7 @@ use super::{Quota, running};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use jiffy_engine_api::SandboxSize;
-use jiffy_sandbox_manager::{OnTimeout, QuotaAmount, QuotaPermit, QuotaRequest};
+use jiffy_sandbox_manager::{OnTimeout, QuotaAmount, QuotaPermit, QuotaRequest, Sandbox};
 use std::sync::Arc;
 
 impl Quota {
@@ -29,13 +29,60 @@ impl Quota {
         self.reserve_for(caller, amount, Some(count)).await
     }
 
-    /// Reserves the resources of an existing sandbox that is about to run again.
+    /// Reserves `count` children of a sandbox. They belong to the owner of the sandbox, who may be
+    /// another key than the caller.
+    pub async fn reserve_children(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: &Sandbox,
+        count: usize,
+    ) -> Result<QuotaPermit, ApiError> {
+        let paused = match parent.settings().on_timeout {
+            OnTimeout::Pause => count as u64,
+            OnTimeout::Kill => 0,
+        };
+        let amount = QuotaAmount {
+            paused,
+            ..running(parent.size(), count)
+        };
+        self.reserve_of(caller, parent, amount, Some(count)).await
+    }
+
+    /// Reserves the resources of an existing sandbox that is about to run again, within the quota
+    /// of its owner.
     pub async fn reserve_restart(
         self: &Arc<Self>,
         caller: &Caller,
-        size: SandboxSize,
+        sandbox: &Sandbox,
     ) -> Result<QuotaPermit, ApiError> {
-        self.reserve_for(caller, running(size, 1), None).await
+        let amount = running(sandbox.size(), 1);
+        self.reserve_of(caller, sandbox, amount, None).await
+    }
+
+    /// Reserves within the quota of the owner of a sandbox. The host's owner and revoked keys have
+    /// no quota.
+    async fn reserve_of(
+        self: &Arc<Self>,
+        caller: &Caller,
+        sandbox: &Sandbox,
+        amount: QuotaAmount,
+        new: Option<usize>,
+    ) -> Result<QuotaPermit, ApiError> {
+        let Some(owner) = sandbox.owner() else {
+            return Ok(QuotaPermit::unlimited());
+        };
+        if caller.key().is_some_and(|key| key.id == owner) {
+            return self.reserve_for(caller, amount, new).await;
+        }
+        let key = self.keys.in_force(owner);
+        let Some(key) = key.map_err(|e| ApiError::internal(e.to_string()))? else {
+            return Ok(QuotaPermit::unlimited());
+        };
+        let request = QuotaRequest {
+            amount,
+            disk_floor: None,
+        };
+        self.reserve(&key, request, new).await
     }
 
     async fn reserve_for(

@@ -5,8 +5,9 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::fleet::Fleet;
 use axum::Json;
-use axum::extract::State;
-use jiffy_api_types::{FleetInfo, FleetNode, FleetNodes, MassSilence};
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use jiffy_api_types::{FleetInfo, FleetNode, FleetNodes, FleetWhy, MassSilence};
 use jiffy_fleet::SetupError;
 use jiffy_fleet::node::{FleetStatus, NodeStatus};
 
@@ -42,6 +43,17 @@ pub(super) async fn nodes(
     let status = status(&app, &caller).await?;
     let nodes = status.nodes.iter().map(node).collect();
     Ok(Json(FleetNodes { nodes }))
+}
+
+/// `GET /fleet/why/{sandboxID}`: explains the placement of a sandbox.
+pub(super) async fn why(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<FleetWhy>, ApiError> {
+    let fleet = fleet_of(&app, &caller, "reading the state of the fleet")?;
+    Ok(Json(app.why(fleet, &caller, headers, &id).await?))
 }
 
 /// Returns the fleet for an administrator.

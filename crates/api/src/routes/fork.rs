@@ -33,11 +33,7 @@ pub(super) async fn fork(
         )));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let then = record.settings().on_timeout;
-    let _permit = app
-        .quota
-        .reserve_new(&caller, record.size(), count, then)
-        .await?;
+    let _permit = app.quota.reserve_children(&caller, &record, count).await?;
     // `None` retains the timeout of the parent, and `Some(None)` means no timeout.
     let limit = timeout.map(|t| t.map(Duration::from_secs));
     let report = app.sandboxes.fork(record.id(), count, limit).await?;

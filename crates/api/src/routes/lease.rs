@@ -1,13 +1,14 @@
 //! Leases: a leased sandbox exists as long as a connection of its client.
 
-use super::ports::requests_upgrade;
+use super::ports::expect_upgrade;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::fleet::{ByteStream, ForwardedStream};
 use crate::lookup::Liveness;
 use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, UPGRADE};
-use axum::http::{StatusCode, Version};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
 use jiffy_sandbox_manager::{OperationError, Sandboxes};
@@ -16,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// Protocol of the upgrade.
-const PROTOCOL: &str = "lease";
+pub(crate) const PROTOCOL: &str = "lease";
 /// Timeout to which a lease extends a sandbox that has a timeout. If the daemon is killed, the
 /// lease ends without a removal, and a later daemon handles this timeout.
 const TERM: Duration = Duration::from_secs(60);
@@ -33,12 +34,9 @@ pub(super) async fn lease(
     mut request: Request,
 ) -> Result<Response, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    if request.version() != Version::HTTP_11 || !requests_upgrade(request.headers(), PROTOCOL) {
-        return Err(ApiError::new(
-            StatusCode::UPGRADE_REQUIRED,
-            "upgrade_required",
-            "this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: lease`",
-        ));
+    let forwarded = request.extensions().get::<ForwardedStream>().cloned();
+    if forwarded.is_none() {
+        expect_upgrade(&request, PROTOCOL)?;
     }
     // An open connection counts like a request through the gateway.
     let owner = record.owner();
@@ -50,9 +48,16 @@ pub(super) async fn lease(
         let _permit = permit;
         // A client that disconnects before the response also ends its lease, so the sandbox is
         // removed below.
-        if let Ok(client) = client.await {
+        let client: Option<Box<dyn ByteStream>> = match forwarded {
+            Some(stream) => stream.take(),
+            None => match client.await {
+                Ok(client) => Some(Box::new(TokioIo::new(client))),
+                Err(_) => None,
+            },
+        };
+        if let Some(client) = client {
             tokio::select! {
-                () = closed(TokioIo::new(client)) => {}
+                () = closed(client) => {}
                 () = renew(&sandboxes, record.id()) => {}
                 () = keys.until_invalid(key.as_deref()) => {}
             }

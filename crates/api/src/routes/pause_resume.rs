@@ -44,7 +44,7 @@ impl App {
             return Ok((now, false));
         }
         // Only a sandbox that is not running needs quota. Another request may resume it meanwhile.
-        let _permit = match self.quota.reserve_restart(caller, record.size()).await {
+        let _permit = match self.quota.reserve_restart(caller, record).await {
             Ok(permit) => permit,
             // The quota may be exhausted because the other request has just resumed the sandbox.
             Err(refusal) => match self.sandboxes.timeouts().renew(record.id(), time).await? {
@@ -197,7 +197,7 @@ pub(super) async fn resume(
             }
         }),
     };
-    let _permit = app.quota.reserve_restart(&caller, record.size()).await?;
+    let _permit = app.quota.reserve_restart(&caller, record).await?;
     app.adopt(&sandbox);
     let mut resumed = app.sandboxes.resume_with(record.id(), options).await;
     if matches!(&resumed, Err(e) if e.is_newer()) {

@@ -40,7 +40,7 @@ pub(super) async fn stream(
     }
     let forwarded = request.extensions().get::<ForwardedStream>().cloned();
     if forwarded.is_none() {
-        expect_upgrade(&request)?;
+        expect_upgrade(&request, PROTOCOL)?;
     }
     // The gateway checks which paths of the agent clients may request, and a raw stream would
     // bypass the check.
@@ -83,20 +83,22 @@ pub(super) async fn stream(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-/// Returns an error unless a request has the headers for a stream.
-pub(crate) fn expect_upgrade(request: &Request) -> Result<(), ApiError> {
-    if request.version() == Version::HTTP_11 && requests_upgrade(request.headers(), PROTOCOL) {
+/// Returns an error unless a request has the headers for a stream of `protocol`.
+pub(crate) fn expect_upgrade(request: &Request, protocol: &str) -> Result<(), ApiError> {
+    if request.version() == Version::HTTP_11 && requests_upgrade(request.headers(), protocol) {
         return Ok(());
     }
+    let message =
+        format!("this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: {protocol}`");
     Err(ApiError::new(
         StatusCode::UPGRADE_REQUIRED,
         "upgrade_required",
-        "this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: tcp`",
+        message,
     ))
 }
 
 /// Returns whether a request has headers for an upgrade to `protocol`.
-pub(super) fn requests_upgrade(headers: &HeaderMap, protocol: &str) -> bool {
+fn requests_upgrade(headers: &HeaderMap, protocol: &str) -> bool {
     let has_word = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|v| v.to_str().ok());
         let mut words = values.flat_map(|value| value.split(','));

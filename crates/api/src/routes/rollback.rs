@@ -27,7 +27,7 @@ pub(super) async fn rollback(
     // A running sandbox already uses its quota.
     let _permit = match record.state() {
         SandboxState::Running => None,
-        _ => Some(app.quota.reserve_restart(&caller, record.size()).await?),
+        _ => Some(app.quota.reserve_restart(&caller, &record).await?),
     };
     let now = app.sandboxes.rollback(record.id(), snapshot.id()).await?;
     Ok(Json(RolledBack {

@@ -4,6 +4,7 @@ mod lab;
 mod loss;
 mod objects;
 mod operations;
+mod placement;
 mod streams;
 
 use crate::support::TestCaller;

@@ -18,6 +18,7 @@ mod keys;
 mod lifecycle;
 mod limits;
 mod names;
+mod owner_limits;
 mod prune;
 mod reference;
 mod refusal_form;

@@ -1,28 +1,45 @@
 //! The daemon, as its node uses it.
 
 use async_trait::async_trait;
+use jiffy_api::Fleet;
+use jiffy_fleet::SealedRecords;
 use jiffy_fleet::node::{Host, HostSummary, ReconcileError};
 use jiffy_fleet::tables::Tables;
 use jiffy_fleet_core::{Epoch, HostStatus, Owner};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes, StoreState};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Daemon of a member.
-#[derive(Default)]
 pub struct DaemonHost {
     /// Set when the sandboxes are open.
     sandboxes: OnceLock<Sandboxes>,
+    /// Set when the API is open.
+    fleet: OnceLock<Fleet>,
     /// Set when the tables are being read.
     tables: OnceLock<Tables>,
+    records: Arc<SealedRecords>,
 }
 
 impl DaemonHost {
+    pub fn new(records: Arc<SealedRecords>) -> Self {
+        Self {
+            sandboxes: OnceLock::new(),
+            fleet: OnceLock::new(),
+            tables: OnceLock::new(),
+            records,
+        }
+    }
+
     pub fn set_tables(&self, tables: Tables) {
         let _ = self.tables.set(tables);
     }
 
     pub fn set_sandboxes(&self, sandboxes: Sandboxes) {
         let _ = self.sandboxes.set(sandboxes);
+    }
+
+    pub fn set_fleet(&self, fleet: Fleet) {
+        let _ = self.fleet.set(fleet);
     }
 }
 
@@ -43,21 +60,26 @@ impl Host for DaemonHost {
         let Some(sandboxes) = self.sandboxes.get() else {
             return HostStatus::default();
         };
-        let (figures, limit) = sandboxes.figures().host();
-        let reserved = sandboxes.figures().reservations().memory_mib;
-        let limit = limit.or(figures.memory_total_mib).unwrap_or(0);
-        let unreserved = limit.saturating_sub(reserved);
-        let available = figures.memory_available_mib.unwrap_or(unreserved);
+        // A host that does not serve the API yet accepts no sandboxes.
+        let Some(fleet) = self.fleet.get() else {
+            return HostStatus::default();
+        };
+        let free = sandboxes.figures().free();
+        let templates = fleet.templates();
+        let unlimited = |amount: Option<u64>| mib(Some(amount.unwrap_or(u64::MAX)));
         HostStatus {
-            // Sandboxes share processors. Only memory and disk space limit their number.
-            free_cpu_milli: cpu_milli(),
-            free_memory_mib: mib(Some(unreserved.min(available))),
-            free_disk_mib: mib(figures.disk_free_mib),
-            // The last two values only rank hosts for a placement. They are not measured yet,
-            // because each create runs on the host that receives it.
-            is_store_reachable: true,
-            templates: Vec::new(),
+            free_cpu_milli: cpu_milli() / 100 * u32::from(free.cpu_percent),
+            free_memory_mib: unlimited(free.memory_mib),
+            free_disk_mib: unlimited(free.disk_mib),
+            is_store_reachable: self.records.is_reachable(),
+            templates: templates.present.clone(),
+            builds: templates.builds.clone(),
+            creates: u32::try_from(free.starting).unwrap_or(u32::MAX),
         }
+    }
+
+    fn starts_counted(&self) -> bool {
+        false
     }
 
     fn summary(&self) -> HostSummary {
@@ -77,7 +99,7 @@ impl Host for DaemonHost {
             paused: count("paused"),
             unstored: unstored.count() as u64,
             warm: sandboxes.pool().waiting() as u64,
-            free_memory_mib: u64::from(self.status().free_memory_mib),
+            free_memory_mib: sandboxes.figures().free().memory_mib.unwrap_or(0),
             tables: self.tables.get().map_or(0, Tables::number),
         }
     }

@@ -6,9 +6,10 @@
 
 use crate::ids::{MemberId, Term};
 use crate::message::{
-    BudgetOwner, Grant, GrantNumber, MAX_SHARES_PER_MESSAGE, Recall, ShareReport,
+    BudgetNeed, BudgetOwner, Grant, GrantNumber, MAX_SHARES_PER_MESSAGE, Recall, ShareReport,
 };
 use jiffy_scheduler::BudgetShares;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug)]
@@ -74,9 +75,19 @@ impl Budgets {
             Some(limit) => self.limits.insert(owner.clone(), limit),
             None => self.limits.remove(owner),
         };
-        if let Some(budget) = self.owners.get_mut(owner) {
-            budget.shares.set_limit(limit.unwrap_or(0));
+        let Some(budget) = self.owners.get_mut(owner) else {
+            return;
+        };
+        budget.shares.set_limit(limit.unwrap_or(0));
+        if limit.is_some_and(|limit| budget.shares.granted() > limit) {
+            let recalled = budget.shares.recall(0);
+            self.queue_recalls(owner, recalled);
         }
+    }
+
+    /// Returns the owners whose shares this coordinator counts.
+    pub fn owners(&self) -> impl Iterator<Item = &BudgetOwner> {
+        self.owners.keys()
     }
 
     /// Removes the shares of a member whose sandboxes no longer count.
@@ -104,14 +115,15 @@ impl Budgets {
     ///
     /// The caller must send the grants: a member reports its former share until it has applied its
     /// latest grant. A lost grant is repeated with the next acknowledgement. A lost recall is not
-    /// repeated: the next request that exceeds the free amount recalls shares again.
+    /// repeated: the next request that exceeds the free amount recalls shares again. A report that
+    /// is not complete lacks sandboxes that the member has not counted yet.
     pub fn report(
         &mut self,
         member: MemberId,
-        reports: &[ShareReport],
+        (reports, is_complete): (&[ShareReport], bool),
         members: u32,
     ) -> (Vec<Grant>, Vec<Recall>) {
-        if self.restarted.remove(&member) {
+        if is_complete && self.restarted.remove(&member) {
             let reported: BTreeSet<_> = reports.iter().map(|report| &report.owner).collect();
             for (owner, budget) in &mut self.owners {
                 // A grant since the registration may be in transit, so the share is retained.
@@ -124,7 +136,9 @@ impl Budgets {
         for report in reports {
             self.apply(member, report);
         }
-        self.reported(member);
+        if is_complete {
+            self.reported(member);
+        }
         for report in reports {
             // Ignore demand from before the latest grant, which may have satisfied it.
             if report.wanted > 0 && self.is_current(member, report) {
@@ -137,43 +151,109 @@ impl Budgets {
             .filter_map(|owner| self.pending(owner, member))
             .take(MAX_SHARES_PER_MESSAGE)
             .collect();
-        let recalls = self.recalls.remove(&member).unwrap_or_default();
-        let recalls = recalls
-            .into_iter()
-            .map(|(owner, amount)| Recall { owner, amount })
-            .take(MAX_SHARES_PER_MESSAGE)
-            .collect();
+        let mut recalls = Vec::new();
+        if let Some(waiting) = self.recalls.get_mut(&member) {
+            // The rest follows with the next acknowledgements.
+            while recalls.len() < MAX_SHARES_PER_MESSAGE
+                && let Some((owner, amount)) = waiting.pop_first()
+            {
+                recalls.push(Recall { owner, amount });
+            }
+            if waiting.is_empty() {
+                self.recalls.remove(&member);
+            }
+        }
         (grants, recalls)
     }
 
-    /// Ensures that a member may run one more sandbox of an owner. Returns the member's latest
-    /// grant of this term, which the request for the sandbox must contain. `None` if the member has
-    /// no grant of this term, or if the owner has no limit.
+    /// Ensures that a member may use further amounts of budgets. Returns the member's latest grants
+    /// of this term, which the request for the sandbox must contain. Owners without a limit have no
+    /// grants.
     ///
     /// # Errors
-    /// Returns [`BudgetExhausted`] if the limit is reached or unknown shares may reach it.
+    /// Returns [`BudgetExhausted`] if a limit is reached or unknown shares may reach it. No budget
+    /// is changed then.
     pub fn admit(
         &mut self,
-        owner: &BudgetOwner,
+        needs: &[BudgetNeed],
+        member: MemberId,
+        members: u32,
+    ) -> Result<Vec<Grant>, BudgetExhausted> {
+        for need in needs {
+            self.require(need, member, members)?;
+        }
+        let mut grants = Vec::new();
+        for need in needs {
+            let budget = self.owners.get_mut(&need.owner);
+            if let Some(unused) = budget.and_then(|budget| budget.unused.get_mut(&member)) {
+                *unused = unused.saturating_sub(need.amount);
+            }
+            if self.limits.contains_key(&need.owner) {
+                grants.extend(self.pending(&need.owner, member));
+            }
+        }
+        Ok(grants)
+    }
+
+    /// Increases the unused part of a member's share to an amount, if it is smaller.
+    fn require(
+        &mut self,
+        need: &BudgetNeed,
+        member: MemberId,
+        members: u32,
+    ) -> Result<(), BudgetExhausted> {
+        if !self.limits.contains_key(&need.owner) {
+            return Ok(());
+        }
+        let unused = |budget: &Budget| budget.unused.get(&member).copied().unwrap_or(0);
+        let missing = need.amount.saturating_sub(unused(self.budget(&need.owner)));
+        if missing > 0 {
+            self.hand_out(&need.owner, member, missing, members);
+        }
+        if unused(self.budget(&need.owner)) >= need.amount {
+            return Ok(());
+        }
+        Err(self.exhausted(&need.owner, member))
+    }
+
+    /// Returns whether a member holds enough unused shares for all needs.
+    pub fn holds(&self, needs: &[BudgetNeed], member: MemberId) -> bool {
+        needs.iter().all(|need| {
+            let budget = self.owners.get(&need.owner);
+            let unused = budget.and_then(|budget| budget.unused.get(&member));
+            !self.limits.contains_key(&need.owner)
+                || unused.is_some_and(|&unused| unused >= need.amount)
+        })
+    }
+
+    /// Increases the share of a member that needs `wanted` more than it holds. Returns the latest
+    /// grant of the member.
+    ///
+    /// # Errors
+    /// Returns [`BudgetExhausted`] if nothing is free. Unused shares of other members are then
+    /// recalled.
+    pub fn request(
+        &mut self,
+        need: &BudgetNeed,
         member: MemberId,
         members: u32,
     ) -> Result<Option<Grant>, BudgetExhausted> {
-        if !self.limits.contains_key(owner) {
-            return Ok(None);
+        if self.hand_out(&need.owner, member, need.amount, members) >= need.amount {
+            return Ok(self.pending(&need.owner, member));
         }
-        let unused = |budget: &Budget| budget.unused.get(&member).copied().unwrap_or(0);
-        let budget = self.budget(owner);
-        if unused(budget) == 0 {
-            self.hand_out(owner, member, 1, members);
+        Err(self.exhausted(&need.owner, member))
+    }
+
+    fn exhausted(&mut self, owner: &BudgetOwner, member: MemberId) -> BudgetExhausted {
+        let is_known = self.unreported.is_empty();
+        let unused = self.budget(owner).unused.iter();
+        BudgetExhausted {
+            is_unused_elsewhere: unused
+                .filter(|(other, _)| **other != member)
+                .any(|(_, n)| *n > 0),
+            owner: owner.clone(),
+            is_known,
         }
-        let budget = self.budget(owner);
-        if unused(budget) == 0 {
-            return Err(BudgetExhausted);
-        }
-        if let Some(unused) = budget.unused.get_mut(&member) {
-            *unused -= 1;
-        }
-        Ok(self.pending(owner, member))
     }
 
     fn apply(&mut self, member: MemberId, report: &ShareReport) {
@@ -205,7 +285,15 @@ impl Budgets {
         latest.is_none_or(|&latest| report.grant >= latest)
     }
 
-    fn hand_out(&mut self, owner: &BudgetOwner, member: MemberId, wanted: u64, members: u32) {
+    /// Returns the amount by which the share grew. If it is less than `wanted`, unused parts of
+    /// other shares are recalled.
+    fn hand_out(
+        &mut self,
+        owner: &BudgetOwner,
+        member: MemberId,
+        wanted: u64,
+        members: u32,
+    ) -> u64 {
         let number = GrantNumber {
             term: self.term,
             number: self.next_grant,
@@ -228,12 +316,21 @@ impl Budgets {
                 .or_default()
                 .insert(owner.clone());
         }
-        for (other, amount) in recalled {
-            let other = MemberId(other.0);
-            if other != member {
-                let recalls = self.recalls.entry(other).or_default();
-                recalls.insert(owner.clone(), amount);
-            }
+        let others = recalled
+            .into_iter()
+            .filter(|(other, _)| other.0 != member.0);
+        self.queue_recalls(owner, others);
+        granted
+    }
+
+    fn queue_recalls(
+        &mut self,
+        owner: &BudgetOwner,
+        recalled: impl IntoIterator<Item = (jiffy_scheduler::MemberId, u64)>,
+    ) {
+        for (member, amount) in recalled {
+            let recalls = self.recalls.entry(MemberId(member.0)).or_default();
+            recalls.insert(owner.clone(), amount);
         }
     }
 
@@ -272,6 +369,21 @@ impl Budgets {
 }
 
 /// The budget of an owner is exhausted, or shares of members are not known yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the budget is exhausted, or shares of members are not known yet: retry later")]
-pub struct BudgetExhausted;
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("the budget `{}` is exhausted{}", owner.0, reason(*.is_known, *.is_unused_elsewhere))]
+pub struct BudgetExhausted {
+    /// Owner of the budget.
+    pub owner: BudgetOwner,
+    /// False while the shares of some members are not known, after a change of the coordinator.
+    pub is_known: bool,
+    /// Other members hold unused parts, which were recalled.
+    pub is_unused_elsewhere: bool,
+}
+
+fn reason(is_known: bool, is_unused_elsewhere: bool) -> &'static str {
+    match (is_known, is_unused_elsewhere) {
+        (false, _) => ", or shares of members are not known yet: retry in 12 s",
+        (true, true) => ": unused shares of other hosts are being recalled, retry in 5 s",
+        (true, false) => ": release resources or raise the limit",
+    }
+}

@@ -11,7 +11,7 @@
 //! - A *verdict* is the decision that the epoch of a member is dead. It takes effect when the draft
 //!   is committed. Until then, the member is *condemned*.
 
-use super::{Coordinator, Peer, list_number, report_of};
+use super::{Coordinator, HostLoad, Peer, list_number, report_of};
 use crate::directory::RowReceiver;
 use crate::effect::Effect;
 use crate::ids::{Epoch, MemberId, Millis};
@@ -214,6 +214,7 @@ impl Coordinator {
         self.peers.entry(id).or_insert_with(|| Peer {
             heard: None,
             last_seq: 0,
+            load: HostLoad::default(),
             rows: RowReceiver::new(list),
         });
         Ok(())
@@ -286,6 +287,10 @@ impl Coordinator {
         }
         peer.heard = Some(now);
         peer.last_seq = heartbeat.seq;
+        peer.load = HostLoad {
+            creates: heartbeat.status.creates,
+            builds: heartbeat.status.builds.clone(),
+        };
         let host = from.host();
         self.scheduler
             .report(host, report_of(row, Some(&heartbeat.status)));
@@ -293,7 +298,8 @@ impl Coordinator {
             return Err(RejectionReason::NoAuthority);
         }
         let members = self.live_count();
-        let (grants, recalls) = self.budgets.report(from, &heartbeat.shares, members);
+        let shares = (&*heartbeat.shares, heartbeat.is_complete);
+        let (grants, recalls) = self.budgets.report(from, shares, members);
         let rows = self.peers.get(&from).map(|peer| peer.rows.request());
         if let (Some(rows), Some(row)) = (rows, self.committed.row(from)) {
             let body = Body::Acknowledged(Acknowledgement {

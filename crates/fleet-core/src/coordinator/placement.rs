@@ -3,8 +3,8 @@
 use super::Coordinator;
 use super::budgets::BudgetExhausted;
 use crate::ids::{Instance, MemberId, Millis, Owner, Term};
-use crate::message::{BudgetOwner, Grant};
-use jiffy_scheduler::{PlacementError, PlacementRequest, ReservationId};
+use crate::message::{BudgetNeed, Grant};
+use jiffy_scheduler::{Explanation, HostId, PlacementError, PlacementRequest, ReservationId};
 use serde::{Deserialize, Serialize};
 
 /// Host for a new sandbox.
@@ -27,8 +27,8 @@ pub struct Admission {
     pub host: Owner,
     /// Process of the host.
     pub instance: Instance,
-    /// Grant that the host must apply before it admits the sandbox.
-    pub grant: Option<Grant>,
+    /// Grants that the host must apply before it admits the sandbox.
+    pub grants: Vec<Grant>,
 }
 
 /// Error of a create.
@@ -46,41 +46,87 @@ pub enum CreateError {
 }
 
 impl Coordinator {
-    /// Selects a host for a sandbox, reserves its resources and counts it in the owner's budget.
+    /// Selects a host for a sandbox, reserves its resources and counts it in its owner's budgets.
     pub fn place(
         &mut self,
         now: Millis,
-        owner: &BudgetOwner,
+        needs: &[BudgetNeed],
         request: &PlacementRequest,
     ) -> Result<CreatePlacement, CreateError> {
         if !self.has_authority(now) {
             return Err(CreateError::NoCoordinator);
         }
+        match self.place_within(now, needs, request) {
+            // The free part of a limit is used up, but other members may hold unused shares.
+            Err(CreateError::Budget(error)) if error.is_unused_elsewhere => {
+                let rows = self.committed.members.iter();
+                let others = rows.filter(|row| !self.budgets.holds(needs, row.id));
+                let mut request = request.clone();
+                request.excluded.extend(others.map(|row| row.id.host()));
+                self.place_within(now, needs, &request)
+                    .map_err(|_| error.into())
+            }
+            placed => placed,
+        }
+    }
+
+    fn place_within(
+        &mut self,
+        now: Millis,
+        needs: &[BudgetNeed],
+        request: &PlacementRequest,
+    ) -> Result<CreatePlacement, CreateError> {
         let placement = self.scheduler.place(request, now.0)?;
-        let member = MemberId(placement.host.0);
-        let members = self.live_count();
-        let grant = match self.budgets.admit(owner, member, members) {
-            Ok(grant) => grant,
+        match self.admission(placement.host, needs) {
+            Ok((address, admission)) => Ok(CreatePlacement {
+                address,
+                reservation: placement.reservation,
+                admission,
+            }),
             Err(error) => {
                 self.scheduler.reject(placement.reservation);
-                return Err(error.into());
+                Err(error)
             }
-        };
-        let Some(row) = self.committed.row(member) else {
-            return Err(PlacementError::NoHosts.into());
-        };
-        Ok(CreatePlacement {
-            address: row.address.clone(),
-            reservation: placement.reservation,
-            admission: Admission {
-                term: self.committed.term,
-                host: Owner {
-                    member,
-                    epoch: row.epoch,
-                },
-                instance: row.instance,
-                grant,
+        }
+    }
+
+    fn admission(
+        &mut self,
+        host: HostId,
+        needs: &[BudgetNeed],
+    ) -> Result<(String, Admission), CreateError> {
+        let member = MemberId(host.0);
+        let members = self.live_count();
+        // The row precedes the budgets: an error must not count the sandbox.
+        let row = self.committed.row(member).ok_or(PlacementError::NoHosts)?;
+        let admission = Admission {
+            term: self.committed.term,
+            host: Owner {
+                member,
+                epoch: row.epoch,
             },
-        })
+            instance: row.instance,
+            grants: self.budgets.admit(needs, member, members)?,
+        };
+        Ok((row.address.clone(), admission))
+    }
+
+    /// Increases the share of a member that needs more.
+    pub fn request_share(
+        &mut self,
+        now: Millis,
+        member: MemberId,
+        need: &BudgetNeed,
+    ) -> Result<Option<Grant>, CreateError> {
+        if !self.has_authority(now) || self.committed.row(member).is_none() {
+            return Err(CreateError::NoCoordinator);
+        }
+        let members = self.live_count();
+        Ok(self.budgets.request(need, member, members)?)
+    }
+
+    /// Explains the placement of a sandbox.
+    pub fn explain(&self, request: &PlacementRequest) -> Explanation {
+        self.scheduler.explain(request)
     }
 }

@@ -128,7 +128,7 @@ impl Member {
         }
         self.epoch = Some(epoch);
         // Sandboxes may have ended since the end of the former epoch.
-        self.shares.return_all_unused();
+        self.shares.lock().return_all_unused();
         self.next_heartbeat = now;
         effects.push(Effect::Registered { epoch });
     }
@@ -153,12 +153,14 @@ impl Member {
         self.deadline = self.deadline.max(Some(deadline));
         self.acknowledged = now;
         self.newest_version(now, &acknowledgement.record);
+        let mut shares = self.shares.lock();
         for grant in &acknowledgement.grants {
-            self.shares.apply(now, grant);
+            shares.apply(now, grant);
         }
         for recall in &acknowledgement.recalls {
-            self.shares.recall(recall);
+            shares.recall(recall);
         }
+        drop(shares);
         match acknowledgement.rows {
             // All changes were received.
             RowRequest::Changes { from } if from > self.rows.last() => {}

@@ -120,7 +120,7 @@ impl Member {
             self.ended = Some(epoch);
             self.deadline = None;
             self.sent.clear();
-            self.shares.return_all_unused();
+            self.shares.lock().return_all_unused();
             effects.push(Effect::EpochEnded { epoch });
         }
     }

@@ -7,7 +7,7 @@ use crate::records::{Key, Request};
 use crate::sandboxes::Local;
 use crate::world::{Action, World};
 use jiffy_fleet_core::record::{Head, HeadState};
-use jiffy_fleet_core::{Purpose, SandboxId, may_purge};
+use jiffy_fleet_core::{BudgetNeed, Purpose, SandboxId, may_purge};
 use jiffy_scheduler::{PlacementRequest, Resources};
 
 impl World {
@@ -212,7 +212,14 @@ impl World {
             },
             ..PlacementRequest::default()
         };
-        match member.place(local, &key, &request) {
+        match member.place(
+            local,
+            &[BudgetNeed {
+                owner: key.clone(),
+                amount: 1,
+            }],
+            &request,
+        ) {
             Ok(placement) => {
                 self.counts.placements += 1;
                 if self.is_traced {

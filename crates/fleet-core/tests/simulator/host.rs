@@ -152,6 +152,7 @@ impl World {
             free_disk_mib: 4_000_000,
             is_store_reachable: true,
             templates: Vec::new(),
+            ..HostStatus::default()
         });
         for (owner, limit) in &owners {
             member.set_limit(owner, Some(*limit));

@@ -1,5 +1,8 @@
 //! Task that drives the state machine of the member.
 
+mod decisions;
+mod placement;
+
 use super::clock::Clock;
 use super::handle::NodeConfig;
 use super::host::Host;
@@ -8,10 +11,12 @@ use super::query::{Answer, Heartbeats, Operation, Query, RowPlace};
 use super::rows::Rows;
 use super::shard::{ShardAnswer, ShardFile};
 use super::view::View;
+use decisions::Decisions;
 use jiffy_fleet_core::{
-    BudgetOwner, Effect, Epoch, Event, Member, MemberId, MembershipError, Message, Millis, Owner,
-    SandboxHash,
+    Admission, BudgetOwner, Effect, Epoch, Event, Member, MemberId, MembershipError, Message,
+    Millis, Owner, RejectionReason, SandboxHash,
 };
+use placement::CreateRates;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -40,6 +45,8 @@ pub(super) enum Command {
     Query(MemberId, Query, oneshot::Sender<Answer>),
     SetLimit(BudgetOwner, Option<u64>),
     Operate(Operation, oneshot::Sender<Result<(), MembershipError>>),
+    AcceptPlacement(Box<Admission>, oneshot::Sender<Result<(), RejectionReason>>),
+    HastenHeartbeat,
     AcceptRestore(oneshot::Sender<bool>),
     Reconciled(Epoch),
     Stop(oneshot::Sender<()>),
@@ -63,7 +70,11 @@ pub(super) struct Executor {
     view: View,
     published: watch::Sender<Arc<View>>,
     status_at: Option<Millis>,
-    reservations: HashMap<SandboxHash, (MemberId, Millis)>,
+    /// Members for which rows are reserved, with the time and the number of the decision about the
+    /// placement. The number is zero if there was no placement.
+    reservations: HashMap<SandboxHash, (MemberId, Millis, u64)>,
+    decisions: Decisions,
+    rates: CreateRates,
     /// Events of this member for itself.
     own: VecDeque<Event>,
 }
@@ -71,6 +82,7 @@ pub(super) struct Executor {
 impl Executor {
     pub fn new(
         config: &NodeConfig,
+        member: Member,
         shard: ShardFile,
         (sender, commands): (mpsc::WeakSender<Command>, mpsc::Receiver<Command>),
         published: watch::Sender<Arc<View>>,
@@ -78,7 +90,7 @@ impl Executor {
     ) -> Self {
         let (reply_sender, replies) = mpsc::channel(MAX_REPLIES);
         Self {
-            member: Member::new(config.member.clone(), config.clock.now()),
+            member,
             id: config.member.id,
             clock: config.clock.clone(),
             host: config.host.clone(),
@@ -94,6 +106,8 @@ impl Executor {
             published,
             status_at: None,
             reservations: HashMap::new(),
+            decisions: Decisions::default(),
+            rates: CreateRates::default(),
             own: VecDeque::new(),
         }
     }
@@ -155,15 +169,24 @@ impl Executor {
     fn command(&mut self, command: Command) {
         match command {
             Command::Message(from, message, replies) => {
+                self.end_reservations(from, &message);
                 let mut answers = Vec::new();
                 self.handle(Event::Message { from, message }, Some((from, &mut answers)));
                 // Ignore an error: the connection was closed.
                 let _ = replies.send(answers);
             }
             Command::Query(from, query, answer) => {
-                let _ = answer.send(self.answer(from, &query));
+                let _ = answer.send(self.answer(from, query));
             }
             Command::SetLimit(owner, limit) => self.member.set_limit(&owner, limit),
+            Command::AcceptPlacement(admission, result) => {
+                let now = self.clock.now();
+                let _ = result.send(self.member.accept_placement(now, &admission));
+            }
+            Command::HastenHeartbeat => {
+                self.status_at = None;
+                self.member.hasten_heartbeat(self.clock.now());
+            }
             Command::Operate(operation, result) => {
                 let _ = result.send(self.operate(operation));
                 // The record is written soon.
@@ -199,7 +222,14 @@ impl Executor {
         }
     }
 
-    fn answer(&mut self, from: MemberId, query: &Query) -> Answer {
+    fn answer(&mut self, from: MemberId, query: Query) -> Answer {
+        match query {
+            Query::Place(request) => return self.place(from, &request),
+            Query::Ended(end) => return self.end_placement(end),
+            Query::Share(request) => return self.share(from, &request),
+            Query::Why(row, text) => return self.why(row, &text),
+            _ => {}
+        }
         let now = self.clock.now();
         let is_complete = self.member.is_directory_complete();
         let Some(directory) = self.member.directory() else {
@@ -207,7 +237,7 @@ impl Executor {
         };
         match query {
             Query::Directory(hash) | Query::Reserve(hash) => {
-                if let Some(located) = directory.find(*hash) {
+                if let Some(located) = directory.find(hash) {
                     return Answer::Found(RowPlace {
                         host: located.host,
                         revision: located.revision,
@@ -218,7 +248,7 @@ impl Executor {
                     return Answer::Incomplete;
                 }
                 match query {
-                    Query::Reserve(hash) => self.reserve(now, from, *hash),
+                    Query::Reserve(hash) => self.reserve(now, from, hash),
                     _ => Answer::Absent,
                 }
             }
@@ -232,27 +262,17 @@ impl Executor {
                     mass_silence: self.view.mass_silence,
                 })
             }
-            Query::Local(_)
-            | Query::Summary
-            | Query::Members(_)
-            | Query::Operate(_)
-            | Query::AcceptRestore => Answer::Incomplete,
+            // Answered before, or by the handle of the node.
+            _ => Answer::Incomplete,
         }
     }
 
     fn reserve(&mut self, now: Millis, from: MemberId, hash: SandboxHash) -> Answer {
         // A former coordinator must not decide.
-        if self.member.authority(now).is_none() {
+        if self.member.authority(now).is_none() || !self.has_room_for_reservation(now) {
             return Answer::Incomplete;
         }
-        if self.reservations.len() >= MAX_RESERVATIONS {
-            self.reservations
-                .retain(|_, (_, at)| now.since(*at) < RESERVATION_MS);
-            if self.reservations.len() >= MAX_RESERVATIONS {
-                return Answer::Incomplete;
-            }
-        }
-        let entry = self.reservations.entry(hash).or_insert((from, now));
+        let entry = self.reservations.entry(hash).or_insert((from, now, 0));
         if entry.0 != from && now.since(entry.1) < RESERVATION_MS {
             return Answer::Found(RowPlace {
                 host: entry.0,
@@ -260,8 +280,17 @@ impl Executor {
                 state: jiffy_fleet_core::RowState::Running,
             });
         }
-        *entry = (from, now);
+        *entry = (from, now, entry.2);
         Answer::Reserved
+    }
+
+    /// Returns whether another row can be reserved.
+    fn has_room_for_reservation(&mut self, now: Millis) -> bool {
+        if self.reservations.len() >= MAX_RESERVATIONS {
+            self.reservations
+                .retain(|_, (_, at, _)| now.since(*at) < RESERVATION_MS);
+        }
+        self.reservations.len() < MAX_RESERVATIONS
     }
 
     fn timer(&mut self) {
@@ -305,6 +334,7 @@ impl Executor {
             match effect {
                 Effect::Send { to, message, .. } if to == self.id => {
                     let from = self.id;
+                    self.end_reservations(from, &message);
                     self.own.push_back(Event::Message { from, message });
                 }
                 Effect::Send {
@@ -374,6 +404,8 @@ impl Executor {
             Effect::TermStarted(term) => {
                 tracing::info!(member = %self.id, %term, "this host is the coordinator");
                 self.reservations.clear();
+                self.decisions.clear();
+                self.rates.clear();
             }
             Effect::TermEnded { term, reason } => {
                 tracing::info!(member = %self.id, %term, ?reason, "this host is no longer the coordinator");

@@ -3,6 +3,7 @@
 mod locate;
 mod members;
 mod operate;
+mod placement;
 
 use super::clock::Clock;
 use super::executor::{Command, Executor};
@@ -14,8 +15,8 @@ use super::shard::ShardFile;
 use super::view::{CoordinatorStatus, FleetStatus, NodeStatus, View};
 use crate::{RecordError, SealedRecords};
 use jiffy_fleet_core::{
-    BudgetOwner, FleetId, MemberConfig, MemberId, MembershipError, Message, Owner, RowChange,
-    ShardId,
+    BudgetOwner, FleetId, Member, MemberConfig, MemberId, MembershipError, Message, Owner,
+    RejectionReason, RowChange, ShardId, SharedShares,
 };
 use locate::Places;
 use members::Current;
@@ -28,6 +29,7 @@ use tokio::time::timeout;
 
 pub use locate::{LocateError, Place, ReserveError};
 pub use members::Members;
+pub use placement::PlaceError;
 
 /// Maximum number of commands that wait for the executor.
 const MAX_COMMANDS: usize = 1024;
@@ -70,6 +72,9 @@ pub enum NodeError {
          state of the host"
     )]
     Unconfirmed(MemberId),
+    /// The placement of a sandbox on this host is not valid any longer.
+    #[error("the placement on this host is not valid any longer: {0}")]
+    Placement(RejectionReason),
 }
 
 /// Handle of a node. Clones are handles of the same node, which stops after the last one was
@@ -90,6 +95,7 @@ struct Inner {
     pub host: Arc<dyn Host>,
     pub places: Places,
     pub members: watch::Receiver<Current>,
+    pub shares: SharedShares,
 }
 
 impl std::fmt::Debug for Node {
@@ -110,6 +116,9 @@ impl Node {
         let (commands, receiver) = mpsc::channel(MAX_COMMANDS);
         let (view_sender, view) = watch::channel(Arc::new(View::new(config.member.id)));
         let (members_sender, members) = watch::channel(Current::default());
+        let member = Member::new(config.member.clone(), config.clock.now());
+        let shares = member.shared_shares();
+        shares.lock().set_complete(config.host.starts_counted());
         let inner = Arc::new(Inner {
             fleet,
             commands: commands.clone(),
@@ -121,6 +130,7 @@ impl Node {
             host: config.host.clone(),
             places: Places::default(),
             members,
+            shares,
         });
         let receiver_of_view = inner.view.clone();
         tokio::spawn(members::run(
@@ -130,6 +140,7 @@ impl Node {
         ));
         let executor = Executor::new(
             &config,
+            member,
             shard,
             (commands.downgrade(), receiver),
             view_sender,
@@ -224,7 +235,13 @@ impl Node {
             Query::Members(digest) => Ok(self.members_answer(&digest)),
             Query::Operate(operation) => self.answer_operation(operation).await,
             Query::AcceptRestore => Ok(Answer::Accepted(self.accept_restore().await?)),
-            Query::Directory(_) | Query::Reserve(_) | Query::Heartbeats => {
+            Query::Directory(_)
+            | Query::Reserve(_)
+            | Query::Heartbeats
+            | Query::Place(_)
+            | Query::Ended(_)
+            | Query::Share(_)
+            | Query::Why(..) => {
                 let (sender, answer) = oneshot::channel();
                 self.try_send(Command::Query(from, query, sender))?;
                 answer.await.map_err(|_| NodeError::Stopped)

@@ -10,6 +10,13 @@ pub trait Host: Send + Sync {
     /// Returns free resources and templates. Called before each heartbeat, and must not block.
     fn status(&self) -> HostStatus;
 
+    /// Returns whether the shares include all existing sandboxes when the node starts. Otherwise
+    /// another part of the daemon counts them, and calls
+    /// [`jiffy_fleet_core::MemberShares::set_complete`].
+    fn starts_counted(&self) -> bool {
+        true
+    }
+
     /// Returns the numbers of sandboxes for operators. Called for each request for the state of
     /// the fleet, not periodically. Must not block.
     fn summary(&self) -> HostSummary;

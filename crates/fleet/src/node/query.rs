@@ -1,5 +1,7 @@
 //! Requests between members that are not part of the membership protocol.
 
+mod placement;
+
 use super::handle::Members;
 use jiffy_fleet_core::record::MemberState;
 use jiffy_fleet_core::{
@@ -7,8 +9,13 @@ use jiffy_fleet_core::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use placement::{
+    Decision, LimitedNeed, NotPlaced, PlaceRequest, Placed, PlacementEnd, ShareRequest, Shares,
+    TakenName,
+};
+
 /// Maximum size of an encoded query.
-pub const MAX_QUERY_BYTES: usize = 4 << 10;
+pub const MAX_QUERY_BYTES: usize = 8 << 10;
 /// Maximum size of an encoded answer. The rows of all members have at most 1 MiB.
 pub const MAX_ANSWER_BYTES: usize = (1 << 20) + (64 << 10);
 /// Maximum number of messages in a reply.
@@ -36,6 +43,14 @@ pub enum Query {
     Operate(Operation),
     /// Acceptance of records that are older than those read before.
     AcceptRestore,
+    /// Host for a new sandbox.
+    Place(Box<PlaceRequest>),
+    /// End of a placement.
+    Ended(PlacementEnd),
+    /// Larger shares of budgets for the sender.
+    Share(ShareRequest),
+    /// Decisions about the sandbox of a row, or the decision with an id.
+    Why(SandboxHash, String),
 }
 
 /// Operator's command on a member.
@@ -98,6 +113,16 @@ pub enum Answer {
     Operated(Option<MembershipError>),
     /// True if the records were older than the records that the receiver had read before.
     Accepted(bool),
+    /// Host for the sandbox.
+    Placed(Box<Placed>),
+    /// The sandbox was not placed.
+    NotPlaced(NotPlaced),
+    /// The request was executed.
+    Done,
+    /// Shares of the sender.
+    Shares(Shares),
+    /// Decisions, the newest last.
+    Decisions(Vec<Decision>),
 }
 
 /// Knowledge of a coordinator about the members.
@@ -251,6 +276,9 @@ mod tests {
             Query::Members("00".to_owned()),
             Query::Operate(Operation::Drain(MemberId(2))),
             Query::AcceptRestore,
+            Query::Place(Box::default()),
+            Query::Share(ShareRequest { needs: Vec::new() }),
+            Query::Why(hash, "web".to_owned()),
         ] {
             assert_eq!(Query::decode(&query.encode().unwrap()).unwrap(), query);
         }
@@ -269,6 +297,9 @@ mod tests {
             Answer::Operated(None),
             Answer::Operated(Some(MembershipError::LastHost(MemberId(2)))),
             Answer::Accepted(true),
+            Answer::NotPlaced(NotPlaced::Received(MemberId(2))),
+            Answer::Done,
+            Answer::Decisions(vec![Decision::default()]),
             Answer::Heartbeats(Heartbeats {
                 ages_ms: vec![(MemberId(1), 800)],
                 ..Heartbeats::default()

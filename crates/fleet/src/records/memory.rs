@@ -28,6 +28,8 @@ pub enum Fault {
 struct State {
     records: BTreeMap<RecordKey, (u64, Bytes)>,
     writes: u64,
+    /// Requests of all clients.
+    requests: u64,
     /// Fault, and number of requests that it affects.
     fault: Option<(Fault, usize)>,
     /// Fault of all writes.
@@ -73,6 +75,12 @@ impl MemoryRecords {
         self.state.lock().write_fault = Some(fault);
     }
 
+    /// Returns the number of requests of all clients so far.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.state.lock().requests
+    }
+
     /// Ends all faults.
     pub fn heal(&self) {
         let mut state = self.state.lock();
@@ -81,6 +89,7 @@ impl MemoryRecords {
 
     fn next_fault(&self, is_write: bool) -> Option<Fault> {
         let mut state = self.state.lock();
+        state.requests += 1;
         if is_write && state.write_fault.is_some() {
             return state.write_fault;
         }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum number of records whose counters are remembered.
 const MAX_REMEMBERED: usize = 65_536;
@@ -19,6 +20,8 @@ pub struct SealedRecords {
     keys: Arc<Tenant>,
     /// Highest counter that this process has seen of each record.
     seen: Mutex<HashMap<RecordKey, u64>>,
+    /// The back end did not answer the last request.
+    has_failed: AtomicBool,
 }
 
 /// Record that was read or written.
@@ -73,7 +76,22 @@ impl SealedRecords {
             records,
             keys: tenant,
             seen: Mutex::default(),
+            has_failed: AtomicBool::new(false),
         }
+    }
+
+    /// Returns whether the back end answered the last request. True before the first request.
+    pub fn is_reachable(&self) -> bool {
+        !self.has_failed.load(Ordering::Relaxed)
+    }
+
+    fn note<T>(&self, result: Result<T, RecordError>) -> Result<T, RecordError> {
+        let has_failed = matches!(
+            result,
+            Err(RecordError::Unavailable { .. } | RecordError::Unknown { .. })
+        );
+        self.has_failed.store(has_failed, Ordering::Relaxed);
+        result
     }
 
     /// Returns the encrypted records.
@@ -84,7 +102,7 @@ impl SealedRecords {
     /// Reads a record. `None` if it does not exist.
     pub async fn get(&self, key: &RecordKey) -> Result<Option<Record>, RecordError> {
         let known = self.known(key);
-        let read = self.records.get(key).await?;
+        let read = self.note(self.records.get(key).await)?;
         self.open(key, read, known)
     }
 
@@ -134,7 +152,7 @@ impl SealedRecords {
             Some(version) => self.records.replace(key, write.value.clone(), version),
             None => self.records.create(key, write.value.clone()),
         };
-        match written.await? {
+        match self.note(written.await)? {
             Written::Done(version) => {
                 self.remember(key, write.counter);
                 Ok(Outcome::Done(Record {

@@ -3,5 +3,6 @@
 
 mod directory;
 mod membership;
+mod placement;
 mod support;
 mod transport;

@@ -42,15 +42,18 @@ pub struct TestHost {
     pub reconciled: Mutex<Vec<Owner>>,
     /// Number of reconciliations that fail.
     pub failures: Mutex<u32>,
+    /// State of the host. `None` for the default of the tests.
+    pub state: Mutex<Option<HostStatus>>,
 }
 
 #[async_trait]
 impl Host for TestHost {
     fn status(&self) -> HostStatus {
-        HostStatus {
+        let state = self.state.lock().clone();
+        state.unwrap_or_else(|| HostStatus {
             free_memory_mib: 1024,
             ..HostStatus::default()
-        }
+        })
     }
 
     fn summary(&self) -> HostSummary {

@@ -26,10 +26,9 @@ pub enum FleetCommand {
     Status(FleetOutputArgs),
     /// List the members
     Nodes(FleetOutputArgs),
-    /// Explain the placement of a sandbox
-    #[command(hide = true)]
+    /// Explain on which host a sandbox was placed, or why a create was rejected
     Why {
-        /// Sandbox
+        /// Id or name of a sandbox, or id of a decision from the error of a create
         id: String,
         /// Output
         #[command(flatten)]

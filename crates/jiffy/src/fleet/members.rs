@@ -29,8 +29,10 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
             (Method::GET, path, json!({}), output.json)
         }
         FleetCommand::Why { id, output } => {
-            let is_valid =
-                id.len() <= 64 && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+            let is_valid = id.len() <= 64
+                && id
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
             anyhow::ensure!(is_valid, "{id:?} is not the id or name of a sandbox");
             (
                 Method::GET,
@@ -77,7 +79,7 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
             out!("{}", nodes(&answer.nodes));
         }
         _ => match answer.get("text").and_then(Value::as_str) {
-            Some(text) => outln!("{}", line(text)),
+            Some(text) => text.lines().for_each(|text| outln!("{}", line(text))),
             None => outln!("done"),
         },
     }

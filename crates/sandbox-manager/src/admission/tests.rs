@@ -97,6 +97,28 @@ fn each_shortage_rejects_and_is_named() {
 }
 
 #[test]
+fn free_resources_are_those_that_the_admission_grants() {
+    let limits = HostLimits {
+        memory_overcommit: 1.0,
+        ..HostLimits::default()
+    };
+    let admission = admission(limits, ample());
+    let before = admission.free();
+    let held = admission.admit(Occupant::Sandbox, size(512)).unwrap();
+    let after = admission.free();
+    assert_eq!(before.memory_mib.unwrap() - after.memory_mib.unwrap(), 512);
+    assert_eq!((before.starting, after.starting), (0, 1));
+    drop(held);
+    assert_eq!(admission.free(), before);
+    let full = HostFigures {
+        tasks_free: Some(0),
+        ..ample()
+    };
+    let free = Admission::new(limits, Arc::new(FakeFigures(full))).free();
+    assert_eq!((free.memory_mib, free.cpu_percent), (Some(0), 0));
+}
+
+#[test]
 fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
     let limits = HostLimits::default();
     let under = |pressure, available| HostFigures {

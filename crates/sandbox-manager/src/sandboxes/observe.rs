@@ -2,7 +2,7 @@
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
-use crate::admission::{HostFigures, ReservedResources};
+use crate::admission::{FreeResources, HostFigures, ReservedResources};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
 use crate::operation_times::SandboxTimes;
 use crate::usage::UsageSample;
@@ -312,6 +312,11 @@ impl SandboxFigures<'_> {
     /// Returns the reservations of sandboxes and the warm pool, and the numbers of rejections.
     pub fn reservations(self) -> ReservedResources {
         self.0.admission.reservations()
+    }
+
+    /// Returns the resources that the admission would grant to further sandboxes at present.
+    pub fn free(self) -> FreeResources {
+        self.0.admission.free()
     }
 
     /// Returns the free resources of the host, and the limit of the sum of memory sizes, in MiB.

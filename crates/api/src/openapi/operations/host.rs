@@ -5,8 +5,8 @@ use crate::openapi::operation::query;
 use axum::http::Method;
 use jiffy_api_types::{
     AcceptedRestore, ApiKey, Budget, CreateKey, DrainHost, EngineDescription, FleetInfo,
-    FleetNodes, Host, HostOperation, NewApiKey, Pool, PruneHost, PrunedHost, RevokeKey, RevokedKey,
-    RotateKey, SetPool, StopHost, Team, VerifiedSnapshot,
+    FleetNodes, FleetWhy, Host, HostOperation, NewApiKey, Pool, PruneHost, PrunedHost, RevokeKey,
+    RevokedKey, RotateKey, SetPool, StopHost, Team, VerifiedSnapshot,
 };
 use serde_json::json;
 
@@ -71,6 +71,14 @@ pub(super) fn host() -> Vec<Operation> {
             "List the hosts of the fleet. Requires a key with the scope `admin`",
         )
         .answers::<FleetNodes>(200, "Hosts")
+        .fails_with(&[403, 404]),
+        Operation::get(
+            "/fleet/why/{sandboxID}",
+            "fleetWhy",
+            "Explain on which host of the fleet a sandbox was placed, or why its create was rejected. \
+             Requires a key with the scope `admin`",
+        )
+        .answers::<FleetWhy>(200, "Recent decisions")
         .fails_with(&[403, 404]),
         Operation::post(
             "/fleet/nodes/{host}/drain",

@@ -1,28 +1,28 @@
 //! Several control planes in one process, whose nodes and calls are connected in memory.
 
 mod faults;
+mod host;
 mod network;
+mod placement;
 mod ports;
 
 use crate::function_keys::{NoInvoker, open_functions};
 use crate::names::put_at;
 use crate::support::fake::Bench;
 use crate::support::{Answer, TestCaller, base_templates};
-use async_trait::async_trait;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
+use host::{TestFigures, TestHost};
 use jiffy_api::{
     App, Config, Fleet, FunctionHost, Keys, Limits, NewKey, Scope, TemplateNames, TemplateSource,
     function_router, receive_forwarded, router,
 };
-use jiffy_fleet::node::{BootClock, Clock, Host, HostSummary, Node, NodeConfig, ReconcileError};
+use jiffy_fleet::node::{BootClock, Clock, Node, NodeConfig};
 use jiffy_fleet::roster::Rosters;
 use jiffy_fleet::{Heads, MemoryRecords, RecordKey, SealedRecords};
 use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState, ShardRecord};
-use jiffy_fleet_core::{
-    Epoch, FleetId, HostStatus, Instance, MemberConfig, MemberId, Owner, ShardId, Timing,
-};
+use jiffy_fleet_core::{Epoch, FleetId, Instance, MemberConfig, MemberId, ShardId, Timing};
 use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{Home, Templates};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
@@ -39,6 +39,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tower::ServiceExt;
+
+pub use host::with_free;
 
 const SECRET: [u8; 32] = [9; 32];
 const LIMIT: Duration = Duration::from_secs(60);
@@ -77,35 +79,9 @@ fn timing() -> Timing {
     }
 }
 
-/// Daemon of a node.
-#[derive(Default)]
-struct TestHost(Mutex<Option<Sandboxes>>);
-
-#[async_trait]
-impl Host for TestHost {
-    fn status(&self) -> HostStatus {
-        HostStatus::default()
-    }
-
-    fn summary(&self) -> HostSummary {
-        HostSummary::default()
-    }
-
-    async fn reconcile(&self, owner: Owner) -> Result<(), ReconcileError> {
-        let failed = |sandbox, reason| ReconcileError { sandbox, reason };
-        let sandboxes = self.0.lock().unwrap().clone();
-        let sandboxes = sandboxes.ok_or_else(|| failed(String::new(), "starting".to_owned()))?;
-        let reconciled = sandboxes.reconcile_heads(owner.epoch > Epoch(1)).await;
-        reconciled.map_err(|(id, e)| failed(id, e.to_string()))
-    }
-
-    fn epoch_ended(&self, _epoch: Epoch) {}
-
-    fn verdict(&self, _owner: Owner) {}
-}
-
 struct Member {
     bench: Bench,
+    figures: Arc<TestFigures>,
     host: Arc<TestHost>,
     sandboxes: Sandboxes,
     node: Node,
@@ -121,6 +97,7 @@ pub struct Lab {
     records: MemoryRecords,
     tenant: Arc<Tenant>,
     names: Option<Arc<dyn TemplateNames>>,
+    fleets: Mutex<BTreeMap<u32, Fleet>>,
     _dir: tempfile::TempDir,
 }
 
@@ -185,6 +162,7 @@ impl Lab {
             records: records.clone(),
             tenant: tenant.clone(),
             names: None,
+            fleets: Mutex::default(),
             _dir: dir,
         };
         for id in 1..=members {
@@ -211,7 +189,9 @@ impl Lab {
         });
         let node = node.unwrap();
         let bench = Bench::new();
+        let figures = Arc::new(TestFigures::default());
         let options = HostOptions {
+            reader: Some(figures.clone()),
             heads: store.clone().map(|store| Heads::new(store, node.clone())),
             remote: store,
             ..HostOptions::default()
@@ -225,6 +205,7 @@ impl Lab {
             .insert(MemberId(id), node.clone());
         let member = Member {
             bench,
+            figures,
             host,
             sandboxes,
             node,
@@ -278,6 +259,9 @@ impl Lab {
         if let Some(names) = &self.names {
             fleet.set_template_names(names.clone());
         }
+        let mut fleets = self.fleets.lock().unwrap();
+        fleets.insert(member.node.id().0, fleet.clone());
+        drop(fleets);
         app.set_fleet(fleet);
         app.with_ports(Arc::new(EchoPorts))
     }
@@ -326,7 +310,11 @@ impl Lab {
     }
 
     pub fn key(&self, scope: Scope) -> (TestCaller, NewKey) {
-        let key = self.keys.create("test", scope, Limits::default()).unwrap();
+        self.limited_key(scope, Limits::default())
+    }
+
+    pub fn limited_key(&self, scope: Scope, limits: Limits) -> (TestCaller, NewKey) {
+        let key = self.keys.create("test", scope, limits).unwrap();
         (TestCaller::Key(key.secret.clone()), key)
     }
 

@@ -12,14 +12,23 @@ use tokio::time::timeout;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Requests a stream. Returns the connection and the head of the response.
+/// Requests a stream to a port. Returns the connection and the head of the response.
 async fn open(at: SocketAddr, caller: &TestCaller, path: &str) -> (TcpStream, String) {
+    upgrade(at, caller, &format!("GET {path}"), "tcp").await
+}
+
+async fn upgrade(
+    at: SocketAddr,
+    caller: &TestCaller,
+    call: &str,
+    protocol: &str,
+) -> (TcpStream, String) {
     let TestCaller::Key(key) = caller else {
         unreachable!("a key opens the stream")
     };
     let mut stream = TcpStream::connect(at).await.unwrap();
     let request = format!(
-        "GET {path} HTTP/1.1\r\nhost: jiffy\r\nx-api-key: {key}\r\nconnection: upgrade\r\nupgrade: tcp\r\n\r\n"
+        "{call} HTTP/1.1\r\nhost: jiffy\r\nx-api-key: {key}\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut head = Vec::new();
@@ -93,4 +102,30 @@ async fn ports_are_reached_through_every_member_until_key_or_host_is_lost() {
     assert_eq!(timeout(LIMIT, lost.read_u8()).await.unwrap().unwrap(), b'x');
     lab.freeze(owner);
     ended(&mut lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_through_another_member_removes_the_sandbox_when_it_ends() {
+    let lab = Lab::start(2).await;
+    let (key, _) = lab.key(Scope::Create);
+    let body = json!({ "templateID": "base" });
+    let made = lab.call(1, &key, "POST", "/sandboxes", body).await;
+    let id = made.expect(201).id();
+    let other = (1..=2).find(|&host| !lab.has(host, &id)).unwrap();
+    lab.located(&id).await;
+    let at = lab.listen(other).await;
+    let call = format!("POST /sandboxes/{id}/lease");
+    let (_, head) = upgrade(at, &key, &call, "tcp").await;
+    assert!(head.starts_with("HTTP/1.1 426"), "{head}");
+    let (mut lease, head) = upgrade(at, &key, &call, "lease").await;
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    lease.write_all(b"x").await.unwrap();
+    assert!(lab.has(3 - other, &id));
+    drop(lease);
+    let removed = async {
+        while lab.has(3 - other, &id) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(LIMIT, removed).await.unwrap();
 }

@@ -100,10 +100,10 @@ impl Node {
     /// [`LocateError`] if a member that may have the sandbox did not answer.
     pub async fn locate(&self, hash: SandboxHash) -> Result<Option<Place>, LocateError> {
         if let Answer::Found(place) = self.local(hash) {
-            return Ok(Some(self.place(place, false)));
+            return Ok(Some(self.place_of(place, false)));
         }
         if let Some(place) = self.inner.places.find(hash, self.inner.clock.now()) {
-            let place = self.place(place, true);
+            let place = self.place_of(place, true);
             if place.is_live {
                 return Ok(Some(place));
             }
@@ -158,10 +158,10 @@ impl Node {
     fn found(&self, hash: SandboxHash, place: RowPlace) -> Place {
         let now = self.inner.clock.now();
         self.inner.places.remember(hash, place, now);
-        self.place(place, false)
+        self.place_of(place, false)
     }
 
-    fn place(&self, place: RowPlace, is_remembered: bool) -> Place {
+    fn place_of(&self, place: RowPlace, is_remembered: bool) -> Place {
         let members = self.members();
         let row = members.row(place.host);
         Place {

@@ -1,0 +1,420 @@
+//! Selection of the host of a new sandbox.
+//!
+//! The coordinator selects the host and admits the sandbox to the budgets of its owner. The host's
+//! own admission is the last check: after a rejection, the next host is tried.
+
+use super::forward::BufferedCall;
+use super::why::LocalDecision;
+use super::{FLEET_UNAVAILABLE, Fleet, host_lost, unavailable};
+use crate::app::App;
+use crate::body::parse;
+use crate::caller::Caller;
+use crate::error::{ApiError, HOST_BUSY, HOST_LOST};
+use crate::lookup::{Origin, short};
+use crate::quota::{BUDGET_TIMEOUT, fleet_needs, fleet_refusal, running};
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use jiffy_api_types::{NewSandbox, OnTimeout};
+use jiffy_engine_api::{EngineName, SandboxSize};
+use jiffy_fleet::node::{NotPlaced, PlaceError, PlaceRequest, Placed, PlacementEnd};
+use jiffy_fleet_core::{MemberId, SandboxHash};
+use jiffy_sandbox_manager::QuotaAmount;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Maximum number of hosts that are tried for one sandbox.
+const MAX_HOSTS: usize = 3;
+/// Maximum number of hosts to which a create is restricted.
+const MAX_ALLOWED: usize = 16;
+/// Maximum size of the answer to a create.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Pause before a request is repeated while unused shares are recalled.
+const RECALL_PAUSE: Duration = Duration::from_millis(250);
+/// Size of a sandbox from a template that this host does not have.
+const USUAL_SIZE: SandboxSize = SandboxSize {
+    vcpus: 2,
+    memory_mib: 512,
+    disk_mib: 1024,
+};
+
+/// Member that executes a create.
+enum Target {
+    /// The host that the coordinator has selected.
+    Placed(Box<Placed>),
+    /// The member that has received the same create before.
+    Received(MemberId),
+    /// This host, because no coordinator is available.
+    Own,
+}
+
+/// Create that is being placed.
+struct Create {
+    request: PlaceRequest,
+    template: String,
+    /// This host has the template or snapshot.
+    is_origin_local: bool,
+    has_asked: bool,
+    has_waited: bool,
+    deadline: Instant,
+    rejections: Vec<String>,
+    /// Answer of the last host.
+    last: Option<Response>,
+}
+
+impl App {
+    /// Returns the request for a host of a new sandbox.
+    fn create_of(&self, fleet: &Fleet, caller: &Caller, body: &NewSandbox) -> Create {
+        let id = &*body.template_id;
+        let origin = self.origin(caller, id);
+        let size = match &origin {
+            Ok(Origin::Template(info)) => info.size,
+            Ok(Origin::Snapshot(snapshot)) => snapshot.size(),
+            Err(_) => USUAL_SIZE,
+        };
+        let size = SandboxSize {
+            vcpus: body.cpu_count.unwrap_or(size.vcpus),
+            memory_mib: body.memory_mb.unwrap_or(size.memory_mib),
+            disk_mib: body.disk_size_mb.unwrap_or(size.disk_mib),
+        };
+        let is_engine = |name: EngineName| body.engine.as_deref() == Some(&*name.to_string());
+        let mut request = PlaceRequest {
+            template: short(id),
+            memory_mib: size.memory_mib,
+            disk_mib: u32::try_from(size.disk_mib).unwrap_or(u32::MAX),
+            needs_microvm: is_engine(EngineName::MicroVm),
+            needs_gvisor: is_engine(EngineName::Gvisor),
+            ..PlaceRequest::default()
+        };
+        // A name in the table denotes one version on all hosts.
+        let named = fleet.named_template(caller, id);
+        let version = named
+            .as_ref()
+            .and_then(|named| fleet.version_hash(id, named));
+        let is_origin_local = match &named {
+            Some(named) => self.has_version(caller, id, named),
+            None => origin.is_ok(),
+        };
+        match &origin {
+            _ if let Some(version) = version => request.templates = vec![version],
+            Ok(Origin::Template(info)) => {
+                request.templates = vec![fleet.template_hash(&info.reference())];
+            }
+            // The files of a snapshot are on this host.
+            Ok(Origin::Snapshot(_)) => request.allowed = vec![fleet.node.id()],
+            Err(_) => request.templates = fleet.template_hashes(caller, id),
+        }
+        if let Some(key) = caller.key() {
+            let pauses = body.auto_pause == Some(true)
+                || body.auto_pause.is_none()
+                    && body
+                        .lifecycle
+                        .as_ref()
+                        .is_some_and(|l| l.on_timeout == Some(OnTimeout::Pause));
+            let amount = QuotaAmount {
+                paused: u64::from(pauses),
+                ..running(size, 1)
+            };
+            let limits = self.quota.limits_of(key);
+            request.needs = fleet_needs(&key.id, &limits, &amount);
+            request.rate = limits
+                .creates_per_minute
+                .map(|limit| (key.id.clone(), limit));
+        }
+        Create {
+            request,
+            template: id.to_owned(),
+            is_origin_local,
+            has_asked: false,
+            has_waited: false,
+            deadline: Instant::now() + BUDGET_TIMEOUT,
+            rejections: Vec::new(),
+            last: None,
+        }
+    }
+}
+
+impl Fleet {
+    /// Creates a sandbox on the host that the coordinator selects.
+    pub(super) async fn create_anywhere(
+        &self,
+        app: &App,
+        caller: &Caller,
+        (mut call, request): (BufferedCall, Request),
+        (name, idempotency): (Option<&str>, Option<SandboxHash>),
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        // The handler rejects an invalid body.
+        let Ok(body) = parse::<NewSandbox>(&call.body) else {
+            return Ok(next.run(request).await);
+        };
+        let owner = caller.owner_id();
+        let mut create = app.create_of(self, caller, &body);
+        create.request.name = name.map(|name| self.name_hash(owner.as_deref(), name));
+        create.request.idempotency = idempotency;
+        let mut own = Some((request, next));
+        for _ in 0..MAX_HOSTS {
+            let placed = match self.target(app, caller, &call, &mut create, name).await? {
+                Some(Target::Placed(placed)) => placed,
+                Some(Target::Received(member)) => return self.forward_to(member, &call).await,
+                Some(Target::Own) => {
+                    let (request, next) = own.take().ok_or_else(no_coordinator)?;
+                    let response = next.run(request).await;
+                    let (response, id) = read(response).await;
+                    if let Some(id) = id {
+                        self.local
+                            .add(LocalDecision::without_coordinator(self.sandbox_hash(&id)));
+                    }
+                    return Ok(response);
+                }
+                None => break,
+            };
+            let host = placed.admission.host.member;
+            let response = if host == self.node.id() {
+                match (
+                    self.node.accept_placement(placed.admission.clone()).await,
+                    own.take(),
+                ) {
+                    (Ok(()), Some((request, next))) => Ok(next.run(request).await),
+                    (Err(error), taken) => {
+                        own = taken;
+                        Err(ApiError::host_busy(error.to_string()))
+                    }
+                    (_, None) => Err(ApiError::host_busy("the host was tried before")),
+                }
+            } else {
+                call.placement = Some(placed.admission.clone());
+                self.send(host, &placed.address, &call)
+                    .await
+                    .map_err(|error| {
+                        if error.is_unsent {
+                            ApiError::host_busy(error.reason)
+                        } else {
+                            host_lost(host, &error.reason)
+                        }
+                    })
+            };
+            let response = match response {
+                Ok(response) => response,
+                // The host may have created the sandbox: another host must not.
+                Err(error) if error.error_code == HOST_LOST => return Err(error),
+                Err(error) => axum::response::IntoResponse::into_response(error),
+            };
+            if let Some(response) = self.finish(&mut create, &placed, response).await {
+                return Ok(response);
+            }
+        }
+        create.rejected()
+    }
+
+    /// Ends a placement. Returns the answer unless the host has rejected the sandbox.
+    async fn finish(
+        &self,
+        create: &mut Create,
+        placed: &Placed,
+        response: Response,
+    ) -> Option<Response> {
+        let status = response.status();
+        let (response, answer) = if status.is_success() {
+            let (response, id) = read(response).await;
+            let rows = id.map(|id| self.sandbox_hash(&id));
+            (response, Ok(rows.into_iter().collect()))
+        } else {
+            let (response, code, message) = error_of(response).await;
+            (response, Err((code, message)))
+        };
+        let mut end = PlacementEnd {
+            term: placed.admission.term,
+            decision: placed.decision,
+            rows: Vec::new(),
+            rejected: None,
+        };
+        let (code, message) = match answer {
+            Ok(rows) => {
+                end.rows = rows;
+                self.node.end_placement(end);
+                return Some(response);
+            }
+            Err(error) => error,
+        };
+        end.rejected = Some(message.clone());
+        self.node.end_placement(end);
+        let is_rejected = matches!(&*code, HOST_BUSY | "engine_unavailable")
+            || code == "template_not_found" && !create.is_origin_local;
+        if !is_rejected {
+            return Some(response);
+        }
+        let host = placed.admission.host.member;
+        create.rejections.push(format!("{host}: {message}"));
+        create.request.excluded.push(host);
+        create.request.former = Some(placed.decision);
+        create.request.is_counted = true;
+        create.last = Some(response);
+        None
+    }
+
+    /// Returns the member for a create. `None` if no further host is suitable after a rejection.
+    async fn target(
+        &self,
+        app: &App,
+        caller: &Caller,
+        call: &BufferedCall,
+        create: &mut Create,
+        name: Option<&str>,
+    ) -> Result<Option<Target>, ApiError> {
+        loop {
+            let error = match self.node.place(create.request.clone()).await {
+                Ok(placed) => return Ok(Some(Target::Placed(Box::new(placed)))),
+                Err(PlaceError::NoCoordinator) => {
+                    let is_reserved =
+                        create.request.name.is_some() || create.request.idempotency.is_some();
+                    if is_reserved || create.last.is_some() {
+                        return Err(no_coordinator());
+                    }
+                    return Ok(Some(Target::Own));
+                }
+                Err(PlaceError::NotPlaced(error)) => error,
+            };
+            match error {
+                NotPlaced::Received(member) if member == self.node.id() => {
+                    return Ok(Some(Target::Own));
+                }
+                NotPlaced::Received(member) => return Ok(Some(Target::Received(member))),
+                NotPlaced::NameTaken(taken) => {
+                    let row = create.request.name.unwrap_or(SandboxHash([0; 16]));
+                    let is_freed = create.request.freed.is_none()
+                        && self.node.has_row(taken.member, row).await == Some(false);
+                    if !is_freed {
+                        return Err(name_taken(name.unwrap_or_default()));
+                    }
+                    // The directory has the row of a sandbox that was killed a moment ago.
+                    create.request.freed = Some(taken);
+                }
+                NotPlaced::Rate { wait_s } => {
+                    let limit = create.request.rate.as_ref().map_or(0, |rate| rate.1);
+                    let message = format!(
+                        "this key has reached its limit of {limit} new sandboxes per minute"
+                    );
+                    return Err(ApiError::too_many("creates_per_minute", message).after(wait_s));
+                }
+                NotPlaced::Budget(error) => {
+                    let is_over = Instant::now() + RECALL_PAUSE >= create.deadline;
+                    let is_first = !std::mem::replace(&mut create.has_waited, true);
+                    if !error.is_known || is_over || !(error.is_unused_elsewhere || is_first) {
+                        let limits = caller.key().map(|key| app.quota.limits_of(key));
+                        return Err(fleet_refusal(&error, &limits.unwrap_or_default()));
+                    }
+                    // Shares of sandboxes that have ended are reported, and unused ones recalled.
+                    create.request.is_counted = true;
+                    tokio::time::sleep(RECALL_PAUSE).await;
+                }
+                NotPlaced::NoTemplate { builders } => {
+                    self.ask_for_template(call, create, &builders).await?;
+                }
+                NotPlaced::NoHost { .. } if create.last.is_some() => return Ok(None),
+                NotPlaced::NoHost { decision, reason } => {
+                    return Err(ApiError::host_busy(format!(
+                        "no host of the fleet can run the sandbox: {reason}; \
+                         `jiffy fleet why {decision}` repeats this"
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Restricts a create to the hosts that have its template or snapshot, although their
+    /// heartbeats do not contain it.
+    async fn ask_for_template(
+        &self,
+        call: &BufferedCall,
+        create: &mut Create,
+        builders: &[MemberId],
+    ) -> Result<(), ApiError> {
+        if create.has_asked {
+            return Err(unavailable("the templates of the hosts change: retry"));
+        }
+        create.has_asked = true;
+        if create.is_origin_local {
+            create.request.allowed = vec![self.node.id()];
+            return Ok(());
+        }
+        let mut hosts = self.places_of_origin(call, &create.template).await?;
+        hosts.truncate(MAX_ALLOWED);
+        if !hosts.is_empty() {
+            create.request.allowed = hosts;
+            return Ok(());
+        }
+        if !builders.is_empty() {
+            let names: Vec<_> = builders.iter().map(ToString::to_string).collect();
+            let message = format!(
+                "no host has the template `{}`; {} builds it: retry after the build",
+                short(&create.template),
+                names.join(", ")
+            );
+            let status = axum::http::StatusCode::SERVICE_UNAVAILABLE;
+            return Err(ApiError::new(status, FLEET_UNAVAILABLE, message).after(5));
+        }
+        // This host fetches a snapshot from the store, or reports that the template is unknown.
+        create.request.allowed = vec![self.node.id()];
+        Ok(())
+    }
+}
+
+impl Create {
+    /// Returns the answer after the rejections of all tried hosts.
+    fn rejected(self) -> Result<Response, ApiError> {
+        match self.last {
+            Some(response) if response.status() != axum::http::StatusCode::SERVICE_UNAVAILABLE => {
+                Ok(response)
+            }
+            _ => Err(ApiError::host_busy(format!(
+                "no host of the fleet has accepted the sandbox: {}",
+                self.rejections.join("; ")
+            ))),
+        }
+    }
+}
+
+fn no_coordinator() -> ApiError {
+    unavailable("names and idempotency keys cannot be checked: no coordinator is available: retry")
+}
+
+/// Returns the error of a name that another sandbox has.
+pub(super) fn name_taken(name: &str) -> ApiError {
+    let name = short(name);
+    let message = format!("the name `{name}` belongs to another of your sandboxes");
+    ApiError::conflict("name_taken", message)
+}
+
+/// Reads a response. Returns it again, with the value of its body.
+async fn buffered(response: Response) -> (Response, Value) {
+    let (parts, body) = response.into_parts();
+    match to_bytes(body, MAX_ANSWER_BYTES).await {
+        Ok(bytes) => {
+            let value = serde_json::from_slice(&bytes).unwrap_or_default();
+            (Response::from_parts(parts, Body::from(bytes)), value)
+        }
+        Err(error) => {
+            let error = ApiError::internal(format!("cannot read the answer of a host: {error}"));
+            (
+                axum::response::IntoResponse::into_response(error),
+                Value::Null,
+            )
+        }
+    }
+}
+
+/// Returns a response with the id of the new sandbox.
+async fn read(response: Response) -> (Response, Option<String>) {
+    let (response, value) = buffered(response).await;
+    let id = value["sandboxID"].as_str().map(str::to_owned);
+    (response, id)
+}
+
+/// Returns a response with its error code and message.
+async fn error_of(response: Response) -> (Response, String, String) {
+    let (response, value) = buffered(response).await;
+    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    (response, text("error_code"), text("message"))
+}

@@ -1,0 +1,267 @@
+//! Placement of sandboxes through any member.
+
+use crate::support::{Fleet, hash};
+use jiffy_fleet::node::{
+    LimitedNeed, NotPlaced, PlaceError, PlaceRequest, Placed, PlacementEnd, ShareRequest, TakenName,
+};
+use jiffy_fleet_core::{BudgetNeed, BudgetOwner, HostStatus, MemberId, RowChange, RowState};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::sleep;
+
+const TEMPLATE: u64 = 77;
+
+fn owner() -> BudgetOwner {
+    BudgetOwner("k1:sandboxes".to_owned())
+}
+
+fn need(limit: u64) -> LimitedNeed {
+    LimitedNeed {
+        need: BudgetNeed {
+            owner: owner(),
+            amount: 1,
+        },
+        limit,
+    }
+}
+
+fn request() -> PlaceRequest {
+    PlaceRequest {
+        template: "base".to_owned(),
+        templates: vec![TEMPLATE],
+        memory_mib: 512,
+        ..PlaceRequest::default()
+    }
+}
+
+fn with_free(memory_mib: u32, templates: &[u64]) -> HostStatus {
+    HostStatus {
+        free_cpu_milli: 64_000,
+        free_memory_mib: memory_mib,
+        free_disk_mib: 100_000,
+        is_store_reachable: true,
+        templates: templates.to_vec(),
+        ..HostStatus::default()
+    }
+}
+
+/// Returns three members with different free memory, of which h1 and h2 have the template.
+async fn fleet() -> Fleet {
+    let fleet = Fleet::ready(3).await;
+    for (id, memory, templates) in [
+        (1, 8_000, &[TEMPLATE][..]),
+        (2, 4_000, &[TEMPLATE]),
+        (3, 2_000, &[]),
+    ] {
+        *fleet.hosts[&MemberId(id)].state.lock() = Some(with_free(memory, templates));
+    }
+    sleep(Duration::from_secs(5)).await;
+    fleet
+}
+
+#[tokio::test]
+async fn every_member_places_on_the_tightest_host_that_has_the_template() {
+    let fleet = fleet().await;
+    for front in 1..=3 {
+        let placed = fleet.node(front).place(request()).await.unwrap();
+        let host = placed.admission.host.member;
+        assert_eq!(host, MemberId(2));
+        assert_eq!(placed.address, "10.0.0.2:7946");
+        let (own, other) = (fleet.node(2), fleet.node(1));
+        let accepted = own.accept_placement(placed.admission.clone()).await;
+        accepted.unwrap();
+        assert!(other.accept_placement(placed.admission).await.is_err());
+    }
+    // Three sandboxes of 512 MiB are reserved on h2: five more do not fit.
+    let mut hosts = BTreeMap::<u32, u32>::new();
+    for _ in 0..8 {
+        let placed = fleet.node(3).place(request()).await.unwrap();
+        *hosts.entry(placed.admission.host.member.0).or_default() += 1;
+    }
+    assert_eq!(hosts, BTreeMap::from([(2, 4), (1, 4)]));
+    // Reservations expire.
+    sleep(Duration::from_secs(12)).await;
+    let placed = fleet.node(3).place(request()).await.unwrap();
+    assert_eq!(placed.admission.host.member, MemberId(2));
+}
+
+#[tokio::test]
+async fn a_host_that_has_rejected_a_sandbox_is_not_selected_again() {
+    let fleet = fleet().await;
+    let mut request = request();
+    for expected in [2, 1] {
+        let placed = fleet.node(3).place(request.clone()).await.unwrap();
+        assert_eq!(placed.admission.host.member, MemberId(expected));
+        request.excluded.push(MemberId(expected));
+        request.former = Some(placed.decision);
+        fleet.node(3).end_placement(PlacementEnd {
+            term: placed.admission.term,
+            decision: placed.decision,
+            rows: Vec::new(),
+            rejected: Some("full".to_owned()),
+        });
+    }
+    let error = fleet.node(3).place(request).await.unwrap_err();
+    let PlaceError::NotPlaced(NotPlaced::NoHost { decision, reason }) = error else {
+        panic!("{error}");
+    };
+    assert!(
+        reason.contains("h3: the template is not on this host"),
+        "{reason}"
+    );
+    assert!(reason.contains("h2: rejected by the host"), "{reason}");
+    // The rejected create is found by the id of the decision.
+    let decisions = fleet.node(1).decisions(hash("none"), &decision).await;
+    let decisions = decisions.unwrap();
+    assert_eq!(decisions.len(), 1);
+    assert_eq!((decisions[0].host, &decisions[0].reason), (None, &reason));
+}
+
+#[tokio::test]
+async fn hosts_that_build_a_missing_template_are_named() {
+    let fleet = fleet().await;
+    let mut building = with_free(4_000, &[]);
+    building.builds = vec![5];
+    *fleet.hosts[&MemberId(2)].state.lock() = Some(building);
+    sleep(Duration::from_secs(5)).await;
+    let mut request = request();
+    request.templates = vec![4, 5];
+    let error = fleet.node(3).place(request.clone()).await.unwrap_err();
+    let builders = vec![MemberId(2)];
+    assert_eq!(error, NotPlaced::NoTemplate { builders }.into());
+    // A member has answered that it has the template, which its heartbeats do not contain yet.
+    request.allowed = vec![MemberId(3)];
+    let placed = fleet.node(1).place(request).await.unwrap();
+    assert_eq!(placed.admission.host.member, MemberId(3));
+}
+
+#[tokio::test]
+async fn creates_through_all_members_reach_the_limit_of_a_key_and_never_exceed_it() {
+    const LIMIT: u64 = 30;
+    let fleet = fleet().await;
+    for id in 1..=3 {
+        *fleet.hosts[&MemberId(id)].state.lock() = Some(with_free(100_000, &[TEMPLATE]));
+    }
+    sleep(Duration::from_secs(5)).await;
+    let mut running = 0;
+    for n in 0..90 {
+        let mut request = request();
+        request.needs = vec![need(LIMIT)];
+        let Ok(placed) = fleet.node(n % 3 + 1).place(request).await else {
+            continue;
+        };
+        let node = fleet.node(placed.admission.host.member.0);
+        node.accept_placement(placed.admission).await.unwrap();
+        let now = node.now();
+        running += u64::from(node.shares().lock().admit(now, &owner(), 1));
+    }
+    assert_eq!(running, LIMIT);
+    // A fork on a member that has no share.
+    let request = ShareRequest {
+        needs: vec![need(LIMIT)],
+    };
+    let shares = fleet.node(1).request_shares(request).await.unwrap();
+    assert!(shares.exhausted.is_some_and(|e| e.is_known));
+}
+
+/// Asserts that a member has the name of a request.
+fn taken(placed: Result<Placed, PlaceError>, member: MemberId) -> TakenName {
+    match placed {
+        Err(PlaceError::NotPlaced(NotPlaced::NameTaken(taken))) if taken.member == member => taken,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn one_of_two_creates_with_the_same_idempotency_key_is_placed() {
+    let fleet = fleet().await;
+    let mut request = request();
+    request.idempotency = Some(hash("key"));
+    request.name = Some(hash("name"));
+    let placed = fleet.node(1).place(request.clone()).await.unwrap();
+    let host = placed.admission.host.member;
+    let again = fleet.node(3).place(request.clone()).await;
+    assert_eq!(again, Err(NotPlaced::Received(host).into()));
+    let mut other = request.clone();
+    other.idempotency = Some(hash("other"));
+    taken(fleet.node(3).place(other.clone()).await, host);
+    // The host rejects the sandbox: the same create is placed on another one.
+    request.excluded.push(host);
+    request.former = Some(placed.decision);
+    let second = fleet.node(1).place(request).await.unwrap();
+    assert_ne!(second.admission.host.member, host);
+    // The host runs the sandbox, which is killed later.
+    let host = second.admission.host.member;
+    let name = crate::support::row("name", RowState::Running);
+    fleet.node(host.0).change_row(RowChange::Put(name));
+    let rows = vec![hash("sandbox")];
+    fleet.node(1).end_placement(PlacementEnd {
+        term: second.admission.term,
+        decision: second.decision,
+        rows,
+        rejected: None,
+    });
+    sleep(Duration::from_secs(60)).await;
+    let freed = taken(fleet.node(3).place(other.clone()).await, host);
+    // The directory may still have the row of a killed sandbox. One create receives the name.
+    other.freed = Some(freed);
+    let placed = fleet.node(3).place(other.clone()).await.unwrap();
+    let next = placed.admission.host.member;
+    other.idempotency = Some(hash("third"));
+    taken(fleet.node(1).place(other.clone()).await, next);
+    // The removal by the former host arrives late, and the new host runs the sandbox.
+    fleet
+        .node(host.0)
+        .change_row(RowChange::Removed(hash("name")));
+    sleep(Duration::from_secs(1)).await;
+    let freed = taken(fleet.node(1).place(other.clone()).await, next);
+    assert_eq!(freed.reservation, Some(placed.decision));
+    let name = crate::support::row("name", RowState::Running);
+    fleet.node(next.0).change_row(RowChange::Put(name));
+    sleep(Duration::from_secs(1)).await;
+    taken(fleet.node(1).place(other.clone()).await, next);
+    // After a kill, the name is free at once.
+    fleet
+        .node(next.0)
+        .change_row(RowChange::Removed(hash("name")));
+    sleep(Duration::from_secs(1)).await;
+    fleet.node(1).place(other).await.unwrap();
+    let decisions = fleet.node(3).decisions(hash("sandbox"), "").await.unwrap();
+    // The former decision for the same create is included.
+    assert_eq!(decisions.len(), 2);
+    assert_eq!(decisions[1].host, Some(host));
+    assert!(decisions[1].age_ms >= 60_000);
+}
+
+#[tokio::test]
+async fn creates_per_minute_are_counted_for_the_whole_fleet() {
+    let fleet = fleet().await;
+    let mut request = request();
+    request.rate = Some(("k1".to_owned(), 2));
+    request.memory_mib = 1;
+    for front in [1, 2] {
+        fleet.node(front).place(request.clone()).await.unwrap();
+    }
+    let error = fleet.node(3).place(request.clone()).await.unwrap_err();
+    assert!(matches!(
+        error,
+        PlaceError::NotPlaced(NotPlaced::Rate { wait_s: 55..=60 })
+    ));
+    sleep(Duration::from_secs(61)).await;
+    fleet.node(3).place(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn placements_send_no_request_to_the_records() {
+    let fleet = fleet().await;
+    let before = fleet.records.requests();
+    let start = fleet.elapsed_ms();
+    for n in 0..200 {
+        let mut request = request();
+        request.memory_mib = 1;
+        request.needs = vec![need(1_000)];
+        fleet.node(n % 3 + 1).place(request).await.unwrap();
+    }
+    assert_eq!(fleet.elapsed_ms(), start, "the shard is replaced every 3 s");
+    assert_eq!(fleet.records.requests(), before);
+}
