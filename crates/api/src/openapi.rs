@@ -155,6 +155,7 @@ fn path_parameter_description(name: &str) -> &'static str {
         "word" => "Secret part of the upload link",
         "port" => "Port of the guest",
         "keyID" => "Id or name of the API key",
+        "host" => "Host of the fleet, as `jiffy fleet nodes` names it",
         _ => "Name of the function",
     }
 }

@@ -77,6 +77,7 @@ pub(super) fn path_value(name: &str) -> &'static str {
         "word" => "SECRET",
         "port" => "5432",
         "keyID" => "ci",
+        "host" => "h2",
         _ => "hello",
     }
 }

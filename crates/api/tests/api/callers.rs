@@ -78,6 +78,7 @@ impl Tenant {
             "{alias}" | "{name}" => self.name.clone(),
             "{keyID}" => self.key.clone(),
             "{port}" => "80".to_owned(),
+            "{host}" => "h1".to_owned(),
             "{hash}" => "ab".repeat(32),
             "{word}" => "0".repeat(40),
             part => {
