@@ -18,9 +18,9 @@ pub(crate) enum Placement {
     Before,
     /// The item is a member, or an alias or instance of exports of members.
     Within,
-    /// The item is written after the merged module. Either it requires a member and cannot be
-    /// merged, or it is a canonical function after the first item that no member may follow (a
-    /// lifted function or an instance of a component).
+    /// The item is written after the merged module. It requires a member and cannot be merged, or
+    /// it is a canonical function after the first item that no member may follow. Such items are
+    /// lifted functions and instances of components.
     After,
 }
 

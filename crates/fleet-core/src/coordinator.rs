@@ -7,10 +7,11 @@
 
 mod budgets;
 mod membership;
+mod membership_error;
 mod placement;
 
 pub use budgets::BudgetExhausted;
-pub use membership::MembershipError;
+pub use membership_error::MembershipError;
 pub use placement::{Admission, CreateError, CreatePlacement};
 
 use crate::directory::{Directory, RowMessage, RowReceiver};

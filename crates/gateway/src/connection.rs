@@ -151,8 +151,8 @@ async fn exchange<S, C, T>(
                 return Poll::Ready(true);
             }
             // A connection with a request in flight has no deadline. The completion of the request
-            // sets one but does not wake this task, so the timer must wake it: at its present time,
-            // or after the idle timeout if that time has passed.
+            // sets one but does not wake this task, so the timer must wake it. The timer retains
+            // its time; if that time has passed, it is set to the end of the idle timeout.
             let wake = deadline.or(armed.filter(|armed| *armed > now));
             let wake = wake.or(now.checked_add(limits.idle)).unwrap_or(now);
             if armed != Some(wake) {

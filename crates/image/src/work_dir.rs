@@ -60,8 +60,8 @@ pub(crate) fn remove_tree(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Decodes a path of `/proc/thread-self/mountinfo`, in which the kernel writes spaces, tabs, newlines and
-/// backslashes as a backslash and three octal digits.
+/// Decodes a path of `/proc/thread-self/mountinfo`, in which the kernel writes spaces, tabs,
+/// newlines and backslashes as a backslash and three octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -11,6 +11,7 @@
 //! - A *verdict* is the decision that the epoch of a member is dead. It takes effect when the draft
 //!   is committed. Until then, the member is *condemned*.
 
+use super::membership_error::MembershipError;
 use super::{Coordinator, HostLoad, Peer, list_number, report_of};
 use crate::directory::RowReceiver;
 use crate::effect::Effect;
@@ -19,61 +20,9 @@ use crate::message::{
     Acknowledgement, Body, Heartbeat, Message, Registration, Rejection, RejectionReason,
 };
 use crate::record::{MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState};
-use serde::{Deserialize, Serialize};
 
 /// Maximum size of all rows. The rest of the record needs less than 64 KiB.
 const MAX_ROWS_BYTES: usize = MAX_SHARD_BYTES - (64 << 10);
-
-/// Error of an operator's command on a member.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MembershipError {
-    /// The member does not exist.
-    #[error("host {0} does not exist: `jiffy fleet nodes` lists all hosts")]
-    Unknown(MemberId),
-    /// The member sends heartbeats.
-    #[error("{member} sent a heartbeat {silent_ms} ms ago: stop its daemon first, or drain it")]
-    Active {
-        /// Member.
-        member: MemberId,
-        /// Time since its last heartbeat.
-        silent_ms: u64,
-    },
-    /// The coordinator has not observed the member for long enough.
-    #[error("the coordinator is new and must wait for heartbeats of {0}: retry in 12 s")]
-    Grace(MemberId),
-    /// The state of the member does not permit the command.
-    #[error("{}", state_text(*.member, *.state))]
-    State {
-        /// Member.
-        member: MemberId,
-        /// State.
-        state: MemberState,
-    },
-    /// No other host accepts sandboxes.
-    #[error("{0} is the last host that accepts sandboxes: add a host before the drain")]
-    LastHost(MemberId),
-    /// This member is not the coordinator.
-    #[error("no coordinator accepts the command at present: retry")]
-    NotCoordinator(Option<MemberId>),
-}
-
-/// Returns the reason for which the state of a member does not permit a command, and the remedy.
-fn state_text(member: MemberId, state: MemberState) -> String {
-    match state {
-        MemberState::Up => format!("{member} is not draining: it accepts sandboxes already"),
-        MemberState::Draining => {
-            format!("{member} is draining already: `jiffy fleet undrain {member}` ends the drain")
-        }
-        MemberState::Dead => format!(
-            "{member} is dead: start its daemon to use it again, or run `jiffy fleet remove \
-             {member}`"
-        ),
-        MemberState::Left => {
-            format!("{member} was removed from the fleet: add the host with `jiffy fleet join`")
-        }
-    }
-}
 
 impl Coordinator {
     /// Processes a registration.

@@ -79,7 +79,7 @@ async fn a_front_receives_a_certificate_and_neither_store_keys_nor_records() {
             .lines()
             .all(|line| line.len() < 32 || !text.contains(line))
     );
-    // A repeated join has the same number, but never that of a host.
+    // A repeated join has the same number, which is never the number of a host.
     std::fs::remove_file(home.join("fleet.toml")).unwrap();
     let again = join_fleet(&home, &options(&member, "front").await, front_facts()).await;
     assert_eq!(again.unwrap().settings.member, settings.member);

@@ -74,10 +74,10 @@ fn find_below(root: &Path, above: &[PathBuf]) -> Option<WriteImageError> {
     None
 }
 
-/// Returns whether one of the layers hides the file at `path` of the layers below: by overlayfs's
-/// mark for a deletion, or by an opaque directory or a file in place of one of its parent
-/// directories. Every character device in a layer is a mark for a deletion, since the unpacker skips
-/// other devices.
+/// Returns whether one of the layers hides the file at `path` of the layers below. A layer hides it
+/// by overlayfs's mark for a deletion, or by an opaque directory or a file in place of a parent
+/// directory. Every character device in a layer is a mark for a deletion, since the unpacker
+/// skips other devices.
 fn is_removed(path: &Path, layers: &[PathBuf]) -> bool {
     let is_deleted = |path: &Path| {
         fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_char_device())

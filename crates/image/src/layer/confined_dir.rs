@@ -137,8 +137,8 @@ impl ConfinedDir {
             let name = &path[start..end];
             match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => {
-                    // The mode is set explicitly, independent of the umask. The owner is root, as in
-                    // other programs that unpack layers, and not the user of this process.
+                    // The mode is set explicitly, independent of the umask. The owner is root, as
+                    // in other programs that unpack layers, and not the user of this process.
                     let made = self.open_directory(&path[..end])?;
                     fs::fchown(&made, Some(Uid::ROOT), Some(Gid::ROOT))?;
                     fs::fchmod(made, Mode::from_raw_mode(0o755))?;

@@ -64,10 +64,10 @@ impl Credit {
         self.announced
     }
 
-    /// Returns whether a credit update must be sent: from the guest's view, less than half of the
-    /// buffer is free, and the update would announce all received bytes or at least an eighth of
-    /// the buffer. Without this minimum, a host that reads a few bytes at a time would cause an
-    /// update each time.
+    /// Returns whether a credit update must be sent. This requires that less than half of the
+    /// buffer is free from the guest's view. The update must also announce all received bytes or
+    /// at least an eighth of the buffer. Without this minimum, a host that reads a few bytes at a
+    /// time would cause an update each time.
     pub fn needs_update(&self) -> bool {
         let unannounced = self.forwarded.wrapping_sub(self.announced);
         let all_forwarded = self.forwarded == self.received;

@@ -3,7 +3,7 @@
 use jiffy_api::{Opening, PortRefusal, Ports};
 use tokio::net::UnixStream;
 
-/// Ports of guests, whose servers return what they receive.
+/// Ports of guests, whose servers return all bytes that they receive.
 pub struct EchoPorts;
 
 impl Ports for EchoPorts {
