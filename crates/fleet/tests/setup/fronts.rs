@@ -34,12 +34,11 @@ fn files(home: &Path) -> Vec<String> {
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => {
-                    let name = path.strip_prefix(home).unwrap();
-                    files.push(name.display().to_string());
-                }
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(home).unwrap();
+                files.push(name.display().to_string());
             }
         }
     }
