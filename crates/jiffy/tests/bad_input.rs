@@ -229,7 +229,8 @@ fn a_vmm_killed_from_outside_is_a_clear_error() {
     let done = finish(child);
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(
-        done.stderr.contains("VMM process") && done.stderr.contains("killed"),
+        done.stderr
+            .contains("the process that isolates the sandbox was killed"),
         "{done:?}"
     );
 }
