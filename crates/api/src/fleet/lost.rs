@@ -22,7 +22,8 @@ use tokio::sync::Notify;
 /// the others every 2 s.
 const NOTICE: Duration = Duration::from_secs(5);
 /// Time for which a read suffices for calls on unknown sandboxes.
-const FRESH: Duration = Duration::from_millis(200);
+/// A longer time would hide sandboxes that a drained host has just released.
+const FRESH: Duration = Duration::from_millis(20);
 
 /// Sandbox without a living home.
 #[derive(Debug, Clone)]

@@ -263,7 +263,7 @@ impl Fleet {
             "The front {} has no sandboxes: it passes calls to the hosts. Its network is separate:",
             front.address
         );
-        outln!("  JIFFY_HOME={first} jiffy key create demo      # prints an API key");
+        outln!("  JIFFY_HOME={first} jiffy key create --name demo   # prints an API key");
         outln!(
             "  JIFFY_API_KEY=KEY nsenter --target {} --net jiffy ls --url http://{}:{API_PORT}",
             front.namespace.process(),
