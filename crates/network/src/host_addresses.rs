@@ -127,9 +127,17 @@ impl AddressChanges {
             let mut fds = [fd(self.0.as_raw_fd()), fd(stopped.as_raw_fd())];
             // SAFETY: the array has two elements and lives through the call.
             let count = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
-            // Exit when the other end of `stopped` is closed, or if `poll` fails other than by a
-            // signal.
-            if fds[1].revents != 0 || (count < 0 && Errno::last() != Errno::EINTR) {
+            let error = Errno::last();
+            // Exit when the other end of `stopped` is closed.
+            if fds[1].revents != 0 {
+                return;
+            }
+            if count < 0 && error != Errno::EINTR {
+                tracing::error!(
+                    %error, "cannot follow the host's addresses: disconnecting sandboxes"
+                );
+                // Later addresses would not be blocked. An error here cannot be handled further.
+                let _ = namespace::outside(disconnect);
                 return;
             }
             // Discard the messages: the addresses are read again, so neither the content nor lost
