@@ -7,7 +7,7 @@ use jiffy_engine_api::{ConnectionLog, NetworkRules};
 
 fn record() -> Arc<ConnectionRecorder> {
     let sockets = Arc::new(crate::connections::ConnectionSockets::none());
-    Arc::new(ConnectionRecorder::new("nobody".to_owned(), sockets, true))
+    Arc::new(ConnectionRecorder::new("slot".to_owned(), sockets, true))
 }
 
 /// Starts a server at a loopback address that uses the name servers in `resolv_conf`.

@@ -390,10 +390,10 @@ mod tests {
         });
         let sockets = Arc::new(ConnectionSockets::none());
         let route = ProxyRoute {
-            slot: "nobody".to_owned(),
+            slot: "slot".to_owned(),
             policy,
             host: Arc::new(Upstreams::in_file("/nonexistent")),
-            record: Arc::new(ConnectionRecorder::new("nobody".to_owned(), sockets, true)),
+            record: Arc::new(ConnectionRecorder::new("slot".to_owned(), sockets, true)),
             control_plane: Some(control_plane.clone()),
         };
         let (at, address) = listener();
@@ -413,10 +413,10 @@ mod tests {
     #[tokio::test]
     async fn connections_beyond_the_limit_are_reset_at_once() {
         let sockets = Arc::new(ConnectionSockets::none());
-        let record = Arc::new(ConnectionRecorder::new("nobody".to_owned(), sockets, true));
+        let record = Arc::new(ConnectionRecorder::new("slot".to_owned(), sockets, true));
         let (_policy, policy) = watch::channel(None);
         let route = ProxyRoute {
-            slot: "nobody".to_owned(),
+            slot: "slot".to_owned(),
             policy,
             host: Arc::new(Upstreams::in_file("/nonexistent")),
             record: record.clone(),

@@ -4,6 +4,7 @@ import { useFilters } from '../lib/filters'
 import { count } from '../lib/format'
 import { visible } from '../lib/visible'
 import { Copy, Empty, Problem, Skeleton } from '../ui/controls'
+import { FilterSelect, SearchField } from '../ui/filters'
 
 type Entry = Schemas['FunctionLogEntry']
 
@@ -61,24 +62,18 @@ export function FunctionLog({ name }: { name: string }) {
   return (
     <div className="stack grow fill-column">
       <div className="filters" role="search">
-        <input
-          className="input search"
-          type="search"
-          aria-label="Search in the log"
+        <SearchField
+          label="Search in the log"
           placeholder="Text or id of a request"
-          value={search.q ?? ''}
-          onChange={(e) => update({ q: e.target.value || undefined })}
+          value={search.q}
+          onChange={(q) => update({ q })}
         />
-        <select
-          className="select"
-          aria-label="Stream"
-          value={search.stream ?? ''}
-          onChange={(e) => update({ stream: e.target.value || undefined })}>
-          <option value="">Stream: all</option>
-          <option>stdout</option>
-          <option>stderr</option>
-          <option>fault</option>
-        </select>
+        <FilterSelect
+          label="Stream"
+          value={search.stream}
+          options={['stdout', 'stderr', 'fault']}
+          onChange={(stream) => update({ stream })}
+        />
         <span className="muted">{count(shown.length, 'line')}</span>
         <label className="row">
           <input type="checkbox" checked={follow} onChange={(e) => setFollow(e.target.checked)} /> Follow

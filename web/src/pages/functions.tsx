@@ -10,6 +10,7 @@ import { visible } from '../lib/visible'
 import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Empty, Menu, Problem, Skeleton, Time } from '../ui/controls'
 import { SortHeading } from '../ui/sort-heading'
+import { FilterSelect, SearchField } from '../ui/filters'
 import { DeployDialog } from './deploy'
 
 type Fn = Schemas['Function']
@@ -100,23 +101,18 @@ export function FunctionsPage() {
       {all.length > 0 && (
         <>
           <div className="filters" role="search">
-            <input
-              className="input search"
-              type="search"
-              aria-label="Filter functions"
+            <SearchField
+              label="Filter functions"
               placeholder="Name"
-              value={filters.q ?? ''}
-              onChange={(e) => update({ q: e.target.value || undefined })}
+              value={filters.q}
+              onChange={(q) => update({ q })}
             />
-            <select
-              className="select"
-              aria-label="State"
-              value={filters.state ?? ''}
-              onChange={(e) => update({ state: e.target.value || undefined })}>
-              <option value="">State: all</option>
-              <option>enabled</option>
-              <option>disabled</option>
-            </select>
+            <FilterSelect
+              label="State"
+              value={filters.state}
+              options={['enabled', 'disabled']}
+              onChange={(state) => update({ state })}
+            />
           </div>
           <div className="table-wrap cards-narrow" tabIndex={0} role="region" aria-label="Functions">
             <table className="table">

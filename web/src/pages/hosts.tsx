@@ -7,6 +7,7 @@ import { visible } from '../lib/visible'
 import { Copy, Empty, Problem, Skeleton } from '../ui/controls'
 import { NotPermitted } from '../ui/not-permitted'
 import { SortHeading } from '../ui/sort-heading'
+import { FilterSelect, SearchField } from '../ui/filters'
 
 type Node = Schemas['FleetNode']
 
@@ -113,24 +114,18 @@ function Hosts() {
         </dl>
       </section>
       <div className="filters" role="search">
-        <input
-          className="input search"
-          type="search"
-          aria-label="Filter hosts"
+        <SearchField
+          label="Filter hosts"
           placeholder="Host or address"
-          value={filters.q ?? ''}
-          onChange={(e) => update({ q: e.target.value || undefined })}
+          value={filters.q}
+          onChange={(q) => update({ q })}
         />
-        <select
-          className="select"
-          aria-label="State"
-          value={filters.state ?? ''}
-          onChange={(e) => update({ state: e.target.value || undefined })}>
-          <option value="">State: all</option>
-          {Object.keys(looks).map((state) => (
-            <option key={state}>{state}</option>
-          ))}
-        </select>
+        <FilterSelect
+          label="State"
+          value={filters.state}
+          options={Object.keys(looks)}
+          onChange={(state) => update({ state })}
+        />
         <span className="muted">{count(shown.length, 'host')}</span>
       </div>
       <div className="table-wrap cards-narrow whole" tabIndex={0} role="region" aria-label="Hosts">

@@ -238,10 +238,10 @@ export function RevokeKeyDialog({ apiKey, onClose }: { apiKey: ApiKey; onClose: 
         const revoked = data(await api.POST('/keys/{keyID}/revoke', { params, body: { end } }))!
         const hosts = revoked.unconfirmedHosts ?? []
         if (hosts.length > 0) notify(`The revocation was not confirmed by ${hosts.join(', ')}`, true)
-        if (end)
-          notify(
-            `Killed ${count(revoked.sandboxes ?? 0, 'sandbox', 'sandboxes')}, cancelled ${count(revoked.builds ?? 0, 'build')}`,
-          )
+        if (end) {
+          const sandboxes = count(revoked.sandboxes ?? 0, 'sandbox', 'sandboxes')
+          notify(`Killed ${sandboxes}, cancelled ${count(revoked.builds ?? 0, 'build')}`)
+        }
       }}>
       <p>
         The key and its sessions end at once.{' '}

@@ -8,6 +8,7 @@ import { bytes, count, mib } from '../lib/format'
 import { visible } from '../lib/visible'
 import { Button, Dialog, Empty, Menu, Meter, Problem, Skeleton, Time } from '../ui/controls'
 import { SortHeading } from '../ui/sort-heading'
+import { FilterSelect, SearchField } from '../ui/filters'
 import { CreateKeyDialog, RevokeKeyDialog, RotateKeyDialog } from './key-dialogs'
 import { Budget } from './overview'
 import { Sessions } from './sessions'
@@ -112,13 +113,11 @@ function Keys() {
       {list.data && (
         <>
           <div className="filters" role="search">
-            <input
-              className="input search"
-              type="search"
-              aria-label="Filter keys"
+            <SearchField
+              label="Filter keys"
               placeholder="Name or id"
-              value={filters.q ?? ''}
-              onChange={(e) => update({ q: e.target.value || undefined })}
+              value={filters.q}
+              onChange={(q) => update({ q })}
             />
             <select
               className="select"
@@ -130,16 +129,12 @@ function Keys() {
               <option value="revoked">revoked</option>
               <option value="all">all</option>
             </select>
-            <select
-              className="select"
-              aria-label="Scope"
-              value={filters.scope ?? ''}
-              onChange={(e) => update({ scope: e.target.value || undefined })}>
-              <option value="">Scope: all</option>
-              <option value="admin">admin</option>
-              <option value="create">create</option>
-              <option value="read">read</option>
-            </select>
+            <FilterSelect
+              label="Scope"
+              value={filters.scope}
+              options={['admin', 'create', 'read']}
+              onChange={(scope) => update({ scope })}
+            />
           </div>
           {shown.length === 0 ? (
             <Empty

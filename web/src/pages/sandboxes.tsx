@@ -17,6 +17,7 @@ import { useSelection } from '../lib/selection'
 import { visible } from '../lib/visible'
 import { Button, Empty, Problem, Skeleton } from '../ui/controls'
 import { Icon } from '../ui/icons'
+import { FilterSelect, SearchField } from '../ui/filters'
 import { BulkDialog } from './bulk'
 import { CreateDialog } from './create'
 import { SandboxRow } from './sandbox-row'
@@ -195,21 +196,6 @@ export function SandboxesPage() {
       </th>
     )
   }
-  const choice = (label: string, value: string | undefined, options: string[], set: (value?: string) => void) => (
-    <select
-      className="select"
-      aria-label={label}
-      value={value ?? ''}
-      onChange={(e) => set(e.target.value || undefined)}>
-      <option value="">{label}: all</option>
-      {options.map((option) => (
-        <option key={option} value={option}>
-          {visible(option)}
-        </option>
-      ))}
-    </select>
-  )
-
   return (
     <div className="page fill">
       <header className="page-head">
@@ -231,18 +217,37 @@ export function SandboxesPage() {
       </header>
       {(all?.length ?? 0) > 0 && (
         <div className="filters" role="search">
-          <input
-            className="input search"
-            type="search"
+          <SearchField
+            label="Filter by text"
             placeholder="Name, id, template or metadata"
-            aria-label="Filter by text"
-            value={applied.q ?? ''}
-            onChange={(e) => update({ q: e.target.value || undefined })}
+            value={applied.q}
+            onChange={(q) => update({ q })}
           />
-          {choice('State', applied.state, ['running', 'paused', 'broken', 'creating'], (state) => update({ state }))}
-          {templates.length > 1 && choice('Template', applied.template, templates, (template) => update({ template }))}
-          {engines.length > 1 && choice('Engine', applied.engine, engines, (engine) => update({ engine }))}
-          {session.isAdmin && owners.length > 1 && choice('Key', applied.key, owners, (key) => update({ key }))}
+          <FilterSelect
+            label="State"
+            value={applied.state}
+            options={['running', 'paused', 'broken', 'creating']}
+            onChange={(state) => update({ state })}
+          />
+          {templates.length > 1 && (
+            <FilterSelect
+              label="Template"
+              value={applied.template}
+              options={templates}
+              onChange={(template) => update({ template })}
+            />
+          )}
+          {engines.length > 1 && (
+            <FilterSelect
+              label="Engine"
+              value={applied.engine}
+              options={engines}
+              onChange={(engine) => update({ engine })}
+            />
+          )}
+          {session.isAdmin && owners.length > 1 && (
+            <FilterSelect label="Key" value={applied.key} options={owners} onChange={(key) => update({ key })} />
+          )}
           {metadataKeys.length > 0 && (
             <>
               <input

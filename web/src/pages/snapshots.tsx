@@ -12,6 +12,7 @@ import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Dialog, Empty, Menu, Problem, Skeleton, Time } from '../ui/controls'
 import { purposeName } from '../ui/lineage-graph'
 import { notify } from '../ui/toast'
+import { FilterSelect, SearchField } from '../ui/filters'
 
 export function SnapshotsPage() {
   const search = useSearch({ strict: false }) as { q?: string; purpose?: string; sort?: string }
@@ -95,26 +96,19 @@ export function SnapshotsPage() {
       {all.length > 0 && (
         <>
           <div className="filters">
-            <input
-              className="input search"
-              type="search"
+            <SearchField
+              label="Filter by text"
               placeholder="Name, id, sandbox or template"
-              aria-label="Filter by text"
-              value={search.q ?? ''}
-              onChange={(e) => update({ q: e.target.value || undefined })}
+              value={search.q}
+              onChange={(q) => update({ q })}
             />
-            <select
-              className="select"
-              aria-label="Purpose"
-              value={search.purpose ?? ''}
-              onChange={(e) => update({ purpose: e.target.value || undefined })}>
-              <option value="">Purpose: all</option>
-              {['asked', 'fork', 'pause', 'template'].map((p) => (
-                <option key={p} value={p}>
-                  {purposeName(p)}
-                </option>
-              ))}
-            </select>
+            <FilterSelect
+              label="Purpose"
+              value={search.purpose}
+              options={['asked', 'fork', 'pause', 'template']}
+              text={purposeName}
+              onChange={(purpose) => update({ purpose })}
+            />
             <select
               className="select"
               aria-label="Sort by"

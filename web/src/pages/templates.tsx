@@ -11,6 +11,7 @@ import { visible } from '../lib/visible'
 import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Empty, Menu, Problem, Skeleton, Time } from '../ui/controls'
 import { SortHeading } from '../ui/sort-heading'
+import { SearchField } from '../ui/filters'
 import { BuildDialog } from './template-build'
 import { BuildBadge, BuildLog, HistoryDialog } from './template-log'
 import { TagsDialog } from './template-tags'
@@ -78,19 +79,11 @@ export function TemplatesPage() {
       {all.length > 0 && (
         <>
           <div className="filters">
-            <input
-              className="input search"
-              type="search"
-              aria-label="Filter by name"
+            <SearchField
+              label="Filter by name"
               placeholder="Name or id"
-              value={search.q ?? ''}
-              onChange={(e) =>
-                void navigate({
-                  to: '/templates',
-                  search: { ...search, q: e.target.value || undefined },
-                  replace: true,
-                })
-              }
+              value={search.q}
+              onChange={(q) => void navigate({ to: '/templates', search: { ...search, q }, replace: true })}
             />
           </div>
           <div className="table-wrap cards-narrow" tabIndex={0} role="region" aria-label="Templates">

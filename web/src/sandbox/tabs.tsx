@@ -10,6 +10,7 @@ import { bytes, count } from '../lib/format'
 import { visible } from '../lib/visible'
 import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Copy, Empty, Field, Problem, Skeleton, Time } from '../ui/controls'
+import { FilterSelect, SearchField } from '../ui/filters'
 
 const LINE = 19
 
@@ -65,15 +66,11 @@ export function ConsoleTab() {
   return (
     <div className="stack grow fill-column">
       <div className="filters">
-        <input
-          className="input search"
-          type="search"
-          aria-label="Search in the console log"
+        <SearchField
+          label="Search in the console log"
           placeholder="Search"
           value={query}
-          onChange={(e) =>
-            void navigate({ to: '.', search: { q: e.target.value || undefined } as never, replace: true })
-          }
+          onChange={(q) => void navigate({ to: '.', search: { q } as never, replace: true })}
         />
         <span className="muted">
           {wanted ? `${count(shown.length, 'line matches', 'lines match')}` : count(lines.length, 'line')}
@@ -170,23 +167,18 @@ export function ConnectionsTab() {
   return (
     <div className="stack grow fill-column">
       <div className="filters">
-        <input
-          className="input search"
-          type="search"
-          aria-label="Filter connections"
+        <SearchField
+          label="Filter connections"
           placeholder="Host, address or port"
-          value={search.q ?? ''}
-          onChange={(e) => update({ q: e.target.value || undefined })}
+          value={search.q}
+          onChange={(q) => update({ q })}
         />
-        <select
-          className="select"
-          aria-label="Verdict"
-          value={search.verdict ?? ''}
-          onChange={(e) => update({ verdict: e.target.value || undefined })}>
-          <option value="">Verdict: all</option>
-          <option value="allowed">allowed</option>
-          <option value="refused">refused</option>
-        </select>
+        <FilterSelect
+          label="Verdict"
+          value={search.verdict}
+          options={['allowed', 'refused']}
+          onChange={(verdict) => update({ verdict })}
+        />
         <span className="muted">
           {count(shown.length, 'entry', 'entries')}
           {list.data.missing > 0 && `, ${list.data.missing} more were not recorded`}

@@ -331,7 +331,10 @@ fn merge_pools(items: impl Iterator<Item = Value>) -> Vec<Value> {
             *sum = sum.saturating_add(item[name].as_u64().unwrap_or(0));
         }
     }
-    let pool = |(template, [size, ready]): (String, [u64; 2])| serde_json::json!({ "templateID": template, "size": size, "ready": ready });
+    let pool = |(template, sums): (String, [u64; 2])| {
+        let [size, ready] = sums;
+        serde_json::json!({ "templateID": template, "size": size, "ready": ready })
+    };
     pools.into_iter().map(pool).collect()
 }
 

@@ -157,8 +157,8 @@ impl Fleet {
         }
     }
 
-    /// Returns the other members that have the template or snapshot of a create: of several
-    /// objects with this name, the one that precedes.
+    /// Returns the other members that have the template or snapshot of a create. If objects of
+    /// several owners have this name, objects of the caller precede shared ones.
     ///
     /// # Errors
     /// An error if no member has it, and a member that may have it does not answer.

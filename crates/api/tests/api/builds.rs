@@ -35,7 +35,7 @@ async fn a_build_waits_for_its_start_and_reports_its_result() {
     assert_eq!(api.get(&by_name).await.expect(200).text("buildID"), build);
 
     let steps =
-        json!({ "fromTemplate": "nobody-knows-it", "steps": [{ "type": "RUN", "args": ["x"] }] });
+        json!({ "fromTemplate": "unknown-template", "steps": [{ "type": "RUN", "args": ["x"] }] });
     let start = format!("/v2{path}");
     api.post(&start, steps.clone()).await.expect(202);
     let ended = loop {
@@ -48,7 +48,7 @@ async fn a_build_waits_for_its_start_and_reports_its_result() {
     assert_eq!(ended.text("status"), "error");
     assert_eq!(ended.body["reason"]["step"], "base");
     let why = ended.body["reason"]["message"].as_str().unwrap();
-    assert!(why.contains("nobody-knows-it"), "{why}");
+    assert!(why.contains("unknown-template"), "{why}");
     let again = api.post(&start, steps).await.expect_error(409);
     assert_eq!(again, "build_started");
     let logs = api
@@ -281,7 +281,7 @@ async fn a_build_beyond_the_keys_budget_is_refused_before_it_begins() {
     let (template, build) = (requested.text("templateID"), requested.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
     let start = async || {
-        let body = json!({ "fromTemplate": "nobody-knows-it" });
+        let body = json!({ "fromTemplate": "unknown-template" });
         let path = format!("/v2{path}");
         api.call_as(&hers, "POST", &path, body).await
     };

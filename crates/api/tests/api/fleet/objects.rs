@@ -82,7 +82,7 @@ async fn a_build_is_requested_started_read_and_cancelled_through_every_member() 
         let link = get(&lab, host, &key, &path_of_files).await.expect(201);
         assert_eq!(link.body["present"], true);
     }
-    let start = json!({ "fromTemplate": "nobody-knows-it", "steps": [] });
+    let start = json!({ "fromTemplate": "unknown-template", "steps": [] });
     let started = lab
         .call(3, &key, "POST", &format!("/v2{path}"), start.clone())
         .await;

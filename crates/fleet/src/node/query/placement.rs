@@ -25,7 +25,8 @@ pub struct LimitedNeed {
 pub struct PlaceRequest {
     /// Template as the caller names it, for explanations.
     pub template: String,
-    /// Hashes under which hosts may report the template. The first one that any host has counts.
+    /// Hashes under which hosts may report the template, in the order of precedence. The
+    /// coordinator uses the first hash that a host reports.
     pub templates: Vec<u64>,
     /// Budgets of the owner of the sandbox.
     pub needs: Vec<LimitedNeed>,
