@@ -62,7 +62,8 @@ impl RemoteSandbox {
                 )
             }
             SandboxState::Broken { cause, .. } => anyhow::bail!(
-                "sandbox {full_id} is broken ({cause}): restore one of its snapshots with `jiffy rollback`"
+                "sandbox {full_id} is broken ({cause}): restore one of its snapshots with `jiffy rollback`, \
+                 or its newest stored state, if its host was lost, with `jiffy resume --from stored {id}`"
             ),
             state => anyhow::bail!(
                 "sandbox {full_id} is not running: its state is `{}`",
