@@ -6,6 +6,7 @@
 mod build;
 mod engine;
 mod error;
+mod event;
 mod fleet;
 mod function;
 mod guest;
@@ -26,6 +27,10 @@ pub use build::{
 };
 pub use engine::{BootMode, Capabilities, EngineDescription};
 pub use error::ErrorBody;
+pub use event::{
+    DroppedEntries, Event, EventPage, EventType, LifecycleEvent, LifecycleEventData,
+    LifecycleEventType,
+};
 pub use fleet::{
     AcceptedRestore, BackendStatus, DrainHost, FleetDecision, FleetInfo, FleetNode, FleetNodes,
     FleetWhy, HostLoss, HostOperation, MassSilence,

@@ -2,10 +2,12 @@
 
 use crate::authentication_limit::AuthenticationLimit;
 use crate::console_times::ConsoleTimes;
+use crate::event_streams::EventStreams;
 use crate::fleet::Fleet;
 
 use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
+use crate::key_events::ReportedKeys;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
 use jiffy_api_types::{DaemonStatus, StopHost};
@@ -83,6 +85,8 @@ pub struct App {
     pub(crate) replays: Arc<ReplayCaches>,
     pub(crate) authentication_limit: Arc<AuthenticationLimit>,
     pub(crate) console_times: Arc<ConsoleTimes>,
+    pub(crate) event_streams: Arc<EventStreams>,
+    pub(crate) reported_keys: Arc<ReportedKeys>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -104,6 +108,8 @@ impl Clone for App {
             replays: self.replays.clone(),
             authentication_limit: self.authentication_limit.clone(),
             console_times: self.console_times.clone(),
+            event_streams: self.event_streams.clone(),
+            reported_keys: self.reported_keys.clone(),
             fleet: self.fleet.clone(),
         }
     }
@@ -134,6 +140,8 @@ impl App {
             replays: Arc::default(),
             authentication_limit: Arc::default(),
             console_times: Arc::default(),
+            event_streams: Arc::default(),
+            reported_keys: Arc::default(),
             fleet: None,
         }
     }

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
-use jiffy_engine_api::steps;
+use jiffy_engine_api::steps::{self, ServedRequest};
 use jiffy_proto::internal::InternalOrigin;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -212,10 +212,11 @@ pub(crate) async fn authenticate(
     let is_admin = caller.is_admin();
     // Handlers extract the caller from the request.
     request.extensions_mut().insert(caller.clone());
-    let response = match request_id(request.headers()) {
-        Some(id) => steps::serve_request(id, next.run(request)).await,
-        None => next.run(request).await,
+    let served = ServedRequest {
+        id: request_id(request.headers()),
+        caller: caller.key().map(|key| key.id.as_str().into()),
     };
+    let response = steps::serve_request(served, next.run(request)).await;
     // Only administrators see messages of internal errors, which may name files of the host.
     let mut response = if is_admin { reveal(response) } else { response };
     // The listener reads the caller from the response.

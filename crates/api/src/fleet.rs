@@ -8,6 +8,7 @@
 
 mod creates;
 mod drain;
+mod events;
 mod forward;
 mod functions;
 mod lists;
@@ -46,7 +47,7 @@ pub use templates::TemplateHashes;
 pub(crate) use forward::Forwarded;
 pub use forward::receive_forwarded;
 pub(crate) use functions::route_function;
-pub(crate) use lists::ListPart;
+pub(crate) use lists::{INCOMPLETE, ListPart};
 pub use names::{NamedTemplate, TableNames, TemplateNames};
 pub use probe::FleetProbe;
 pub(crate) use route::route;

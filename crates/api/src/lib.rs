@@ -13,10 +13,13 @@ mod caller;
 mod console_times;
 mod ending;
 mod error;
+mod event_streams;
+mod events;
 mod fleet;
 mod function_key;
 mod hooks;
 mod idempotency;
+mod key_events;
 mod keys;
 mod lookup;
 mod network;
@@ -43,6 +46,7 @@ pub use hooks::{
     FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,
     TemplateInfo, TemplateRefusal, TemplateSource,
 };
+pub use key_events::report_keys;
 pub use keys::{
     Key, KeyError, KeyStatus, Keys, Limits, NewKey, Revocation, Scope, Validity, Verdict,
     import_keys, local_key,

@@ -2,6 +2,7 @@
 
 mod builds;
 mod create;
+mod events;
 mod fleet;
 mod fleet_operations;
 mod fork;
@@ -177,6 +178,9 @@ fn guarded_calls() -> Calls {
         .get("/teams", templates::teams)
         .post("/snapshots/{snapshotID}/verify", host::verify)
         .get("/engines", host::engines)
+        .get("/events", events::list)
+        .get("/events/sandboxes", events::lifecycle_events)
+        .get("/events/sandboxes/{sandboxID}", events::lifecycle_events_of)
         .get("/limits", limits::limits)
         .get("/host", host::host)
         .get("/fleet", fleet::fleet)
@@ -226,6 +230,7 @@ pub fn router(app: App) -> Router {
 /// Limits that appear in the OpenAPI document.
 pub(crate) mod bounds {
     pub(crate) use super::builds::MAX_PAGE;
+    pub(crate) use super::events::{MAX_LIFECYCLE_EVENTS, MAX_LIFECYCLE_OFFSET};
     pub(crate) use super::functions::{MAX_LOG_WAIT_S, MAX_POSITION};
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK_S, MAX_MOMENT};
     pub(crate) use super::list::STATES;

@@ -3,6 +3,7 @@
 use jiffy_api_types::Moment;
 
 pub(crate) mod build;
+pub(crate) mod event;
 pub(crate) mod function;
 pub(crate) mod key;
 pub(crate) mod sandbox;

@@ -19,7 +19,7 @@ use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{
     App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, PreviewLinks, end_revoked,
-    local_key,
+    local_key, report_keys,
 };
 use jiffy_api_types::StopHost;
 use jiffy_client::{VERSION, VERSION_HEADER};
@@ -306,6 +306,13 @@ impl ApiServer {
             forwarded,
             console,
         } = self;
+        let keys = report_keys(app.clone());
+        let (streams, end) = (app.clone(), stopping.clone());
+        let streams = async move {
+            end.cancelled().await;
+            // Streams of events have no end of their own: the listeners would wait for them.
+            streams.end_event_streams();
+        };
         let revocations = end_revoked(app);
         let own_uid = geteuid();
         // The check also holds if the permissions of the socket were changed.
@@ -345,10 +352,13 @@ impl ApiServer {
         };
         tokio::select! {
             _ = async {
-                tokio::join!(local, internal, address, direct, metrics, forwarded, console)
+                tokio::join!(
+                    local, internal, address, direct, metrics, forwarded, console, streams
+                )
             } => {}
-            // The task never completes; it only runs as long as the listeners.
+            // These tasks never complete; they only run as long as the listeners.
             () = revocations => {}
+            () = keys => {}
         }
     }
 }

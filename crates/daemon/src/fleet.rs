@@ -142,6 +142,11 @@ impl Member {
         }))
     }
 
+    /// Returns the id of this member.
+    pub fn id(&self) -> MemberId {
+        self.settings.member
+    }
+
     /// Returns the records by which members decide who runs a stored sandbox.
     pub fn heads(&self) -> Heads {
         Heads::new(self.remote.clone(), self.node.clone())

@@ -1,6 +1,7 @@
 //! [`ServeOptions`]: the options of a daemon, as the command line sets them.
 
 use jiffy_engine_api::EngineName;
+use jiffy_event_log::Retention;
 use jiffy_image::Home;
 use jiffy_network::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;
@@ -70,6 +71,8 @@ pub struct ServeOptions {
     pub network: NetworkOptions,
     /// Certificate authorities and proxy of all sandboxes.
     pub site: SiteSettings,
+    /// Retention of events.
+    pub events: Retention,
     /// Log on standard error.
     pub log: LogOptions,
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use jiffy_api_types::StopHost;
 use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, Host, open_engines};
+use jiffy_event_log::EventFeed;
 use jiffy_image::{Home, Reference};
 use jiffy_network::Network;
 use jiffy_sandbox_manager::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes};
@@ -97,7 +98,12 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         (Some(shared), Some(remote)) => store::heads(shared, remote, &home)?,
         _ => None,
     };
+    // The name of this host in the ids of events. A host without a fleet chooses one itself.
+    let name = member.as_ref().map(|member| member.id().to_string());
+    let events = home.path().join("events");
+    let events = EventFeed::open(&events, name.as_deref(), options.events)?;
     let host_options = HostOptions {
+        events,
         heads,
         warm: options.warm_pool,
         limits: options.limits,

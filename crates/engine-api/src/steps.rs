@@ -19,7 +19,16 @@ const USUAL_STEPS: usize = 12;
 tokio::task_local! {
     // Task-local variables are not inherited by spawned tasks: see `OperationSteps::current`.
     static CURRENT: OperationSteps;
-    static REQUEST_ID: Arc<str>;
+    static REQUEST: Arc<ServedRequest>;
+}
+
+/// Request of a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedRequest {
+    /// Id of the request. `None` if the listener assigned none.
+    pub id: Option<Arc<str>>,
+    /// Id of the caller's API key. `None` for the host's owner.
+    pub caller: Option<Arc<str>>,
 }
 
 /// Duration of one step.
@@ -37,9 +46,8 @@ pub struct OperationSteps(Arc<Recorder>);
 
 #[derive(Debug)]
 struct Recorder {
-    /// Id of the client request that the operation serves. `None` for operations of the daemon
-    /// itself.
-    request_id: Option<Arc<str>>,
+    /// Request that the operation serves. `None` for operations of the daemon itself.
+    request: Option<Arc<ServedRequest>>,
     state: Mutex<RecorderState>,
 }
 
@@ -61,7 +69,7 @@ impl OperationSteps {
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(Recorder {
-            request_id: request_id(),
+            request: request(),
             state: Mutex::new(RecorderState {
                 is_in_step: false,
                 steps: Vec::with_capacity(USUAL_STEPS),
@@ -93,19 +101,25 @@ impl OperationSteps {
     }
 }
 
-/// Runs `work` with `id` as the id of the current request.
-pub async fn serve_request<T>(id: Arc<str>, work: impl Future<Output = T>) -> T {
-    REQUEST_ID.scope(id, work).await
+/// Runs `work` with `request` as the current request.
+pub async fn serve_request<T>(request: ServedRequest, work: impl Future<Output = T>) -> T {
+    REQUEST.scope(Arc::new(request), work).await
+}
+
+/// Returns the request that the current task serves.
+#[must_use]
+pub fn request() -> Option<Arc<ServedRequest>> {
+    // The request of a spawned task is found in its recorder, and the request of other code in
+    // `REQUEST`.
+    CURRENT
+        .try_with(|steps| steps.0.request.clone())
+        .unwrap_or_else(|_| REQUEST.try_with(Clone::clone).ok())
 }
 
 /// Returns the id of the client request that the current task serves.
 #[must_use]
 pub fn request_id() -> Option<Arc<str>> {
-    // The request of a spawned task is found in its recorder, and the request of other code in
-    // `REQUEST_ID`.
-    CURRENT
-        .try_with(|steps| steps.0.request_id.clone())
-        .unwrap_or_else(|_| REQUEST_ID.try_with(Clone::clone).ok())
+    request()?.id.clone()
 }
 
 /// Starts a step of the current operation. The step ends when the guard is dropped.
@@ -263,7 +277,11 @@ mod tests {
                 .await
                 .unwrap()
         };
-        let id = serve_request("r1".into(), work).await;
+        let request = ServedRequest {
+            id: Some("r1".into()),
+            caller: None,
+        };
+        let id = serve_request(request, work).await;
         assert_eq!(id.as_deref(), Some("r1"));
     }
 }

@@ -5,6 +5,7 @@ mod bench_doctor;
 mod confinement;
 mod create;
 mod engine;
+mod events;
 mod fleet;
 mod front;
 mod function;
@@ -34,6 +35,7 @@ pub use bench_doctor::{BenchArgs, BenchTask, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{CreateArgs, NetworkSwitch, TimeoutAction};
 pub use engine::{EngineArgs, EngineSelection};
+pub use events::EventsArgs;
 pub use fleet::{
     FleetCommand, FleetInitArgs, FleetJoinArgs, FleetMemberArgs, FleetTokenArgs, FleetTryArgs,
     MemberAddressArgs, TryRecords,
@@ -125,6 +127,8 @@ pub enum Command {
     Exec(SandboxExecArgs),
     /// Show the last console lines or the network connections of a sandbox
     Logs(LogsArgs),
+    /// Show events of sandboxes, builds and keys
+    Events(EventsArgs),
     /// Copy a file or directory to or from a sandbox
     Cp(CpArgs),
     /// Forward ports of this host to a sandbox

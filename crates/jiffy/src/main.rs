@@ -15,9 +15,11 @@ mod console;
 mod daemon_command;
 mod doctor;
 mod error_text;
+mod events;
 mod fleet;
 mod function;
 mod key;
+mod log_pages;
 mod manual;
 mod mcp;
 mod rootless;
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Fleet(command) => (fleet::run(command), 1),
         Command::Function(command) => (function::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
+        Command::Events(args) => (events::run(args), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Console { no_open } => (console::run(*no_open), 1),

@@ -21,6 +21,7 @@ mod direct_connections;
 mod directory_copy;
 mod disk_limits;
 mod endurance;
+mod events;
 mod exits;
 mod full_disk;
 mod functions;

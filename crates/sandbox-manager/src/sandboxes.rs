@@ -16,6 +16,7 @@ mod create;
 mod deadlines;
 mod entry;
 mod entry_indexes;
+mod events;
 mod fork;
 mod gc;
 mod host_options;
@@ -74,6 +75,7 @@ use entry_indexes::EntryIndexes;
 use gc::{GarbageCollector, GcParts};
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{EngineDescription, Engines, Guest, SandboxSize, steps};
+use jiffy_event_log::EventFeed;
 use jiffy_fleet::Heads;
 use jiffy_proto::agent::SiteSettings;
 use observe::FigureSources;
@@ -132,6 +134,7 @@ struct SandboxesInner {
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     /// Certificate authorities and proxy of all sandboxes.
     site: SiteSettings,
+    events: EventFeed,
 }
 
 /// Sandboxes of one host. Clones share their state. Requires a tokio runtime.
@@ -235,7 +238,9 @@ impl Sandboxes {
             uploads,
             quota: Mutex::default(),
             site: options.site,
+            events: options.events,
         }));
+        this.report_recovered(&recovered.changed);
         // The previous daemon may have crashed before it removed snapshots without users.
         this.0.gc.collect(unreferenced);
         this.adopt(recovered.orphans, recovered.storing).await?;
@@ -347,7 +352,8 @@ impl Sandboxes {
                 guest.stop().await;
                 let state = SandboxState::broken(recover::DAEMON_STOPPED);
                 let record = entry.record_in(state);
-                self.record_write_behind(&entry, record);
+                self.record_write_behind(&entry, record.clone());
+                self.report_broken(&record);
             }
         }
     }
@@ -410,7 +416,9 @@ impl Sandboxes {
                 return;
             }
             let record = entry.record_in(broken_by_end(&end));
-            Self(inner).record_write_behind(&entry, record);
+            let this = Self(inner);
+            this.record_write_behind(&entry, record.clone());
+            this.report_broken(&record);
         });
     }
 }

@@ -39,6 +39,8 @@ enum Call {
     Objects(Listed),
     /// Limits and usage of a key.
     Limits,
+    /// Events, whose handler merges them.
+    Events,
     /// On this host.
     Local,
 }
@@ -63,6 +65,7 @@ impl Call {
         match (method.as_str(), parts.next()) {
             (_, Some("sandboxes")) => {}
             ("GET", Some("limits")) => return Self::Limits,
+            ("GET", Some("events")) => return Self::Events,
             _ => return Self::Local,
         }
         match (method.as_str(), parts.next()) {
@@ -91,12 +94,12 @@ pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) 
     let is_forwarded = request.extensions().get::<Forwarded>().is_some();
     let call = Call::of(request.method(), request.uri().path());
     let routed = match call {
-        Call::List | Call::Metrics | Call::Objects(_) | Call::Sandbox(_)
+        Call::List | Call::Metrics | Call::Objects(_) | Call::Sandbox(_) | Call::Events
             if !is_forwarded && let Some(host) = host_of(&request) =>
         {
             fleet.on_host(&host, &caller, request, next).await
         }
-        Call::Local => Ok(next.run(request).await),
+        Call::Local | Call::Events => Ok(next.run(request).await),
         Call::Object(object) if is_probe(&request) => app.answer_probe(&caller, &object),
         Call::List | Call::Metrics | Call::Objects(_) | Call::Object(_) | Call::NamedTemplate
             if is_forwarded =>
@@ -376,6 +379,7 @@ mod tests {
             Call::Metrics => "metrics".to_owned(),
             Call::Create => "create".to_owned(),
             Call::Limits => "limits".to_owned(),
+            Call::Events => "events".to_owned(),
             Call::Local => "local".to_owned(),
             Call::Object(object) => format!("{object:?}"),
             Call::NamedTemplate => "template".to_owned(),
@@ -398,6 +402,8 @@ mod tests {
             (Method::GET, "/v2", "local"),
             (Method::GET, "/sandboxes/", "local"),
             (Method::GET, "/limits", "limits"),
+            (Method::GET, "/events", "events"),
+            (Method::GET, "/events/sandboxes/abc", "events"),
             (Method::GET, "/fleet", "local"),
             (Method::GET, "/sandboxes/%ff", "local"),
         ] {

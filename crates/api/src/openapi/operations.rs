@@ -1,5 +1,6 @@
 //! Operations of the control plane.
 
+mod events;
 mod functions;
 mod host;
 mod observe;
@@ -24,6 +25,7 @@ pub(super) fn all() -> Vec<Operation> {
     ];
     all.extend(sandboxes::sandboxes());
     all.extend(observe::observe());
+    all.extend(events::events());
     all.extend(templates::templates());
     all.extend(functions::functions());
     all.extend(host::host());

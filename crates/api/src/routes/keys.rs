@@ -10,7 +10,7 @@ use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_api_types::{ApiKey, CreateKey, NewApiKey, RevokeKey, RevokedKey, RotateKey};
+use jiffy_api_types::{ApiKey, CreateKey, EventType, NewApiKey, RevokeKey, RevokedKey, RotateKey};
 use std::time::Duration;
 
 /// `GET /keys`: lists all keys, including revoked keys.
@@ -38,6 +38,7 @@ pub(super) async fn create(
     let (scope, limits) = (body.scope.into(), body.limits.into());
     let created = app.keys.create_within(name, scope, limits, &validity);
     let created = created.map_err(refused)?;
+    app.report_key(EventType::KeyCreated, &created.key);
     Ok((StatusCode::CREATED, Json(created.into())))
 }
 
@@ -70,6 +71,7 @@ pub(super) async fn revoke(
         app.keys.revoke(&which)
     };
     let Revocation { key, unconfirmed } = revoked.map_err(refused)?;
+    app.report_key(EventType::KeyRevoked, &key);
     let ended = if body.end {
         // `revoke_and_end` has marked the key's resources for removal. If this call fails, the
         // background task completes the removal.

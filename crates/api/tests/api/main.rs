@@ -12,6 +12,7 @@ mod create;
 mod deployments;
 mod document;
 mod error_codes;
+mod events;
 mod fleet;
 mod function_keys;
 mod keys;

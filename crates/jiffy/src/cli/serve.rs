@@ -6,6 +6,7 @@ use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_daemon::{ConsoleOptions, DiskShare, LogOptions, ServeOptions};
+use jiffy_event_log::Retention;
 use jiffy_fleet::settings::Settings;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
@@ -14,6 +15,7 @@ use jiffy_sandbox_manager::HostLimits;
 use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Default address of the console.
 const DEFAULT_CONSOLE: &str = "127.0.0.1:3001";
@@ -182,6 +184,12 @@ pub struct ServeArgs {
     /// Certificate authorities and proxy of sandboxes.
     #[command(flatten)]
     pub site: GuestSiteArgs,
+    /// Retain events for this many days if their size permits it
+    #[arg(long, value_name = "DAYS", default_value = "7", value_parser = clap::value_parser!(u16).range(1..=3650))]
+    pub event_days: u16,
+    /// Maximum size of retained events. The oldest are removed first
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::mebibytes)]
+    pub event_size: u64,
     /// Format of the log on standard error. Set the level with JIFFY_LOG (debug, info, warn)
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -248,6 +256,7 @@ impl ServeArgs {
             engine: self.engine.name(),
             network: self.network.options(),
             site: self.site.read()?,
+            events: retention(self.event_days, self.event_size),
             log: LogOptions {
                 format: self.log_format.into(),
                 file: self.log_file.clone(),
@@ -265,6 +274,15 @@ impl ServeArgs {
             disk_overcommit: self.disk_overcommit,
             ..HostLimits::default()
         }
+    }
+}
+
+/// Returns the limits of a log.
+fn retention(days: u16, mib: u64) -> Retention {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    Retention {
+        max_bytes: mib.saturating_mul(1 << 20),
+        max_age: DAY * u32::from(days),
     }
 }
 

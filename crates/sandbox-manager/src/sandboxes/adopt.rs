@@ -83,7 +83,8 @@ impl Sandboxes {
                 // The engine has terminated a guest that it could not adopt.
                 let cause = format!("its guest could not be adopted by a new daemon: {e}");
                 let record = entry.record_in(SandboxState::broken(cause));
-                self.record_write_behind(&entry, record);
+                self.record_write_behind(&entry, record.clone());
+                self.report_broken(&record);
                 if let Some(captured) = captured {
                     self.snapshots().lose(&captured, &e.to_string());
                     self.discard_captured(&captured);

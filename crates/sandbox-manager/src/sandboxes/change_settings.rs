@@ -3,7 +3,7 @@
 use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
-use jiffy_api_types::SandboxState;
+use jiffy_api_types::{EventType, SandboxState};
 use jiffy_engine_api::new_token;
 
 impl Sandboxes {
@@ -52,6 +52,9 @@ impl Sandboxes {
                     let _ = guest.set_network(&before).await;
                 }
                 return Err(e.into());
+            }
+            if rules != before {
+                this.report(EventType::SandboxNetworkChanged, &record);
             }
             Ok(record)
         })

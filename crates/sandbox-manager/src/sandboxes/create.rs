@@ -11,7 +11,7 @@ use crate::operation_times::OperationTimes;
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
 use crate::site;
-use jiffy_api_types::{Prefetch, SandboxState};
+use jiffy_api_types::{EventType, Prefetch, SandboxState};
 use jiffy_engine_api::steps::{self, OperationSteps};
 use jiffy_engine_api::{
     BootMode, Engine, SandboxIdentity, SandboxSize, UnassignedGuest, new_id, new_token, now_ms,
@@ -263,6 +263,7 @@ impl Sandboxes {
             .entries
             .lock()
             .insert(entry.shared_id().clone(), entry.clone());
+        entry.with_record(|record| self.report(EventType::SandboxCreated, record));
         Ok(entry)
     }
 
@@ -292,9 +293,13 @@ impl Sandboxes {
                 let steps = steps.unwrap_or_default();
                 // Stored here, since only this function knows the id of the new sandbox.
                 entry.set_create(OperationTimes::new("create", took, steps));
+                self.report(EventType::SandboxReady, record);
             }
-            // Dropping the entry also releases its name and its reservation.
-            Err(_) => drop(self.0.entries.lock().remove(entry.shared_id())),
+            Err(e) => {
+                entry.with_record(|record| self.report_failed(record, e));
+                // Dropping the entry also releases its name and its reservation.
+                drop(self.0.entries.lock().remove(entry.shared_id()));
+            }
         }
         result
     }

@@ -6,7 +6,7 @@ use crate::operation_times::OperationTimes;
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
 use crate::snapshot::Snapshot;
-use jiffy_api_types::SnapshotPurpose;
+use jiffy_api_types::{EventType, SnapshotPurpose};
 use jiffy_engine_api::BootMode;
 use jiffy_engine_api::steps::OperationSteps;
 use std::time::{Duration, Instant};
@@ -62,6 +62,7 @@ impl Sandboxes {
                 let (snapshot, pin) = this.snapshots().pin(&snapshot.id)?;
                 (entry.record(), snapshot, pin)
             };
+            let parent = sandbox.clone();
             if let Some(timeout) = timeout {
                 // A change of the copy only. The parent keeps its timeout.
                 sandbox.settings.timeout_s = timeout.map(|t| t.as_secs());
@@ -85,6 +86,11 @@ impl Sandboxes {
             while let Some(child) = work.join_next().await {
                 children.push(child.unwrap_or_else(|e| Err(OperationError::Lost(e.to_string()))));
             }
+            let created = children.iter().filter(|child| child.is_ok()).count();
+            this.report_with(EventType::SandboxForked, &parent, |event| {
+                event.snapshot = Some(snapshot.id.clone());
+                event.count = u64::try_from(created).ok();
+            });
             Ok(ForkReport { snapshot, children })
         })
         .await

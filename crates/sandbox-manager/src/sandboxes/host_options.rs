@@ -1,6 +1,7 @@
 //! [`HostOptions`]: options with which a daemon opens the sandboxes of its host.
 
 use crate::admission::{HostLimits, HostReader};
+use jiffy_event_log::EventFeed;
 use jiffy_fleet::Heads;
 use jiffy_proto::agent::SiteSettings;
 use jiffy_store::host::RemoteStore;
@@ -35,6 +36,8 @@ pub struct HostOptions {
     /// Lock of the data directory: garbage collection stops if it is no longer in place. `None` if
     /// no other daemon can use the directory.
     pub lock: Option<Arc<crate::DirectoryLock>>,
+    /// Receives the events of the sandboxes. Defaults to a feed in memory.
+    pub events: EventFeed,
 }
 
 impl Default for HostOptions {
@@ -51,6 +54,7 @@ impl Default for HostOptions {
             heads: None,
             is_stock: |_| false,
             lock: None,
+            events: EventFeed::in_memory(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::id_groups::sort_by_text;
 use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;
-use jiffy_api_types::{MAX_SANDBOX_NAME, SandboxState};
+use jiffy_api_types::{EventType, MAX_SANDBOX_NAME, SandboxState};
 use jiffy_engine_api::is_reserved;
 use parking_lot::Mutex;
 use smol_str::SmolStr;
@@ -117,6 +117,7 @@ impl Sandboxes {
                 }
                 return Err(e.into());
             }
+            this.report(EventType::SandboxRenamed, &record);
             Ok(record)
         })
         .await

@@ -5,7 +5,7 @@ use super::resume_options::{RestoreReason, ResumeOptions, ResumeTimeout};
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::{Sandbox, SandboxOperation};
-use jiffy_api_types::{SandboxState, SnapshotPurpose};
+use jiffy_api_types::{EventType, SandboxState, SnapshotPurpose};
 use jiffy_engine_api::AfterSnapshot;
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,6 +50,7 @@ impl Sandboxes {
         // The snapshot is committed: from here on the pause cannot fail.
         entry.replace_guest(None);
         entry.set_record(paused.clone());
+        self.report_end(EventType::SandboxPaused, &sandbox, &paused);
         drop((pin, permit));
         self.stop_guest(guest).await;
         // The paused sandbox needs its own snapshot, but perhaps not the parent's record.
@@ -142,12 +143,10 @@ impl Sandboxes {
                 return refused;
             }
         }
-        self.restore_existing(
-            entry,
-            requested_at,
-            snapshot,
-            RestoreReason::Resume(options),
-        )
-        .await
+        let reason = RestoreReason::Resume(options);
+        let resumed = self.restore_existing(entry, requested_at, snapshot, reason);
+        let resumed = resumed.await?;
+        self.report(EventType::SandboxResumed, &resumed);
+        Ok(resumed)
     }
 }

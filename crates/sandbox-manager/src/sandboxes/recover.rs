@@ -37,6 +37,8 @@ pub(super) struct RecoveredState {
     /// Captured snapshots (see `snapshots::capture`) that are not stored yet. The processes of
     /// `orphans` may still hold their memory.
     pub storing: Vec<Snapshot>,
+    /// Sandboxes whose state changed.
+    pub changed: Vec<Sandbox>,
 }
 
 /// Guest that continued to run while no daemon was running.
@@ -113,6 +115,7 @@ pub(super) fn recover(
         snapshots: journalled,
         ..
     } = opened;
+    let mut changed = Vec::new();
     // Pass 1: snapshots. `entry.complete` is false for the record of a snapshot that was in flight.
     // Its files may be complete nevertheless: `on_disk` contains only snapshots with all files.
     let mut snapshots = Vec::with_capacity(journalled.len());
@@ -146,6 +149,7 @@ pub(super) fn recover(
                 if record.purpose == SnapshotPurpose::Pause {
                     sandbox.state = SandboxState::Paused;
                     sandbox.changed_ms = now_ms();
+                    changed.push((**sandbox).clone());
                 }
                 changes.push(JournalChange::Sandbox((**sandbox).clone()));
                 changes.push(JournalChange::Snapshot((*record).clone()));
@@ -210,6 +214,7 @@ pub(super) fn recover(
         };
         sandbox.state = SandboxState::broken(cause);
         sandbox.changed_ms = now_ms();
+        changed.push((**sandbox).clone());
         changes.push(JournalChange::Sandbox((**sandbox).clone()));
     }
     // Captured snapshots whose guest is no longer running.
@@ -239,6 +244,7 @@ pub(super) fn recover(
         snapshots,
         orphans,
         storing,
+        changed,
     })
 }
 

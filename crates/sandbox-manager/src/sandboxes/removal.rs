@@ -4,7 +4,7 @@ use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::Sandbox;
-use jiffy_api_types::SandboxState;
+use jiffy_api_types::{EventType, SandboxState};
 use jiffy_engine_api::{Guest, steps};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -61,6 +61,7 @@ impl Sandboxes {
         let is_registered = self.0.entries.lock().contains_key(entry.shared_id());
         if is_registered {
             self.record_write_behind(entry, record.clone());
+            self.report_end(EventType::SandboxKilled, &before, &record);
         } else {
             // The create failed or the record was removed, so the journal has no record.
             entry.set_record(record.clone());
@@ -137,6 +138,9 @@ impl Sandboxes {
                 Err(e) => return Err(e),
             }
         }
+        self.report_with(EventType::SandboxPromoted, &promoted, |event| {
+            event.count = u64::try_from(removed.len()).ok();
+        });
         Ok(removed)
     }
 }

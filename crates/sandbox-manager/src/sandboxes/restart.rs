@@ -3,7 +3,7 @@
 use super::{OperationError, Sandboxes};
 use crate::sandbox::{Sandbox, SandboxOperation};
 use jiffy_agent_client::AgentClient;
-use jiffy_api_types::MAX_RESTART_GRACE_MS;
+use jiffy_api_types::{EventType, MAX_RESTART_GRACE_MS};
 use jiffy_proto::agent::ENVD_PORT;
 use std::time::Duration;
 
@@ -43,6 +43,7 @@ impl Sandboxes {
                 .map_err(|e| failed(e.to_string()))?
                 .map_err(|e| failed(e.to_string()))?;
             this.templates().start_up(&record.template, &guest).await?;
+            this.report(EventType::SandboxRestarted, &record);
             Ok(entry.record())
         })
         .await

@@ -6,7 +6,7 @@ use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::{Sandbox, SandboxOperation};
 use crate::snapshot::Snapshot;
-use jiffy_api_types::SandboxState;
+use jiffy_api_types::{EventType, SandboxState};
 use jiffy_engine_api::{BootMode, Guest, RollbackFailure, steps};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +43,7 @@ impl Sandboxes {
                         .await?
                 }
             };
+            this.report(EventType::SandboxRolledBack, &record);
             // The sandbox no longer needs the snapshot that it descended from before.
             this.0.gc.collect(previous);
             Ok(record)

@@ -163,7 +163,9 @@ impl Timeouts<'_> {
                 if matches!(entry.record().state, SandboxState::Killed) {
                     return Err(entry.refuse("set the timeout of"));
                 }
-                this.set_deadline(&entry, timeout)
+                let record = this.set_deadline(&entry, timeout)?;
+                this.report_deadline(&record);
+                Ok(record)
             })
             .await
     }
@@ -176,7 +178,8 @@ impl Timeouts<'_> {
         this.clone()
             .perform("extend_timeout", &entry.id(), async move {
                 let _op_guard = entry.op_lock().lock().await;
-                match entry.record().state {
+                let before = entry.record();
+                let extended = match before.state {
                     SandboxState::Killed => Err(entry.refuse("extend the timeout of")),
                     // Only the deadline of a running sandbox has an effect. For a paused sandbox,
                     // compare with the timeout of its next resume.
@@ -187,7 +190,11 @@ impl Timeouts<'_> {
                         }
                         _ => Ok(entry.record()),
                     },
+                }?;
+                if extended.deadline_ms != before.deadline_ms {
+                    this.report_deadline(&extended);
                 }
+                Ok(extended)
             })
             .await
     }

@@ -5,6 +5,7 @@
 mod admission;
 mod captures;
 mod deadline;
+mod events;
 mod fake;
 mod fetches;
 mod folds;

@@ -5,7 +5,9 @@ use super::job::{BuildJob, BuildOutcome};
 use super::log::{BuildLog, BuildProgress};
 use super::records::{BuildEnd, BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::{Builder, BuilderError, RunningBuild};
+use jiffy_api_types::EventType;
 use jiffy_build_spec::spec::{BuildSpec, StageBase};
+use jiffy_event_log::Event;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -76,7 +78,9 @@ impl Builder {
             spec,
             log.clone(),
         );
-        let (this, template, id) = (self.clone(), template.clone(), build.id.clone());
+        self.report(EventType::BuildStarted, template, build, None);
+        let (this, template, build) = (self.clone(), template.clone(), build.clone());
+        let id = build.id.clone();
         tokio::spawn(async move {
             // A cancellation drops the future of the build at its next await.
             let result = tokio::select! {
@@ -85,13 +89,42 @@ impl Builder {
             };
             // In this order: a build whose end is visible has no sandboxes.
             job.remove_sandboxes().await;
+            let failure = result.as_ref().err().map(|failure| failure.message.clone());
             this.record_end(&template, &id, result, &log).await;
+            this.report(
+                EventType::BuildFinished,
+                &template,
+                &build,
+                failure.as_deref(),
+            );
             ended.cancel();
             job.remove_unfinished().await;
             // Last: until here, no other request may treat the build as waiting.
             this.0.running.lock().remove(&id);
         });
         Ok(())
+    }
+
+    /// Records an event of a build. `failure` is the reason why it failed.
+    fn report(
+        &self,
+        kind: EventType,
+        template: &TemplateRecord,
+        build: &BuildRecord,
+        failure: Option<&str>,
+    ) {
+        let caller = build.caller.clone();
+        let event = Event {
+            owner: template.owner.clone(),
+            caller: Some(caller.unwrap_or_else(|| Event::HOST_OWNER.to_owned())),
+            template: Some(template.id.clone()),
+            build: Some(build.id.clone()),
+            ..Event::new(kind)
+        };
+        self.0.sandboxes.events().append(match failure {
+            Some(failure) => event.because(failure),
+            None => event,
+        });
     }
 
     /// Waits for earlier builds of the same template and for a permit, and runs the build.

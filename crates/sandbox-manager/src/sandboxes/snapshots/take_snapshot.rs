@@ -8,7 +8,7 @@ use crate::sandboxes::snapshots::capture::Acknowledgement;
 use crate::sandboxes::{OperationError, Sandboxes, Snapshots};
 use crate::snapshot::Snapshot;
 use futures_util::future::OptionFuture;
-use jiffy_api_types::{SandboxState, SnapshotPurpose};
+use jiffy_api_types::{EventType, SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id, now_ms, steps};
 use tokio::sync::oneshot;
 
@@ -51,8 +51,16 @@ impl Sandboxes {
         self.perform("snapshot", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
             let purpose = SnapshotPurpose::Requested;
-            this.snapshot_for(&entry, purpose, name, "snapshot", acknowledgement)
-                .await
+            let taken = this.snapshot_for(&entry, purpose, name, "snapshot", acknowledgement);
+            let taken = taken.await?;
+            let report = |record: &Sandbox| {
+                this.report_with(EventType::SandboxSnapshotTaken, record, |event| {
+                    event.snapshot = Some(taken.id.clone());
+                    event.name.clone_from(&taken.name);
+                });
+            };
+            entry.with_record(report);
+            Ok(taken)
         })
         .await
     }

@@ -1,0 +1,89 @@
+//! Conversion of events to their wire types.
+
+use crate::caller::Caller;
+use crate::wire::moment;
+use jiffy_api_types::{
+    DroppedEntries, Event as WireEvent, EventType, LifecycleEvent, LifecycleEventData,
+    LifecycleEventType, Moment,
+};
+use jiffy_event_log::{Dropped, EntryId, Event};
+use jiffy_proto::agent::TEAM_ID;
+
+/// Caller of an event that the reader may not know.
+const ADMINISTRATOR: &str = "administrator";
+/// Version of the form of events that E2B's clients read.
+const LIFECYCLE_VERSION: &str = "v2";
+
+fn time(time_us: u64) -> Moment {
+    moment(time_us / 1000)
+}
+
+/// Converts an event to the form that `reader` may see.
+pub(crate) fn event(reader: &Caller, (id, event): (EntryId, Event)) -> WireEvent {
+    let short = |id: String| reader.shown_id(&id).to_owned();
+    // Restricted readers know no other keys. Their own calls show their own key.
+    let is_known = |caller: &String| {
+        reader.owner_scope().is_none() || reader.owner_scope() == Some(caller.as_str())
+    };
+    let is_own = event.caller.as_ref().is_some_and(is_known);
+    let shown = |caller: String| {
+        if is_own {
+            caller
+        } else {
+            ADMINISTRATOR.to_owned()
+        }
+    };
+    let caller = event.caller.map(shown);
+    WireEvent {
+        id: id.to_string(),
+        kind: event.kind,
+        time: time(event.time_us),
+        host: id.host.to_string(),
+        owner: event.owner,
+        caller,
+        request_id: event.request.filter(|_| is_own),
+        sandbox_id: event.sandbox.map(short),
+        name: event.name,
+        template_id: event.template.map(|name| reader.display_name(&name)),
+        snapshot_id: event.snapshot,
+        forked_from: event.forked_from.map(short),
+        build_id: event.build,
+        key_id: event.key,
+        count: event.count,
+        end_at: event.deadline_ms.map(moment),
+        cause: event.cause,
+    }
+}
+
+/// Converts removed entries to the form that `reader` may see. Only unrestricted readers see a
+/// number: entries of all owners count.
+pub(crate) fn dropped(reader: &Caller, dropped: Dropped) -> DroppedEntries {
+    DroppedEntries {
+        count: Some(dropped.count).filter(|_| reader.owner_scope().is_none()),
+        until: time(dropped.until_us),
+    }
+}
+
+/// Converts an event to E2B's form. `None` if E2B's clients do not know its type.
+pub(crate) fn lifecycle(event: WireEvent) -> Option<LifecycleEvent> {
+    let kind = LifecycleEventType::of(event.kind)?;
+    let sandbox = event.sandbox_id.unwrap_or_default();
+    let template = event.template_id.unwrap_or_default();
+    let set_timeout = event
+        .end_at
+        .filter(|_| event.kind == EventType::SandboxTimeoutChanged);
+    Some(LifecycleEvent {
+        version: LIFECYCLE_VERSION.to_owned(),
+        id: event.id,
+        kind,
+        event_data: set_timeout.map(|at| LifecycleEventData {
+            set_timeout: Some(at),
+        }),
+        sandbox_build_id: template.clone(),
+        sandbox_execution_id: sandbox.clone(),
+        sandbox_id: sandbox,
+        sandbox_team_id: TEAM_ID.to_owned(),
+        sandbox_template_id: template,
+        timestamp: event.time,
+    })
+}
