@@ -8,6 +8,7 @@ pub mod download;
 pub mod error;
 pub mod file_query;
 pub mod free_memory;
+pub mod hashes;
 pub mod init;
 pub mod metrics;
 pub mod range;
@@ -33,6 +34,7 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::PUT, "/archive") => archive::receive::answer(agent, request).await,
         (&Method::GET, "/layer") => archive::layer::answer(agent, &request).await,
         (&Method::GET, "/changes") => changes::answer(agent, &request).await,
+        (&Method::POST, "/changes/hashes") => hashes::answer(agent, request).await,
         (&Method::POST, "/restart") => restart::answer(agent, &request).await,
         (&Method::POST, "/free-memory/report") => free_memory::answer(agent, &request).await,
         (&Method::GET, "/metrics") => metrics::answer(agent).await,
@@ -46,6 +48,7 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
             | "/archive"
             | "/layer"
             | "/changes"
+            | "/changes/hashes"
             | "/restart"
             | "/free-memory/report"
             | "/metrics"

@@ -1,7 +1,10 @@
 //! `GET /changes`: lists the files that this sandbox created, changed or deleted compared with its
-//! template. Their content is not included.
+//! template. Their content is not included. `details=true` adds type, size, permissions and owner
+//! of each file, at present and in the template.
 //!
 //! The root is an overlay, so the changes are the entries of its upper directory.
+
+mod file_state;
 
 use super::archive::is_excluded;
 use super::error::RestError;
@@ -10,10 +13,14 @@ use crate::body::{ReplyBody, json};
 use crate::boot::root;
 use crate::state::Agent;
 use crate::sys;
-use crate::workers::CallClass;
+use crate::workers::{CallClass, Progress};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use file_state::{FileState, total_size};
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{self, File, Metadata};
@@ -46,10 +53,24 @@ enum ChangeKind {
 }
 
 /// A file that differs from the template.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct FileChange {
     path: String,
+    /// Bytes of a path that is not UTF-8, in base64. Only with `details`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
     kind: ChangeKind,
+    /// Present state. Absent for a deleted file, and without `details`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    now: Option<FileState>,
+    /// State in the template. Absent for a new file, and without `details`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<FileState>,
+    /// Set for a directory that hides the template's directory of the same path: it has no files
+    /// except the listed ones.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    complete: bool,
 }
 
 /// Response of `/changes`.
@@ -75,6 +96,7 @@ pub async fn answer(
             .filter(|n| (1..=MAX_CHANGES).contains(n))
             .ok_or_else(|| RestError::bad(format!("`limit` must be 1 to {MAX_CHANGES}")))?,
     };
+    let detailed = query("details").as_deref() == Some("true");
     let Some((written, images)) = root::upper_directory().zip(root::lower_directories()) else {
         return Err(RestError::new(
             StatusCode::NOT_FOUND,
@@ -84,10 +106,12 @@ pub async fn answer(
     let upper = path_of(written);
     let lowers = images.iter().map(path_of).collect();
     let what = "cannot list the changes of this sandbox";
-    let work = move |_: &_| {
+    let work = move |progress: &Progress| {
         let mut found = FileChanges::default();
         let mut walk = ChangeWalk {
             limit,
+            detailed,
+            step: &|| progress.advance(),
             merged: Path::new("/"),
             out: &mut found,
         };
@@ -108,6 +132,10 @@ fn path_of(directory: &File) -> PathBuf {
 struct ChangeWalk<'a> {
     /// Maximum number of changes to record.
     limit: usize,
+    /// Record the states of the files.
+    detailed: bool,
+    /// Called for each directory.
+    step: &'a dyn Fn(),
     /// Root of the overlay.
     merged: &'a Path,
     out: &'a mut FileChanges,
@@ -134,6 +162,7 @@ impl ChangeWalk<'_> {
         level: WalkLevel,
     ) -> io::Result<()> {
         let depth = level.depth;
+        (self.step)();
         // The recursion is limited, because a program determines the depth of the tree.
         if depth > MAX_DEPTH {
             self.out.more = true;
@@ -152,7 +181,9 @@ impl ChangeWalk<'_> {
         };
         if hidden {
             for name in names_below(&lowers)?.difference(&names) {
-                self.note(&path.join(name), ChangeKind::D);
+                let (before, below) = look_up(&lowers, name);
+                let before = self.state_before(before.as_ref(), &below);
+                self.note(&path.join(name), ChangeKind::D, None, before);
             }
         }
         for name in &names {
@@ -165,13 +196,19 @@ impl ChangeWalk<'_> {
             let Ok(found) = fs::symlink_metadata(&own) else {
                 continue;
             };
-            let (exists, below) = look_up(&lowers, name);
-            match (is_whiteout(&found), exists) {
-                (true, true) => self.note(&path, ChangeKind::D),
+            let (before, below) = look_up(&lowers, name);
+            match (is_whiteout(&found), &before) {
+                (true, Some(before)) => {
+                    let before = self.state_before(Some(before), &below);
+                    self.note(&path, ChangeKind::D, None, before);
+                }
                 // The file was created and deleted.
-                (true, false) => continue,
-                (false, true) => self.note(&path, ChangeKind::C),
-                (false, false) => self.note(&path, ChangeKind::A),
+                (true, None) => continue,
+                (false, Some(before)) => {
+                    let before = self.detailed.then(|| FileState::of(before));
+                    self.note(&path, ChangeKind::C, Some(&found), before);
+                }
+                (false, None) => self.note(&path, ChangeKind::A, Some(&found), None),
             }
             if self.out.more {
                 return Ok(());
@@ -179,6 +216,7 @@ impl ChangeWalk<'_> {
             // The entries of a renamed directory are in the template under another path, so they
             // are read through the overlay.
             if found.is_dir() && has_xattr(&own, REDIRECT_XATTR, None) {
+                self.mark_complete();
                 self.renamed(&below, &path, depth + 1)?;
             } else if found.is_dir() {
                 self.directory(&own, below, &path, below_level)?;
@@ -196,25 +234,29 @@ impl ChangeWalk<'_> {
         let before = names_below(lowers)?;
         let now = names(&root)?;
         for name in before.difference(&now) {
-            self.note(&path.join(name), ChangeKind::D);
+            let (state, below) = look_up(lowers, name);
+            let state = self.state_before(state.as_ref(), &below);
+            self.note(&path.join(name), ChangeKind::D, None, state);
         }
         let top = depth;
         let mut waiting = vec![(path.to_path_buf(), depth)];
         while let Some((path, depth)) = waiting.pop() {
+            (self.step)();
             for name in names(&self.merged.join(&path))? {
                 let path = path.join(&name);
                 let Ok(found) = fs::symlink_metadata(self.merged.join(&path)) else {
                     continue;
                 };
-                let replaces = depth == top && before.contains(&name);
-                self.note(
-                    &path,
-                    if replaces {
-                        ChangeKind::C
-                    } else {
-                        ChangeKind::A
-                    },
-                );
+                if depth == top && before.contains(&name) {
+                    let (state, below) = look_up(lowers, &name);
+                    let state = self.state_before(state.as_ref(), &below);
+                    self.note(&path, ChangeKind::C, Some(&found), state);
+                } else {
+                    self.note(&path, ChangeKind::A, Some(&found), None);
+                }
+                if found.is_dir() {
+                    self.mark_complete();
+                }
                 if self.out.more {
                     return Ok(());
                 }
@@ -231,15 +273,47 @@ impl ChangeWalk<'_> {
         Ok(())
     }
 
-    fn note(&mut self, path: &Path, kind: ChangeKind) {
+    /// Records a change. `now` is the present file.
+    fn note(
+        &mut self,
+        path: &Path,
+        kind: ChangeKind,
+        now: Option<&Metadata>,
+        before: Option<FileState>,
+    ) {
         if self.out.changes.len() >= self.limit {
             self.out.more = true;
             return;
         }
+        let text = path.to_string_lossy();
+        let is_lossy = self.detailed && matches!(text, Cow::Owned(_));
+        let bytes = is_lossy.then(|| [b"/", path.as_os_str().as_bytes()].concat());
         self.out.changes.push(FileChange {
-            path: format!("/{}", path.to_string_lossy()),
+            path: format!("/{text}"),
+            path_bytes: bytes.map(|bytes| STANDARD.encode(bytes)),
             kind,
+            now: now.filter(|_| self.detailed).map(FileState::of),
+            before,
+            complete: false,
         });
+    }
+
+    /// Marks the directory that was recorded last as complete.
+    fn mark_complete(&mut self) {
+        if let Some(last) = self.out.changes.last_mut().filter(|_| self.detailed) {
+            last.complete = true;
+        }
+    }
+
+    /// Returns the state of a file that the template has and the sandbox does not. The size of a
+    /// directory, which `below` forms, includes its files.
+    fn state_before(&self, before: Option<&Metadata>, below: &[PathBuf]) -> Option<FileState> {
+        let before = before.filter(|_| self.detailed)?;
+        let mut state = FileState::of(before);
+        if before.is_dir() {
+            state.size = total_size(below, self.step);
+        }
+        Some(state)
     }
 }
 
@@ -265,10 +339,10 @@ fn names_below(lowers: &[PathBuf]) -> io::Result<BTreeSet<OsString>> {
     Ok(all)
 }
 
-/// Returns whether `name` exists in the stacked directories `lowers`. If it is a directory, also
-/// returns the directories that form it.
-fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
-    let mut exists = false;
+/// Returns the file `name` of the stacked directories `lowers`, if it exists. If it is a directory,
+/// also returns the directories that form it.
+fn look_up(lowers: &[PathBuf], name: &OsStr) -> (Option<Metadata>, Vec<PathBuf>) {
+    let mut top = None;
     let mut directories = Vec::new();
     for lower in lowers {
         let path = lower.join(name);
@@ -276,9 +350,10 @@ fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
             Err(_) => continue,
             Ok(found) if is_whiteout(&found) => break,
             Ok(found) => {
-                let first = !exists;
-                exists = true;
-                if !found.is_dir() {
+                let is_directory = found.is_dir();
+                let first = top.is_none();
+                top.get_or_insert(found);
+                if !is_directory {
                     // A file hides the entries of this name in lower layers. If a higher layer has
                     // a directory of this name, the directory hides the file.
                     break;
@@ -293,7 +368,7 @@ fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
             }
         }
     }
-    (exists, directories)
+    (top, directories)
 }
 
 /// Returns whether the file is overlayfs's mark of a deleted file.
@@ -327,114 +402,4 @@ fn has_xattr(path: &Path, name: &CStr, expected: Option<&[u8]>) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn changes(upper: &Path, lowers: &[&Path], limit: usize) -> (Vec<String>, bool) {
-        let mut found = FileChanges::default();
-        let lowers = lowers.iter().map(|l| l.to_path_buf()).collect();
-        let mut walk = ChangeWalk {
-            limit,
-            merged: Path::new("/no-overlay"),
-            out: &mut found,
-        };
-        walk.directory(upper, lowers, Path::new(""), WalkLevel::default())
-            .unwrap();
-        let shown = found
-            .changes
-            .iter()
-            .map(|c| format!("{:?} {}", c.kind, c.path));
-        (shown.collect(), found.more)
-    }
-
-    #[test]
-    fn files_are_added_modified_or_deleted_against_all_images() {
-        let dir = tempfile::tempdir().unwrap();
-        let [upper, high, low] = ["upper", "high", "low"].map(|name| dir.path().join(name));
-        for (root, files) in [
-            (&low, &["etc/a", "etc/b", "usr/x"][..]),
-            (&high, &["etc/c"]),
-            (
-                &upper,
-                &[
-                    "etc/a",
-                    "etc/c",
-                    "etc/new",
-                    "home/me/f",
-                    "run/passing",
-                    "usr/x",
-                ],
-            ),
-        ] {
-            for file in files {
-                let path = root.join(file);
-                fs::create_dir_all(path.parent().unwrap()).unwrap();
-                fs::write(path, "x").unwrap();
-            }
-        }
-        let expected = [
-            "C /etc",
-            "C /etc/a",
-            "C /etc/c",
-            "A /etc/new",
-            "A /home",
-            "A /home/me",
-            "A /home/me/f",
-            "A /run",
-            "C /usr",
-            "C /usr/x",
-        ];
-        let (found, more) = changes(&upper, &[&high, &low], 100);
-        assert_eq!((found, more), (expected.map(str::to_owned).to_vec(), false));
-        let (found, more) = changes(&upper, &[&high, &low], 2);
-        assert_eq!((found.len(), more), (2, true));
-    }
-
-    #[test]
-    fn overlayfs_whiteouts_are_deleted_files() {
-        // SAFETY: the call takes no arguments.
-        if unsafe { libc::geteuid() } != 0 {
-            return;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let [upper, low] = ["upper", "low"].map(|name| dir.path().join(name));
-        for path in [&upper, &low] {
-            fs::create_dir_all(path.join("d/again")).unwrap();
-        }
-        for name in ["gone", "kept", "d/hidden", "d/again/hidden"] {
-            fs::write(low.join(name), "x").unwrap();
-        }
-        for name in ["gone", "never"] {
-            let path = sys::cpath(&upper.join(name)).unwrap();
-            // SAFETY: the path is zero-terminated.
-            let made = unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR, 0) };
-            assert_eq!(made, 0);
-        }
-        let opaque = sys::cpath(&upper.join("d")).unwrap();
-        // SAFETY: the strings are zero-terminated, and the buffer has one byte.
-        let set = unsafe {
-            libc::setxattr(
-                opaque.as_ptr(),
-                OPAQUE_XATTR.as_ptr(),
-                b"y".as_ptr().cast(),
-                1,
-                0,
-            )
-        };
-        if set != 0 {
-            // The file system of the test does not support these attributes.
-            return;
-        }
-        let (found, _) = changes(&upper, &[&low], 100);
-        assert_eq!(
-            found,
-            [
-                "C /d",
-                "D /d/hidden",
-                "C /d/again",
-                "D /d/again/hidden",
-                "D /gone"
-            ]
-        );
-    }
-}
+mod tests;
