@@ -4,6 +4,7 @@
 //! descriptions. A changed field must be listed in CHANGELOG.md (test `released_fields`).
 
 mod build;
+mod comparison;
 mod engine;
 mod error;
 mod event;
@@ -12,6 +13,7 @@ mod function;
 mod guest;
 mod host;
 mod key;
+mod lineage;
 mod network;
 mod parts;
 mod sandbox;
@@ -24,6 +26,10 @@ mod template;
 pub use build::{
     BuildLogs, BuildProgress, BuildStart, BuildState, BuildStatus, BuildStep, FailureReason,
     ImageRegistry, MAX_BUILD_STEPS,
+};
+pub use comparison::{
+    ComparedContent, ComparedFile, ComparedState, ComparedType, Comparison, ComparisonSummary,
+    DifferenceCount, DifferenceKind, FileDifference,
 };
 pub use engine::{BootMode, Capabilities, EngineDescription};
 pub use error::ErrorBody;
@@ -49,6 +55,7 @@ pub use host::{
     PruneHost, PruneItem, PruneKind, PrunedHost, RevokeKey, RevokedKey, SetPool, StopHost, Team,
 };
 pub use key::{ApiKey, CreateKey, KeyLimits, KeyScope, NewApiKey, RotateKey};
+pub use lineage::{Lineage, LineageEdge, LineageKind, LineageNode, LineageRelation, LineageState};
 pub use network::{
     MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
     SandboxNetwork,

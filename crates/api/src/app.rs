@@ -1,6 +1,7 @@
 //! Shared state of the request handlers.
 
 use crate::authentication_limit::AuthenticationLimit;
+use crate::comparisons::StoredComparisons;
 use crate::console_times::ConsoleTimes;
 use crate::event_streams::EventStreams;
 use crate::fleet::Fleet;
@@ -87,6 +88,8 @@ pub struct App {
     pub(crate) console_times: Arc<ConsoleTimes>,
     pub(crate) event_streams: Arc<EventStreams>,
     pub(crate) reported_keys: Arc<ReportedKeys>,
+    /// Results of comparisons, for their further pages.
+    pub(crate) comparisons: Arc<StoredComparisons>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -110,6 +113,7 @@ impl Clone for App {
             console_times: self.console_times.clone(),
             event_streams: self.event_streams.clone(),
             reported_keys: self.reported_keys.clone(),
+            comparisons: self.comparisons.clone(),
             fleet: self.fleet.clone(),
         }
     }
@@ -142,6 +146,7 @@ impl App {
             console_times: Arc::default(),
             event_streams: Arc::default(),
             reported_keys: Arc::default(),
+            comparisons: Arc::default(),
             fleet: None,
         }
     }

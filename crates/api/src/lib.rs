@@ -10,6 +10,7 @@ mod authentication_limit;
 mod auto_resume;
 mod body;
 mod caller;
+mod comparisons;
 mod console_times;
 mod ending;
 mod error;

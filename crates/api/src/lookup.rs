@@ -1,6 +1,8 @@
 //! Look-up of sandboxes, snapshots and templates by id, name or prefix, restricted to resources
 //! that are visible to the caller.
 
+mod object;
+
 use crate::app::App;
 use crate::caller::{Caller, SHORT_ID};
 use crate::error::ApiError;

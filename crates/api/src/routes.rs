@@ -1,6 +1,7 @@
 //! Routes of the API: each path and method with its handler.
 
 mod builds;
+mod compare;
 mod create;
 mod events;
 mod fleet;
@@ -12,6 +13,7 @@ mod host;
 mod keys;
 mod lease;
 mod limits;
+mod lineage;
 mod list;
 mod pause_resume;
 mod pools;
@@ -139,6 +141,8 @@ fn guarded_calls() -> Calls {
         .get("/sandboxes/{sandboxID}/process", host::process)
         .get("/sandboxes/{sandboxID}/ports/{port}", ports::stream)
         .post("/sandboxes/{sandboxID}/lease", lease::lease)
+        .get("/lineage", lineage::lineage)
+        .get("/compare", compare::compare)
         .get("/snapshots", snapshot_routes::list)
         .get("/snapshots/{snapshotID}", snapshot_routes::one)
         .get("/templates", templates::list)
@@ -230,6 +234,7 @@ pub fn router(app: App) -> Router {
 /// Limits that appear in the OpenAPI document.
 pub(crate) mod bounds {
     pub(crate) use super::builds::MAX_PAGE;
+    pub(crate) use super::compare::{DEFAULT_DIFFERENCES, MAX_DIFFERENCES, MAX_PATH};
     pub(crate) use super::events::{MAX_LIFECYCLE_EVENTS, MAX_LIFECYCLE_OFFSET};
     pub(crate) use super::functions::{MAX_LOG_WAIT_S, MAX_POSITION};
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK_S, MAX_MOMENT};

@@ -3,9 +3,11 @@
 use jiffy_api_types::Moment;
 
 pub(crate) mod build;
+pub(crate) mod comparison;
 pub(crate) mod event;
 pub(crate) mod function;
 pub(crate) mod key;
+pub(crate) mod lineage;
 pub(crate) mod sandbox;
 pub(crate) mod snapshot;
 pub(crate) mod template;

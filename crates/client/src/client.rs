@@ -3,8 +3,10 @@
 mod address;
 mod api_error;
 mod calls;
+mod comparison_calls;
 mod functions;
 mod lease;
+mod lineage_calls;
 mod listed;
 mod maintenance;
 mod snapshot_calls;
@@ -22,6 +24,7 @@ use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledResponse, RequestBody};
 use jiffy_proto::agent::ENVD_PORT;
 pub use lease::SandboxLease;
+pub use lineage_calls::LineageTarget;
 pub use listed::Listed;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -131,6 +134,7 @@ fn activity(method: &Method, path: &str) -> Option<&'static str> {
         ("POST", ["sandboxes", _, "restart"]) => Some("restarting the sandbox"),
         ("POST", ["sandboxes", _, "promote"]) => Some("removing the sandbox's siblings"),
         ("POST" | "GET", ["snapshots", _, "verify"]) => Some("verifying the snapshot"),
+        ("GET", ["compare"]) => Some("comparing files"),
         ("DELETE", ["sandboxes", _]) => Some("removing the sandbox"),
         // Snapshots are removed by the route of templates, as in E2B's API.
         ("DELETE", ["templates", _]) => Some("removing the snapshot"),

@@ -10,6 +10,6 @@ pub mod step_bar;
 pub mod terminal;
 
 pub use client::{
-    Client, Listed, NewSandbox, Sandbox, SandboxLease, SandboxSettings, ServerOptions, SnapshotAck,
-    UnknownServer, VERSION, VERSION_HEADER, has_error_code, is_remote,
+    Client, LineageTarget, Listed, NewSandbox, Sandbox, SandboxLease, SandboxSettings,
+    ServerOptions, SnapshotAck, UnknownServer, VERSION, VERSION_HEADER, has_error_code, is_remote,
 };

@@ -46,7 +46,7 @@ pub use function::{
     FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
 };
 pub use inspect::{
-    AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs,
+    AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, TreeArgs, WaitArgs,
 };
 pub use key::{KeyCommand, KeyCreateArgs};
 pub use list::{Filter, LsArgs};
@@ -149,7 +149,10 @@ pub enum Command {
     Restart(RestartArgs),
     /// Wait until sandboxes reach a state, and print the exit reason
     Wait(WaitArgs),
-    /// List files that a sandbox changed relative to its template
+    /// Show the lineage of a sandbox or snapshot: its ancestors, forks, snapshots and rollbacks
+    Tree(TreeArgs),
+    /// List files that a sandbox changed relative to its template, or compare two sandboxes or
+    /// snapshots
     Diff(DiffArgs),
     /// Rename a sandbox
     Rename(RenameArgs),

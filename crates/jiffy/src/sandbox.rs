@@ -1,10 +1,12 @@
 //! Commands for sandboxes of a daemon. Each command consists of a few requests to the API.
 
+mod compare;
 mod copy;
 mod engines;
 pub mod exec;
 pub mod forward;
 mod inspect;
+mod lineage;
 mod list;
 mod logs;
 mod remove;
@@ -57,6 +59,8 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Wait(args) => return wait::run(args).await,
         Command::Restart(args) => return restart(args).await,
         Command::Stats(args) => stats::run(args).await?,
+        Command::Tree(args) => lineage::run(args).await?,
+        Command::Diff(args) if args.other.is_some() => compare::run(args).await?,
         Command::Diff(args) => {
             let remote = exec::RemoteSandbox::find(&args.host, &args.id).await?;
             let agent = remote.agent();

@@ -13,6 +13,7 @@ mod bad_input;
 mod builds;
 mod clones;
 mod commands;
+mod comparison;
 mod confinement;
 mod connection_record;
 mod conntrack_limits;

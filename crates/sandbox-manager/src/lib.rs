@@ -3,10 +3,12 @@
 //! `jiffy-engine-api`.
 
 mod admission;
+mod comparison;
 mod directory_lock;
 mod fabricate;
 mod journal;
 mod journal_space;
+mod lineage_record;
 mod metrics;
 mod operation_error;
 mod operation_times;
@@ -26,8 +28,10 @@ pub use admission::{
     FreeResources, HostFigures, HostLimits, HostReader, KernelReader, Pressure, ReservedResources,
     Shortage,
 };
+pub use comparison::{DifferenceKind, FileDifference};
 pub use directory_lock::DirectoryLock;
 pub use fabricate::{FabricatedJournal, FabricatedSandbox, FabricatedSnapshot};
+pub use jiffy_agent_client::comparison::FileState;
 pub use jiffy_api_types::{
     BrokenBy, NetworkSettings, OnTimeout, Prefetch, SandboxState, SnapshotPurpose, StoreState,
 };
@@ -43,9 +47,11 @@ pub use quota::{
 pub use sandbox::{Sandbox, SandboxOperation};
 pub use sandbox_settings::{Creation, SandboxSettings};
 pub use sandboxes::{
-    BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HostOptions, ListOrder,
-    ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE, OwnerUsage, PinnedSnapshot,
-    PoolSize, ResumeOptions, ResumeTimeout, SandboxObserver, SandboxSource, Sandboxes,
+    BuildSteps, ComparedContent, ComparedFiles, CreateSpec, FetchScope, ForkChild, ForkReport,
+    HostOptions, Lineage, LineageEdge, LineageNode, LineageObject, LineageRelation, ListOrder,
+    ListPosition, ListedSandboxes, ListedSnapshots, MAX_COMPARED_CONTENT, MAX_LINEAGE_NODES,
+    MAX_RESTART_GRACE, NodeDetails, OwnerUsage, PinnedSnapshot, PoolSize, ResumeOptions,
+    ResumeTimeout, SandboxDetails, SandboxObserver, SandboxSource, Sandboxes, SnapshotDetails,
     WeakSandboxes,
 };
 pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};

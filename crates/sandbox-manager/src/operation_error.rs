@@ -104,6 +104,36 @@ pub enum OperationError {
         /// Template and size of the snapshot.
         theirs: String,
     },
+    /// Two objects of a comparison have different templates.
+    #[error(
+        "cannot compare {a} with {b}: their templates `{a_template}` and `{b_template}` differ; compare sandboxes and snapshots of one template"
+    )]
+    Incomparable {
+        /// First object.
+        a: String,
+        /// Second object.
+        b: String,
+        /// Template of the first object, with its version if it is known.
+        a_template: String,
+        /// Template of the second object.
+        b_template: String,
+    },
+    /// The files of a sandbox or snapshot cannot be compared.
+    #[error("cannot compare the files of {object}: {problem}")]
+    Comparison {
+        /// Sandbox or snapshot.
+        object: String,
+        /// Reason.
+        problem: String,
+    },
+    /// The path of a comparison is a directory or a special file.
+    #[error("{path} of {object} is not a regular file")]
+    NotAFile {
+        /// Path in the request.
+        path: String,
+        /// Sandbox or snapshot.
+        object: String,
+    },
     /// The snapshot cannot be removed because it is in use.
     #[error("cannot remove snapshot {id}: it is needed by {user}")]
     InUse {
@@ -330,12 +360,15 @@ impl OperationError {
             | Self::NoEngine { .. }
             | Self::FixedEngine { .. }
             | Self::NoStore
+            | Self::Incomparable { .. }
+            | Self::NotAFile { .. }
             | Self::Network(_) => ErrorKind::Invalid,
             Self::State { .. }
             | Self::IncompatibleSnapshot { .. }
             | Self::InUse { .. }
             | Self::NameTaken { .. }
             | Self::Connect { .. }
+            | Self::Comparison { .. }
             | Self::Restart { .. } => ErrorKind::Conflict,
             Self::Engine {
                 source: EngineError::Incompatible { .. },

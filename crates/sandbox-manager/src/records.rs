@@ -4,6 +4,7 @@
 //! into an intermediate value, and most of the time for reading a large journal would be spent on
 //! this.
 
+use crate::lineage_record::{PrunedAncestors, Rollback};
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
 use crate::snapshot::Snapshot;
@@ -42,11 +43,19 @@ pub(crate) struct SandboxRecord<'a> {
     traffic_token: Option<Text<'a>>,
     snapshot: Option<Text<'a>>,
     forked_from: Option<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    started_from: Option<Text<'a>>,
+    #[serde(default, skip_serializing_if = "has_no_rollbacks")]
+    rollbacks: Cow<'a, [Rollback]>,
     boot_mode: Option<BootMode>,
     engine: Option<Text<'a>>,
     boot_ms: Option<f64>,
     created_ms: u64,
     changed_ms: u64,
+}
+
+fn has_no_rollbacks(rollbacks: &[Rollback]) -> bool {
+    rollbacks.is_empty()
 }
 
 // The default is omitted, as in records of earlier versions, which do not have this field.
@@ -87,6 +96,8 @@ impl<'a> From<&'a Sandbox> for SandboxRecord<'a> {
             traffic_token: borrowed(&sandbox.traffic_token),
             snapshot: borrowed(&sandbox.snapshot),
             forked_from: borrowed(&sandbox.forked_from),
+            started_from: borrowed(&sandbox.started_from),
+            rollbacks: Cow::Borrowed(&sandbox.rollbacks),
             boot_mode: sandbox.boot_mode,
             engine: borrowed(&sandbox.engine),
             boot_ms: sandbox.boot_ms,
@@ -128,6 +139,8 @@ impl TryFrom<SandboxRecord<'_>> for Box<Sandbox> {
             traffic_token: owned(record.traffic_token),
             snapshot: owned(record.snapshot),
             forked_from: owned(record.forked_from),
+            started_from: owned(record.started_from),
+            rollbacks: record.rollbacks.into_owned(),
             boot_mode: record.boot_mode,
             engine: owned(record.engine),
             boot_ms: record.boot_ms,
@@ -156,6 +169,8 @@ pub(crate) struct SnapshotRecord<'a> {
     disk_mib: u64,
     engine: Option<Text<'a>>,
     parent: Option<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pruned: Option<Cow<'a, PrunedAncestors>>,
     // `Snapshot::retained`, under the name that earlier versions gave it.
     kept: bool,
     stopped_ms: f64,
@@ -194,6 +209,7 @@ impl<'a> From<&'a Snapshot> for SnapshotRecord<'a> {
             disk_mib: snapshot.size.disk_mib,
             engine: Some(Cow::Borrowed(&snapshot.engine)),
             parent: borrowed(&snapshot.parent),
+            pruned: snapshot.pruned.as_ref().map(Cow::Borrowed),
             kept: snapshot.retained,
             stopped_ms: snapshot.stopped_ms,
             total_ms: snapshot.total_ms,
@@ -225,6 +241,7 @@ impl From<SnapshotRecord<'_>> for Box<Snapshot> {
             // Early versions had only this engine and did not write its name.
             engine: owned(record.engine).unwrap_or_else(|| MICROVM.to_owned()),
             parent: owned(record.parent),
+            pruned: record.pruned.map(Cow::into_owned),
             retained: record.kept,
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,
@@ -260,7 +277,8 @@ mod tests {
             "broken_by":"missing_memory","template":"base","vcpus":2,"memory_mib":512,
             "disk_mib":1024,"env":{"A":"1"},"terms":{"owner":"k","metadata":{"m":"1"}},
             "deadline_ms":1,"agent_token":"t","traffic_token":"u","snapshot":"s",
-            "forked_from":"f","boot_mode":"fork","engine":"microvm","boot_ms":1.5,
+            "forked_from":"f","started_from":"s","rollbacks":[{"snapshot":"r","at_ms":9}],
+            "boot_mode":"fork","engine":"microvm","boot_ms":1.5,
             "created_ms":1,"changed_ms":2,"of a later version":1}"#;
         let sandbox = read_sandbox(text);
         use SandboxState::{Creating, Killed, Paused, Running};
@@ -285,6 +303,12 @@ mod tests {
         let mut snapshot = read_snapshot(text);
         snapshot.owner = Some("k".to_owned());
         snapshot.store.revision = 7;
+        snapshot.pruned = Some(PrunedAncestors {
+            newest: "q".to_owned(),
+            sandbox: "a".to_owned(),
+            created_ms: 2,
+            count: 4,
+        });
         let text = serde_json::to_string(&SnapshotRecord::from(&snapshot)).unwrap();
         assert_eq!(read_snapshot(&text), snapshot);
     }

@@ -1,5 +1,6 @@
 //! [`Sandbox`]: the record of a sandbox of this host, and the operations that its state allows.
 
+use crate::lineage_record::Rollback;
 use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::{BootMode, BrokenBy, OnTimeout, SandboxInfo, SandboxSize, SandboxState};
@@ -33,6 +34,11 @@ pub struct Sandbox {
     pub(crate) snapshot: Option<String>,
     /// Sandbox that this one was forked from.
     pub(crate) forked_from: Option<String>,
+    /// Snapshot from which the sandbox was created or forked. `None` if it was created from a
+    /// template, or by a version that did not record the snapshot.
+    pub(crate) started_from: Option<String>,
+    /// Latest rollbacks, oldest first.
+    pub(crate) rollbacks: Vec<Rollback>,
     /// Boot mode of the guest.
     pub(crate) boot_mode: Option<BootMode>,
     /// Name of the engine of the current or the last guest. `None` before the first guest.

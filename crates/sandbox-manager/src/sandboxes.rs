@@ -10,6 +10,7 @@
 mod adopt;
 mod build_steps;
 mod change_settings;
+mod compare;
 mod connect;
 mod connection_history;
 mod create;
@@ -21,6 +22,7 @@ mod fork;
 mod gc;
 mod host_options;
 mod id_groups;
+mod lineage;
 mod list_order;
 mod names;
 mod observe;
@@ -48,9 +50,14 @@ mod template_snapshots;
 mod timeout;
 
 pub use build_steps::BuildSteps;
+pub use compare::{ComparedContent, ComparedFiles, MAX_COMPARED_CONTENT};
 pub use create::{CreateSpec, SandboxSource};
 pub use fork::{ForkChild, ForkReport};
 pub use host_options::HostOptions;
+pub use lineage::{
+    Lineage, LineageEdge, LineageNode, LineageObject, LineageRelation, MAX_LINEAGE_NODES,
+    NodeDetails, SandboxDetails, SnapshotDetails,
+};
 pub use list_order::{ListOrder, ListPosition, ListedSandboxes, ListedSnapshots};
 pub use observer::SandboxObserver;
 pub use owner_usage::OwnerBudgets;
@@ -69,6 +76,7 @@ use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::sandbox::{Sandbox, broken_by_end};
+use compare::ComparisonSlots;
 use deadlines::Deadlines;
 use entry::{Entries, SandboxEntry};
 use entry_indexes::EntryIndexes;
@@ -122,6 +130,7 @@ struct SandboxesInner {
     /// Merges the files of removed snapshots into the files of their children.
     folder: Arc<SnapshotFolder>,
     captures: Captures,
+    comparisons: ComparisonSlots,
     /// Records by which hosts decide who runs a stored sandbox. `None` if sandboxes stay on their
     /// host.
     heads: Option<Arc<Heads>>,
@@ -233,6 +242,7 @@ impl Sandboxes {
             upkeep,
             folder,
             captures: Captures::default(),
+            comparisons: ComparisonSlots::default(),
             heads: options.heads.map(Arc::new),
             adopting: Mutex::default(),
             uploads,

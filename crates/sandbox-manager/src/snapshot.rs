@@ -1,5 +1,6 @@
 //! [`Snapshot`]: the record of a snapshot of this host.
 
+use crate::lineage_record::PrunedAncestors;
 use crate::store_copies::StoreCopies;
 use jiffy_api_types::{SandboxSize, SnapshotInfo, SnapshotPurpose};
 use jiffy_proto::agent::SiteSettings;
@@ -34,6 +35,8 @@ pub struct Snapshot {
     pub(crate) engine: String,
     /// Parent snapshot.
     pub(crate) parent: Option<String>,
+    /// Removed snapshots between this snapshot and its parent.
+    pub(crate) pruned: Option<PrunedAncestors>,
     /// True if the snapshot is retained even if nothing descends from it.
     pub(crate) retained: bool,
     /// Time for which the guest was stopped, in milliseconds.
@@ -151,6 +154,15 @@ impl Snapshot {
     /// host fetched the copy, or the sandbox has moved to that host.
     pub fn is_fetched(&self) -> bool {
         self.store.copies.iter().any(|copy| copy.fetched)
+    }
+
+    /// Returns whether the snapshot is a part of the lineage of its sandbox. Snapshots of templates
+    /// and of build steps are shared, and are not.
+    pub(crate) fn is_in_lineage(&self) -> bool {
+        !matches!(
+            self.purpose,
+            SnapshotPurpose::Template | SnapshotPurpose::Step
+        )
     }
 
     /// Returns whether a client requested the snapshot: lists show it, and it counts in the quota

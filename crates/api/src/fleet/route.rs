@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiffy_engine_api::is_id;
 use jiffy_fleet_core::{MemberId, RowState};
-use percent_encoding::percent_decode_str;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 /// Kind of a call.
 enum Call {
@@ -37,6 +37,8 @@ enum Call {
     NamedTemplate,
     /// List of objects.
     Objects(Listed),
+    /// On several sandboxes or snapshots.
+    Compared(Vec<String>),
     /// Limits and usage of a key.
     Limits,
     /// Events, whose handler merges them.
@@ -46,6 +48,37 @@ enum Call {
 }
 
 impl Call {
+    fn of_request(request: &Request) -> Self {
+        match request.uri().path() {
+            // These calls name their object in the query.
+            "/lineage" => Self::of_lineage(request.uri().query().unwrap_or_default()),
+            "/compare" => Self::of_comparison(request.uri().query().unwrap_or_default()),
+            path => Self::of(request.method(), path),
+        }
+    }
+
+    /// Returns the object of a call of `/lineage`.
+    fn of_lineage(query: &str) -> Self {
+        let Ok(query) = Query::parse(query) else {
+            return Self::Local;
+        };
+        match (query.get("sandboxID"), query.get("snapshotID")) {
+            (Some(id), None) => Self::Sandbox(id.to_owned()),
+            (None, Some(id)) => Self::Object(Object::Snapshot(id.to_owned())),
+            // The call is rejected.
+            _ => Self::Local,
+        }
+    }
+
+    /// Returns the objects of a call of `/compare`.
+    fn of_comparison(query: &str) -> Self {
+        let Ok(query) = Query::parse(query) else {
+            return Self::Local;
+        };
+        let ids = ["a", "b"].into_iter().filter_map(|name| query.get(name));
+        Self::Compared(ids.map(str::to_owned).collect())
+    }
+
     fn of(method: &Method, path: &str) -> Self {
         let version = ["/v2/", "/v3/"].into_iter().find(|v| path.starts_with(v));
         let path = path
@@ -92,7 +125,7 @@ pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) 
         return next.run(request).await;
     };
     let is_forwarded = request.extensions().get::<Forwarded>().is_some();
-    let call = Call::of(request.method(), request.uri().path());
+    let call = Call::of_request(&request);
     let routed = match call {
         Call::List | Call::Metrics | Call::Objects(_) | Call::Sandbox(_) | Call::Events
             if !is_forwarded && let Some(host) = host_of(&request) =>
@@ -112,6 +145,8 @@ pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) 
         Call::List => fleet.list(&caller, request, next).await,
         Call::Metrics => fleet.merge_metrics(&caller, request, next).await,
         Call::Create => fleet.create(&app, &caller, request, next).await,
+        Call::Compared(_) if is_forwarded => Ok(next.run(request).await),
+        Call::Compared(ids) => fleet.compare(&app, &caller, &ids, request, next).await,
         Call::Limits if is_forwarded => Ok(next.run(request).await),
         Call::Limits => fleet.merge_limits(&caller, request, next).await,
         Call::Sandbox(id) => {
@@ -203,10 +238,10 @@ impl Fleet {
             // Only callers that see the sandboxes of all owners may use names of other owners. The
             // owner and read-only callers may use prefixes of ids.
             None if !is_id(id) && caller.owner_scope().is_none() => {
-                return self.search(caller, request, next).await;
+                return self.search(caller, id, request, next).await;
             }
             None if caller.is_read_only() && id.len() >= SHORT_ID => {
-                return self.search(caller, request, next).await;
+                return self.search(caller, id, request, next).await;
             }
             _ => return Ok(next.run(request).await),
         };
@@ -239,6 +274,36 @@ impl Fleet {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Executes a comparison on a member that has one of the objects.
+    async fn compare(
+        &self,
+        app: &App,
+        caller: &Caller,
+        ids: &[String],
+        request: Request,
+        next: Next,
+    ) -> Result<Response, ApiError> {
+        let is_here = |id: &String| {
+            app.has_sandbox(caller, id) || app.snapshot_of_lineage(caller, id).is_ok()
+        };
+        let Some(first) = ids.first().filter(|_| !ids.iter().any(is_here)) else {
+            return Ok(next.run(request).await);
+        };
+        for id in ids {
+            let hash = if is_id(id) {
+                self.sandbox_hash(id)
+            } else {
+                self.name_hash(caller.owner_id().as_deref(), id)
+            };
+            if self.node.locate(hash).await?.is_some() {
+                let target = (&**id, false);
+                return self.on_sandbox(app, caller, target, request, next).await;
+            }
+        }
+        let object = Object::Snapshot(first.clone());
+        self.on_object(app, caller, object, request, next).await
     }
 
     /// Executes a call on one member only.
@@ -277,13 +342,14 @@ impl Fleet {
     async fn search(
         &self,
         caller: &Caller,
+        id: &str,
         request: Request,
         next: Next,
     ) -> Result<Response, ApiError> {
         let (call, request) = buffer(caller, request).await?;
         let probe = BufferedCall {
             method: Method::GET,
-            uri: sandbox_uri(&call.uri)?,
+            uri: sandbox_uri(id)?,
             body: Default::default(),
             ..call.clone()
         };
@@ -312,12 +378,9 @@ impl Fleet {
     }
 }
 
-/// Returns the path of a sandbox, without the operation on it.
-fn sandbox_uri(uri: &Uri) -> Result<Uri, ApiError> {
-    let path = uri.path().strip_prefix("/v2").unwrap_or(uri.path());
-    let parts = path.trim_start_matches('/').split('/');
-    let path: Vec<_> = parts.take(2).collect();
-    let uri = format!("/{}", path.join("/")).parse();
+/// Returns the path of a sandbox.
+fn sandbox_uri(id: &str) -> Result<Uri, ApiError> {
+    let uri = format!("/sandboxes/{}", utf8_percent_encode(id, NON_ALPHANUMERIC)).parse();
     uri.map_err(|_| ApiError::invalid("the path is invalid"))
 }
 
@@ -373,7 +436,7 @@ mod tests {
 
     #[test]
     fn calls_on_sandboxes_are_recognised_in_all_versions() {
-        let kind = |method: Method, path: &str| match Call::of(&method, path) {
+        let kind = |call: Call| match call {
             Call::Sandbox(id) => id,
             Call::List => "list".to_owned(),
             Call::Metrics => "metrics".to_owned(),
@@ -384,6 +447,7 @@ mod tests {
             Call::Object(object) => format!("{object:?}"),
             Call::NamedTemplate => "template".to_owned(),
             Call::Objects(listed) => format!("{listed:?}"),
+            Call::Compared(ids) => ids.join(" "),
         };
         for (method, path, expected) in [
             (Method::GET, "/sandboxes", "list"),
@@ -407,9 +471,17 @@ mod tests {
             (Method::GET, "/fleet", "local"),
             (Method::GET, "/sandboxes/%ff", "local"),
         ] {
-            assert_eq!(kind(method, path), expected, "{path}");
+            assert_eq!(kind(Call::of(&method, path)), expected, "{path}");
         }
-        let uri = "/v2/sandboxes/abc/connect?x=1".parse().unwrap();
-        assert_eq!(sandbox_uri(&uri).unwrap().to_string(), "/sandboxes/abc");
+        for (query, expected) in [
+            ("sandboxID=a%2Db", "a-b"),
+            ("snapshot_id=s", "Snapshot(\"s\")"),
+            ("sandboxID=a&snapshotID=s", "local"),
+            ("sandboxID=%ff", "local"),
+        ] {
+            assert_eq!(kind(Call::of_lineage(query)), expected, "{query}");
+        }
+        assert_eq!(kind(Call::of_comparison("a=x&b=y&path=/a")), "x y");
+        assert_eq!(sandbox_uri("a-b").unwrap().to_string(), "/sandboxes/a%2Db");
     }
 }

@@ -51,7 +51,11 @@ pub(super) fn query(operation_id: &str, name: &str) -> Option<Value> {
     let value = match (operation_id, name) {
         ("listSandboxesV2", "state") => json!(["running", "paused"]),
         ("listSandboxesV2", "limit") => json!(20),
-        ("listSnapshots", "sandboxID") | ("allMetrics", "sandbox_ids") => json!(SANDBOX),
+        ("compare", "a") => json!(SNAPSHOT),
+        ("compare", "b") => json!(SANDBOX),
+        ("getLineage", "sandboxID")
+        | ("listSnapshots", "sandboxID")
+        | ("allMetrics", "sandbox_ids") => json!(SANDBOX),
         ("waitForSandbox", "for") => json!("paused"),
         ("waitForSandbox", "seconds") | ("functionLogs", "wait") => json!(10),
         ("allMetrics", "now") => json!(true),

@@ -88,6 +88,12 @@ impl Operation {
         Self::new(Method::DELETE, path, id, summary)
     }
 
+    /// Sets the tag, for a path that names no resource.
+    pub fn tagged(mut self, tag: &'static str) -> Self {
+        self.tag = tag;
+        self
+    }
+
     /// Sets the parameters. Must precede [`Self::paged`], which adds parameters.
     pub fn with(mut self, parameters: Vec<Value>) -> Self {
         self.parameters = parameters;
@@ -169,6 +175,20 @@ impl Operation {
                 "limit",
                 &format!("Maximum number of items. Defaults to {default}"),
                 json!({ "type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE }),
+            ),
+            next_token(),
+        ]);
+        self.paged = true;
+        self
+    }
+
+    /// Paginates the response by position. The default page size is `default`.
+    pub fn paged_by_position(mut self, default: u64, most: u64) -> Self {
+        self.parameters.extend([
+            query(
+                "limit",
+                "Maximum number of items",
+                json!({ "type": "integer", "minimum": 1, "maximum": most, "default": default }),
             ),
             next_token(),
         ]);

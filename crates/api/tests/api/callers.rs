@@ -14,6 +14,20 @@ use support::{Answer, Api, TestCaller};
 static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
 /// Calls that need no key.
 const OPEN: [&str; 3] = ["/health", "/openapi.json", "/templates/uploads/{word}"];
+/// Calls that name their resources in the query instead of the path.
+const BY_QUERY: [(&str, &[&str]); 2] = [
+    (
+        "/lineage",
+        &["sandboxID={sandboxID}", "snapshotID={snapshotID}"],
+    ),
+    (
+        "/compare",
+        &[
+            "a={sandboxID}&b={snapshotID}",
+            "a={snapshotID}&b={sandboxID}&path=/etc/hosts",
+        ],
+    ),
+];
 /// A secret value of a sandbox that only its owner may read.
 const SECRET: &str = "value-of-the-secret-variable";
 
@@ -176,12 +190,17 @@ impl Call {
                 let query: Vec<String> = needed
                     .map(|p| format!("{}={}", p["name"].as_str().unwrap(), sample(&p["schema"])))
                     .collect();
-                all.push(Self {
+                let by_query = BY_QUERY.iter().find(|(named, _)| named == path);
+                let queries = match by_query {
+                    Some((_, queries)) => queries.iter().map(|q| (*q).to_owned()).collect(),
+                    None => vec![query.join("&")],
+                };
+                all.extend(queries.into_iter().map(|query| Self {
                     method: method.to_uppercase(),
                     path: path.clone(),
-                    query: query.join("&"),
+                    query,
                     body: (!schema.is_null()).then(|| schema.clone()),
-                });
+                }));
             }
         }
         assert!(all.len() > 50, "{}", all.len());
@@ -192,7 +211,7 @@ impl Call {
         OPEN.contains(&self.path.as_str())
     }
 
-    /// Returns whether a path parameter names a resource that has an owner. Functions are excluded,
+    /// Returns whether a parameter names a resource that has an owner. Functions are excluded,
     /// because their runtime is not available in this test. `tests/functions` of `crates/jiffy`
     /// covers them.
     fn names_a_resource(&self) -> bool {
@@ -200,13 +219,14 @@ impl Call {
             return false;
         }
         let word = |part: &str| part.starts_with('{') && part != "{word}";
-        self.path.split('/').any(word)
+        self.path.split('/').any(word) || self.query.contains('{')
     }
 
     async fn sent_by(&self, api: &Api, caller: &TestCaller, of: &Tenant) -> Answer {
         let mut path = of.fill(&self.path);
         if !self.query.is_empty() {
-            path = format!("{path}?{}", self.query);
+            let query = self.query.replace("{sandboxID}", &of.sandbox);
+            path = format!("{path}?{}", query.replace("{snapshotID}", &of.snapshot));
         }
         let body = self.body.as_ref().map_or(Value::Null, |s| of.body(s));
         api.call_as(caller, &self.method, &path, body).await

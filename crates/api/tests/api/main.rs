@@ -18,6 +18,7 @@ mod function_keys;
 mod keys;
 mod lifecycle;
 mod limits;
+mod lineage;
 mod names;
 mod owner_limits;
 mod prune;

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Length of a complete id. Shorter ids may be prefixes.
 const ID_LENGTH: usize = 20;
 /// Header with the token for the next page of a list.
-const NEXT_PAGE_HEADER: &str = "x-next-token";
+pub(super) const NEXT_PAGE_HEADER: &str = "x-next-token";
 
 /// Request for a new sandbox.
 #[derive(Debug, Clone, Serialize)]
@@ -121,7 +121,7 @@ pub struct Sandbox {
 }
 
 /// Checks that an id or a name is valid in a path.
-fn path_segment(id: &str) -> anyhow::Result<&str> {
+pub(super) fn path_segment(id: &str) -> anyhow::Result<&str> {
     let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     anyhow::ensure!(
         // Other characters would change the path.

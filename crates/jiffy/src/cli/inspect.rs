@@ -128,15 +128,37 @@ pub struct RestartArgs {
     pub host: HostArgs,
 }
 
+/// `jiffy tree`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Below a sandbox are its snapshots and rollbacks, below a snapshot the sandboxes that were
+created from it. An arrow marks the object in the argument."
+)]
+pub struct TreeArgs {
+    /// Sandbox or snapshot: name, id, or unique prefix of the id
+    pub id: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Daemon to use.
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
 /// `jiffy diff`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Each line has A (added), C (changed) or D (deleted), and a path. /dev, /proc, /run, /sys, and
-files that are written at every start are not listed."
+files that are written at every start are not listed.
+
+With two arguments, the contents are compared: A means that only the second object has the file, D that
+only the first one has it. Each line ends with the sizes. Both must have the same template."
 )]
 pub struct DiffArgs {
-    /// Sandbox: name, id, or unique prefix of the id
+    /// Sandbox: name, id, or unique prefix of the id. With a second argument also a snapshot
     pub id: String,
+    /// Sandbox or snapshot to compare with [default: the template]
+    pub other: Option<String>,
     /// Maximum number of files
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,

@@ -2,7 +2,9 @@
 
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
-use jiffy_api_types::{SandboxInfo, SandboxState, SnapshotInfo, SnapshotPurpose, StoreState};
+use jiffy_api_types::{
+    Moment, SandboxInfo, SandboxState, SnapshotInfo, SnapshotPurpose, StoreState,
+};
 use jiffy_client::{Listed, terminal};
 use jiffy_engine_api::VerifiedSnapshot;
 use jiffy_sandbox_manager::Bytes;
@@ -65,6 +67,15 @@ fn duration_text(seconds: u64) -> String {
 /// Formats the time since a moment in milliseconds since 1970.
 pub fn age(since_ms: u64) -> String {
     duration_text(now_ms().saturating_sub(since_ms) / 1000)
+}
+
+/// Formats the age of an object, after a comma. Empty if the time is invalid.
+pub fn age_of(moment: &Moment) -> String {
+    let time: Result<jiff::Timestamp, _> = moment.0.parse();
+    let ms = time
+        .ok()
+        .and_then(|t| u64::try_from(t.as_millisecond()).ok());
+    ms.map_or_else(String::new, |ms| format!(", {} ago", age(ms)))
 }
 
 /// Formats the time until a moment in milliseconds since 1970.

@@ -21,6 +21,8 @@ fn sandbox(id: &str) -> Sandbox {
         traffic_token: None,
         snapshot: None,
         forked_from: None,
+        started_from: None,
+        rollbacks: Vec::new(),
         boot_mode: None,
         engine: Some("microvm".into()),
         boot_ms: Some(1.5),
@@ -48,6 +50,7 @@ fn snapshot(id: &str) -> Snapshot {
         total_ms: 0.0,
         bytes: 0,
         created_ms: 1,
+        pruned: None,
         storing: false,
         store: Default::default(),
     }

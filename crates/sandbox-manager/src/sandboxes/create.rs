@@ -7,6 +7,7 @@ use super::timeout::deadline_in;
 use super::{OperationError, Sandboxes};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
+use crate::lineage_record::Rollback;
 use crate::operation_times::OperationTimes;
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
@@ -64,6 +65,7 @@ pub(super) struct NewSandboxEntry {
     pub settings: SandboxSettings,
     pub name: Option<String>,
     pub forked_from: Option<String>,
+    pub started_from: Option<String>,
 }
 
 /// Unassigned guest for a sandbox, and how the guest was started.
@@ -119,6 +121,7 @@ impl Sandboxes {
                     settings: spec.settings,
                     name: spec.name,
                     forked_from: None,
+                    started_from: None,
                 };
                 let new = self.register(reservation, new)?;
                 let identity = self.identity_of(new.record(), false);
@@ -160,6 +163,7 @@ impl Sandboxes {
                     settings,
                     name: spec.name,
                     forked_from: None,
+                    started_from: snapshot.is_in_lineage().then(|| snapshot.id.clone()),
                 };
                 let new = self.register(reservation, new)?;
                 // Marks the snapshot and its ancestors before the restore, which passes the marks
@@ -241,6 +245,8 @@ impl Sandboxes {
             settings: new.settings,
             snapshot: None,
             forked_from: new.forked_from,
+            started_from: new.started_from,
+            rollbacks: Vec::new(),
             boot_mode: None,
             engine: None,
             boot_ms: None,
@@ -441,8 +447,13 @@ impl Sandboxes {
                 .timeout_s
                 .map(|s| deadline_in(Duration::from_secs(s))),
         };
+        let mut rollbacks = before.rollbacks;
+        if let Some(RestoreReason::Rollback) = origin.restore_reason {
+            Rollback::add(&mut rollbacks, origin.snapshot.as_deref());
+        }
         let record = Sandbox {
             settings,
+            rollbacks,
             snapshot: origin.snapshot,
             boot_mode: Some(origin.mode),
             engine: Some(guest.engine().to_owned()),

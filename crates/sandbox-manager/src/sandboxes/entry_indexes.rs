@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct EntryIndexes {
     /// Sandboxes that need each snapshot.
     pub users: SnapshotUsers,
+    /// Sandboxes that were created from each snapshot.
+    pub started: SnapshotUsers,
     /// Names of the sandboxes that are not killed.
     pub names: SandboxNames,
     /// All sandboxes by time of creation, in milliseconds since 1970, and id. Locked after the
@@ -58,6 +60,7 @@ impl EntryIndexes {
         }
         Self {
             users: SnapshotUsers::new(groups(needed_snapshot)),
+            started: SnapshotUsers::new(groups(origin_snapshot)),
             names: named.collect(),
             ages: positions(|r| Some(r.created_ms)),
             deadlines: positions(running_deadline),
@@ -72,6 +75,7 @@ impl EntryIndexes {
     /// Adds a sandbox. Its name, if it has one, must be claimed before.
     pub fn add(&self, id: &SmolStr, record: &Sandbox) {
         self.users.change(id, None, needed_snapshot(record));
+        self.started.change(id, None, origin_snapshot(record));
         self.ages.lock().insert((record.created_ms, id.clone()));
         move_position(&self.deadlines, id, None, running_deadline(record));
         move_position(&self.killed, id, None, killed_at(record));
@@ -89,6 +93,8 @@ impl EntryIndexes {
     pub fn change(&self, id: &SmolStr, before: &Sandbox, now: &Sandbox) {
         self.users
             .change(id, needed_snapshot(before), needed_snapshot(now));
+        self.started
+            .change(id, origin_snapshot(before), origin_snapshot(now));
         // The new name was claimed before the change, so only the former one is released.
         let name = claimed_name(before);
         if let Some(name) = name.filter(|_| name != claimed_name(now)) {
@@ -120,6 +126,7 @@ impl EntryIndexes {
     /// Removes a sandbox.
     pub fn remove(&self, id: &SmolStr, record: &Sandbox) {
         self.users.change(id, needed_snapshot(record), None);
+        self.started.change(id, origin_snapshot(record), None);
         if let Some(name) = claimed_name(record) {
             self.names.release(&record.settings.owner, name, id);
         }
@@ -198,6 +205,11 @@ fn needed_snapshot(record: &Sandbox) -> Option<&str> {
     record.snapshot.as_deref().filter(|_| is_alive(record))
 }
 
+/// Returns the snapshot from which a sandbox that is not killed was created.
+fn origin_snapshot(record: &Sandbox) -> Option<&str> {
+    record.started_from.as_deref().filter(|_| is_alive(record))
+}
+
 /// Returns the owner of a sandbox that is not killed.
 fn current_owner(record: &Sandbox) -> Option<&str> {
     let owner = record.settings.owner.as_deref();
@@ -227,6 +239,8 @@ mod tests {
             traffic_token: None,
             snapshot: Some("s".to_owned()),
             forked_from: None,
+            started_from: Some("o".to_owned()),
+            rollbacks: Vec::new(),
             boot_mode: None,
             engine: None,
             boot_ms: None,

@@ -130,6 +130,7 @@ impl Sandboxes {
             // Names are unique, so a child has none.
             name: None,
             forked_from: Some(parent.id.clone()),
+            started_from: Some(snapshot.to_owned()),
         };
         let new = self.register(reservation, new)?;
         let start = async {

@@ -82,7 +82,7 @@ fn leading_number(text: &str) -> u128 {
     u128::from_be_bytes(bytes)
 }
 
-/// Sandboxes that are not killed, by the snapshot that they descend from.
+/// Sandboxes that are not killed, by the snapshot that they descend from or were created from.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotUsers(Mutex<IdGroups>);
 

@@ -4,6 +4,7 @@ use super::entry::SandboxEntry;
 use super::resume_options::RestoreReason;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
+use crate::lineage_record::Rollback;
 use crate::sandbox::{Sandbox, SandboxOperation};
 use crate::snapshot::Snapshot;
 use jiffy_api_types::{EventType, SandboxState};
@@ -97,8 +98,11 @@ impl Sandboxes {
         // While the rollback is in progress, the journal records the sandbox as paused in the
         // snapshot. A daemon that starts after a crash then does not adopt the guest. Its memory
         // may be a mix of both states, and it has no defined parent snapshot.
+        let mut rollbacks = before.rollbacks.clone();
+        Rollback::add(&mut rollbacks, Some(snapshot));
         let paused = Sandbox {
             snapshot: Some(snapshot.to_owned()),
+            rollbacks: rollbacks.clone(),
             ..entry.record_in(SandboxState::Paused)
         };
         let has_started = AtomicBool::new(false);
@@ -117,6 +121,7 @@ impl Sandboxes {
                 let took = requested_at.elapsed().as_secs_f64() * 1000.0;
                 let record = Sandbox {
                     snapshot: Some(snapshot.to_owned()),
+                    rollbacks,
                     boot_mode: Some(BootMode::Snapshot),
                     boot_ms: Some(took),
                     ..entry.record_in(SandboxState::Running)

@@ -15,6 +15,8 @@ use std::ops::Bound;
 pub(crate) struct SnapshotIndex {
     records: BTreeMap<SmolStr, Box<Snapshot>>,
     by_parent: IdGroups,
+    /// Snapshots below a removed snapshot, by the newest removed one.
+    by_pruned: IdGroups,
     by_name: IdGroups,
     /// Snapshots of templates and of build steps, by the hash of everything that determines their
     /// content. Other snapshots are not looked up by fingerprint.
@@ -38,6 +40,10 @@ fn lookup_fingerprint(record: &Snapshot) -> Option<&str> {
     sought.then_some(&*record.fingerprint)
 }
 
+fn newest_pruned(record: &Snapshot) -> Option<&str> {
+    record.pruned.as_ref().map(|pruned| &*pruned.newest)
+}
+
 impl SnapshotIndex {
     /// Returns the snapshot `id`.
     pub fn get(&self, id: &str) -> Option<&Snapshot> {
@@ -50,6 +56,7 @@ impl SnapshotIndex {
         self.remove(&record.id);
         let id = SmolStr::new(&*record.id);
         self.by_parent.add(record.parent.as_deref(), &id);
+        self.by_pruned.add(newest_pruned(&record), &id);
         self.by_name.add(record.name.as_deref(), &id);
         self.by_fingerprint.add(lookup_fingerprint(&record), &id);
         self.by_sandbox.add(Some(&record.sandbox), &id);
@@ -70,6 +77,7 @@ impl SnapshotIndex {
         // The stored id is reused, since the indexes share its allocation.
         let (id, record) = self.records.remove_entry(id)?;
         self.by_parent.take(record.parent.as_deref(), &id);
+        self.by_pruned.take(newest_pruned(&record), &id);
         self.by_name.take(record.name.as_deref(), &id);
         self.by_fingerprint.take(lookup_fingerprint(&record), &id);
         self.by_sandbox.take(Some(&record.sandbox), &id);
@@ -109,6 +117,12 @@ impl SnapshotIndex {
     /// Returns the snapshots whose parent is `id`.
     pub fn children(&self, id: &str) -> impl Iterator<Item = &str> {
         self.by_parent.of(id)
+    }
+
+    /// Returns the snapshots whose newest pruned ancestor is `id`.
+    pub fn below_pruned(&self, id: &str) -> impl Iterator<Item = &Snapshot> {
+        let ids = self.by_pruned.of(id);
+        ids.filter_map(|id| self.get(id))
     }
 
     /// Returns the snapshots that were taken of `sandbox`.
@@ -189,6 +203,7 @@ impl FromIterator<Box<Snapshot>> for SnapshotIndex {
         let bytes = records.iter().map(|(_, record)| record.bytes);
         let mut this = Self {
             by_parent: group(|s| s.parent.as_deref()),
+            by_pruned: group(newest_pruned),
             by_name: group(|s| s.name.as_deref()),
             by_fingerprint: group(lookup_fingerprint),
             by_sandbox: group(|s| Some(&s.sandbox)),
@@ -231,6 +246,7 @@ mod tests {
             total_ms: 0.0,
             bytes: 0,
             created_ms: 1,
+            pruned: None,
             storing: false,
             store: Default::default(),
         }

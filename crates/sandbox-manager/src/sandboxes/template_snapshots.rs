@@ -264,6 +264,7 @@ impl TemplateSnapshots<'_> {
             total_ms: 0.0,
             bytes: 0,
             created_ms: now_ms(),
+            pruned: None,
             storing: false,
             store: Default::default(),
         };

@@ -5,12 +5,12 @@ use crate::fake;
 
 use fake::{Bench, until};
 use jiffy_sandbox_manager::{
-    FabricatedJournal, FabricatedSandbox, FabricatedSnapshot, HostOptions, ListOrder,
-    ListedSandboxes, ListedSnapshots, SandboxSettings,
+    FabricatedJournal, FabricatedSandbox, FabricatedSnapshot, HostOptions, LineageObject,
+    ListOrder, ListedSandboxes, ListedSnapshots, MAX_LINEAGE_NODES, SandboxSettings, Sandboxes,
 };
 use std::cell::Cell;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of snapshots, and of sandboxes paused in them.
 const NUMBER: u64 = 2000;
@@ -203,4 +203,74 @@ async fn a_restart_reads_no_snapshot_and_corrects_sizes_in_the_background() {
         measured_by.iter().all(|thread| thread == "upkeep"),
         "{measured_by:?}"
     );
+}
+
+/// Opens a host with the sandboxes of [`large`], and a chain of `length` sandboxes of `OWNER`, each
+/// of which was created from a snapshot of the one before.
+async fn with_chain(length: u64) -> Sandboxes {
+    let bench = large();
+    let journal = FabricatedJournal::open(&bench.dir.path().join("state.db")).unwrap();
+    let owner = Some(OWNER.to_owned());
+    let snapshots = (0..length).map(|at| FabricatedSnapshot {
+        id: format!("taken{at}"),
+        sandbox: format!("member{at}"),
+        parent: at.checked_sub(1).map(|before| format!("taken{before}")),
+        owner: owner.clone(),
+        ..snapshot(at)
+    });
+    let sandboxes = (0..length).map(|at| FabricatedSandbox {
+        id: format!("member{at}"),
+        snapshot: format!("taken{at}"),
+        settings: SandboxSettings {
+            owner: owner.clone(),
+            ..SandboxSettings::default()
+        },
+        ..sandbox(at)
+    });
+    journal.add(snapshots, sandboxes).unwrap();
+    for at in 0..length {
+        fs::write(bench.files().join(format!("taken{at}")), "memory").unwrap();
+    }
+    drop(journal);
+    bench.open().await
+}
+
+#[tokio::test]
+async fn a_lineage_of_2000_objects_takes_300_ms_and_reads_no_objects_of_others() {
+    let host = with_chain(1000).await;
+    let reads = Cell::new(0);
+    let is_visible = |owner: Option<&str>| {
+        reads.set(reads.get() + 1);
+        assert_eq!(owner, Some(OWNER));
+        true
+    };
+    let walk = || {
+        reads.set(0);
+        let start = Instant::now();
+        let lineage = host.lineage(LineageObject::Sandbox("member700".to_owned()), is_visible);
+        (start.elapsed(), lineage)
+    };
+    // The fastest of several walks, because other tests use the processors too.
+    let walks = (0..5).map(|_| walk());
+    let (took, lineage) = walks.min_by_key(|(took, _)| *took).unwrap();
+    assert_eq!((lineage.nodes.len(), lineage.is_truncated), (2000, false));
+    // Each snapshot was taken of a sandbox, and each sandbox but the first has an origin.
+    assert_eq!(lineage.edges.len(), 1999);
+    assert!(reads.get() < 10 * 2000, "{}", reads.get());
+    assert!(took <= Duration::from_millis(300), "{took:?}");
+    println!("a lineage of 2000 objects took {took:?}");
+}
+
+#[tokio::test]
+async fn a_lineage_of_too_many_objects_has_the_nearest_ones() {
+    let host = with_chain(MAX_LINEAGE_NODES as u64).await;
+    let middle = LineageObject::Sandbox("member2500".to_owned());
+    let lineage = host.lineage(middle, |_| true);
+    assert_eq!(lineage.nodes.len(), MAX_LINEAGE_NODES);
+    assert!(lineage.is_truncated);
+    let has = |id: &str| lineage.nodes.iter().any(|node| node.id == id);
+    assert!(has("member2500") && has("member2499") && has("member2501"));
+    assert!(!has("member0") && !has("member4999"));
+    // No edge leads to an object that is missing.
+    assert!(lineage.edges.iter().all(|e| has(&e.from) && has(&e.to)));
 }

@@ -2,10 +2,13 @@
 
 use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
-use crate::routes::bounds::{MAX_LINES, MAX_LINK_S, MAX_MOMENT};
+use crate::routes::bounds::{
+    DEFAULT_DIFFERENCES, MAX_DIFFERENCES, MAX_LINES, MAX_LINK_S, MAX_MOMENT, MAX_PATH,
+};
 use axum::http::Method;
 use jiffy_api_types::{
-    AllMetrics, Connections, Logs, LogsV2, Metric, NetworkUpdate, Preview, Process, Snapshot,
+    AllMetrics, Comparison, Connections, Lineage, Logs, LogsV2, Metric, NetworkUpdate, Preview,
+    Process, Snapshot,
 };
 use serde_json::{Value, json};
 
@@ -33,18 +36,24 @@ fn milliseconds(name: &str) -> Value {
     )
 }
 
+/// Returns the parameter as a required one.
+fn needed(mut parameter: Value) -> Value {
+    if let Some(map) = parameter.as_object_mut() {
+        map.insert("required".to_owned(), json!(true));
+    }
+    parameter
+}
+
 /// Operations on the network, metrics, logs and snapshots of sandboxes.
 pub(super) fn observe() -> Vec<Operation> {
     let text = || json!({ "type": "string", "maxLength": 8192 });
     let word = |words: &[&str]| json!({ "type": "string", "enum": words });
-    let mut port = query(
+    let port = query(
         "port",
         "Port of the guest",
         json!({ "type": "integer", "minimum": 1, "maximum": 65_535 }),
     );
-    if let Some(map) = port.as_object_mut() {
-        map.insert("required".to_owned(), json!(true));
-    }
+    let port = needed(port);
     let ttl = json!({ "type": "integer", "minimum": 1, "maximum": MAX_LINK_S, "default": 3600 });
     vec![
         Operation::new(
@@ -165,6 +174,39 @@ pub(super) fn observe() -> Vec<Operation> {
         .merged()
         .answers::<Vec<Snapshot>>(200, "Page of snapshots")
         .fails_with(&[503]),
+        Operation::get(
+            "/lineage",
+            "getLineage",
+            "Get the sandboxes and snapshots that are connected with a sandbox or snapshot: its \
+             ancestors, forks, snapshots and rollbacks",
+        )
+        .tagged("snapshots")
+        .with(vec![
+            query("sandboxID", "Id or name of the sandbox", text()),
+            query("snapshotID", "Id or name of the snapshot", text()),
+        ])
+        .answers::<Lineage>(200, "Connected sandboxes and snapshots of the caller")
+        .fails_with(&[404]),
+        Operation::get(
+            "/compare",
+            "compare",
+            "Compare the files of two sandboxes or snapshots of one template, by their contents. \
+             With `path`, get both contents of one file. Snapshots and paused sandboxes are read in \
+             temporary guests, which count towards no limit",
+        )
+        .tagged("snapshots")
+        .with(vec![
+            needed(query("a", "Id or name of the first sandbox or snapshot", text())),
+            needed(query("b", "Id or name of the second sandbox or snapshot", text())),
+            query(
+                "path",
+                "Absolute path of a file whose contents are returned, at most 1 MiB of each",
+                json!({ "type": "string", "maxLength": MAX_PATH }),
+            ),
+        ])
+        .paged_by_position(DEFAULT_DIFFERENCES, MAX_DIFFERENCES)
+        .answers::<Comparison>(200, "Differences, or with `path` the contents of the file")
+        .fails_with(&[403, 404, 409, 503]),
         Operation::get("/snapshots/{snapshotID}", "getSnapshot", "Get a snapshot")
             .answers::<Snapshot>(200, "Snapshot")
             .fails_with(&[503]),

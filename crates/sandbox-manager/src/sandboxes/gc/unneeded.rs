@@ -4,6 +4,7 @@ use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;
 use super::GarbageCollector;
 use crate::journal::JournalChange;
+use crate::lineage_record::PrunedAncestors;
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
 use jiffy_engine_api::{EngineError, PreparedFold};
@@ -181,6 +182,7 @@ impl GarbageCollector {
                     continue;
                 };
                 child.parent = record.parent.clone();
+                PrunedAncestors::add_to(&mut child, &record);
                 snapshots.insert(child.clone());
                 collected.moved.insert(child.id.clone(), child);
             }

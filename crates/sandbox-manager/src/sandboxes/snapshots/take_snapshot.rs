@@ -186,6 +186,7 @@ impl Snapshots<'_> {
             size: sandbox.size,
             engine: guest.engine().to_owned(),
             parent: sandbox.snapshot.clone(),
+            pruned: None,
             // Other snapshots exist as long as a sandbox or snapshot needs them.
             retained: purpose == SnapshotPurpose::Requested,
             stopped_ms: 0.0,

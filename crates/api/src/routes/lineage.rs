@@ -1,0 +1,57 @@
+//! `GET /lineage`: the sandboxes and snapshots that are connected with an object.
+
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::lookup::Liveness;
+use crate::query::Query;
+use crate::wire;
+use axum::Json;
+use axum::extract::State;
+use jiffy_api_types::Lineage;
+use jiffy_sandbox_manager::LineageObject;
+
+/// Returns the lineage of the sandbox or snapshot in the query. Only objects that are visible to
+/// the caller are part of it.
+pub(super) async fn lineage(
+    State(app): State<App>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Lineage>, ApiError> {
+    let start = match (query.get("sandboxID"), query.get("snapshotID")) {
+        (Some(id), None) => sandbox(&app, &caller, id)?,
+        (None, Some(id)) => {
+            let snapshot = app.snapshot_of_lineage(&caller, id)?;
+            LineageObject::Snapshot(snapshot.id().to_owned())
+        }
+        _ => {
+            return Err(ApiError::invalid(
+                "specify either `sandboxID` or `snapshotID`",
+            ));
+        }
+    };
+    // A large lineage takes some time.
+    let walk = tokio::task::spawn_blocking(move || {
+        let lineage = app.sandboxes.lineage(start, |owner| caller.sees(owner));
+        wire::lineage::lineage(&caller, lineage)
+    });
+    let lineage = walk.await;
+    lineage
+        .map(Json)
+        .map_err(|e| ApiError::internal(e.to_string()))
+}
+
+/// Finds a sandbox. A sandbox whose record was removed is found by its snapshots.
+fn sandbox(app: &App, caller: &Caller, id: &str) -> Result<LineageObject, ApiError> {
+    match app.sandbox(caller, id, Liveness::IncludingBroken) {
+        Ok(record) => Ok(LineageObject::Sandbox(record.id().to_owned())),
+        Err(error) => {
+            let taken = app.sandboxes.snapshots().taken_of(id);
+            if !caller.is_read_only() && taken.iter().any(|s| app.shows(caller, s)) {
+                Ok(LineageObject::Sandbox(id.to_owned()))
+            } else {
+                Err(error)
+            }
+        }
+    }
+}
