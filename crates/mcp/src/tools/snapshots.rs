@@ -1,17 +1,15 @@
 //! Tools for snapshots, forks and comparison.
 
-use super::sandboxes::{SandboxArguments, SandboxRequest, SandboxSummary, create_sandbox};
+use super::sandboxes::{SandboxArguments, SandboxSummary};
 use crate::catalog::{Effect, Reply, ToolEntry};
 use crate::error::{ToolError, ToolResult};
 use crate::options::ToolGroup;
 use crate::output::cut_text;
-use crate::session::{RemoveOnDrop, Session};
-use jiffy_agent_client::{AgentClient, FileChanges};
-use jiffy_api_types::Forked;
-use jiffy_client::SnapshotAck;
+use crate::session::Session;
+use jiffy_api_types::{DifferenceKind, Forked};
+use jiffy_client::{LineageTarget, SnapshotAck, has_error_code};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Maximum number of changes that are compared.
@@ -60,7 +58,8 @@ pub fn tools() -> Vec<ToolEntry> {
             "diff",
             group,
             Effect::ReadOnly,
-            "List files that a sandbox changed, at most 1000.",
+            "List files that a sandbox added, changed or removed, compared with its template, a \
+             snapshot or another sandbox. At most 1000.",
             diff,
         ),
     ]
@@ -207,12 +206,12 @@ async fn promote(
 struct DiffArguments {
     /// Id or name of the sandbox.
     sandbox: String,
-    /// `template` (the default), or the id or name of a snapshot of the sandbox. For a snapshot, a
-    /// temporary sandbox is created.
+    /// `template` (the default), or the id or name of a snapshot or of another sandbox of the same
+    /// template, with which the contents of the files are compared.
     against: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ChangeKind {
     /// The file was added.
@@ -229,6 +228,23 @@ struct DiffChange {
     path: String,
     /// Kind of the change: `added`, `changed` or `removed`.
     kind: ChangeKind,
+    /// Former size in bytes. Absent for an added file, and for a comparison with the template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_before: Option<u64>,
+    /// Present size in bytes. Absent for a removed file, and for a comparison with the template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+}
+
+impl DiffChange {
+    fn new(path: String, kind: ChangeKind) -> Option<Self> {
+        Some(Self {
+            path: cut_text(&path, 1024),
+            kind,
+            size_before: None,
+            size: None,
+        })
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -240,38 +256,57 @@ struct DiffOutput {
 }
 
 async fn diff(session: Arc<Session>, arguments: DiffArguments) -> ToolResult<Reply<DiffOutput>> {
-    let agent = session.agent(&arguments.sandbox).await?;
-    let now = agent.changes(MAX_COMPARED).await?;
-    let snapshot = arguments.against.filter(|against| against != TEMPLATE);
-    let (mut changes, is_incomplete) = match snapshot {
+    let (mut changes, more) = match arguments.against.filter(|against| against != TEMPLATE) {
         None => {
-            let is_incomplete = now.more;
-            let changes = now.changes.into_iter();
-            let changes = changes.filter_map(|c| Some((c.path, template_kind(c.kind)?)));
-            (changes.collect(), is_incomplete)
+            let agent = session.agent(&arguments.sandbox).await?;
+            let found = agent.changes(MAX_COMPARED).await?;
+            let changes = found.changes.into_iter();
+            let changes = changes.filter_map(|c| DiffChange::new(c.path, template_kind(c.kind)?));
+            (changes.collect(), found.more)
         }
-        Some(snapshot) => {
-            let request = SandboxRequest {
-                snapshot: Some(snapshot),
-                network: Some(false),
-                ..SandboxRequest::default()
-            };
-            let earlier = create_sandbox(&session, request, "").await?;
-            let removal = RemoveOnDrop::new(&session, &earlier);
-            let result = compare(&agent, now, &session.client.agent(&earlier)?).await;
-            removal.finish().await;
-            result?
-        }
+        Some(against) => compare(&session, &arguments.sandbox, &against).await?,
     };
-    changes.sort();
-    let more = is_incomplete || changes.len() > MAX_CHANGES;
+    changes.sort_by(|one, other| one.path.cmp(&other.path));
+    let more = more || changes.len() > MAX_CHANGES;
     changes.truncate(MAX_CHANGES);
-    let changes = changes.into_iter().map(|(path, kind)| DiffChange {
-        path: cut_text(&path, 1024),
-        kind,
-    });
-    let changes = changes.collect();
     Ok(DiffOutput { changes, more }.into())
+}
+
+/// Returns the differences of a sandbox from another object, and whether there are more.
+async fn compare(
+    session: &Session,
+    sandbox: &str,
+    against: &str,
+) -> ToolResult<(Vec<DiffChange>, bool)> {
+    let client = &session.client;
+    let failed = |e: anyhow::Error| ToolError::of_snapshot(sandbox, against, &e);
+    let now = client.sandbox(sandbox).await.map_err(failed)?.record.id;
+    let now = LineageTarget::Sandbox(now);
+    // An id that denotes both is more probably a snapshot.
+    let earlier = match client.snapshot(against).await {
+        Ok(record) => LineageTarget::Snapshot(record.id),
+        Err(e) if has_error_code(&e, "snapshot_not_found") => {
+            let other = client.sandbox(against).await.map_err(|_| failed(e))?;
+            LineageTarget::Sandbox(other.record.id)
+        }
+        Err(e) => return Err(failed(e)),
+    };
+    let compared = client.compare(&earlier, &now, MAX_CHANGES).await;
+    let (comparison, more) = compared.map_err(failed)?;
+    let changes = comparison.changes.into_iter().map(|change| {
+        let kind = match change.kind {
+            DifferenceKind::Added => ChangeKind::Added,
+            DifferenceKind::Changed => ChangeKind::Changed,
+            DifferenceKind::Removed => ChangeKind::Removed,
+        };
+        DiffChange {
+            path: cut_text(&change.path, 1024),
+            kind,
+            size_before: change.a.map(|state| state.size),
+            size: change.b.map(|state| state.size),
+        }
+    });
+    Ok((changes.collect(), more || comparison.incomplete))
 }
 
 fn template_kind(kind: char) -> Option<ChangeKind> {
@@ -281,88 +316,5 @@ fn template_kind(kind: char) -> Option<ChangeKind> {
         'D' => Some(ChangeKind::Removed),
         // The guest chose the letter.
         _ => None,
-    }
-}
-
-/// Returns the changes between two sandboxes of one template, and whether they are incomplete.
-async fn compare(
-    agent: &AgentClient,
-    now: FileChanges,
-    earlier_agent: &AgentClient,
-) -> ToolResult<(Vec<(String, ChangeKind)>, bool)> {
-    let earlier = earlier_agent.changes(MAX_COMPARED).await?;
-    let is_incomplete = now.more || earlier.more;
-    let (now, earlier) = (by_path(now), by_path(earlier));
-    let mut changes = Vec::new();
-    for path in now
-        .keys()
-        .chain(earlier.keys().filter(|path| !now.contains_key(*path)))
-    {
-        let kinds = (now.get(path).copied(), earlier.get(path).copied());
-        let kind = match exists_in(kinds) {
-            (true, false) => ChangeKind::Added,
-            (false, true) => ChangeKind::Removed,
-            (false, false) => continue,
-            // Both sandboxes may have changed the file in the same way.
-            (true, true) if matches!(kinds, (Some(_), Some(_))) => {
-                if is_equal(agent, earlier_agent, path).await? {
-                    continue;
-                }
-                ChangeKind::Changed
-            }
-            (true, true) => ChangeKind::Changed,
-        };
-        changes.push((path.clone(), kind));
-    }
-    Ok((changes, is_incomplete))
-}
-
-fn by_path(changes: FileChanges) -> BTreeMap<String, char> {
-    changes
-        .changes
-        .into_iter()
-        .map(|c| (c.path, c.kind))
-        .collect()
-}
-
-/// Returns whether a path exists in both sandboxes, for its changes relative to the template.
-fn exists_in((now, earlier): (Option<char>, Option<char>)) -> (bool, bool) {
-    let exists = |own: Option<char>, other: Option<char>| match own {
-        Some(kind) => kind != 'D',
-        // The file is as in the template: it exists there unless the other sandbox added it.
-        None => other != Some('A'),
-    };
-    (exists(now, earlier), exists(earlier, now))
-}
-
-/// Returns whether a file has the same type, size, permissions and time in both sandboxes.
-async fn is_equal(agent: &AgentClient, earlier: &AgentClient, path: &str) -> ToolResult<bool> {
-    let (a, b) = tokio::join!(agent.stat(path, None), earlier.stat(path, None));
-    let failed = |e| ToolError::of_path("compare", path, &e);
-    let (a, b) = (a.map_err(failed)?, b.map_err(failed)?);
-    Ok(a.kind == b.kind
-        && (a.size, a.mode, a.modified_time, a.symlink_target)
-            == (b.size, b.mode, b.modified_time, b.symlink_target))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn existence_follows_from_the_changes_relative_to_the_template() {
-        for (now, earlier, expected) in [
-            (Some('A'), None, (true, false)),
-            (None, Some('A'), (false, true)),
-            (Some('D'), None, (false, true)),
-            (None, Some('D'), (true, false)),
-            (Some('C'), None, (true, true)),
-            (None, Some('C'), (true, true)),
-            (Some('A'), Some('A'), (true, true)),
-            (Some('D'), Some('D'), (false, false)),
-            (Some('D'), Some('C'), (false, true)),
-        ] {
-            assert_eq!(exists_in((now, earlier)), expected, "{now:?} {earlier:?}");
-        }
     }
 }
