@@ -16,6 +16,10 @@ import type { Call, Reply } from './transport.js'
 export const WAIT_SECONDS = 10
 
 const MAX_FORKS = 100
+/** Maximum number of differences on a page. */
+const MAX_DIFFERENCES = 10_000
+/** Maximum duration of a comparison. */
+const MAX_COMPARE_MS = 60_000
 
 /** States from which a sandbox can still reach an awaited state. */
 export const CHANGING: Record<m.AwaitedState, string[]> = {
@@ -161,6 +165,25 @@ export function verifySnapshot(id: string): Call<m.Json[]> {
 
 export function rollback(id: string, snapshotID: string): Call<void> {
   return { method: 'POST', path: sandbox(id, 'rollback'), parse: nothing, body: { snapshotID }, repeatable: false }
+}
+
+export function lineage(id: string): Call<m.Lineage> {
+  return { method: 'GET', path: '/lineage', parse: (reply) => m.lineage(reply.json()), query: { sandboxID: id } }
+}
+
+/** Returns a page of differences, and the token of the next page. */
+export function compare(
+  a: string,
+  b: string,
+  limit: number,
+  nextToken?: string
+): Call<[m.Difference[], string | undefined]> {
+  const parse = (reply: Reply): [m.Difference[], string | undefined] => [
+    reply.json().changes.map(m.difference),
+    reply.headers.get('x-next-token') ?? undefined,
+  ]
+  const query = { a, b, limit: Math.max(1, Math.min(limit, MAX_DIFFERENCES)), nextToken }
+  return { method: 'GET', path: '/compare', parse, query, waitsMs: MAX_COMPARE_MS }
 }
 
 export function promote(id: string): Call<string[]> {

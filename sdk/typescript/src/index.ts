@@ -13,5 +13,13 @@ export {
 export type { InvokeOptions, SnapshotOptions } from './calls.js'
 export type * from './models.js'
 export { Function, Host, Snapshot } from './resources.js'
-export { type Progress, Sandbox, type SandboxOptions, type TryOptions, Sandbox as default } from './sandbox.js'
+export {
+  type Compared,
+  type DiffOptions,
+  type Progress,
+  Sandbox,
+  type SandboxOptions,
+  type TryOptions,
+  Sandbox as default,
+} from './sandbox.js'
 export { Template } from './template.js'

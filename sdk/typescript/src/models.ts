@@ -91,6 +91,86 @@ export interface Change {
   path: string
 }
 
+/** File that differs between two sandboxes or snapshots. */
+export interface Difference {
+  kind: 'added' | 'changed' | 'removed'
+  path: string
+  /** Size in the first object in bytes. Absent for an added file. */
+  sizeBefore?: number
+  /** Size in the second object in bytes. Absent for a removed file. */
+  size?: number
+  /** False if the contents have the same size and could not be compared. */
+  verified: boolean
+}
+
+export function difference(data: Json): Difference {
+  return {
+    kind: data.kind,
+    path: data.path,
+    sizeBefore: data.a?.size,
+    size: data.b?.size,
+    verified: data.verified,
+  }
+}
+
+/** Sandbox or snapshot of a lineage. */
+export interface LineageNode {
+  /** Id. For several consecutive snapshots: id of the newest one. */
+  id: string
+  kind: 'sandbox' | 'snapshot'
+  state: 'creating' | 'running' | 'paused' | 'broken' | 'storing' | 'ready' | 'removed'
+  name?: string
+  createdAt?: Date
+  /** Purpose of a snapshot: `asked`, `fork` or `pause`. */
+  purpose?: string
+  /** Sandbox of which the snapshot was taken. */
+  sandboxId?: string
+  /** Nearest ancestor of the snapshot. */
+  parentId?: string
+  /** Disk space of a snapshot in bytes, without its ancestors. */
+  bytes?: number
+  /** Number of snapshots that the node represents. */
+  count: number
+}
+
+/** Relation between a sandbox and a snapshot. */
+export interface LineageEdge {
+  /** Id of the node that has the relation. */
+  from: string
+  /** Id of the related node. */
+  to: string
+  relation: 'snapshot_of' | 'started_from' | 'rolled_back_to'
+  at?: Date
+}
+
+/** Sandboxes and snapshots that are connected with a sandbox. */
+export interface Lineage {
+  nodes: LineageNode[]
+  edges: LineageEdge[]
+  /** True if the lineage has more than 5,000 nodes, of which the nearest ones are listed. */
+  truncated: boolean
+}
+
+export function lineage(data: Json): Lineage {
+  const time = (text?: string) => (text ? new Date(text) : undefined)
+  return {
+    nodes: data.nodes.map((node: Json) => ({
+      id: node.id,
+      kind: node.kind,
+      state: node.state,
+      name: node.name,
+      createdAt: time(node.createdAt),
+      purpose: node.purpose,
+      sandboxId: node.sandboxID,
+      parentId: node.parentSnapshotID,
+      bytes: node.bytes,
+      count: node.count,
+    })),
+    edges: data.edges.map((edge: Json) => ({ ...edge, at: time(edge.at) })),
+    truncated: data.truncated,
+  }
+}
+
 /** Connection of a sandbox, or a DNS query. */
 export interface NetworkConnection {
   timestamp: Date

@@ -48,6 +48,16 @@ export type Progress = (bytes: number, size: number) => void
 
 type CallOptions = Pick<Connection, 'requestTimeoutMs' | 'signal'>
 
+/** Options of `diff`: the maximum number of files. */
+export type DiffOptions = { limit?: number } & CallOptions
+
+/** Snapshot, or id or name of a snapshot or a sandbox. */
+export type Compared = string | e2b.SnapshotInfo
+
+const isCompared = (value: unknown): value is Compared =>
+  typeof value === 'string' || (typeof value === 'object' && value !== null && 'snapshotId' in value)
+const idOf = (value: Compared) => (typeof value === 'string' ? value : value.snapshotId)
+
 /** Options of `tryEach`. */
 export interface TryOptions<S, T> {
   /** Selects an outcome, or its index. Defaults to the first function that returned. */
@@ -289,8 +299,44 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
     }
   }
 
+  /** Returns the sandboxes and snapshots that are connected with this sandbox. */
+  lineage(options?: CallOptions): Promise<m.Lineage> {
+    return this.#send(calls.lineage(this.sandboxId), options)
+  }
+
   /** Returns the files that differ from the template, sorted by path. */
-  async diff(options: { limit?: number } & CallOptions = {}): Promise<m.Change[]> {
+  diff(options?: DiffOptions): Promise<m.Change[]>
+  /**
+   * Compares the contents of the files of two snapshots or sandboxes. Returns the files that
+   * differ, sorted by path.
+   *
+   * @param a Snapshot, or id or name of a snapshot or a sandbox.
+   * @param b Like `a`. Defaults to this sandbox.
+   */
+  diff(a: Compared, options?: DiffOptions): Promise<m.Difference[]>
+  diff(a: Compared, b: Compared, options?: DiffOptions): Promise<m.Difference[]>
+  diff(
+    first?: Compared | DiffOptions,
+    second?: Compared | DiffOptions,
+    third?: DiffOptions
+  ): Promise<m.Change[] | m.Difference[]> {
+    if (!isCompared(first)) return this.#changes(first)
+    const [b, options] = isCompared(second) ? [idOf(second), third] : [this.sandboxId, second]
+    return this.#differences(idOf(first), b, options)
+  }
+
+  async #differences(a: string, b: string, options: DiffOptions = {}): Promise<m.Difference[]> {
+    const limit = options.limit ?? DEFAULT_CHANGES
+    const found: m.Difference[] = []
+    for (let token: string | undefined; ;) {
+      const [page, next] = await this.#send(calls.compare(a, b, limit - found.length, token), options)
+      found.push(...page)
+      token = next
+      if (!token || found.length >= limit) return found.slice(0, limit)
+    }
+  }
+
+  async #changes(options: DiffOptions = {}): Promise<m.Change[]> {
     const config = this.connectionConfig
     const base = config.getSandboxUrl(this.sandboxId, { sandboxDomain: this.sandboxDomain, envdPort: this.envdPort })
     const headers: Record<string, string> = { 'E2b-Sandbox-Id': this.sandboxId, 'E2b-Sandbox-Port': `${this.envdPort}` }

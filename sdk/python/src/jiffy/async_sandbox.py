@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 import e2b
 from e2b.connection_config import ApiParams
@@ -22,7 +22,18 @@ from jiffy.async_commands import AsyncCommands
 from jiffy.async_resources import AsyncSnapshot
 from jiffy.connection import Connected
 from jiffy.error_codes import SandboxNotFoundError
-from jiffy.models import Ack, AwaitedState, Change, Connections, EngineName, Outcome, Preview, Stats
+from jiffy.models import (
+    Ack,
+    AwaitedState,
+    Change,
+    Connections,
+    Difference,
+    EngineName,
+    Lineage,
+    Outcome,
+    Preview,
+    Stats,
+)
 from jiffy.ports import open_port_async
 from jiffy.progress import Progress, counted
 from jiffy.shared import (
@@ -299,8 +310,44 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
             await asyncio.shield(_kill_all(forks))
             raise
 
-    async def diff(self, limit: int = 10_000) -> list[Change]:
-        """Returns the files that differ from the template, sorted by path. At most `limit` files."""
+    async def lineage(self, **opts: Unpack[ApiParams]) -> Lineage:
+        """Returns the sandboxes and snapshots that are connected with this sandbox."""
+        return await self._send(calls.lineage(self.sandbox_id), **opts)
+
+    @overload
+    async def diff(self, a: None = None, b: None = None, limit: int = 10_000) -> list[Change]: ...
+
+    @overload
+    async def diff(
+        self,
+        a: str | e2b.SnapshotInfo,
+        b: str | e2b.SnapshotInfo | None = None,
+        limit: int = 10_000,
+        **opts: Unpack[ApiParams],
+    ) -> list[Difference]: ...
+
+    async def diff(
+        self,
+        a: str | e2b.SnapshotInfo | None = None,
+        b: str | e2b.SnapshotInfo | None = None,
+        limit: int = 10_000,
+        **opts: Unpack[ApiParams],
+    ) -> list[Change] | list[Difference]:
+        """Returns the files that differ, sorted by path. At most `limit` files.
+
+        :param a: Snapshot, or id or name of a snapshot or a sandbox. Without it, this sandbox is
+            compared with its template, by the names of the changed files.
+        :param b: Like `a`. Defaults to this sandbox. The contents of the files are compared.
+        """
+        if a is not None:
+            found: list[Difference] = []
+            token: str | None = None
+            while True:
+                call = calls.compare(a, b or self.sandbox_id, limit - len(found), token)
+                page, token = await self._send(call, **opts)
+                found += page
+                if token is None or len(found) >= limit:
+                    return found[:limit]
         response = await self._envd_api.get("/changes", params=changes_query(limit))
         return changes_of(response.status_code, response.content, response.headers)
 

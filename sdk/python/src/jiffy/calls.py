@@ -28,12 +28,14 @@ from jiffy.models import (
     Connection,
     Connections,
     Created,
+    Difference,
     Engine,
     FunctionInfo,
     FunctionLog,
     FunctionResponse,
     HostStatus,
     Limits,
+    Lineage,
     LogEntry,
     Pool,
     Preview,
@@ -46,6 +48,10 @@ from jiffy.transport import Call, Reply
 # Maximum time in seconds of one call of `wait`.
 WAIT_SECONDS = 10
 MAX_FORKS = 100
+# Maximum number of differences on a page.
+MAX_DIFFERENCES = 10_000
+# Maximum duration of a comparison in seconds.
+MAX_COMPARE_SECONDS = 60
 # States from which a sandbox can still reach an awaited state.
 CHANGING: Mapping[AwaitedState, tuple[str, ...]] = {
     "ended": ("creating", "running", "paused"),
@@ -196,6 +202,22 @@ def verify_snapshot(snapshot_id: str) -> Call[list[dict[str, Any]]]:
 def rollback(sandbox_id: str, snapshot: str | E2bSnapshotInfo) -> Call[None]:
     body = {"snapshotID": snapshot if isinstance(snapshot, str) else snapshot.snapshot_id}
     return Call("POST", _sandbox(sandbox_id, "rollback"), _nothing, body=body, repeatable=False)
+
+
+def lineage(sandbox_id: str) -> Call[Lineage]:
+    return Call("GET", "/lineage", lambda reply: Lineage.of(reply.json()), query={"sandboxID": sandbox_id})
+
+
+def compare(
+    a: str | E2bSnapshotInfo, b: str | E2bSnapshotInfo, limit: int, token: str | None
+) -> Call[tuple[list[Difference], str | None]]:
+    def parse(reply: Reply) -> tuple[list[Difference], str | None]:
+        found = [Difference.of(item) for item in reply.json()["changes"]]
+        return found, reply.headers.get("x-next-token") or None
+
+    ids = [item if isinstance(item, str) else item.snapshot_id for item in (a, b)]
+    query = _set(a=ids[0], b=ids[1], limit=max(1, min(limit, MAX_DIFFERENCES)), nextToken=token)
+    return Call("GET", "/compare", parse, query=query, waits=MAX_COMPARE_SECONDS)
 
 
 def promote(sandbox_id: str) -> Call[list[str]]:

@@ -124,6 +124,104 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """File that differs between two sandboxes or snapshots."""
+
+    kind: Literal["added", "changed", "removed"]
+    path: str
+    size_before: int | None = None
+    """Size in the first object in bytes. `None` for an added file."""
+    size: int | None = None
+    """Size in the second object in bytes. `None` for a removed file."""
+    verified: bool = True
+    """False if the contents have the same size and could not be compared."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Difference:
+        """Parses a response of the API."""
+        return cls(
+            kind=data["kind"],
+            path=data["path"],
+            size_before=data["a"]["size"] if "a" in data else None,
+            size=data["b"]["size"] if "b" in data else None,
+            verified=data["verified"],
+        )
+
+
+@dataclass(frozen=True)
+class LineageNode:
+    """Sandbox or snapshot of a lineage."""
+
+    id: str
+    """Id. For several consecutive snapshots: id of the newest one."""
+    kind: Literal["sandbox", "snapshot"]
+    state: Literal["creating", "running", "paused", "broken", "storing", "ready", "removed"]
+    name: str | None = None
+    created_at: datetime | None = None
+    purpose: str | None = None
+    """Purpose of a snapshot: `asked`, `fork` or `pause`."""
+    sandbox_id: str | None = None
+    """Sandbox of which the snapshot was taken."""
+    parent_id: str | None = None
+    """Nearest ancestor of the snapshot."""
+    bytes: int | None = None
+    """Disk space of a snapshot without its ancestors."""
+    count: int = 1
+    """Number of snapshots that the node represents."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> LineageNode:
+        """Parses a response of the API."""
+        return cls(
+            id=data["id"],
+            kind=data["kind"],
+            state=data["state"],
+            name=data.get("name"),
+            created_at=time_of(data["createdAt"]) if "createdAt" in data else None,
+            purpose=data.get("purpose"),
+            sandbox_id=data.get("sandboxID"),
+            parent_id=data.get("parentSnapshotID"),
+            bytes=data.get("bytes"),
+            count=data["count"],
+        )
+
+
+@dataclass(frozen=True)
+class LineageEdge:
+    """Relation between a sandbox and a snapshot."""
+
+    source: str
+    """Id of the node that has the relation."""
+    target: str
+    """Id of the related node."""
+    relation: Literal["snapshot_of", "started_from", "rolled_back_to"]
+    at: datetime | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> LineageEdge:
+        """Parses a response of the API."""
+        at = time_of(data["at"]) if "at" in data else None
+        return cls(source=data["from"], target=data["to"], relation=data["relation"], at=at)
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Sandboxes and snapshots that are connected with a sandbox."""
+
+    nodes: list[LineageNode]
+    edges: list[LineageEdge]
+    truncated: bool
+    """True if the lineage has more than 5,000 nodes, of which the nearest ones are listed."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Lineage:
+        """Parses a response of the API."""
+        nodes = [LineageNode.of(item) for item in data["nodes"]]
+        edges = [LineageEdge.of(item) for item in data["edges"]]
+        return cls(nodes, edges, data["truncated"])
+
+
+@dataclass(frozen=True)
 class Connection:
     """Connection of a sandbox, or a DNS query."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 import e2b
 from e2b.connection_config import ApiParams
@@ -21,7 +21,18 @@ from e2b.sandbox.sandbox_api import build_network_update_body
 from jiffy import calls
 from jiffy.connection import Connected
 from jiffy.error_codes import SandboxNotFoundError
-from jiffy.models import Ack, AwaitedState, Change, Connections, EngineName, Outcome, Preview, Stats
+from jiffy.models import (
+    Ack,
+    AwaitedState,
+    Change,
+    Connections,
+    Difference,
+    EngineName,
+    Lineage,
+    Outcome,
+    Preview,
+    Stats,
+)
 from jiffy.ports import open_port
 from jiffy.progress import Progress, counted
 from jiffy.resources import Snapshot
@@ -295,8 +306,44 @@ class Sandbox(Connected, OriginProperties, e2b.Sandbox):
             # Commands in killed forks fail, so that the threads end.
             executor.shutdown(cancel_futures=True)
 
-    def diff(self, limit: int = 10_000) -> list[Change]:
-        """Returns the files that differ from the template, sorted by path. At most `limit` files."""
+    def lineage(self, **opts: Unpack[ApiParams]) -> Lineage:
+        """Returns the sandboxes and snapshots that are connected with this sandbox."""
+        return self._send(calls.lineage(self.sandbox_id), **opts)
+
+    @overload
+    def diff(self, a: None = None, b: None = None, limit: int = 10_000) -> list[Change]: ...
+
+    @overload
+    def diff(
+        self,
+        a: str | e2b.SnapshotInfo,
+        b: str | e2b.SnapshotInfo | None = None,
+        limit: int = 10_000,
+        **opts: Unpack[ApiParams],
+    ) -> list[Difference]: ...
+
+    def diff(
+        self,
+        a: str | e2b.SnapshotInfo | None = None,
+        b: str | e2b.SnapshotInfo | None = None,
+        limit: int = 10_000,
+        **opts: Unpack[ApiParams],
+    ) -> list[Change] | list[Difference]:
+        """Returns the files that differ, sorted by path. At most `limit` files.
+
+        :param a: Snapshot, or id or name of a snapshot or a sandbox. Without it, this sandbox is
+            compared with its template, by the names of the changed files.
+        :param b: Like `a`. Defaults to this sandbox. The contents of the files are compared.
+        """
+        if a is not None:
+            found: list[Difference] = []
+            token: str | None = None
+            while True:
+                call = calls.compare(a, b or self.sandbox_id, limit - len(found), token)
+                page, token = self._send(call, **opts)
+                found += page
+                if token is None or len(found) >= limit:
+                    return found[:limit]
         response = self._envd_api.get("/changes", params=changes_query(limit))
         return changes_of(response.status_code, response.content, response.headers)
 

@@ -21,6 +21,39 @@ scenario('diff lists added changed and deleted files', async (t) => {
   assert.equal((await sandbox.diff({ limit: 1 })).length, 1)
 })
 
+scenario('diff compares two snapshots by content', async (t) => {
+  const sandbox = await create(t)
+  await sandbox.commands.run('cd; echo 1 >content; echo same >same; echo x >removed')
+  const before = await sandbox.snapshot()
+  await sandbox.commands.run('cd; echo 2 >content; echo same >same; rm removed; echo new >added')
+  const after = await sandbox.snapshot()
+  for (const found of [await sandbox.diff(before), await sandbox.diff(before.snapshotId, after)]) {
+    const below = Object.fromEntries(found.map((item) => [item.path.replace('/home/user/', ''), item.kind]))
+    assert.deepEqual([below.content, below.removed, below.added, below.same], ['changed', 'removed', 'added', undefined])
+    const added = found.find((item) => item.path === '/home/user/added')
+    assert.deepEqual([added.sizeBefore, added.size, added.verified], [undefined, 4, true])
+  }
+  assert.equal((await sandbox.diff(before, after, { limit: 1 })).length, 1)
+  await before.delete()
+  await after.delete()
+})
+
+scenario('a lineage has snapshots forks and rollbacks', async (t) => {
+  const sandbox = await create(t)
+  const snapshot = await sandbox.snapshot()
+  await sandbox.rollback(snapshot)
+  const [child] = await sandbox.fork({ count: 1 })
+  const found = await child.lineage()
+  const relations = found.edges.map((edge) => `${edge.from} ${edge.relation} ${edge.to}`)
+  assert.ok(relations.includes(`${snapshot.snapshotId} snapshot_of ${sandbox.sandboxId}`))
+  assert.ok(relations.includes(`${sandbox.sandboxId} rolled_back_to ${snapshot.snapshotId}`))
+  const state = (id) => found.nodes.find((node) => node.id === id)?.state
+  assert.deepEqual([state(sandbox.sandboxId), state(child.sandboxId)], ['running', 'running'])
+  assert.equal(found.truncated, false)
+  await child.kill()
+  await snapshot.delete()
+})
+
 scenario('a sandbox is renamed', async (t) => {
   const name = unique()
   const sandbox = await create(t)

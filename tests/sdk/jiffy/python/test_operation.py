@@ -23,6 +23,39 @@ async def test_diff_lists_added_changed_and_deleted_files(sdk, create):
     assert len(await sdk(sandbox.diff, limit=1)) == 1
 
 
+async def test_diff_compares_two_snapshots_by_content(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.commands.run, "cd; echo 1 >content; echo same >same; echo x >removed")
+    before = await sdk(sandbox.snapshot)
+    await sdk(sandbox.commands.run, "cd; echo 2 >content; echo same >same; rm removed; echo new >added")
+    after = await sdk(sandbox.snapshot)
+    expected = {"content": "changed", "removed": "removed", "added": "added"}
+    for found in (await sdk(sandbox.diff, before), await sdk(sandbox.diff, before.snapshot_id, after)):
+        below = {item.path.removeprefix("/home/user/"): item.kind for item in found}
+        assert expected.items() <= below.items() and "same" not in below
+        added = next(item for item in found if item.path == "/home/user/added")
+        assert (added.size_before, added.size, added.verified) == (None, 4, True)
+    assert len(await sdk(sandbox.diff, before, after, limit=1)) == 1
+    for snapshot in (before, after):
+        await sdk(snapshot.delete)
+
+
+async def test_a_lineage_has_snapshots_forks_and_rollbacks(sdk, create):
+    sandbox = await create()
+    snapshot = await sdk(sandbox.snapshot)
+    await sdk(sandbox.rollback, snapshot)
+    (child,) = await sdk(sandbox.fork, count=1)
+    found = await sdk(child.lineage)
+    relations = {(edge.source, edge.relation, edge.target) for edge in found.edges}
+    assert (snapshot.snapshot_id, "snapshot_of", sandbox.sandbox_id) in relations
+    assert (sandbox.sandbox_id, "rolled_back_to", snapshot.snapshot_id) in relations
+    states = {node.id: node.state for node in found.nodes}
+    assert (states[sandbox.sandbox_id], states[child.sandbox_id]) == ("running", "running")
+    assert not found.truncated
+    await sdk(child.kill)
+    await sdk(snapshot.delete)
+
+
 async def test_a_sandbox_is_renamed(sdk, create, unique):
     sandbox = await create()
     await sdk(sandbox.rename, unique)
