@@ -46,6 +46,11 @@ for (const engine of ENGINES) {
 
     await button('Roll back').click()
     await page.locator('.point', { hasText: 'before' }).click()
+    // The snapshot is compared with the broken sandbox.
+    await button('Compare').click()
+    const removed = page.getByRole('row').filter({ hasText: '/usr/bin' }).filter({ hasText: 'removed' })
+    await removed.first().waitFor()
+    await page.goBack()
     await button('Roll back to here').click()
     await dialog().getByRole('checkbox', { name: 'Take a snapshot before' }).uncheck()
     await dialog().getByRole('button', { name: 'Roll back', exact: true }).click()
@@ -59,6 +64,18 @@ for (const engine of ENGINES) {
     })
     await type(page, 'ls /usr/bin/env && echo whole-$?')
     await terminalShows(page, /whole-0/)
+
+    // After a change of a file, both contents are shown side by side.
+    await type(page, 'echo changed-text > ~/compared; echo written-$?')
+    await terminalShows(page, /written-0/)
+    await page.getByRole('link', { name: 'Lineage' }).last().click()
+    await page.locator('.edge.rollback').first().waitFor({ state: 'attached' })
+    await page.locator('.point', { hasText: 'before' }).click()
+    await button('Compare').click()
+    await button('/home/user/compared').click()
+    await page.locator('.cm-content[aria-label="After"]', { hasText: 'changed-text' }).waitFor()
+    await page.goBack()
+    await page.goBack()
 
     await button('Fork').click()
     await dialog().getByLabel('Number of copies').fill('5')

@@ -54,6 +54,7 @@ const paths = () => [
   `/sandboxes/${sandbox}/connections`,
   `/sandboxes/${sandbox}/ports`,
   `/sandboxes/${sandbox}/lineage?at=${sandbox}`,
+  `/compare?a=first&b=${sandbox}`,
   `/sandboxes/${sandbox}/details`,
   '/sandboxes/does-not-exist',
 ]

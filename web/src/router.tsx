@@ -84,8 +84,15 @@ export const snapshotsRoute = createRoute({
 export const lineageRoute = createRoute({
   getParentRoute: () => root,
   path: '/lineage',
-  validateSearch: texts('at'),
+  validateSearch: texts('at', 'of'),
   component: lazyRouteComponent(() => import('./pages/lineage'), 'LineagePage'),
+})
+
+export const compareRoute = createRoute({
+  getParentRoute: () => root,
+  path: '/compare',
+  validateSearch: texts('a', 'b', 'path', 'q'),
+  component: lazyRouteComponent(() => import('./pages/compare'), 'ComparePage'),
 })
 
 export const templatesRoute = createRoute({
@@ -137,6 +144,7 @@ const tree = root.addChildren([
   sandboxRoute.addChildren(tabs),
   snapshotsRoute,
   lineageRoute,
+  compareRoute,
   templatesRoute,
   keysRoute,
   functionsRoute,

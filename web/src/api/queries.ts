@@ -1,4 +1,4 @@
-import { keepPreviousData, type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
+import { keepPreviousData, type QueryClient, useInfiniteQuery, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
 import { api, CallError, data, type Sandbox, type Snapshot } from './client'
 
@@ -59,6 +59,42 @@ export const useSnapshots = (all = true) =>
     queryKey: ['snapshots', all],
     queryFn: ({ signal }) => listSnapshots(signal, all),
     refetchInterval: () => polled() * 2,
+  })
+
+/** Object whose lineage is shown: a sandbox, or a snapshot. */
+export type LineageOf = { sandboxID: string } | { snapshotID: string }
+
+export const useLineage = (of: LineageOf | undefined) =>
+  useQuery({
+    queryKey: ['lineage', of],
+    queryFn: async ({ signal }) => data(await api.GET('/lineage', { params: { query: of }, signal }))!,
+    enabled: of !== undefined,
+    refetchInterval: polled,
+    placeholderData: keepPreviousData,
+  })
+
+/** Differences of two sandboxes or snapshots, in pages. Both are compared once. */
+export const useComparison = (a: string, b: string) =>
+  useInfiniteQuery({
+    queryKey: ['compare', a, b],
+    queryFn: async ({ signal, pageParam }) => {
+      const query = { a, b, nextToken: pageParam }
+      const page = await api.GET('/compare', { params: { query }, signal })
+      return { ...data(page)!, next: page.response.headers.get('x-next-token') ?? undefined }
+    },
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: (page) => page.next,
+    staleTime: Number.POSITIVE_INFINITY,
+    retry: false,
+  })
+
+/** Both contents of a file. */
+export const useComparedFile = (a: string, b: string, path: string) =>
+  useQuery({
+    queryKey: ['compare', a, b, path],
+    queryFn: async ({ signal }) => data(await api.GET('/compare', { params: { query: { a, b, path } }, signal }))!,
+    staleTime: Number.POSITIVE_INFINITY,
+    retry: false,
   })
 
 export const useSandbox = (id: string) =>

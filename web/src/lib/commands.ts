@@ -120,6 +120,11 @@ export const commands = {
     path: `/sandboxes/${id(sandbox)}/rollback`,
     body: { snapshotID },
   }),
+  compare: (a: string, b: string): Command => ({
+    jiffy: ['diff', a, b],
+    method: 'GET',
+    path: `/compare?a=${id(a)}&b=${id(b)}`,
+  }),
   timeout: (sandbox: string, seconds: number): Command => ({
     python: `Sandbox.connect(${pythonString(sandbox)}).set_timeout(${seconds})`,
     method: 'POST',

@@ -143,3 +143,32 @@ export function Differences({
   }, [name, theirs])
   return <div className="differences" ref={frame} />
 }
+
+/** Two texts side by side, with their differences. */
+export function SideBySide({ name, before, after }: { name: string; before: string; after: string }) {
+  const frame = useRef<HTMLDivElement>(null)
+  useEffect(() => {
+    if (!frame.current) return
+    const language = new Compartment()
+    const side = (label: string) => [common(label), language.of([]), EditorState.readOnly.of(true)]
+    // Two columns need space.
+    if (frame.current.clientWidth < 560) {
+      const view = new EditorView({
+        parent: frame.current,
+        doc: after,
+        extensions: [side('After'), unifiedMergeView({ original: before, mergeControls: false })],
+      })
+      highlight(name, language, [view])
+      return () => view.destroy()
+    }
+    const view = new MergeView({
+      parent: frame.current,
+      a: { doc: before, extensions: side('Before') },
+      b: { doc: after, extensions: side('After') },
+      collapseUnchanged: { margin: 3, minSize: 6 },
+    })
+    highlight(name, language, [view.a, view.b])
+    return () => view.destroy()
+  }, [name, before, after])
+  return <div className="differences" ref={frame} />
+}

@@ -12,6 +12,7 @@ export function LineageTab() {
   if (!sandbox) return <Skeleton rows={8} />
   return (
     <LineageView
+      of={{ sandboxID: sandbox.sandboxID }}
       sandbox={sandbox.sandboxID}
       at={at}
       onSelect={(next) => void navigate({ to: '.', search: { at: next } as never, replace: true })}

@@ -23,12 +23,13 @@ interface Placed {
 
 /** Places points by time: later points are lower, and no two are at the same height in a lane. */
 function place(lanes: Lane[], tree: Tree) {
-  const times = [...new Set(lanes.flatMap((lane) => [...lane.points.map((p) => p.at)]))].sort((a, b) => a - b)
+  const all = lanes.flatMap((lane) => [...lane.points, ...lane.rollbacks].map((one) => one.at))
+  const times = [...new Set(all)].sort((a, b) => a - b)
   const height = new Map(times.map((at, index) => [at, TOP + index * STEP]))
   const bottom = TOP + Math.max(1, times.length) * STEP
   const xs = new Map(lanes.map((lane, index) => [lane.sandbox, LEFT + index * LANE]))
   const placed: Placed[] = []
-  const edges: { key: string; path: string; isBranch: boolean }[] = []
+  const edges: { key: string; path: string; kind: 'line' | 'branch' | 'rollback' }[] = []
   for (const lane of lanes) {
     const x = xs.get(lane.sandbox) ?? 0
     let previous: number | undefined
@@ -41,7 +42,7 @@ function place(lanes: Lane[], tree: Tree) {
         const target = Math.max(fy + STEP * 0.7, Math.min(first, fy + STEP))
         edges.push({
           key: `from ${lane.sandbox}`,
-          isBranch: true,
+          kind: 'branch',
           path: `M${fx} ${fy} C${fx} ${fy + STEP * 0.6} ${x} ${fy + STEP * 0.2} ${x} ${target}`,
         })
         previous = target
@@ -49,8 +50,7 @@ function place(lanes: Lane[], tree: Tree) {
     }
     for (const point of lane.points) {
       const y = height.get(point.at) ?? TOP
-      if (previous !== undefined)
-        edges.push({ key: `to ${point.id}`, isBranch: false, path: `M${x} ${previous} V${y}` })
+      if (previous !== undefined) edges.push({ key: `to ${point.id}`, kind: 'line', path: `M${x} ${previous} V${y}` })
       previous = y
       placed.push({
         key: point.id,
@@ -58,13 +58,27 @@ function place(lanes: Lane[], tree: Tree) {
         y,
         selected: { point },
         label: point.name || purposeName(point.purpose),
-        detail: `${localTime(point.at)}, ${bytes(point.bytes)}`,
+        detail: `${point.at ? localTime(point.at) : 'unknown time'}, ${bytes(point.bytes)}`,
+      })
+    }
+    for (const rollback of lane.rollbacks) {
+      const target = tree.points.get(rollback.to)
+      const ty = target && height.get(target.at)
+      const y = height.get(rollback.at)
+      const tx = target && xs.get(target.lane)
+      if (tx === undefined || ty === undefined || y === undefined) continue
+      // The arrow leaves the lane to the left and ends at the left of the point.
+      const side = Math.min(x, tx) - 18
+      edges.push({
+        key: `back ${lane.sandbox} ${rollback.at}`,
+        kind: 'rollback',
+        path: `M${x} ${y} C${side} ${y} ${side} ${ty} ${tx - 9} ${ty}`,
       })
     }
     if (lane.live) {
       edges.push({
         key: `now ${lane.sandbox}`,
-        isBranch: false,
+        kind: 'line',
         path: `M${x} ${previous ?? bottom - STEP * 0.6} V${bottom}`,
       })
       placed.push({ key: lane.sandbox, x, y: bottom, selected: { lane }, label: lane.live.state, detail: 'now' })
@@ -75,7 +89,14 @@ function place(lanes: Lane[], tree: Tree) {
 
 export function purposeName(purpose: string): string {
   return (
-    { asked: 'snapshot', fork: 'fork', pause: 'pause', template: 'template', step: 'build step' }[purpose] ?? purpose
+    {
+      asked: 'snapshot',
+      fork: 'fork',
+      pause: 'pause',
+      template: 'template',
+      step: 'build step',
+      removed: 'removed snapshot',
+    }[purpose] ?? purpose
   )
 }
 
@@ -166,7 +187,7 @@ export function LineageGraph({
           {lanes.map((lane, index) => (
             <g key={lane.sandbox} transform={`translate(${LEFT + index * LANE} 0)`}>
               <text x={-8} y={26} className="lane-name">
-                {clip(visible(lane.live?.name ?? lane.sandbox.slice(0, 12)), 20)}
+                {clip(visible(lane.live?.name ?? lane.name ?? (lane.sandbox.slice(0, 12) || 'unknown')), 20)}
               </text>
               <text x={-8} y={43} className={`lane-state${lane.live ? '' : ' gone'}`}>
                 {lane.live ? `${lane.live.state} · ${visible(lane.live.alias)}` : 'deleted'}
@@ -174,8 +195,25 @@ export function LineageGraph({
               <line x1={0} y1={56} x2={0} y2={graph.height - 20} className="lane-line" />
             </g>
           ))}
+          <defs>
+            <marker
+              id="rollback-end"
+              viewBox="0 0 8 8"
+              refX="7"
+              refY="4"
+              markerWidth="7"
+              markerHeight="7"
+              orient="auto">
+              <path d="M0 0 L8 4 L0 8 z" className="arrow" />
+            </marker>
+          </defs>
           {graph.edges.map((edge) => (
-            <path key={edge.key} d={edge.path} className={`edge${edge.isBranch ? ' branch' : ''}`} />
+            <path
+              key={edge.key}
+              d={edge.path}
+              className={`edge ${edge.kind}`}
+              markerEnd={edge.kind === 'rollback' ? 'url(#rollback-end)' : undefined}
+            />
           ))}
           {graph.placed.map((p) => (
             <g
@@ -196,17 +234,14 @@ export function LineageGraph({
                   className={`dot now ${p.selected.lane.live?.state ?? ''}`}
                 />
               ) : (
-                <circle
-                  r={p.selected.point.snapshots.length > 1 ? 8 : 6}
-                  className={`dot ${p.selected.point.purpose}`}
-                />
+                <circle r={p.selected.point.count > 1 ? 8 : 6} className={`dot ${p.selected.point.purpose}`} />
               )}
               <text x={16} y={-2} className="point-name">
                 {clip(visible(p.label), 18)}
               </text>
               <text x={16} y={13} className="point-detail">
                 {'point' in p.selected
-                  ? `${localTime(p.selected.point.at).slice(-8)} · ${bytes(p.selected.point.bytes)}`
+                  ? `${p.selected.point.at ? localTime(p.selected.point.at).slice(-8) : '–'} · ${bytes(p.selected.point.bytes)}`
                   : p.detail}
               </text>
             </g>
@@ -216,8 +251,9 @@ export function LineageGraph({
       <ul className="sr-only" aria-label="Points as a list">
         {lanes.map((lane) => (
           <li key={lane.sandbox}>
-            {visible(lane.live?.name ?? lane.sandbox)}: {lane.live?.state ?? 'deleted'}
+            {visible(lane.live?.name ?? lane.name ?? lane.sandbox)}: {lane.live?.state ?? 'deleted'}
             {lane.from && `, started from ${lane.from}`}
+            {lane.rollbacks.map((r) => `, rolled back to ${r.to} at ${localTime(r.at)}`).join('')}
             <ul>
               {graph.placed
                 .filter((p) =>

@@ -1,11 +1,11 @@
 import { useMemo, useState } from 'react'
 import { Link, useNavigate } from '@tanstack/react-router'
 import { api, type Sandbox } from '../api/client'
-import { useSandboxes, useSnapshots } from '../api/queries'
+import { type LineageOf, useLineage, useSandboxes } from '../api/queries'
 import { useSession } from '../session'
 import { commands } from '../lib/commands'
 import { bytes, count, duration } from '../lib/format'
-import { connected, lineage, type Point, type Tree } from '../lib/lineage'
+import { lineage, type Point, type Tree } from '../lib/lineage'
 import { visible } from '../lib/visible'
 import { ForkDialog, PromoteDialog } from '../pages/sandbox'
 import { ConfirmDialog } from './confirm-dialog'
@@ -13,36 +13,36 @@ import { Button, CopyId, Empty, Field, Problem, Skeleton, Time } from './control
 import { LineageGraph, purposeName, type Selected } from './lineage-graph'
 import { StateBadge } from './state-badge'
 
-/** The tree of a sandbox, or of all sandboxes, with actions on points and lanes. */
+/** The tree of a sandbox or snapshot, with actions on points and lanes. */
 export function LineageView({
+  of,
   sandbox,
   at,
   onSelect,
 }: {
+  of: LineageOf
+  /** Sandbox whose page shows the tree. */
   sandbox?: string
   at?: string
   onSelect: (id: string) => void
 }) {
   const sandboxes = useSandboxes()
-  const snapshots = useSnapshots()
-  const tree = useMemo(() => lineage(sandboxes.data ?? [], snapshots.data ?? []), [sandboxes.data, snapshots.data])
-  const lanes = useMemo(() => {
-    if (sandbox) return connected(tree, sandbox)
-    return tree.lanes.filter((lane) => lane.points.length > 0 || lane.from)
-  }, [tree, sandbox])
-  const error = sandboxes.error ?? snapshots.error
-  if (error && (!sandboxes.data || !snapshots.data))
+  const answer = useLineage(of)
+  const tree = useMemo(() => answer.data && lineage(answer.data, sandboxes.data ?? []), [answer.data, sandboxes.data])
+  const error = answer.error ?? sandboxes.error
+  if (error && !(answer.data && sandboxes.data))
     return (
       <Problem
         error={error}
         onRetry={() => {
+          void answer.refetch()
           void sandboxes.refetch()
-          void snapshots.refetch()
         }}
       />
     )
-  if (!sandboxes.data || !snapshots.data) return <Skeleton rows={8} />
-  if (lanes.every((lane) => lane.points.length === 0)) {
+  if (!tree || !sandboxes.data) return <Skeleton rows={8} />
+  const { lanes } = tree
+  if (tree.points.size === 0) {
     return (
       <Empty title="No snapshots yet" command={`jiffy snapshot ${sandbox ?? 'ID'} --name before`}>
         <p>
@@ -66,7 +66,8 @@ export function LineageView({
       <aside className="card lineage-side" aria-label="Selected point">
         {!selected && (
           <div className="card-body muted">
-            Select a point to roll back, fork or create from it. Time runs downward; each lane is a sandbox.
+            Select a point to roll back, fork, create from it or compare it. Time runs downward; each lane is a sandbox.
+            {tree.truncated && ' The tree has more than 5,000 objects: only the nearest ones are shown.'}
           </div>
         )}
         {selected && 'point' in selected && (
@@ -117,13 +118,47 @@ function LanePanel({ sandbox }: { sandbox: Sandbox }) {
 }
 
 /** Returns the snapshots and sandboxes that need a snapshot. */
-function dependants(point: Point, tree: Tree, sandboxes: Sandbox[]): string[] {
+function dependants(point: Point, tree: Tree): string[] {
   const names: string[] = []
-  for (const other of new Set(tree.points.values())) {
+  for (const other of tree.points.values()) {
     if (other.parent === point.id) names.push(`snapshot ${other.name || other.id.slice(0, 10)}`)
   }
-  for (const s of sandboxes) if (s.snapshotID === point.id) names.push(`sandbox ${s.name ?? s.sandboxID.slice(0, 10)}`)
+  for (const lane of tree.lanes) {
+    const needs = lane.live && (lane.live.snapshotID === point.id || lane.from === point.id)
+    if (needs) names.push(`sandbox ${lane.name ?? lane.sandbox.slice(0, 10)}`)
+  }
   return names
+}
+
+/** Chooses another point, or a sandbox, and opens the comparison with it. */
+function CompareWith({ point, tree }: { point: Point; tree: Tree }) {
+  const navigate = useNavigate()
+  const live = tree.lanes.filter((lane) => lane.live && lane.live.state !== 'broken')
+  const others = [...tree.points.values()].filter((p) => p.id !== point.id && p.state === 'ready')
+  const own = live.find((lane) => lane.sandbox === point.lane)
+  const first = own?.sandbox ?? live[0]?.sandbox ?? others[0]?.id
+  const [chosen, setChosen] = useState<string>()
+  const other = chosen ?? first
+  if (!other) return null
+  return (
+    <Field id="compare-with" label="Compare with">
+      <div className="row">
+        <select id="compare-with" className="select" value={other} onChange={(e) => setChosen(e.target.value)}>
+          {live.map((lane) => (
+            <option key={lane.sandbox} value={lane.sandbox}>
+              {visible(lane.name ?? lane.sandbox.slice(0, 12))}, now
+            </option>
+          ))}
+          {others.map((p) => (
+            <option key={p.id} value={p.id}>
+              {visible(p.name || purposeName(p.purpose))}, {p.id.slice(0, 8)}
+            </option>
+          ))}
+        </select>
+        <Button onClick={() => void navigate({ to: '/compare', search: { a: point.id, b: other } })}>Compare</Button>
+      </div>
+    </Field>
+  )
 }
 
 /** Returns the first `max` names, and the number of the others. */
@@ -151,10 +186,10 @@ function PointPanel({
   )
   const [target, setTarget] = useState(sandbox ?? point.lane)
   const [before, setBefore] = useState(true)
-  const [snapshotID, setSnapshot] = useState(point.id)
+  const snapshotID = point.id
   const rolled = targets.find((s) => s.sandboxID === target) ?? targets[0]
-  const [newest] = point.snapshots
-  const used = dependants(point, tree, sandboxes)
+  const used = dependants(point, tree)
+  const exists = point.state !== 'removed' || point.purpose !== 'removed'
   const rollBack = async () => {
     if (!rolled) return
     const path = { sandboxID: rolled.sandboxID }
@@ -166,41 +201,29 @@ function PointPanel({
   return (
     <div className="card-body stack">
       <h2>{visible(point.name || purposeName(point.purpose))}</h2>
-      {point.snapshots.length > 1 ? (
-        <Field id="series" label={count(point.snapshots.length, 'snapshot')}>
-          <select id="series" className="select" value={snapshotID} onChange={(e) => setSnapshot(e.target.value)}>
-            {point.snapshots.map((s) => (
-              <option key={s.snapshotID} value={s.snapshotID}>
-                {new Date(s.jiffy.created_ms).toLocaleString()}
-              </option>
-            ))}
-          </select>
-        </Field>
-      ) : (
-        <CopyId id={point.id} />
-      )}
+      <CopyId id={point.id} />
       <dl className="facts">
         <dt>Taken</dt>
-        <dd>
-          <Time at={point.at} />
-        </dd>
+        <dd>{point.at ? <Time at={point.at} /> : 'unknown'}</dd>
         <dt>Purpose</dt>
         <dd>{purposeName(point.purpose)}</dd>
         <dt>Size</dt>
         <dd>{bytes(point.bytes)}</dd>
-        {newest && (
+        <dt>Status</dt>
+        <dd>{point.state}</dd>
+        {point.count > 1 && (
           <>
-            <dt>Guest stopped</dt>
-            <dd>{newest.stoppedMs.toFixed(1)} ms</dd>
-            <dt>Status</dt>
-            <dd>{newest.status}</dd>
+            <dt>Snapshots</dt>
+            <dd>{count(point.count, 'snapshot')}, of which the newest is used</dd>
           </>
         )}
         <dt>Needed by</dt>
         <dd>{used.length === 0 ? 'nothing' : listed(used, 5)}</dd>
       </dl>
+      {!exists && <p className="muted">The snapshot was removed. Its data are part of later snapshots.</p>}
+      {exists && session.mayChange && <CompareWith point={point} tree={tree} />}
       {session.mayChange ? (
-        <div className="row wrap">
+        <div className="row wrap" hidden={!exists}>
           {rolled && (
             <Button icon="back" look="primary" onClick={() => setDialog('rollback')}>
               Roll back to here
