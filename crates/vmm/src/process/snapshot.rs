@@ -10,7 +10,7 @@ use crate::snapshot::layer_writer::{LARGE_LAYER_CHUNKS, LayerSource, LayerWriter
 use crate::snapshot::linear_memory::{CHUNK_SIZE, LinearMemory};
 use crate::snapshot::memory_layers::MemoryLayer;
 use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap, scan_pages};
-use crate::snapshot::revert_memory::CapturedPages;
+use crate::snapshot::revert_memory::{CapturedPages, pages_to_compare};
 use crate::snapshot::writer_process::WriterProcess;
 use crate::snapshot::written_pages;
 use crate::virtio::blk::Block;
@@ -81,6 +81,8 @@ struct FrozenMachine {
     private_pages: Option<UnitSet>,
     /// Chunks that may differ from the layers below.
     candidates: UnitSet,
+    /// Pages that may differ from the layers below.
+    pages: UnitSet,
     /// Disks by device number, with the index and the file of their layer.
     disks: Vec<(usize, LayerIndex, File)>,
 }
@@ -203,6 +205,7 @@ impl Vm {
             linear: &linear,
             layers: &self.machine.layers,
             candidates: &frozen.candidates,
+            pages: &frozen.pages,
             hashes: hashes.as_ref(),
         };
         let output = LayerOutput::new(&files.memory.layer, direct);
@@ -340,11 +343,21 @@ impl Vm {
                 .iter()
                 .for_each(|chunk| candidates.remove(chunk));
         }
+        let pages = match &private_pages {
+            Some(private) => pages_to_compare(
+                private,
+                &self.machine.mapped,
+                &self.machine.layers,
+                self.machine.captured.as_ref(),
+            )?,
+            None => UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE)),
+        };
         phases.scan_us = micros(scanning);
         let mut frozen = FrozenMachine {
             state,
             private_pages,
             candidates,
+            pages,
             disks: Vec::new(),
         };
         let writable = self.machine.writable_disks.iter();

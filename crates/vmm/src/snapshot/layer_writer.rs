@@ -6,7 +6,7 @@ use super::chunk_hashes::{ChunkHashes, hash_chunk};
 use super::layer_output::{LayerOutput, MAX_RUN_BYTES, write};
 use super::linear_memory::{CHUNK_BYTES, LinearMemory};
 use super::memory_layers::{MemoryLayers, StoredContent};
-use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use nix::errno::Errno;
 use std::fs::File;
 use std::ops::Range;
@@ -14,6 +14,9 @@ use std::os::fd::AsRawFd;
 
 /// Minimum number of candidates for which two processes and direct I/O are used: 64 MiB.
 pub const LARGE_LAYER_CHUNKS: u64 = 1024;
+
+const PAGE_BYTES: usize = MEMORY_PAGE as usize;
+const CHUNK_PAGES: u64 = MEMORY_CHUNK as u64 / MEMORY_PAGE as u64;
 
 /// Input of a memory layer.
 pub struct LayerSource<'a> {
@@ -23,6 +26,8 @@ pub struct LayerSource<'a> {
     pub layers: &'a MemoryLayers,
     /// Chunks that may differ from the layers.
     pub candidates: &'a UnitSet,
+    /// Pages that may differ from the layers. All other pages of a candidate equal the layers.
+    pub pages: &'a UnitSet,
     /// Receives the hashes of stored chunks. `None` if the next snapshot will not compare with
     /// them.
     pub hashes: Option<&'a ChunkHashes>,
@@ -114,12 +119,11 @@ impl<'a> LayerWriter<'a> {
         // A hash that the comparison has computed is used again below.
         let mut hashed = None;
         let is_unchanged = match stored_content {
-            StoredContent::Zero => is_zero(content),
+            StoredContent::Zero => self
+                .runs(chunk)
+                .all(|run| content.get(run).is_some_and(is_zero)),
             StoredContent::Hash(stored) => *hashed.insert(hash_chunk(content)) == stored,
-            StoredContent::File(file) => {
-                read(file, &mut self.stored_content, offset)?;
-                self.stored_content == content
-            }
+            StoredContent::File(file) => self.equals(file, chunk, content, offset)?,
         };
         if is_unchanged {
             return Ok(());
@@ -145,6 +149,35 @@ impl<'a> LayerWriter<'a> {
         }
         self.run.bytes += CHUNK_BYTES;
         Ok(())
+    }
+
+    /// Returns whether the pages of a chunk that may differ equal those of `file`. The chunk is at
+    /// `offset` of the file.
+    fn equals(
+        &mut self,
+        file: &File,
+        chunk: u64,
+        content: &[u8],
+        offset: i64,
+    ) -> Result<bool, Errno> {
+        for run in self.runs(chunk) {
+            let start = i64::try_from(run.start).map_err(|_| Errno::EOVERFLOW)?;
+            let (Some(stored), Some(content)) =
+                (self.stored_content.get_mut(run.clone()), content.get(run))
+            else {
+                return Err(Errno::EFAULT);
+            };
+            read(file, stored, offset + start)?;
+            if stored != content {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the runs of pages of `chunk` that may differ, as bytes from the start of the chunk.
+    fn runs(&self, chunk: u64) -> impl Iterator<Item = Range<usize>> + use<> {
+        page_runs(pages_of(self.source.pages, chunk))
     }
 
     fn flush(&mut self) -> Result<(), Errno> {
@@ -206,6 +239,28 @@ fn must_split_at(offset: i64) -> bool {
     usize::try_from(offset).is_ok_and(|offset| offset.is_multiple_of(MAX_RUN_BYTES))
 }
 
+/// Returns the pages of `chunk` that are in `pages`. Bit `n` is page `n` of the chunk.
+fn pages_of(pages: &UnitSet, chunk: u64) -> u64 {
+    let first = chunk * CHUNK_PAGES;
+    let word = usize::try_from(first / 64).ok();
+    let word = word.and_then(|at| pages.words().get(at)).unwrap_or(&0);
+    // The pages of a chunk are in one word, because 64 is a multiple of `CHUNK_PAGES`.
+    word >> (first % 64) & ((1 << CHUNK_PAGES) - 1)
+}
+
+/// Returns the runs of pages whose bits are set in `rest`, as bytes. Does not allocate memory.
+fn page_runs(mut rest: u64) -> impl Iterator<Item = Range<usize>> {
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let start = rest.trailing_zeros();
+            let pages = (rest >> start).trailing_ones();
+            rest &= !(u64::MAX >> (64 - pages) << start);
+            let [start, end] = [start, start + pages].map(|page| page as usize * PAGE_BYTES);
+            start..end
+        })
+    })
+}
+
 fn is_zero(bytes: &[u8]) -> bool {
     // Compare 16 bytes at a time. The fold has no branches, so that the compiler can vectorise it.
     //
@@ -254,7 +309,7 @@ mod tests {
     fn writer<'a>(
         linear: &'a LinearMemory,
         layers: &'a MemoryLayers,
-        candidates: &'a UnitSet,
+        (candidates, pages): (&'a UnitSet, &'a UnitSet),
         file: &'a File,
         index_file: &'a File,
     ) -> LayerWriter<'a> {
@@ -262,17 +317,28 @@ mod tests {
             linear,
             layers,
             candidates,
+            pages,
             hashes: None,
         };
         LayerWriter::new(source, LayerOutput::new(file, None), index_file)
     }
 
+    fn all_pages(linear: &LinearMemory) -> UnitSet {
+        UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE))
+    }
+
     fn save(memory: &GuestMemory, layers: &MemoryLayers) -> MemoryLayer {
         let linear = LinearMemory::new(memory).unwrap();
+        save_pages(memory, layers, &all_pages(&linear))
+    }
+
+    fn save_pages(memory: &GuestMemory, layers: &MemoryLayers, pages: &UnitSet) -> MemoryLayer {
+        let linear = LinearMemory::new(memory).unwrap();
         let (file, index) = (TempFile::new().unwrap(), TempFile::new().unwrap());
-        let all = UnitSet::full(linear.chunks());
+        let candidates = pages.coarser(CHUNK_PAGES);
         let (file, index_file) = (file.into_file(), index.into_file());
-        let mut writer = writer(&linear, layers, &all, &file, &index_file);
+        let sets = (&candidates, pages);
+        let mut writer = writer(&linear, layers, sets, &file, &index_file);
         writer.write().unwrap();
         let index = writer.index();
         let mut written = vec![0; LayerIndex::encoded_len(linear.chunks())];
@@ -322,6 +388,56 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_is_stored_if_a_page_that_may_differ_differs() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&memory).unwrap();
+        (1..=4).for_each(|chunk| fill(&memory, chunk, 7));
+        let mut layers = MemoryLayers::default();
+        let first = save(&memory, &layers);
+        layers.push(first);
+        let write = |chunk, page| {
+            let at = GuestAddress(chunk * CHUNK_SIZE + page * u64::from(MEMORY_PAGE) + 99);
+            memory.write_obj(8u8, at).unwrap();
+        };
+        let mut pages = UnitSet::empty(linear.bytes() / u64::from(MEMORY_PAGE));
+        let mut may_differ = |chunk, page| pages.insert(chunk * CHUNK_PAGES + page);
+        // Pages that are equal, in each position of the differing page.
+        for (chunk, page) in [(1, 0), (2, 15), (3, 7)] {
+            write(chunk, page);
+            (0..CHUNK_PAGES).for_each(|equal| may_differ(chunk, equal));
+        }
+        may_differ(4, 2);
+        may_differ(4, 3);
+        // Chunk 9 is zero in the layer.
+        write(9, 1);
+        may_differ(9, 0);
+        may_differ(9, 1);
+        may_differ(10, 5);
+        let second = save_pages(&memory, &layers, &pages);
+        assert_eq!(second.index.stored.iter().collect::<Vec<_>>(), [1, 2, 3, 9]);
+        assert_eq!(second.index.zero.count(), 0);
+        let mut content = vec![0; CHUNK_BYTES];
+        let of_chunk = 2 * CHUNK_SIZE;
+        second.file.read_exact_at(&mut content, of_chunk).unwrap();
+        let written = 15 * PAGE_BYTES + 99;
+        let expected = |at| if at == written { 8 } else { 7 };
+        assert!((0..).zip(&content).all(|(at, byte)| *byte == expected(at)));
+    }
+
+    #[test]
+    fn runs_of_pages_contain_each_page_once() {
+        let of = |bits| -> Vec<usize> {
+            let runs = page_runs(bits);
+            runs.flat_map(|run| [run.start / PAGE_BYTES, run.end / PAGE_BYTES])
+                .collect()
+        };
+        assert!(of(0).is_empty());
+        assert_eq!(of(0xffff), [0, 16]);
+        assert_eq!(of(0b1000_0110), [1, 3, 7, 8]);
+        assert_eq!(of(1 << 15), [15, 16]);
+    }
+
+    #[test]
     fn long_runs_bypass_the_page_cache_and_are_compared_by_hash() {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
@@ -336,11 +452,13 @@ mod tests {
         let file = both.open(&path).unwrap();
         let direct = both.custom_flags(libc::O_DIRECT).open(&path).ok();
         let (all, mut layers) = (UnitSet::full(linear.chunks()), MemoryLayers::default());
+        let pages = all_pages(&linear);
         let hashes = ChunkHashes::new(linear.chunks()).unwrap();
         let source = LayerSource {
             linear: &linear,
             layers: &layers,
             candidates: &all,
+            pages: &pages,
             hashes: Some(&hashes),
         };
         let index_file = TempFile::new().unwrap().into_file();
@@ -374,8 +492,10 @@ mod tests {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
         let (all, layers) = (UnitSet::full(linear.chunks()), MemoryLayers::default());
+        let pages = all_pages(&linear);
         let file = TempFile::new().unwrap().into_file();
-        let mut writers = [(); 2].map(|()| writer(&linear, &layers, &all, &file, &file));
+        let sets = (&all, &pages);
+        let mut writers = [(); 2].map(|()| writer(&linear, &layers, sets, &file, &file));
         let [one, other] = &mut writers;
         one.index.stored.insert(3);
         other.index.stored.insert(linear.chunks() - 1);
@@ -393,8 +513,8 @@ mod tests {
         let linear = LinearMemory::new(&memory).unwrap();
         let full = File::options().write(true).open("/dev/full").unwrap();
         let all = UnitSet::full(linear.chunks());
-        let layers = MemoryLayers::default();
-        let mut writer = writer(&linear, &layers, &all, &full, &full);
+        let (pages, layers) = (all_pages(&linear), MemoryLayers::default());
+        let mut writer = writer(&linear, &layers, (&all, &pages), &full, &full);
         // The length of /dev/full cannot be changed either.
         assert!(writer.write().is_err());
     }

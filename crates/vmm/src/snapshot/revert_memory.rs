@@ -53,6 +53,16 @@ impl CapturedPages {
         Ok(Self { layer, own })
     }
 
+    /// Returns whether each page of `chunk` that was private at the time of the snapshot is also in
+    /// `current`, the guest's private pages now. The snapshot's content of such a chunk then
+    /// differs from memory only in private pages. The guest may have returned pages of other chunks
+    /// to the host.
+    pub(super) fn still_private(&self, chunk: u64, current: &UnitSet) -> bool {
+        let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
+        let mut before = self.own.iter_range(pages);
+        before.all(|page| current.contains(page))
+    }
+
     /// Returns whether the newest of `layers` is the layer of this snapshot.
     pub fn belong_to(&self, layers: &MemoryLayers) -> bool {
         let newest = layers.len().checked_sub(1);
@@ -87,11 +97,9 @@ impl PrivatePages<'_> {
         };
         // Limits the number of pages that are read, over all chunks.
         let mut remaining_pages = MAX_CAPTURED_PAGES;
-        let runs = to.0.iter().filter(|(file, _)| *file == captured.layer);
-        for chunk in runs.flat_map(|(_, run)| run.clone()) {
-            let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
-            let mut before = captured.own.iter_range(pages.clone());
-            if before.all(|page| self.current.contains(page)) {
+        for chunk in to.of_file(captured.layer) {
+            if captured.still_private(chunk, self.current) {
+                let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
                 remaining_pages =
                     remaining_pages.saturating_sub(self.current.iter_range(pages).count() as u64);
                 if remaining_pages == 0 {
@@ -123,6 +131,12 @@ impl MappedFiles {
             Some((*identity, run.clone()))
         });
         Ok(Self(mapped.collect()))
+    }
+
+    /// Returns the chunks that are mapped from `file`, in ascending order.
+    fn of_file(&self, file: FileIdentity) -> impl Iterator<Item = u64> {
+        let runs = self.0.iter().filter(move |(of, _)| *of == file);
+        runs.flat_map(|(_, run)| run.clone())
     }
 
     fn chunks(&self, chunks: u64) -> UnitSet {
@@ -175,6 +189,42 @@ fn complement(set: &UnitSet) -> UnitSet {
     // `from_words` ignores bits beyond the last unit.
     let words: Vec<u64> = set.words().iter().map(|word| !word).collect();
     UnitSet::from_words(set.units(), &words)
+}
+
+/// Returns the pages that may differ from `layers`, the layers of all snapshots of this memory so
+/// far. `mapped` are the mapped files, `private` the guest's private pages, and `captured` the
+/// private pages at the time of the newest snapshot.
+///
+/// Only private pages can differ in these chunks. Of all other chunks, all pages may differ:
+/// - A chunk that is mapped from the layer with its stored content.
+/// - A chunk that is anonymous memory and not stored: its other pages are zero in both.
+/// - A chunk of the newest snapshot, unless a page that was private then is not private now.
+pub fn pages_to_compare(
+    private: &UnitSet,
+    mapped: &MappedFiles,
+    layers: &MemoryLayers,
+    captured: Option<&CapturedPages>,
+) -> Result<UnitSet, VmmError> {
+    let chunks = private.units() / CHUNK_PAGES;
+    let stored = MappingPlan {
+        map: layers.runs(chunks),
+        ..MappingPlan::default()
+    };
+    let stored = MappedFiles::of(&stored, layers)?;
+    let mut only_private = stored.common(mapped, chunks);
+    let in_files = stored.chunks(chunks).with(&mapped.chunks(chunks));
+    only_private = only_private.with(&complement(&in_files));
+    if let Some(captured) = captured {
+        let of_snapshot = stored.of_file(captured.layer);
+        of_snapshot
+            .filter(|&chunk| captured.still_private(chunk, private))
+            .for_each(|chunk| only_private.insert(chunk));
+    }
+    let mut pages = private.clone();
+    for chunk in private.coarser(CHUNK_PAGES).without(&only_private).iter() {
+        pages.insert_range(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES);
+    }
+    Ok(pages)
 }
 
 /// Changes from one set of mapped files to another.
