@@ -18,6 +18,8 @@ endif
 export TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Directory of the programs (PROGRAMS of scripts/lib).
 RELEASE := $(TARGET_DIR)/$(if $(CI),ci/programs,release)
+# `make run` uses release programs if they exist. Otherwise it builds programs that compile faster.
+QUICK := $(if $(CI)$(wildcard $(RELEASE)/jiffy),,yes)
 
 .PHONY: help
 help: ## list the targets
@@ -55,7 +57,9 @@ built-templates:
 	done
 
 .PHONY: run
-run: setup template ## build everything and run a demonstration of sandboxes
+run: export JIFFY_QUICK := $(QUICK)
+run: RELEASE := $(if $(QUICK),$(TARGET_DIR)/quick,$(RELEASE))
+run: setup template ## build programs with few optimisations, and run a demonstration of sandboxes (five minutes, once)
 	@scripts/demo
 
 .PHONY: test

@@ -75,9 +75,14 @@ impl BenchmarkOptions {
 /// Measures one task.
 ///
 /// # Errors
-/// Fails if an option is out of range or if an operation fails.
+/// Fails if an option is out of range, if an operation fails, or if `make run` built the program.
 pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<Report> {
     options.validate()?;
+    // `build.rs` sets the variable.
+    anyhow::ensure!(
+        env!("JIFFY_PROFILE") != "quick",
+        "this jiffy was built by `make run` with few optimisations, so its times are not valid: run `make build` and use target/release/jiffy"
+    );
     let (n, w, c) = (options.samples, options.warm_up, options.concurrency);
     let server = &options.server;
     // Not started yet: the report calibrates the host first.
