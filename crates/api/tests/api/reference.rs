@@ -177,7 +177,7 @@ fn reference() -> String {
         let mut list = String::new();
         properties(&mut list, schema);
         if list.is_empty() {
-            list = format!("- {}.\n", kind(schema));
+            item(&mut list, &format!("{}.", kind(schema)));
         }
         let _ = write!(out, "\n{list}");
     }
