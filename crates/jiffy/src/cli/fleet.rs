@@ -160,7 +160,8 @@ pub struct FleetJoinArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Needs root, util-linux, iproute2, and the S3 server versitygw in PATH or JIFFY_VERSITYGW. \
-                  The network of this machine is not changed. Ctrl-C removes everything."
+                  The network of this machine is not changed. Ctrl-C removes everything. \
+                  Lines on standard input cause faults: `help` lists them."
 )]
 pub struct FleetTryArgs {
     /// Number of hosts
@@ -169,6 +170,9 @@ pub struct FleetTryArgs {
     /// Location of the records. etcd: three members of etcd, from PATH or JIFFY_ETCD
     #[arg(long, value_enum, default_value_t = TryRecords::Store)]
     pub records: TryRecords,
+    /// Print addresses, data directories and the answers to commands as JSON, one value per line
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Location of the records of a trial.

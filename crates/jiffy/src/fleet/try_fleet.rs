@@ -1,18 +1,23 @@
 //! `jiffy fleet try`: a fleet of three hosts and a front on this machine, in network namespaces,
-//! with an S3 server and optionally etcd. Everything is removed at exit.
+//! with an S3 server and optionally etcd. Everything is removed at exit. Lines on standard input
+//! cause faults.
 
+mod command;
 mod etcd;
+mod host;
 mod namespace;
+mod service;
 
 use crate::cli::{FleetTryArgs, TryRecords};
 use anyhow::Context;
+use host::Host;
 use jiffy_image::Home;
 use namespace::Namespace;
+use serde_json::{Value, json};
+use service::Service;
 use std::fs::File;
 use std::os::unix::fs::symlink;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
@@ -58,8 +63,9 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
         ])
     })?;
     let hosts = usize::from(args.hosts);
+    let is_json = args.json;
     let started = Instant::now();
-    let start = runtime.spawn_blocking(move || Fleet::start(&programs, hosts));
+    let start = runtime.spawn_blocking(move || Fleet::start(&programs, hosts, is_json));
     let [interrupt, terminate] = &mut signals;
     let fleet = runtime.block_on(async {
         let mut start = start;
@@ -69,18 +75,55 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
             _ = terminate.recv() => { let _ = start.await; Ok(None) }
         }
     })?;
-    if let Some(fleet) = &fleet {
+    let Some(mut fleet) = fleet else {
+        return Ok(());
+    };
+    if is_json {
+        outln!("{}", fleet.description());
+    } else {
         fleet.explain(started.elapsed());
-        runtime.block_on(async {
+    }
+    let mut lines = command::read_lines();
+    let mut is_open = true;
+    loop {
+        let line = runtime.block_on(async {
             tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
+                _ = interrupt.recv() => None,
+                _ = terminate.recv() => None,
+                line = lines.recv(), if is_open => Some(line),
             }
         });
+        match line {
+            None => break,
+            // The end of the input does not end the fleet.
+            Some(None) => is_open = false,
+            Some(Some(line)) => {
+                // On a thread of the runtime, which exists as long as the namespaces.
+                let execution = runtime.spawn_blocking(move || {
+                    let answer = fleet.execute(&line);
+                    (fleet, answer)
+                });
+                let (same, answer) = runtime.block_on(execution).context("a command panicked")?;
+                fleet = same;
+                print_answer(answer, is_json);
+            }
+        }
+    }
+    if !is_json {
         outln!("removing the fleet");
     }
     drop(fleet);
     Ok(())
+}
+
+fn print_answer(answer: anyhow::Result<Option<String>>, is_json: bool) {
+    match answer {
+        Ok(Some(text)) if is_json => outln!("{}", json!({"text": text})),
+        Err(error) if is_json => outln!("{}", json!({"error": format!("{error:#}")})),
+        Ok(Some(text)) => outln!("{text}"),
+        Err(error) => outln!("error: {error:#}"),
+        Ok(None) => {}
+    }
 }
 
 /// Servers of the trial.
@@ -121,20 +164,15 @@ struct Fleet {
     front: Option<Host>,
     hosts: Vec<Host>,
     etcd: Option<etcd::Cluster>,
+    s3: Service,
     /// Bridge and servers.
     network: Namespace,
     dir: TempDir,
-}
-
-/// Host with its data directory.
-struct Host {
-    namespace: Namespace,
-    home: PathBuf,
-    address: String,
+    is_json: bool,
 }
 
 impl Fleet {
-    fn start(programs: &Programs, count: usize) -> anyhow::Result<Self> {
+    fn start(programs: &Programs, count: usize, is_json: bool) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("jiffy-fleet-")
             .tempdir_in("/var/tmp")
@@ -148,15 +186,17 @@ impl Fleet {
         ] {
             network.ip(&arguments)?;
         }
-        start_s3(&network, &programs.s3, dir.path())?;
+        let s3 = start_s3(&network, &programs.s3, dir.path())?;
         let etcd = programs.etcd.as_ref();
         let etcd = etcd.map(|program| etcd::Cluster::start(&network, program, dir.path()));
         let mut fleet = Self {
             front: None,
             hosts: Vec::new(),
             etcd: etcd.transpose()?,
+            s3,
             network,
             dir,
+            is_json,
         };
         for number in 1..=count {
             let host = fleet.add(number)?;
@@ -167,50 +207,47 @@ impl Fleet {
     }
 
     /// Creates a machine of the trial, without content.
-    fn machine(&self, name: &str, number: usize) -> anyhow::Result<Host> {
-        let namespace = Namespace::new()?;
-        let address = address(number);
-        self.network.connect(&namespace, number, &address)?;
-        Ok(Host {
-            namespace,
-            home: self.dir.path().join(name),
-            address,
-        })
+    fn machine(&self, name: &str, folder: &str, number: usize) -> anyhow::Result<Host> {
+        Host::new(&self.network, name, number, self.dir.path().join(folder))
+    }
+
+    /// Prints a line of a command on a machine.
+    fn report(&self, machine: &str, line: &str) {
+        if !self.is_json {
+            outln!("{machine}# {}", jiffy_client::terminal::line(line));
+        }
     }
 
     /// Returns the address of a host and a new token for it.
     fn token(first: &Host) -> anyhow::Result<[String; 2]> {
         let token = first.run(&["fleet", "token", "--json"])?;
-        let token: serde_json::Value = serde_json::from_str(&token)?;
+        let token: Value = serde_json::from_str(&token)?;
         Ok(["joinUrl", "token"].map(|name| token[name].as_str().unwrap_or_default().to_owned()))
     }
 
     /// Starts a front, which joins the fleet.
     fn start_front(&self, number: usize) -> anyhow::Result<Host> {
-        let front = self.machine("front", number)?;
+        let mut front = self.machine("front1", "front", number)?;
         std::fs::create_dir(&front.home)?;
         let first = self.hosts.first().context("the fleet has no host")?;
         let [url, token] = Self::token(first)?;
         let listen = format!("{}:{API_PORT}", front.address);
-        front.start(
-            &[
-                "front", "--join", &url, &token, "--name", "front1", "--listen", &listen,
-            ],
-            |front| front.namespace.accepts(&front.address, API_PORT),
-        )?;
+        front.start(&[
+            "front", "--join", &url, &token, "--name", "front1", "--listen", &listen,
+        ])?;
         let text = std::fs::read_to_string(front.log()).unwrap_or_default();
         for line in text.lines().filter(|line| line.starts_with("joined")) {
-            outln!("front1# {}", jiffy_client::terminal::line(line));
+            self.report("front1", line);
         }
         Ok(front)
     }
 
     /// Starts a host, which creates the fleet or joins it.
     fn add(&self, number: usize) -> anyhow::Result<Host> {
-        let host = self.machine(&format!("h{number}"), number)?;
+        let name = format!("host{number}");
+        let mut host = self.machine(&name, &format!("h{number}"), number)?;
         create_home(&host.home, number == 1)?;
         let listen = format!("{}:{FLEET_PORT}", host.address);
-        let name = format!("host{number}");
         let common = ["--fleet-listen", &listen, "--name", &name];
         let text = match self.hosts.first() {
             None => {
@@ -226,13 +263,32 @@ impl Fleet {
             }
         };
         for line in text.lines() {
-            outln!("host{number}# {}", jiffy_client::terminal::line(line));
+            self.report(&name, line);
         }
         let listen = format!("{}:{API_PORT}", host.address);
-        host.start(&["serve", "--listen", &listen], |host| {
-            UnixStream::connect(host.home.join("run/jiffy.sock")).is_ok()
-        })?;
+        // Control groups are named by process ids, which are the same in the namespaces of all
+        // hosts.
+        host.start(&["serve", "--listen", &listen, "--cgroups", "off"])?;
         Ok(host)
+    }
+
+    /// Returns addresses, data directories and processes, for programs.
+    fn description(&self) -> Value {
+        let machine = |machine: &Host| {
+            json!({
+                "name": machine.name,
+                "home": machine.home,
+                "url": format!("http://{}:{API_PORT}", machine.address),
+                "log": machine.log(),
+            })
+        };
+        json!({
+            "hosts": self.hosts.iter().map(machine).collect::<Vec<_>>(),
+            "front": self.front.as_ref().map(machine),
+            "names": self.names(),
+            "network": {"process": self.network.process(), "address": SERVER},
+            "dir": self.dir.path(),
+        })
     }
 
     fn explain(&self, time: Duration) {
@@ -266,10 +322,15 @@ impl Fleet {
         outln!("  JIFFY_HOME={first} jiffy key create --name demo   # prints an API key");
         outln!(
             "  JIFFY_API_KEY=KEY nsenter --target {} --net jiffy ls --url http://{}:{API_PORT}",
-            front.namespace.process(),
+            front.namespace().map_or(0, Namespace::process),
             front.address
         );
         outln!("  log of the front: {}", front.log().display());
+        outln!(
+            "Faults, as lines on standard input, for {}:",
+            self.names().join(", ")
+        );
+        outln!("{}", command::HELP);
     }
 }
 
@@ -301,19 +362,19 @@ fn create_home(home: &Path, has_template: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start_s3(network: &Namespace, server: &Path, dir: &Path) -> anyhow::Result<()> {
+fn start_s3(network: &Namespace, server: &Path, dir: &Path) -> anyhow::Result<Service> {
     let data = dir.join("s3");
     std::fs::create_dir_all(data.join("fleet"))?;
-    network
-        .command(server)
+    let mut command = network.command(server);
+    command
         .args(["--port", &format!("{SERVER}:{S3_PORT}"), "--quiet"])
         .args(["--access", "trial", "--secret", "trial-secret", "posix"])
         .arg(&data)
         .stdout(File::create(dir.join("s3.log"))?)
-        .stderr(File::create(dir.join("s3.err"))?)
-        .spawn()
-        .context("cannot start the S3 server")?;
-    wait_for("the S3 server", || network.accepts(SERVER, S3_PORT))
+        .stderr(File::create(dir.join("s3.err"))?);
+    let service = Service::start(command)?;
+    wait_for("the S3 server", || network.accepts(SERVER, S3_PORT))?;
+    Ok(service)
 }
 
 fn wait_for(what: &str, mut is_ready: impl FnMut() -> bool) -> anyhow::Result<()> {
@@ -327,66 +388,4 @@ fn wait_for(what: &str, mut is_ready: impl FnMut() -> bool) -> anyhow::Result<()
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
-}
-
-impl Host {
-    fn log(&self) -> PathBuf {
-        self.home.join("daemon.log")
-    }
-
-    /// Returns a command of `jiffy` on this host.
-    fn jiffy(&self, arguments: &[&str]) -> anyhow::Result<Command> {
-        let mut command = self.namespace.command(std::env::current_exe()?);
-        command
-            .args(arguments)
-            .env("JIFFY_HOME", &self.home)
-            .env("AWS_ENDPOINT_URL", format!("http://{SERVER}:{S3_PORT}"))
-            .env("AWS_ALLOW_HTTP", "true")
-            .env("AWS_REGION", "us-east-1")
-            .env("AWS_ACCESS_KEY_ID", "trial")
-            .env("AWS_SECRET_ACCESS_KEY", "trial-secret");
-        Ok(command)
-    }
-
-    /// Runs a command and returns its output.
-    fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let output = self.jiffy(arguments)?.output()?;
-        anyhow::ensure!(
-            output.status.success(),
-            "`jiffy {}` failed on {}: {}",
-            arguments
-                .iter()
-                .take(2)
-                .copied()
-                .collect::<Vec<_>>()
-                .join(" "),
-            self.address,
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-
-    /// Starts the daemon or front, and waits until it is ready.
-    fn start(&self, arguments: &[&str], is_ready: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
-        let log = File::create(self.log())?;
-        let mut daemon = self
-            .jiffy(arguments)?
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()?;
-        let mut exit = None;
-        let started = wait_for("the daemon", || {
-            exit = daemon.try_wait().ok().flatten();
-            exit.is_some() || is_ready(self)
-        });
-        // The directory is removed with the fleet.
-        let text = std::fs::read_to_string(self.log()).unwrap_or_default();
-        let last = text.lines().last().unwrap_or_default();
-        anyhow::ensure!(
-            exit.is_none(),
-            "the daemon exited: {}",
-            jiffy_client::terminal::line(last)
-        );
-        started.with_context(|| format!("last line of its log: {last}"))
-    }
 }

@@ -1,8 +1,8 @@
 //! etcd cluster of `jiffy fleet try --records etcd`: three members with mutual TLS.
 
 use super::namespace::Namespace;
+use super::service::Service;
 use super::{SERVER, wait_for};
-use anyhow::Context;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair,
@@ -20,6 +20,7 @@ const COMPACTION: [&str; 2] = [
 
 /// Running cluster. It ends with the namespace.
 pub struct Cluster {
+    members: Vec<Service>,
     authority: PathBuf,
     certificate: PathBuf,
     key: PathBuf,
@@ -41,11 +42,12 @@ impl Cluster {
             authority.sign("client", &[ExtendedKeyUsagePurpose::ClientAuth])?;
         let peer = |port: u16| format!("http://{SERVER}:{}", port + 1);
         let all = PORTS.map(|port| format!("m{port}={}", peer(port)));
+        let mut members = Vec::new();
         for port in PORTS {
             let client = format!("https://{SERVER}:{port}");
             let log = File::create(dir.join(format!("m{port}.log")))?;
-            network
-                .command(program)
+            let mut command = network.command(program);
+            command
                 .args(["--name", &format!("m{port}"), "--data-dir"])
                 .arg(dir.join(format!("m{port}")))
                 .args(["--listen-client-urls", &client])
@@ -61,18 +63,29 @@ impl Cluster {
                 .arg(&authority.file)
                 .args(COMPACTION)
                 .stdout(log.try_clone()?)
-                .stderr(log)
-                .spawn()
-                .context("cannot start etcd")?;
+                .stderr(log);
+            members.push(Service::start(command)?);
         }
         for port in PORTS {
             wait_for("etcd", || network.accepts(SERVER, port))?;
         }
         Ok(Self {
+            members,
             authority: authority.file,
             certificate,
             key,
         })
+    }
+
+    /// Returns the names of the members.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        (1..=self.members.len()).map(|number| format!("etcd{number}"))
+    }
+
+    /// Returns a member.
+    pub fn member(&mut self, name: &str) -> Option<&mut Service> {
+        let index = self.names().position(|own| own == name)?;
+        self.members.get_mut(index)
     }
 
     /// Returns the options of `jiffy fleet init`.

@@ -4,6 +4,9 @@
 //! processes. The host's own network is not changed.
 
 use anyhow::Context;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,6 +19,7 @@ pub struct Namespace {
     holder: Child,
     /// First process.
     init: u32,
+    has_ended: bool,
 }
 
 impl Namespace {
@@ -58,7 +62,11 @@ impl Namespace {
             );
             std::thread::sleep(Duration::from_millis(5));
         };
-        Ok(Self { holder, init })
+        Ok(Self {
+            holder,
+            init,
+            has_ended: false,
+        })
     }
 
     /// Returns a command that runs in the namespace.
@@ -105,6 +113,8 @@ impl Namespace {
     /// Connects another namespace to the bridge `br0` of this one, with an interface `eth0`.
     pub fn connect(&self, host: &Self, number: usize, address: &str) -> anyhow::Result<()> {
         let init = host.init;
+        // The kernel removes the interface of an ended namespace later.
+        let _ = self.ip(&format!("link del v{number}"));
         self.ip(&format!(
             "link add v{number} type veth peer name eth0 netns {init}"
         ))?;
@@ -113,10 +123,18 @@ impl Namespace {
         host.ip("link set eth0 up")?;
         host.ip("link set lo up")
     }
-}
 
-impl Drop for Namespace {
-    fn drop(&mut self) {
+    /// Connects or disconnects the interface of a connected namespace.
+    pub fn set_link(&self, number: usize, up: bool) -> anyhow::Result<()> {
+        let state = if up { "up" } else { "down" };
+        self.ip(&format!("link set v{number} {state}"))
+    }
+
+    /// Ends all processes of the namespace.
+    pub fn end(&mut self) {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return;
+        }
         // `--kill-child` ends the first process, and the kernel all others of its namespace.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
@@ -128,8 +146,25 @@ impl Drop for Namespace {
     }
 }
 
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Sends a signal to a process of this program. A process that has ended is no error.
+pub fn send(process: u32, signal: Signal) -> anyhow::Result<()> {
+    let pid = i32::try_from(process).context("the process id is invalid")?;
+    // 0 denotes the own group of processes.
+    anyhow::ensure!(pid > 0, "it does not run");
+    match kill(Pid::from_raw(pid), signal) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot send {signal} to {process}")),
+    }
+}
+
 /// Returns the first child of a process.
-fn first_child(process: u32) -> Option<u32> {
+pub fn first_child(process: u32) -> Option<u32> {
     let path = format!("/proc/{process}/task/{process}/children");
     let children = std::fs::read_to_string(path).ok()?;
     children.split_whitespace().next()?.parse().ok()
