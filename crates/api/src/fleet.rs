@@ -17,6 +17,7 @@ mod lost_calls;
 mod names;
 mod object_calls;
 mod objects;
+mod own_sandboxes;
 mod placement;
 mod probe;
 mod route;
@@ -39,6 +40,7 @@ use jiffy_fleet_core::{MemberId, MembershipError, SandboxHash};
 use lost::LostSandboxes;
 use rows::FleetRows;
 use std::sync::Arc;
+use std::time::Duration;
 use templates::PresentTemplates;
 use why::LocalDecisions;
 
@@ -54,6 +56,9 @@ pub(crate) use route::route;
 pub(crate) use streams::ForwardedStream;
 pub use streams::{ByteStream, receive_forwarded_stream};
 
+/// Maximum time for which a request waits until a host that returns to the fleet has compared a
+/// sandbox with its head.
+pub const COMPARISON_TIMEOUT: Duration = Duration::from_secs(10);
 /// Error code of calls that need a member which does not answer.
 const FLEET_UNAVAILABLE: &str = "fleet_unavailable";
 /// Error code of a forwarded call on a sandbox that the receiver does not have.

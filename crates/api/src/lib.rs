@@ -39,8 +39,8 @@ pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
 pub use fleet::{
-    ByteStream, Fleet, FleetProbe, ForwardError, Forwarder, NamedTemplate, TableNames,
-    TemplateHashes, TemplateNames, receive_forwarded, receive_forwarded_stream,
+    ByteStream, COMPARISON_TIMEOUT, Fleet, FleetProbe, ForwardError, Forwarder, NamedTemplate,
+    TableNames, TemplateHashes, TemplateNames, receive_forwarded, receive_forwarded_stream,
 };
 pub use function_key::FunctionCaller;
 pub use hooks::{

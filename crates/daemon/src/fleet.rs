@@ -161,6 +161,7 @@ impl Member {
         sandboxes: &Sandboxes,
     ) -> anyhow::Result<(RunningMember, FleetParts)> {
         self.host.set_tables(self.tables.clone());
+        sandboxes.expect_comparison();
         self.host.set_sandboxes(sandboxes.clone());
         let secret = Zeroizing::new(blake3::derive_key(
             "jiffy fleet 2026 hashes of the directory",

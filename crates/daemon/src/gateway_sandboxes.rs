@@ -1,6 +1,8 @@
 //! [`GatewaySandboxes`]: gives the gateway access to the sandboxes of the host.
 
-use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, ResumeError};
+use jiffy_api::{
+    AutoResume, COMPARISON_TIMEOUT, KeyStatus, Keys, Opening, PortRefusal, Ports, ResumeError,
+};
 use jiffy_engine_api::GuestStream;
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
@@ -112,6 +114,11 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
 impl GatewaySandboxes {
     async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
+        // Another host may have resumed the sandbox while this host was lost.
+        if !self.sandboxes.until_compared(id, COMPARISON_TIMEOUT).await {
+            let reason = "its host compares its sandboxes with the store: retry";
+            return Err(OpenError::Unavailable(reason.to_owned()));
+        }
         let record = self.sandboxes.find(id).ok_or(OpenError::NotFound)?;
         match record.state() {
             SandboxState::Running => {}

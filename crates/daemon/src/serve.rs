@@ -105,6 +105,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let host_options = HostOptions {
         events,
         heads,
+        has_shared: store::has_shared(&home),
         warm: options.warm_pool,
         limits: options.limits,
         site: options.site.clone(),

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// File of the data directory with the number of a host that shares its sandboxes.
+const HOST_NUMBER: &str = "store/host-number";
 /// Minimum and maximum interval between checks whether a garbage collection is due.
 const MIN_GC_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_GC_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
@@ -93,7 +95,7 @@ pub fn heads(
     if !options.share_sandboxes {
         return Ok(None);
     }
-    let member = host_number(&home.path().join("store/host-number"))?;
+    let member = host_number(&home.path().join(HOST_NUMBER))?;
     tracing::info!(host = %member, "sharing stored sandboxes with the other hosts of the store");
     let owner = Owner {
         member,
@@ -101,6 +103,11 @@ pub fn heads(
         epoch: Epoch(1),
     };
     Ok(Some(Heads::new(remote.clone(), owner)))
+}
+
+/// Returns whether a daemon of this data directory has shared its sandboxes.
+pub fn has_shared(home: &Home) -> bool {
+    home.path().join(HOST_NUMBER).exists()
 }
 
 /// Returns the number of this host, which is random and permanent.

@@ -60,6 +60,15 @@ pub struct StoredSandbox {
     pub record: String,
 }
 
+/// State of a killed sandbox in the store, which no host removes on its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnneededState {
+    /// Id of the snapshot.
+    pub snapshot: String,
+    /// Root of the snapshot in the store, in hexadecimal.
+    pub root: String,
+}
+
 /// Stored pause to publish.
 #[derive(Debug, Clone)]
 pub struct Publication<'a> {
@@ -348,7 +357,7 @@ impl Heads {
 
     /// Marks a sandbox as killed whose host `home` is dead or has given it up. The host kills the
     /// sandbox when it returns. The caller must have checked that `home` is dead. With `None`, no
-    /// host has files of the sandbox.
+    /// host has files of the sandbox. Returns the stored state that the caller must remove.
     ///
     /// # Errors
     /// [`HeadError::Elsewhere`] if the sandbox runs on another host, [`HeadError::NoAuthority`] if
@@ -358,7 +367,7 @@ impl Heads {
         owner: Option<&str>,
         sandbox: &str,
         home: Option<MemberId>,
-    ) -> Result<(), HeadError> {
+    ) -> Result<Option<UnneededState>, HeadError> {
         if self.host.owner().is_none() {
             return Err(HeadError::no_authority(sandbox));
         }
@@ -368,9 +377,16 @@ impl Heads {
         match update::run(&mut file, purpose, false).await? {
             Updated::Unchanged(Some(head)) => match head.state() {
                 HeadState::Running(owner) => Err(self.elsewhere(sandbox, owner)),
-                HeadState::Paused | HeadState::Killed(_) => Ok(()),
+                HeadState::Paused | HeadState::Killed(_) => Ok(None),
             },
-            Updated::Stored(_) | Updated::Unchanged(None) => Ok(()),
+            Updated::Stored(head, root) => Ok(root.and_then(|Digest(root)| {
+                let snapshot = head.snapshot?.id;
+                Some(UnneededState {
+                    snapshot,
+                    root: Hash(root).to_string(),
+                })
+            })),
+            Updated::Unchanged(None) => Ok(None),
         }
     }
 
@@ -421,7 +437,7 @@ impl Heads {
                 let owner = self.host.owner();
                 let owner = owner.ok_or_else(|| HeadError::no_authority(sandbox))?;
                 let purpose = Purpose::Adopt(owner);
-                if let Updated::Stored(head) = update::run(&mut file, purpose, false).await? {
+                if let Updated::Stored(head, _) = update::run(&mut file, purpose, false).await? {
                     revision = Some(head.revision);
                 }
             }

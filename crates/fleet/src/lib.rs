@@ -40,7 +40,7 @@ pub use setup_error::SetupError;
 
 pub use heads::{
     Authority, Claim, HeadError, Heads, LocalSandbox, MAX_SHARED_RECORD_BYTES, Publication,
-    StoredSandbox,
+    StoredSandbox, UnneededState,
 };
 #[cfg(feature = "client")]
 pub use records::{EtcdRecords, EtcdSettings, EtcdUrl};

@@ -196,6 +196,41 @@ async fn a_dropped_claim_releases_the_sandbox() {
 }
 
 #[tokio::test]
+async fn a_kill_without_the_home_names_the_state_to_remove_once() {
+    let fleet = Fleet::new();
+    let (one, two) = (fleet.host(1), fleet.host(2));
+    let home = Some(MemberId(1));
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    let state = two.kill_away(None, ID, home).await.unwrap().unwrap();
+    assert_eq!((&*state.snapshot, &*state.root), ("s1", ROOT));
+    assert_eq!(two.kill_away(None, ID, home).await.unwrap(), None);
+    // A sandbox that was never stored.
+    let other = "bcdefghijkmnpqrstuva";
+    assert_eq!(two.kill_away(None, other, home).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_change_that_other_hosts_precede_is_written_at_most_eight_times() {
+    let fleet = Fleet::new();
+    let one = fleet.host(1);
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    // The first request is a read.
+    fleet.records.inject(Fault::Precede, 1 + 8);
+    let contended = one.kill(None, ID).await;
+    assert!(
+        matches!(contended, Err(HeadError::Contended { .. })),
+        "{contended:?}"
+    );
+    fleet.records.inject(Fault::Precede, 1 + 7);
+    one.kill(None, ID).await.unwrap();
+    let killed = claim(&one, "s1").await;
+    assert!(
+        matches!(killed, Err(HeadError::Killed { .. })),
+        "{killed:?}"
+    );
+}
+
+#[tokio::test]
 async fn malformed_ids_and_records_of_other_owners_are_not_found() {
     let fleet = Fleet::new();
     let one = fleet.host(1);

@@ -101,10 +101,11 @@ use snapshots::upload::Uploads;
 use snapshots::{snapshot_fold, snapshot_upkeep, take_snapshot};
 use start_pacer::StartPacer;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use template_snapshots::TemplateSnapshotState;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 struct SandboxesInner {
     engines: Engines,
@@ -134,6 +135,12 @@ struct SandboxesInner {
     /// Records by which hosts decide who runs a stored sandbox. `None` if sandboxes stay on their
     /// host.
     heads: Option<Arc<Heads>>,
+    /// An earlier daemon of this data directory has shared sandboxes.
+    has_shared: bool,
+    /// Some sandboxes must be compared with their heads before they are used.
+    has_uncompared: AtomicBool,
+    /// Notified when a sandbox was compared with its head.
+    compared: Notify,
     /// Held while a sandbox that another host stored is registered, so that concurrent resumes
     /// register it once.
     adopting: Mutex<()>,
@@ -244,6 +251,9 @@ impl Sandboxes {
             captures: Captures::default(),
             comparisons: ComparisonSlots::default(),
             heads: options.heads.map(Arc::new),
+            has_shared: options.has_shared,
+            has_uncompared: AtomicBool::new(false),
+            compared: Notify::new(),
             adopting: Mutex::default(),
             uploads,
             quota: Mutex::default(),

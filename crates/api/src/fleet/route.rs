@@ -9,7 +9,6 @@ use crate::app::App;
 use crate::body::MAX_BODY;
 use crate::caller::{Caller, ClientAddress, SHORT_ID};
 use crate::error::ApiError;
-use crate::lookup::Liveness;
 use crate::query::Query;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -168,20 +167,6 @@ pub(super) fn is_moved(response: &Response) -> bool {
     response.status() == StatusCode::MISDIRECTED_REQUEST
 }
 
-impl App {
-    /// Returns whether this host has a sandbox that the caller may mean.
-    fn has_sandbox(&self, caller: &Caller, id: &str) -> bool {
-        match self.sandbox(caller, id, Liveness::IncludingBroken) {
-            Ok(_) => true,
-            // This host also answers for sandboxes of other owners and for sandboxes that are being
-            // killed: they do not exist for the caller.
-            Err(error) => {
-                error.error_code != "sandbox_not_found" || self.sandboxes.find(id).is_some()
-            }
-        }
-    }
-}
-
 impl Fleet {
     async fn on_sandbox(
         &self,
@@ -192,7 +177,7 @@ impl Fleet {
         next: Next,
     ) -> Result<Response, ApiError> {
         let is_resume = is_resume(&request);
-        if app.has_sandbox(caller, id) {
+        if app.has_compared_sandbox(caller, id).await? {
             // A draining host gives up its stored sandboxes instead of resuming them.
             if !(is_resume && self.is_draining() && self.gives_up(app, caller, id).await) {
                 return self.rename(caller, request, next).await;
@@ -272,6 +257,11 @@ impl Fleet {
                 self.kill_after_verdict(app, caller, (id, member), error)
                     .await
             }
+            // The host was declared dead during the call.
+            Err(error) if self.is_dead(member) => match self.lost_now(caller, id).await {
+                Some(lost) => self.on_lost(app, caller, &lost, request, next).await,
+                None => Err(error),
+            },
             Err(error) => Err(error),
         }
     }
@@ -304,6 +294,12 @@ impl Fleet {
         }
         let object = Object::Snapshot(first.clone());
         self.on_object(app, caller, object, request, next).await
+    }
+
+    /// Returns whether a member was declared dead or removed.
+    fn is_dead(&self, member: MemberId) -> bool {
+        let members = self.node.members();
+        members.row(member).is_some_and(|row| !row.state.is_live())
     }
 
     /// Executes a call on one member only.

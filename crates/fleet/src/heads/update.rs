@@ -4,7 +4,7 @@ use super::file::HeadFile;
 use super::{HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE};
 use crate::node::{BootClock, Clock};
 use jiffy_fleet_core::record::Head;
-use jiffy_fleet_core::{HeadUpdate, Purpose, ReadOutcome, UpdateEffect, UpdateEvent};
+use jiffy_fleet_core::{Digest, HeadUpdate, Purpose, ReadOutcome, UpdateEffect, UpdateEvent};
 use std::time::SystemTime;
 
 /// Maximum number of writes if failures are not repeated.
@@ -13,8 +13,8 @@ const ATTEMPTS: usize = 8;
 /// Result of a change.
 #[derive(Debug)]
 pub(super) enum Updated {
-    /// The change was written.
-    Stored(Box<Head>),
+    /// The change was written. The root is no longer needed: the sandbox was killed.
+    Stored(Box<Head>, Option<Digest>),
     /// The change was not needed, or is not possible.
     Unchanged(Option<Box<Head>>),
 }
@@ -34,6 +34,7 @@ pub(super) async fn run(
     let mut pause = REPEAT_PAUSE;
     let mut attempts = 0;
     let mut result = None;
+    let mut retracted = None;
     loop {
         let mut event = UpdateEvent::Timer;
         let mut has_failed = effects.is_empty();
@@ -45,16 +46,24 @@ pub(super) async fn run(
                     event = UpdateEvent::HeadRead(outcome);
                 }
                 UpdateEffect::WriteHead(write) => {
+                    // Checked before the write, whose outcome must not be ignored.
+                    if !repeat && attempts == ATTEMPTS {
+                        return Err(HeadError::contended(&file.id.to_string()));
+                    }
                     attempts += 1;
                     let outcome = file.write(&write).await;
                     let write = write.write;
                     event = UpdateEvent::HeadWritten { write, outcome };
                 }
-                UpdateEffect::Stored { head, .. } => result = Some(Updated::Stored(head)),
+                UpdateEffect::Stored { head, .. } => result = Some(Updated::Stored(head, None)),
                 UpdateEffect::Unchanged(head) => result = Some(Updated::Unchanged(head)),
-                UpdateEffect::Retract(_) => {}
+                UpdateEffect::Retract(root) => retracted = Some(root),
                 UpdateEffect::Finished => {
-                    return result.ok_or_else(|| file.take_error());
+                    let result = result.ok_or_else(|| file.take_error())?;
+                    return Ok(match result {
+                        Updated::Stored(head, _) => Updated::Stored(head, retracted),
+                        unchanged @ Updated::Unchanged(_) => unchanged,
+                    });
                 }
             }
         }
@@ -66,9 +75,6 @@ pub(super) async fn run(
             tracing::debug!(sandbox = %file.id, %error, "repeating a change of a head");
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(MAX_REPEAT_PAUSE);
-        }
-        if !repeat && attempts > ATTEMPTS {
-            return Err(HeadError::contended(&file.id.to_string()));
         }
         let wall_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let wall_ms = wall_ms.map_or(0, |time| time.as_millis() as u64);

@@ -22,6 +22,8 @@ pub enum Fault {
     Unavailable,
     /// The request is executed after this time, even if its sender has given up.
     Delay(Duration),
+    /// Another client replaces all records before the request is executed.
+    Precede,
 }
 
 #[derive(Debug, Default)]
@@ -111,6 +113,11 @@ impl MemoryRecords {
                 request(&mut self.state.lock());
                 None
             }
+            Some(Fault::Precede) => {
+                let mut state = self.state.lock();
+                state.replace_all();
+                Some(request(&mut state))
+            }
             Some(Fault::Delay(time)) => {
                 let state = self.state.clone();
                 // The request arrives even if the call has ended before.
@@ -156,6 +163,14 @@ impl MemoryRecords {
 }
 
 impl State {
+    /// Replaces each record by its own content.
+    fn replace_all(&mut self) {
+        for (version, _) in self.records.values_mut() {
+            self.writes += 1;
+            *version = self.writes;
+        }
+    }
+
     fn write_if(&mut self, key: &RecordKey, value: &Bytes, expected: Option<u64>) -> Written {
         let current = self.records.get(key);
         match current {

@@ -33,6 +33,8 @@ pub(crate) struct SandboxEntry {
     indexes: Arc<EntryIndexes>,
     /// True if the store may have a head of the sandbox.
     may_be_stored: AtomicBool,
+    /// The sandbox must be compared with its head before it is used.
+    uncompared: AtomicBool,
     /// Revision of the head that this process wrote or read last. Zero if unknown.
     head_revision: AtomicU64,
     /// True if another host stored the sandbox, and its first resume here has not succeeded yet.
@@ -112,6 +114,7 @@ impl SandboxEntry {
             record: Mutex::new(record),
             indexes,
             may_be_stored: AtomicBool::new(true),
+            uncompared: AtomicBool::new(false),
             head_revision: AtomicU64::new(0),
             adopted: AtomicBool::new(false),
             from_stored: AtomicBool::new(false),
@@ -135,6 +138,15 @@ impl SandboxEntry {
 
     pub fn set_may_be_stored(&self) {
         self.may_be_stored.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether the sandbox must be compared with its head before it is used.
+    pub fn is_uncompared(&self) -> bool {
+        self.uncompared.load(Ordering::SeqCst)
+    }
+
+    pub fn set_uncompared(&self, uncompared: bool) {
+        self.uncompared.store(uncompared, Ordering::SeqCst);
     }
 
     /// Returns the revision of the head that this process wrote or read last.

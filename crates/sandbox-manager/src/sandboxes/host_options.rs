@@ -31,6 +31,9 @@ pub struct HostOptions {
     /// Records by which several hosts share sandboxes in the store. `None` if each sandbox stays
     /// on its host.
     pub heads: Option<Heads>,
+    /// An earlier daemon of this data directory has shared sandboxes: kills are recorded for the
+    /// time when this host shares them again.
+    pub has_shared: bool,
     /// Returns whether all tenants of the store share the snapshots of a template.
     pub is_stock: fn(&str) -> bool,
     /// Lock of the data directory: garbage collection stops if it is no longer in place. `None` if
@@ -52,6 +55,7 @@ impl Default for HostOptions {
             site: SiteSettings::default(),
             remote: None,
             heads: None,
+            has_shared: false,
             is_stock: |_| false,
             lock: None,
             events: EventFeed::in_memory(),

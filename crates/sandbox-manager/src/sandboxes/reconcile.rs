@@ -7,12 +7,48 @@ use jiffy_api_types::SandboxState;
 use jiffy_fleet::LocalSandbox;
 use jiffy_fleet_core::{Reconciliation, Revision};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Maximum number of heads that are read at the same time.
 const MAX_CONCURRENT: usize = 16;
 
 impl Sandboxes {
+    /// Marks all sandboxes as not compared with their heads. A member of a fleet calls this at its
+    /// start, before it serves requests: other hosts may have changed the sandboxes.
+    pub fn expect_comparison(&self) {
+        self.0.has_uncompared.store(true, Ordering::SeqCst);
+        for entry in self.0.entries.lock().values() {
+            entry.set_uncompared(true);
+        }
+    }
+
+    /// Waits until a sandbox was compared with its head, if it must be. Returns whether the
+    /// comparison has ended within `limit`.
+    pub async fn until_compared(&self, id: &str, limit: Duration) -> bool {
+        // The usual case, without a lock.
+        if !self.0.has_uncompared.load(Ordering::SeqCst) {
+            return true;
+        }
+        let is_uncompared = || {
+            let entries = self.0.entries.lock();
+            entries.get(id).is_some_and(|entry| entry.is_uncompared())
+        };
+        let compared = async {
+            loop {
+                // Registered before the check, so that no notification is missed.
+                let changed = self.0.compared.notified();
+                if !is_uncompared() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        !is_uncompared() || timeout(limit, compared).await.is_ok()
+    }
+
     /// Compares all sandboxes that may have a head with it. With `all`, also sandboxes that this
     /// host has never stored: after its death, other hosts may have killed them. Stops and removes
     /// the sandboxes that another host has taken over, and the sandboxes whose heads are marked as
@@ -22,6 +58,7 @@ impl Sandboxes {
     /// # Errors
     /// The id of a sandbox that could not be compared, with the reason. The others were compared.
     pub async fn reconcile_heads(&self, all: bool) -> Result<(), (String, OperationError)> {
+        self.expect_comparison();
         let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
         let mut waiting = entries.into_iter();
         let mut running = JoinSet::new();
@@ -33,11 +70,20 @@ impl Sandboxes {
                 let this = self.clone();
                 running.spawn(async move {
                     let reconciled = this.reconcile_entry(&entry, all).await;
+                    if reconciled.is_ok() {
+                        entry.set_uncompared(false);
+                        this.0.compared.notify_waiters();
+                    }
                     reconciled.map_err(|e| (entry.id(), e))
                 });
             }
             match running.join_next().await {
-                None => return result,
+                None => {
+                    self.0
+                        .has_uncompared
+                        .store(result.is_err(), Ordering::SeqCst);
+                    return result;
+                }
                 Some(Ok(Ok(()))) => {}
                 Some(Ok(Err(error))) => result = Err(error),
                 Some(Err(e)) => {

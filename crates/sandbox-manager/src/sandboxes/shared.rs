@@ -198,8 +198,8 @@ impl Sandboxes {
         self.0.heads.is_some()
     }
 
-    /// Marks the head of a sandbox as killed whose host `home` is dead. `None` if no host has files
-    /// of the sandbox.
+    /// Marks the head of a sandbox as killed whose host `home` is dead, and removes its stored state.
+    /// `None` if no host has files of the sandbox.
     ///
     /// # Errors
     /// [`OperationError::Head`] if the sandbox runs on another host, or the head cannot be written.
@@ -210,7 +210,15 @@ impl Sandboxes {
         home: Option<MemberId>,
     ) -> Result<(), OperationError> {
         let heads = self.0.heads.clone().ok_or(OperationError::NoStore)?;
-        Ok(heads.kill_away(owner, id, home).await?)
+        let unneeded = heads.kill_away(owner, id, home).await?;
+        // The host of the sandbox may never return. If it does, its removal finds nothing.
+        if let Some(state) = unneeded {
+            let place = self.place_of_owner(owner);
+            let root = Some(state.root.as_str());
+            let removal = StoreRetraction::new(&place, &state.snapshot, root, true);
+            self.retract_copies(vec![removal]);
+        }
+        Ok(())
     }
 
     /// Registers a sandbox that [`Self::stored_sandbox`] returned, so that the caller can resume it
@@ -311,13 +319,28 @@ impl Sandboxes {
     }
 
     /// Requests that the head of a killed sandbox be marked. The journal contains the request,
-    /// which is repeated in the background until it succeeds, also after a restart.
+    /// which is repeated in the background until it succeeds, also after a restart. A host that
+    /// shared its sandboxes before, and does not now, executes the request when it shares them
+    /// again.
     pub(super) fn mark_killed(&self, entry: &SandboxEntry, record: &Sandbox) {
-        if self.0.heads.is_none() || !entry.may_be_stored() {
+        if !entry.may_be_stored() {
             return;
         }
-        let place = self.place_of(record);
-        self.retract_copies(vec![StoreRetraction::of_head(&place, &record.id)]);
+        let killed = if self.0.heads.is_some() {
+            vec![StoreRetraction::of_head(&self.place_of(record), &record.id)]
+        } else if self.0.has_shared {
+            // The store may be another one now.
+            let tenant = self.place_of(record).tenant;
+            let snapshot = record.snapshot.as_deref();
+            let snapshot = snapshot.and_then(|id| self.0.catalog.get(id));
+            let copies = snapshot.iter().flat_map(|snapshot| &snapshot.store.copies);
+            let own = copies.filter(|copy| copy.place.tenant == tenant);
+            own.map(|copy| StoreRetraction::of_head(&copy.place, &record.id))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        self.retract_copies(killed);
     }
 
     /// Check before a kill: fails if a paused sandbox has moved to another host, and removes the
@@ -351,16 +374,16 @@ impl Sandboxes {
     /// Returns the store and the tenant of the sandbox's snapshots and head. The store is an empty
     /// text if this host has none.
     pub(super) fn place_of(&self, record: &Sandbox) -> StorePlace {
+        self.place_of_owner(record.settings.owner.as_deref())
+    }
+
+    fn place_of_owner(&self, owner: Option<&str>) -> StorePlace {
         let remote = self.0.uploads.remote.as_ref();
         StorePlace {
             store: remote
                 .map(|remote| remote.url().to_owned())
                 .unwrap_or_default(),
-            tenant: record
-                .settings
-                .owner
-                .clone()
-                .unwrap_or_else(|| LOCAL_TENANT.to_owned()),
+            tenant: owner.unwrap_or(LOCAL_TENANT).to_owned(),
         }
     }
 }

@@ -12,6 +12,7 @@ mod folds;
 mod full_disk;
 mod large_hosts;
 mod lifecycle;
+mod lost_hosts;
 mod missing_memory;
 mod model;
 mod names;

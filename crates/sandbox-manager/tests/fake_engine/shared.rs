@@ -15,20 +15,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Host with its guests.
-struct Host {
-    bench: Bench,
-    sandboxes: Sandboxes,
+pub struct Host {
+    pub bench: Bench,
+    pub sandboxes: Sandboxes,
 }
 
 impl Host {
-    async fn start(store: &TestStore, number: u32) -> Self {
+    pub async fn start(store: &TestStore, number: u32) -> Self {
         let bench = Bench::new();
         let sandboxes = bench.open_with(store.sharing_options(number)).await;
         Self { bench, sandboxes }
     }
 
     /// Creates a sandbox of `owner` with `text` in its memory.
-    async fn create(&self, owner: Option<&str>, text: &str) -> Sandbox {
+    pub async fn create(&self, owner: Option<&str>, text: &str) -> Sandbox {
         let spec = CreateSpec {
             name: Some("worker".to_owned()),
             settings: SandboxSettings {
@@ -46,13 +46,17 @@ impl Host {
     }
 
     /// Pauses a sandbox, and waits until other hosts can resume it.
-    async fn pause_durably(&self, id: &str) {
+    pub async fn pause_durably(&self, id: &str) {
         let paused = self.sandboxes.pause(id).await.unwrap();
         stored(&self.sandboxes, paused.snapshot().unwrap()).await;
     }
 
     /// Resumes a sandbox of another host here.
-    async fn take_over(&self, owner: Option<&str>, id: &str) -> Result<Sandbox, OperationError> {
+    pub async fn take_over(
+        &self,
+        owner: Option<&str>,
+        id: &str,
+    ) -> Result<Sandbox, OperationError> {
         let stored = self.sandboxes.stored_sandbox(owner, id).await?;
         let stored = stored.unwrap_or_else(|| panic!("the store does not know {id}"));
         self.sandboxes.adopt_stored(&stored);
@@ -60,7 +64,7 @@ impl Host {
     }
 
     /// Reads a sandbox in the store repeatedly, at most 30 s, until the result matches.
-    async fn stored_until(
+    pub async fn stored_until(
         &self,
         id: &str,
         matches: impl Fn(&Result<Option<Sandbox>, OperationError>) -> bool,
@@ -89,7 +93,7 @@ impl Host {
         self.bench.world.body(id).memory.lock().unwrap().clone()
     }
 
-    fn state(&self, id: &str) -> Option<SandboxState> {
+    pub fn state(&self, id: &str) -> Option<SandboxState> {
         self.sandboxes
             .find(id)
             .map(|sandbox| sandbox.state().clone())
@@ -349,14 +353,14 @@ impl Authority for Member {
     }
 }
 
-struct FleetHost {
-    host: Host,
-    epoch: Arc<AtomicU64>,
-    dead: Arc<AtomicU64>,
+pub struct FleetHost {
+    pub host: Host,
+    pub epoch: Arc<AtomicU64>,
+    pub dead: Arc<AtomicU64>,
 }
 
 impl FleetHost {
-    async fn start(store: &TestStore, number: u32) -> Self {
+    pub async fn start(store: &TestStore, number: u32) -> Self {
         let (epoch, dead) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
         let member = Member {
             number,

@@ -1,0 +1,43 @@
+//! Sandboxes of this host, for which it may answer.
+
+use super::{COMPARISON_TIMEOUT, unavailable};
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::lookup::Liveness;
+
+impl App {
+    /// Like [`Self::has_sandbox`]. After a registration of this host in the fleet, waits until the
+    /// sandbox was compared with its head: other hosts may have changed it.
+    pub(super) async fn has_compared_sandbox(
+        &self,
+        caller: &Caller,
+        id: &str,
+    ) -> Result<bool, ApiError> {
+        if let Ok(sandbox) = self.sandbox(caller, id, Liveness::IncludingBroken) {
+            let compared = self
+                .sandboxes
+                .until_compared(sandbox.id(), COMPARISON_TIMEOUT);
+            if !compared.await {
+                return Err(unavailable(format!(
+                    "sandbox {} cannot be used: its host returns to the fleet, and has not \
+                     compared it with the store yet; retry",
+                    caller.shown_id(sandbox.id())
+                )));
+            }
+        }
+        Ok(self.has_sandbox(caller, id))
+    }
+
+    /// Returns whether this host has a sandbox that the caller may mean.
+    pub(super) fn has_sandbox(&self, caller: &Caller, id: &str) -> bool {
+        match self.sandbox(caller, id, Liveness::IncludingBroken) {
+            Ok(_) => true,
+            // This host also answers for sandboxes of other owners and for sandboxes that are being
+            // killed: they do not exist for the caller.
+            Err(error) => {
+                error.error_code != "sandbox_not_found" || self.sandboxes.find(id).is_some()
+            }
+        }
+    }
+}
