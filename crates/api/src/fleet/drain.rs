@@ -98,10 +98,11 @@ impl Fleet {
         };
         let known = tokio::time::timeout(Duration::from_secs(10), members).await;
         known.map_err(|_| unavailable(format!("{own} is not draining")))?;
-        if body.force {
-            self.pause_all(app).await?;
-        }
         loop {
+            // Repeated: clients may have resumed sandboxes before their state was stored.
+            if body.force {
+                self.pause_all(app).await?;
+            }
             self.lost
                 .release_stored(&self.node, &self.rows, &app.sandboxes)
                 .await

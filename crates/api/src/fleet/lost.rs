@@ -85,6 +85,11 @@ impl LostSandboxes {
         }
     }
 
+    /// Returns whether hosts share the sandboxes that have no living home.
+    pub fn has_rosters(&self) -> bool {
+        self.rosters.is_some()
+    }
+
     /// Returns a sandbox by its complete id.
     pub fn find(&self, id: &str) -> Option<LostSandbox> {
         let loaded = self.loaded.lock();

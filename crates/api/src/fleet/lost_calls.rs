@@ -6,6 +6,7 @@ use super::{Fleet, HOST_LOST};
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::lookup::Liveness;
 use axum::Json;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
@@ -15,10 +16,15 @@ use jiffy_engine_api::is_id;
 use jiffy_fleet::roster::RosterState;
 use jiffy_fleet_core::MemberId;
 use jiffy_fleet_core::record::MemberState;
-use jiffy_sandbox_manager::Sandbox;
+use jiffy_sandbox_manager::{Sandbox, SandboxState};
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
+/// Maximum time for which a resume waits until a draining host gives up the sandbox. Afterwards the
+/// host resumes it.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which such a resume checks the sandbox.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum time for which a kill waits for the verdict on a host that does not answer.
 const VERDICT_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -83,8 +89,26 @@ impl Fleet {
         rows.any(|row| row.state == MemberState::Draining)
     }
 
-    /// Gives up a stored sandbox of this host, which is draining. Returns whether it did.
+    /// Gives up a paused sandbox of this host, which is draining, when it is stored and the other
+    /// hosts know of the drain. Returns whether it did. A sandbox that is not paused stays.
     pub(super) async fn gives_up(&self, app: &App, caller: &Caller, id: &str) -> bool {
+        let released = async {
+            loop {
+                if self.releases(app, caller, id).await {
+                    return true;
+                }
+                let sandbox = app.sandbox(caller, id, Liveness::Alive);
+                let is_paused = sandbox.is_ok_and(|s| *s.state() == SandboxState::Paused);
+                if !is_paused || !self.is_draining() || !self.lost.has_rosters() {
+                    return false;
+                }
+                sleep(RELEASE_INTERVAL).await;
+            }
+        };
+        timeout(RELEASE_TIMEOUT, released).await.unwrap_or(false)
+    }
+
+    async fn releases(&self, app: &App, caller: &Caller, id: &str) -> bool {
         let released = self
             .lost
             .release_stored(&self.node, &self.rows, &app.sandboxes)
