@@ -5,6 +5,7 @@ pub mod comparison;
 pub mod files;
 pub mod metrics;
 pub mod process;
+pub mod tree;
 
 use crate::connection_pool::{ConnectionPool, PooledResponse};
 use crate::error::{ClientError, WireError};

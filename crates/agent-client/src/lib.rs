@@ -20,7 +20,8 @@ pub use client::metrics::GuestMetrics;
 pub use client::process::{
     ExitStatus, Process, ProcessEvent, ProcessInfo, ProcessLimits, ProcessSpec, PtySize,
 };
-pub use client::{archive, comparison, files, metrics, process};
+pub use client::tree::{TreeEntry, TreeEntryKind};
+pub use client::{archive, comparison, files, metrics, process, tree};
 pub use connection_pool::{ConnectionPool, PooledResponse};
 pub use error::{ClientError, RpcCode};
 pub use greeting::{AssignedGreeting, Greeting, GreetingError};

@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod range;
 pub mod restart;
 pub mod signature;
+pub mod tree;
 pub mod upload;
 
 use crate::body::{ReplyBody, json};
@@ -35,6 +36,9 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::GET, "/layer") => archive::layer::answer(agent, &request).await,
         (&Method::GET, "/changes") => changes::answer(agent, &request).await,
         (&Method::POST, "/changes/hashes") => hashes::answer(agent, request).await,
+        (&Method::GET, "/tree") => tree::list(agent, &request).await,
+        (&Method::POST, "/tree") => tree::send(agent, request).await,
+        (&Method::POST, "/tree/remove") => tree::remove(agent, request).await,
         (&Method::POST, "/restart") => restart::answer(agent, &request).await,
         (&Method::POST, "/free-memory/report") => free_memory::answer(agent, &request).await,
         (&Method::GET, "/metrics") => metrics::answer(agent).await,
@@ -49,6 +53,8 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
             | "/layer"
             | "/changes"
             | "/changes/hashes"
+            | "/tree"
+            | "/tree/remove"
             | "/restart"
             | "/free-memory/report"
             | "/metrics"
