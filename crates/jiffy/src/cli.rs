@@ -1,6 +1,7 @@
 //! Command-line arguments: the options and help texts of all commands. `cli-reference.md` is
 //! generated from them.
 
+mod agent_shell;
 mod bench_doctor;
 mod confinement;
 mod create;
@@ -11,6 +12,7 @@ mod front;
 mod function;
 mod hints;
 mod inspect;
+mod integrate;
 mod key;
 mod list;
 mod mcp;
@@ -31,6 +33,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
+pub use agent_shell::{
+    AgentShellCommand, AgentShellExecArgs, AgentShellStartArgs, HistoryArgs, ProjectArgs, UndoArgs,
+};
 pub use bench_doctor::{BenchArgs, BenchTask, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{CreateArgs, NetworkSwitch, TimeoutAction};
@@ -48,6 +53,7 @@ pub use function::{
 pub use inspect::{
     AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, TreeArgs, WaitArgs,
 };
+pub use integrate::{CodingAgent, HookArgs, IntegrateArgs};
 pub use key::{KeyCommand, KeyCreateArgs};
 pub use list::{Filter, LsArgs};
 pub use mcp::{McpArgs, McpCommand, McpInstallArgs};
@@ -169,6 +175,17 @@ pub enum Command {
     /// Serve sandboxes as tools of a coding agent, over standard input and output (Model Context
     /// Protocol)
     Mcp(McpArgs),
+    /// Run shell commands of a coding agent in the sandbox of a project directory
+    #[command(subcommand)]
+    AgentShell(AgentShellCommand),
+    /// List the commands that ran in the sandbox of a project directory, and the files that they
+    /// changed
+    History(HistoryArgs),
+    /// Undo commands: roll back the sandbox of a project directory and restore the directory
+    Undo(UndoArgs),
+    /// Make a coding agent run its shell commands in sandboxes: change its configuration file and
+    /// show the change
+    Integrate(IntegrateArgs),
     /// Run the daemon in the foreground. Other commands start a daemon in the background if none
     /// runs
     Serve(Box<ServeArgs>),

@@ -7,6 +7,7 @@
 #[macro_use]
 extern crate jiffy_client;
 
+mod agent_shell;
 mod bench;
 mod cli;
 mod columns;
@@ -18,6 +19,7 @@ mod error_text;
 mod events;
 mod fleet;
 mod function;
+mod integrate;
 mod key;
 mod log_pages;
 mod manual;
@@ -75,6 +77,10 @@ fn main() -> ExitCode {
         Command::Completions { shell } => (completion::print_script(*shell), 1),
         Command::AgentImage { directory } => (agent_image(directory), 1),
         Command::Man { directory } => (manual::write(directory), 1),
+        Command::AgentShell(command) => (agent_shell::run(command), FAILURE_EXIT_CODE),
+        Command::Integrate(args) => (integrate::run(args), 1),
+        Command::History(args) => (agent_shell::history(args), 1),
+        Command::Undo(args) => (agent_shell::undo(args), 1),
         Command::Shell(args) => (sandbox::shell::run(args), FAILURE_EXIT_CODE),
         Command::Exec(args) => (sandbox::exec::run(args), FAILURE_EXIT_CODE),
         command => (sandbox::run(command), 1),

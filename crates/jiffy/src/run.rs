@@ -202,7 +202,7 @@ impl Signals {
     }
 
     /// Waits for a signal and returns its number.
-    async fn next(&mut self) -> i32 {
+    pub async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.interrupt.recv() => libc::SIGINT,
             _ = self.terminate.recv() => libc::SIGTERM,

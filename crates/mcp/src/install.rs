@@ -1,6 +1,6 @@
 //! `jiffy mcp install`: entry of the server in the configuration file of a client.
 
-mod jsonc;
+pub mod jsonc;
 
 use anyhow::{Context, ensure};
 use serde_json::json;
@@ -122,7 +122,9 @@ impl ConfigurationChange {
         Self::of_file(client, &client.path(&home, &config), command)
     }
 
-    fn of_file(client: McpClient, path: &Path, command: Option<&[String]>) -> anyhow::Result<Self> {
+    /// Returns the change of the file at `path` by `edit`, which returns `None` for a text with an
+    /// unknown format. A missing file is an empty text.
+    pub fn of_text(path: &Path, edit: impl FnOnce(&str) -> Option<String>) -> anyhow::Result<Self> {
         // A link to the file remains a link.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let old = match fs::read_to_string(&path) {
@@ -130,18 +132,23 @@ impl ConfigurationChange {
             result => result,
         };
         let old = old.with_context(|| format!("cannot read {}", path.display()))?;
-        let new = client.edit(&old, command);
+        let new = edit(&old);
         let new = new.with_context(|| {
             format!(
-                "{} has an unknown format and was not changed: repair it, or add the server by hand",
+                "{} has an unknown format and was not changed: repair it, or change it by hand",
                 path.display()
             )
         })?;
-        if client == McpClient::Codex {
-            let parsed = new.parse::<toml::Table>();
-            parsed.with_context(|| format!("cannot change {}", path.display()))?;
-        }
         Ok(Self { path, old, new })
+    }
+
+    fn of_file(client: McpClient, path: &Path, command: Option<&[String]>) -> anyhow::Result<Self> {
+        let change = Self::of_text(path, |text| client.edit(text, command))?;
+        if client == McpClient::Codex {
+            let parsed = change.new.parse::<toml::Table>();
+            parsed.with_context(|| format!("cannot change {}", change.path.display()))?;
+        }
+        Ok(change)
     }
 
     /// Returns whether the file already is as requested.

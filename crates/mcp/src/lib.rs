@@ -20,6 +20,6 @@ mod stdio;
 mod tools;
 
 pub use images::{ImportFuture, Templates};
-pub use install::{ConfigurationChange, McpClient};
+pub use install::{ConfigurationChange, McpClient, jsonc};
 pub use options::{McpOptions, ToolGroup};
 pub use stdio::serve_stdio;

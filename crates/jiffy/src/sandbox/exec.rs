@@ -29,7 +29,7 @@ pub struct RemoteSandbox {
 
 impl RemoteSandbox {
     /// Creates the handle of a running sandbox.
-    fn new(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
+    pub fn new(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
         Ok(Self {
             agent: client.agent(&sandbox)?,
             client,

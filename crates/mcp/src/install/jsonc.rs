@@ -155,9 +155,123 @@ pub fn remove(text: &str, section: &str, name: &str) -> Option<String> {
     Some([&text[..from], &text[to..]].concat())
 }
 
+/// Returns the positions of the elements of the array that starts at `at`.
+fn elements(text: &str, at: usize) -> Option<Vec<(usize, usize)>> {
+    if text.as_bytes().get(at)? != &b'[' {
+        return None;
+    }
+    let mut found = Vec::new();
+    let mut next = skip(text, at + 1);
+    while text.as_bytes().get(next)? != &b']' {
+        let end = value_end(text, next)?;
+        found.push((next, end));
+        next = skip(text, end);
+        match text.as_bytes().get(next)? {
+            b',' => next = skip(text, next + 1),
+            b']' => {}
+            _ => return None,
+        }
+    }
+    Some(found)
+}
+
+/// Returns the position of the array `section.name`. The outer `None` stands for a text that is not
+/// a JSON object, the inner `None` for a missing array.
+fn array(text: &str, section: &str, name: &str) -> Option<Option<usize>> {
+    let all = members(text, skip(text, 0))?;
+    let Some(parent) = all.iter().find(|member| member.key == section) else {
+        return Some(None);
+    };
+    let children = members(text, parent.value)?;
+    let child = children.iter().find(|member| member.key == name);
+    Some(child.map(|child| child.value))
+}
+
+/// Adds the JSON text `element` to the array `section.name`, which is created if it is missing. An
+/// element that contains `marker` is replaced. Returns `None` if the text is not a JSON object, or
+/// has another value in place of the array.
+pub fn add_element(
+    text: &str,
+    section: &str,
+    name: &str,
+    element: &str,
+    marker: &str,
+) -> Option<String> {
+    let text = if text.trim().is_empty() { "{}\n" } else { text };
+    let Some(start) = array(text, section, name)? else {
+        return set(text, section, name, &format!("[{element}]"));
+    };
+    let all = elements(text, start)?;
+    if let Some((from, to)) = all
+        .iter()
+        .find(|(from, to)| text[*from..*to].contains(marker))
+    {
+        return Some([&text[..*from], element, &text[*to..]].concat());
+    }
+    let at = start + 1;
+    let separator = if all.is_empty() { "" } else { ", " };
+    Some([&text[..at], element, separator, &text[at..]].concat())
+}
+
+/// Removes the element that contains `marker` from the array `section.name`. Returns `None` if the
+/// text is not a JSON object.
+pub fn remove_element(text: &str, section: &str, name: &str, marker: &str) -> Option<String> {
+    if text.trim().is_empty() {
+        return Some(text.to_owned());
+    }
+    let Some(start) = array(text, section, name)? else {
+        return Some(text.to_owned());
+    };
+    let all = elements(text, start)?;
+    let is_marked = |(from, to): &(usize, usize)| text[*from..*to].contains(marker);
+    let Some(index) = all.iter().position(is_marked) else {
+        return Some(text.to_owned());
+    };
+    let (from, to) = match (all.get(index + 1), index.checked_sub(1)) {
+        (Some((next, _)), _) => (all[index].0, *next),
+        (None, Some(previous)) => (all[previous].1, all[index].1),
+        (None, None) => return remove(text, section, name),
+    };
+    Some([&text[..from], &text[to..]].concat())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_element_is_added_and_removed_and_the_rest_is_preserved() {
+        for text in [
+            "{\n  // note\n  \"hooks\": {\"Pre\": [ {\"a\": [1]}, 2 ], \"Post\": []},\n}\n",
+            "{\"hooks\": {\"Pre\": [\"x\"]}}",
+            "{\"hooks\": {\"Post\": [1]}, \"b\": 1}",
+        ] {
+            let add = |text: &str, element| add_element(text, "hooks", "Pre", element, "jiffy");
+            let added = add(text, "{\"c\": \"jiffy 1\"}").unwrap();
+            assert!(added.contains("[{\"c\": \"jiffy 1\"}"), "{added}");
+            assert_eq!(
+                remove_element(&added, "hooks", "Pre", "jiffy").unwrap(),
+                text
+            );
+            let replaced = add(&added, "{\"c\": \"jiffy 2\"}").unwrap();
+            assert_eq!(replaced, added.replace("jiffy 1", "jiffy 2"));
+            assert_eq!(remove_element(text, "hooks", "Pre", "jiffy").unwrap(), text);
+        }
+        let last = "{\"hooks\": {\"Pre\": [1, \"jiffy\"]}}";
+        let removed = remove_element(last, "hooks", "Pre", "jiffy").unwrap();
+        assert_eq!(removed, "{\"hooks\": {\"Pre\": [1]}}");
+        for text in [
+            "[1]",
+            "{\"hooks\": 1}",
+            "{\"hooks\": {\"Pre\": 1}}",
+            "{\"hooks\": {\"Pre\": [1",
+        ] {
+            assert!(
+                add_element(text, "hooks", "Pre", "1", "jiffy").is_none(),
+                "{text}"
+            );
+        }
+    }
 
     const ENTRY: &str = r#"{"command": "jiffy"}"#;
 
