@@ -240,6 +240,28 @@ export function limits(key?: string): Call<m.Limits> {
   return { method: 'GET', path: '/limits', parse: json, query: { key } }
 }
 
+/** Maximum time in seconds for which a call waits for events. */
+const EVENT_WAIT_S = 20
+
+/** A page of events after the position `after`. Waits for the first event if the iterator follows. */
+export function events(selection: m.EventOptions, after: string | undefined): Call<m.EventPage> {
+  const event = (data: m.Json): m.SandboxEvent => {
+    const { id, type, time, sandboxID, cause } = data
+    return { id, type, time: new Date(time), sandboxId: sandboxID, cause, data }
+  }
+  const parse = (reply: Reply): m.EventPage => {
+    const { events: items, dropped, next, more }: m.Json = reply.json()
+    // Later pages report a gap only if events were removed meanwhile.
+    const isGap = after !== undefined && dropped
+    const gap = isGap ? [{ type: 'gap', time: new Date(dropped.until), data: dropped }] : []
+    return { events: [...gap, ...items.map(event)], next, more }
+  }
+  const wait = selection.follow === false ? 0 : EVENT_WAIT_S
+  const types = selection.types?.join(',')
+  const query = { sandboxID: selection.sandboxId, types, since: selection.since?.toISOString(), after, wait, limit: 1000 }
+  return { method: 'GET', path: '/events', parse, query, waitsMs: wait * 1000 }
+}
+
 /** A repeated deployment of the same module could create a second version. */
 export function deploy(name: string, module: Uint8Array, settings: m.Json): Call<m.Json> {
   const form = new FormData()

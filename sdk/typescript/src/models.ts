@@ -277,6 +277,43 @@ export interface HostStatus {
   diskFreeMB: number | null
 }
 
+/** Event of a sandbox, a build or a key. */
+export interface SandboxEvent {
+  /** Position for `after`. Absent for `gap`. */
+  id?: string
+  /** Type, for example `sandbox.killed`. `gap`: earlier events are no longer retained. */
+  type: string
+  /** Time of the event, or of the newest missing event. */
+  time: Date
+  sandboxId?: string
+  cause?: string
+  /** Complete event of the API. */
+  data: Json
+}
+
+/** Page of events. */
+export interface EventPage {
+  events: SandboxEvent[]
+  /** Position after the page. */
+  next?: string
+  /** True if the log continues. */
+  more: boolean
+}
+
+/** Selection of events. */
+export interface EventOptions {
+  /** Only events of this sandbox, by its id. */
+  sandboxId?: string
+  /** Only events of these types, for example `['sandbox.killed']`. */
+  types?: string[]
+  /** Only events after this `id`: continues an earlier iteration. */
+  after?: string
+  /** Only events from this time on. */
+  since?: Date
+  /** Wait for further events. If false, the iteration ends with the newest event. Defaults to true. */
+  follow?: boolean
+}
+
 /** Entry of a function's log. */
 export interface FunctionLogEntry {
   timestamp: Date

@@ -1,9 +1,11 @@
 // Classes of snapshots, functions and the host.
 import { readFile } from 'node:fs/promises'
 import path from 'node:path'
-import { InvalidArgumentError } from 'e2b'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { InvalidArgumentError, TimeoutError } from 'e2b'
 import * as calls from './calls.js'
 import { type Connection, withAddress } from './connection.js'
+import { UnreachableError } from './errors.js'
 import type * as m from './models.js'
 import { type Call, send } from './transport.js'
 
@@ -148,8 +150,35 @@ export class Function {
   }
 }
 
+/** Delay before an iterator of events resumes after a lost connection. */
+const RESUME_MS = 500
+
+async function* iterateEvents(options: m.EventOptions & Connection = {}): AsyncGenerator<m.SandboxEvent> {
+  const { sandboxId, types, since, follow, after, ...connection } = options
+  const selection = { sandboxId, types, since, follow }
+  let position = after
+  for (;;) {
+    let page: m.EventPage
+    try {
+      page = await send(withAddress(connection), calls.events(selection, position))
+    } catch (error) {
+      const isLost = error instanceof UnreachableError || error instanceof TimeoutError
+      if (!isLost || follow === false || position === undefined) throw error
+      await sleep(RESUME_MS, undefined, { signal: connection.signal })
+      continue
+    }
+    yield* page.events
+    position = page.next ?? position
+    if (!page.more && follow === false) return
+  }
+}
+
 /** The daemon and its host. */
 export const Host = {
+  /**
+   * Iterates over events, oldest first. Resumes after a lost connection and a restart of the daemon.
+   */
+  events: (options: m.EventOptions & Connection = {}): AsyncGenerator<m.SandboxEvent> => iterateEvents(options),
   /** Returns status and free resources. */
   status: (connection: Connection = {}): Promise<m.HostStatus> => send(withAddress(connection), calls.host()),
   /** Returns the engines and their capabilities. */

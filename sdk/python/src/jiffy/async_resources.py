@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 import e2b
 from e2b.connection_config import ApiParams
+from e2b.exceptions import TimeoutException
 
 from jiffy import calls
 from jiffy.connection import Bound, Connected
 from jiffy.error_codes import InUseError
+from jiffy.errors import UnreachableError
 from jiffy.models import (
     Engine,
+    Event,
     FunctionInfo,
     FunctionLog,
     FunctionResponse,
@@ -184,6 +188,40 @@ class AsyncHost(Connected):
     async def set_pool(cls, template: str, size: int, **opts: Unpack[ApiParams]) -> Pool:
         """Sets the size of a template's warm pool."""
         return await send_async(cls._config(**opts), calls.set_pool(template, size))
+
+    @classmethod
+    async def events(
+        cls,
+        sandbox_id: str | None = None,
+        types: Iterable[str] | None = None,
+        *,
+        after: str | None = None,
+        since: datetime | None = None,
+        follow: bool = True,
+        **opts: Unpack[ApiParams],
+    ) -> AsyncIterator[Event]:
+        """Iterates over events, oldest first. Resumes after a lost connection and a restart of the daemon.
+
+        :param sandbox_id: Only events of this sandbox, by its id.
+        :param types: Only events of these types, for example `["sandbox.killed"]`.
+        :param after: Only events after this `id`: continues an earlier iteration.
+        :param since: Only events from this time on.
+        :param follow: Wait for further events. Without it, the iteration ends with the newest event.
+        """
+        selection = calls.EventSelection(sandbox_id, types, since, after, follow)
+        while True:
+            try:
+                page = await send_async(cls._config(**opts), calls.events(selection, after))
+            except (UnreachableError, TimeoutException):
+                if not follow or after is None:
+                    raise
+                await asyncio.sleep(calls.RESUME_SECONDS)
+                continue
+            for event in page.events:
+                yield event
+            after = page.next or after
+            if not page.more and not follow:
+                return
 
     @classmethod
     async def limits(cls, key: str | None = None, **opts: Unpack[ApiParams]) -> Limits:

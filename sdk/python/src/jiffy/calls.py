@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +31,8 @@ from jiffy.models import (
     Created,
     Difference,
     Engine,
+    Event,
+    EventPage,
     FunctionInfo,
     FunctionLog,
     FunctionResponse,
@@ -47,6 +50,10 @@ from jiffy.transport import Call, Reply
 
 # Maximum time in seconds of one call of `wait`.
 WAIT_SECONDS = 10
+# Maximum time in seconds for which a call waits for events.
+EVENT_WAIT_SECONDS = 20
+# Delay in seconds before an iterator of events resumes after a lost connection.
+RESUME_SECONDS = 0.5
 MAX_FORKS = 100
 # Maximum number of differences on a page.
 MAX_DIFFERENCES = 10_000
@@ -276,6 +283,33 @@ def set_pool(template: str, size: int) -> Call[Pool]:
 
 def limits(key: str | None) -> Call[Limits]:
     return Call("GET", "/limits", lambda reply: Limits.of(reply.json()), query=_set(key=key))
+
+
+@dataclass(frozen=True)
+class EventSelection:
+    """Events that an iterator returns."""
+
+    sandbox_id: str | None
+    types: Iterable[str] | None
+    since: datetime | None
+    after: str | None
+    follow: bool
+
+
+def events(selection: EventSelection, after: str | None) -> Call[EventPage]:
+    """A page of events after the position `after`. Waits for the first event if the iterator follows."""
+
+    def parse(reply: Reply) -> EventPage:
+        data = reply.json()
+        # Later pages report the same gap again only if events were removed meanwhile.
+        gap = [Event.gap(data["dropped"])] if after is not None and data.get("dropped") else []
+        return EventPage(gap + [Event.of(item) for item in data["events"]], data.get("next"), data["more"])
+
+    wait = EVENT_WAIT_SECONDS if selection.follow else 0
+    types = ",".join(selection.types) if selection.types is not None else None
+    since = selection.since.astimezone(UTC).isoformat() if selection.since else None
+    query = _set(sandboxID=selection.sandbox_id, types=types, since=since, after=after, wait=wait, limit=1000)
+    return Call("GET", "/events", parse, query=query, waits=wait)
 
 
 def _function(reply: Reply) -> dict[str, Any]:

@@ -396,6 +396,44 @@ class HostStatus:
 
 
 @dataclass(frozen=True)
+class Event:
+    """Event of a sandbox, a build or a key."""
+
+    id: str | None
+    """Position for `after`. None for `gap`."""
+    type: str
+    """Type, for example `sandbox.killed`. `gap`: earlier events are no longer retained."""
+    time: datetime
+    """Time of the event, or of the newest missing event."""
+    sandbox_id: str | None
+    cause: str | None
+    data: dict[str, Any] = field(repr=False)
+    """Complete event of the API."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Event:
+        """Parses an event of the API."""
+        time = time_of(data["time"])
+        return cls(data["id"], data["type"], time, data.get("sandboxID"), data.get("cause"), dict(data))
+
+    @classmethod
+    def gap(cls, data: Mapping[str, Any]) -> Event:
+        """Parses the description of missing events."""
+        return cls(None, "gap", time_of(data["until"]), None, None, dict(data))
+
+
+@dataclass(frozen=True)
+class EventPage:
+    """Page of events."""
+
+    events: list[Event]
+    next: str | None
+    """Position after the page."""
+    more: bool
+    """True if the log continues."""
+
+
+@dataclass(frozen=True)
 class FunctionInfo:
     """A deployed function."""
 

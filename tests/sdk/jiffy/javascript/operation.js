@@ -219,3 +219,28 @@ scenario('templates are found', async () => {
   assert.equal(await Template.exists(unique()), false)
   assert.equal(typeof Template().fromTemplate('base'), 'object')
 })
+
+scenario('events are iterated and resumed', async (t) => {
+  const sandbox = await create(t)
+  const { sandboxId } = sandbox
+  await sandbox.pause()
+  await sandbox.kill()
+  const events = async (selection) => {
+    const all = []
+    for await (const event of Host.events({ sandboxId, follow: false, ...selection })) all.push(event)
+    return all
+  }
+  const all = await events()
+  const types = all.map((event) => event.type)
+  assert.deepEqual(types, ['sandbox.created', 'sandbox.ready', 'sandbox.paused', 'sandbox.killed'])
+  const later = await events({ after: all[1].id })
+  assert.deepEqual(later.map((event) => event.type), types.slice(2))
+  assert.equal((await events({ types: ['sandbox.killed'] })).length, 1)
+  assert.deepEqual(await events({ since: new Date(all.at(-1).time.getTime() + 1000) }), [])
+  // An iterator that follows receives events that happen later.
+  const other = await create(t)
+  for await (const event of Host.events({ after: all.at(-1).id })) {
+    // Other scenarios use the same key.
+    if (event.sandboxId === other.sandboxId) break
+  }
+})

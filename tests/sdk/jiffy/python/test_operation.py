@@ -3,6 +3,7 @@
 import asyncio
 import os
 import urllib.request
+from datetime import timedelta
 from pathlib import Path
 
 import jiffy
@@ -235,3 +236,23 @@ async def test_the_host_lists_engines_pools_and_limits(sdk):
 async def test_templates_are_found(sdk, unique):
     assert await sdk(sdk.Template.exists, "base") is True
     assert await sdk(sdk.Template.exists, unique) is False
+
+
+async def test_events_are_iterated_and_resumed(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.pause)
+    await sdk(sandbox.kill)
+
+    async def events(**selection):
+        iterator = sdk.Host.events(sandbox.sandbox_id, follow=False, **selection)
+        if hasattr(iterator, "__aiter__"):
+            return [event async for event in iterator]
+        return await asyncio.to_thread(list, iterator)
+
+    everything = await events()
+    kinds = [event.type for event in everything]
+    assert kinds == ["sandbox.created", "sandbox.ready", "sandbox.paused", "sandbox.killed"]
+    assert {event.sandbox_id for event in everything} == {sandbox.sandbox_id}
+    assert [event.type for event in await events(after=everything[1].id)] == kinds[2:]
+    assert [event.type for event in await events(types=["sandbox.killed"])] == ["sandbox.killed"]
+    assert await events(since=everything[-1].time + timedelta(seconds=1)) == []
