@@ -7,6 +7,7 @@ import { useSession } from '../session'
 import { bytes, count, duration, mib } from '../lib/format'
 import { visible } from '../lib/visible'
 import { Meter, Problem, Skeleton } from '../ui/controls'
+import { EventList } from '../ui/event-list'
 
 export function OverviewPage() {
   const session = useSession()
@@ -17,6 +18,12 @@ export function OverviewPage() {
       </header>
       <States />
       {session.scope === 'create' ? <Budget /> : <Host />}
+      <section className="card">
+        <div className="card-head">
+          <h2>Events of the last hour</h2>
+        </div>
+        <EventList />
+      </section>
     </div>
   )
 }

@@ -8,6 +8,7 @@ import { bytes, mib } from '../lib/format'
 import { visible } from '../lib/visible'
 import { AsCommand } from '../ui/as-command'
 import { Button, CopyId, Field, Problem, Skeleton, Time } from '../ui/controls'
+import { EventList } from '../ui/event-list'
 import { notify } from '../ui/toast'
 
 /** Everything that `jiffy inspect` shows, and the network rules. */
@@ -119,6 +120,12 @@ export function DetailsTab() {
         {env.length > 0 && <EnvironmentCard env={env} />}
       </div>
       <NetworkCard key={sandbox.sandboxID} id={id} />
+      <section className="card">
+        <div className="card-head">
+          <h2>Events</h2>
+        </div>
+        <EventList sandbox={sandbox.sandboxID} />
+      </section>
     </div>
   )
 }
