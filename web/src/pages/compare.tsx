@@ -65,7 +65,7 @@ function Comparison({ a, b, path }: { a: string; b: string; path?: string }) {
           )}
           <AsCommand command={commands.compare(a, b)} />
         </div>
-        <div className="card compare-list">
+        <div className="card compare-list" tabIndex={0} role="region" aria-label="Differences">
           {result.error ? (
             <Problem error={result.error} onRetry={() => void result.refetch()} />
           ) : !first ? (
