@@ -85,7 +85,7 @@ class Synchronisation(ProjectTest):
         process.communicate(timeout=60)
         self.assertNotEqual(process.returncode, 0)
         self.assertEqual((self.root / "partial").read_text(), "x\n")
-        self.assertEqual(self.ok("pgrep -f 'slee[p] 1000' || echo none"), "none\n")
+        self.assertEqual(self.ok("pgrep -x sleep || echo none"), "none\n")
 
 
 class Undo(ProjectTest):
@@ -186,7 +186,7 @@ class Crashes(ProjectTest):
         process.kill()
         process.communicate()
         self.assertEqual((self.root / "f").read_text(), "1\n")
-        self.assertEqual(self.ok("cat f; pgrep -f 'slee[p] 1000' || echo none"), "2\nnone\n")
+        self.assertEqual(self.ok("cat f; pgrep -x sleep || echo none"), "2\nnone\n")
         self.assertEqual([e["status"] for e in self.history()], ["interrupted", "exited"])
         self.undo("2")
         self.assertEqual(tree(self.root), before)
