@@ -24,6 +24,7 @@ mod disk_limits;
 mod endurance;
 mod events;
 mod exits;
+mod fleet;
 mod full_disk;
 mod functions;
 mod guest;

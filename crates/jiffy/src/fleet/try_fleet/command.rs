@@ -44,7 +44,7 @@ impl Fault {
         })
     }
 
-    /// Returns what the fault has done.
+    /// Returns the new state of a machine or server.
     fn done(self) -> &'static str {
         match self {
             Self::Kill => "killed",
