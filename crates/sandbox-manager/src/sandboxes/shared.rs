@@ -198,8 +198,8 @@ impl Sandboxes {
         self.0.heads.is_some()
     }
 
-    /// Marks the head of a sandbox as killed whose host `home` is dead, and removes its stored state.
-    /// `None` if no host has files of the sandbox.
+    /// Marks the head of a sandbox as killed whose host `home` is dead, and removes its stored
+    /// state. `None` if no host has files of the sandbox.
     ///
     /// # Errors
     /// [`OperationError::Head`] if the sandbox runs on another host, or the head cannot be written.
