@@ -1,7 +1,7 @@
 //! `create`: creates a sandbox from a template or a snapshot.
 
 use super::entry::SandboxEntry;
-use super::resume_options::RestoreReason;
+use super::resume_options::{RestoreReason, is_rewound};
 use super::shared::PendingClaim;
 use super::timeout::deadline_in;
 use super::{OperationError, Sandboxes};
@@ -494,11 +494,4 @@ impl Sandboxes {
         }
         Ok(record)
     }
-}
-
-/// Returns whether the guest resumes from a state from which a guest has already run: after a
-/// rollback or the loss of a guest. It then receives a new clock and entropy.
-fn is_rewound(before: &Sandbox, restore_reason: Option<&RestoreReason>) -> bool {
-    matches!(restore_reason, Some(RestoreReason::Rollback))
-        || matches!(before.state, SandboxState::Broken { .. })
 }

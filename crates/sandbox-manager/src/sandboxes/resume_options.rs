@@ -1,7 +1,8 @@
 //! Reasons for restoring the guest of an existing sandbox, and settings that a resume changes.
 
+use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
-use jiffy_api_types::OnTimeout;
+use jiffy_api_types::{OnTimeout, SandboxState};
 use std::time::Duration;
 
 /// Timeout of a sandbox that is resumed or used.
@@ -48,4 +49,11 @@ pub(super) enum RestoreReason {
     /// The sandbox is resumed from the snapshot of its pause. A sandbox that broke because memory
     /// was missing is restarted from its latest snapshot.
     Resume(ResumeOptions),
+}
+
+/// Returns whether the guest resumes from a state from which a guest has already run: after a
+/// rollback or the loss of a guest. It then receives a new clock and entropy.
+pub(super) fn is_rewound(before: &Sandbox, restore_reason: Option<&RestoreReason>) -> bool {
+    matches!(restore_reason, Some(RestoreReason::Rollback))
+        || matches!(before.state, SandboxState::Broken { .. })
 }
