@@ -44,6 +44,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         durability: Durability::PageCache,
         max_bytes: None,
         working_set: false,
+        disk_only: false,
     };
     let (snapshot, _) = vm.snapshot(&store, &saved).await?;
     vm.ended().await;

@@ -4,6 +4,7 @@
 pub mod archive;
 pub mod changes;
 pub mod compose;
+pub mod disk_freeze;
 pub mod download;
 pub mod error;
 pub mod file_query;
@@ -41,6 +42,8 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::POST, "/tree/remove") => tree::remove(agent, request).await,
         (&Method::POST, "/restart") => restart::answer(agent, &request).await,
         (&Method::POST, "/free-memory/report") => free_memory::answer(agent, &request).await,
+        (&Method::POST, "/disk/freeze") => disk_freeze::freeze(agent, &request).await,
+        (&Method::POST, "/disk/thaw") => disk_freeze::thaw(agent, &request).await,
         (&Method::GET, "/metrics") => metrics::answer(agent).await,
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
         (&Method::POST, "/init") => init::answer(agent, request).await,
@@ -57,6 +60,8 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
             | "/tree/remove"
             | "/restart"
             | "/free-memory/report"
+            | "/disk/freeze"
+            | "/disk/thaw"
             | "/metrics"
             | "/envs"
             | "/init",

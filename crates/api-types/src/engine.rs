@@ -23,6 +23,8 @@ pub enum BootMode {
 pub struct Capabilities {
     /// Snapshots of memory and disk, and sandboxes restored from them.
     pub snapshot: bool,
+    /// Snapshots of the disk without the memory, and sandboxes that boot from them.
+    pub disk_snapshot: bool,
     /// A guest continues to run while its snapshot is written. Otherwise it is paused.
     pub live_snapshot: bool,
     /// A snapshot stores only the difference from its parent.

@@ -62,8 +62,8 @@ pub use network::{
 };
 pub use parts::{Moment, Unsupported};
 pub use sandbox::{
-    Forked, JiffyFields, Lifecycle, ListedSandbox, PauseMode, Promoted, RollbackStatus, RolledBack,
-    Sandbox, SandboxDetail, VolumeMount, Waited,
+    Forked, JiffyFields, Lifecycle, ListedSandbox, Promoted, RollbackStatus, RolledBack, Sandbox,
+    SandboxDetail, VolumeMount, Waited,
 };
 pub use sandbox_info::{
     BrokenBy, OnTimeout, OperationStep, OperationSteps, SandboxInfo, SandboxState, SandboxSteps,
@@ -77,8 +77,8 @@ pub use sandbox_requests::{
 };
 pub use size::{SandboxSize, SizeError};
 pub use snapshot::{
-    DamagedChunk, MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotInfo, SnapshotPurpose,
-    SnapshotSandbox, SnapshotStatus, StoreState, VerifiedSnapshot,
+    DamagedChunk, MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotContent, SnapshotInfo,
+    SnapshotPurpose, SnapshotSandbox, SnapshotStatus, StoreState, VerifiedSnapshot,
 };
 pub use template::{
     AddTags, AddedTags, Alias, ChangedTemplate, NewTemplate, Prune, Pruned, RemoveTags,

@@ -5,7 +5,7 @@ use crate::error::ErrorBody;
 use crate::network::SandboxNetwork;
 use crate::parts::Moment;
 use crate::sandbox_info::{OnTimeout, SandboxInfo, StateName};
-use crate::snapshot::StoreState;
+use crate::snapshot::{SnapshotContent, StoreState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -137,9 +137,9 @@ pub struct SandboxDetail {
     pub network: SandboxNetwork,
     /// Behaviour at the timeout.
     pub lifecycle: Lifecycle,
-    /// Extent of the pause. Absent if the sandbox is not paused.
+    /// Content of the pause. Absent if the sandbox is not paused.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pause_mode: Option<PauseMode>,
+    pub pause_mode: Option<SnapshotContent>,
     /// Reason why the host could not serve the sandbox's disk. Its programs received I/O errors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_failure: Option<String>,
@@ -153,16 +153,6 @@ pub struct Lifecycle {
     pub on_timeout: OnTimeout,
     /// True if traffic resumes the sandbox.
     pub auto_resume: bool,
-}
-
-/// Extent of a pause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum PauseMode {
-    /// Memory and disk.
-    Full,
-    /// Disk only. This host never pauses this way.
-    Filesystem,
 }
 
 /// Result for one child of a fork: a sandbox or an error.

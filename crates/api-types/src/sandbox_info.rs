@@ -3,6 +3,7 @@
 use crate::engine::BootMode;
 use crate::network::NetworkSettings;
 use crate::size::SandboxSize;
+use crate::snapshot::SnapshotContent;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -156,6 +157,8 @@ pub struct SandboxTerms {
     pub timeout_s: Option<u64>,
     /// Action at the timeout.
     pub on_timeout: OnTimeout,
+    /// Content of a pause at the timeout.
+    pub pause_mode: SnapshotContent,
     /// True if traffic resumes the sandbox.
     pub auto_resume: bool,
     /// True if the sandbox's agent requires an access token.
@@ -228,6 +231,9 @@ pub struct SandboxInfo {
     pub traffic_token: Option<String>,
     /// Latest snapshot that the sandbox descends from; null if it was booted and never snapshotted.
     pub snapshot: Option<String>,
+    /// Content of the pause. Absent if the sandbox is not paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_mode: Option<SnapshotContent>,
     /// Sandbox that this sandbox was forked from.
     pub forked_from: Option<String>,
     /// Origin of the guest.

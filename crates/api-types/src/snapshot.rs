@@ -23,7 +23,7 @@ pub struct SnapshotSandbox {
     /// Name of the snapshot. A name that has the form of an id is rejected.
     #[schemars(regex(pattern = name_pattern()))]
     pub name: Option<String>,
-    /// Not supported: false is rejected.
+    /// False to store the disk only: sandboxes boot from the snapshot. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<bool>,
     /// Wait until the store has the snapshot.
@@ -42,6 +42,33 @@ pub enum SnapshotAck {
     Captured,
     /// When the files are complete on the host.
     Stored,
+}
+
+/// Content of a snapshot or a pause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "PauseMode")]
+pub enum SnapshotContent {
+    /// Memory and disk.
+    #[default]
+    Full,
+    /// Disk only. The sandbox boots from the disk, and runs the start command of its template.
+    Filesystem,
+}
+
+impl SnapshotContent {
+    /// Returns the content of a request with this field `memory`.
+    pub fn with_memory(memory: Option<bool>) -> Self {
+        match memory {
+            Some(false) => Self::Filesystem,
+            _ => Self::Full,
+        }
+    }
+
+    /// Returns whether the content includes the memory.
+    pub fn is_full(&self) -> bool {
+        *self == Self::Full
+    }
 }
 
 /// Purpose of a snapshot.
@@ -183,6 +210,9 @@ pub struct SnapshotInfo {
     pub bytes: u64,
     /// Time at which the snapshot was taken, in milliseconds since 1970.
     pub created_ms: u64,
+    /// Content. Defaults to `full`.
+    #[serde(default, skip_serializing_if = "SnapshotContent::is_full")]
+    pub content: SnapshotContent,
     /// True if the snapshot is captured in memory and not yet complete on disk. Defaults to false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub storing: bool,

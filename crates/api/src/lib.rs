@@ -31,6 +31,7 @@ mod quota;
 mod resumable;
 mod routes;
 mod session_access;
+mod snapshot_content;
 mod wire;
 
 pub use app::{App, Config};

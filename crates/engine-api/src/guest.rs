@@ -2,8 +2,8 @@
 //! [`Guest`]).
 
 use crate::{
-    AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, GuestStream,
-    GuestUsage, NetworkRules, RollbackFailure, SnapshotTimes,
+    BootReport, ConnectionLog, EngineError, ExitReason, GuestStream, GuestUsage, NetworkRules,
+    RollbackFailure, SnapshotRequest, SnapshotTimes, Startup,
 };
 use async_trait::async_trait;
 use jiffy_proto::agent::SiteSettings;
@@ -56,6 +56,12 @@ pub trait UnassignedGuest: Send {
         Ok(())
     }
 
+    /// Returns the startup of a guest that boots from the disk of a snapshot. `None` if the guest
+    /// contains the processes of its snapshot, or boots from a template.
+    fn boot_startup(&self) -> Option<Startup> {
+        None
+    }
+
     /// Assigns the identity. Returns when the identity is in effect.
     async fn assign_identity(
         self: Box<Self>,
@@ -85,20 +91,11 @@ pub trait Guest: Send + Sync {
         })
     }
 
-    /// Takes snapshot `id`. `parent` is the guest's latest snapshot. On return, the new snapshot is
-    /// either complete or does not exist. A snapshot larger than `max_bytes`
-    /// ([`SnapshotFiles::size`](crate::SnapshotFiles::size)) is rejected
-    /// ([`EngineError::SnapshotTooLarge`]). `notice` is sent when the snapshot is captured: from
-    /// then on, the snapshot is completed even if this process exits
-    /// ([`DetachedGuest::captured`](crate::DetachedGuest::captured)). An engine that does not
-    /// capture snapshots drops `notice`.
+    /// Takes a snapshot. On return, the new snapshot is either complete or does not exist. An engine
+    /// that cannot omit the memory rejects [`SnapshotContent::Filesystem`](crate::SnapshotContent::Filesystem).
     async fn take_snapshot(
         &self,
-        id: &str,
-        parent: Option<&str>,
-        then: AfterSnapshot,
-        max_bytes: Option<u64>,
-        notice: Option<CaptureNotice>,
+        request: SnapshotRequest<'_>,
     ) -> Result<SnapshotTimes, EngineError>;
 
     /// Completes the snapshot that was captured before the guest was adopted

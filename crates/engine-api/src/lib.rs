@@ -48,7 +48,7 @@ pub use guest_usage::GuestUsage;
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
 pub use jiffy_api_types::{
     BootMode, Capabilities, DamagedChunk, EngineDescription, SandboxSize, SizeError,
-    VerifiedSnapshot,
+    SnapshotContent, VerifiedSnapshot,
 };
 pub use lineage_limits::LineageLimits;
 pub use network::NetworkRules;
@@ -61,5 +61,5 @@ pub use snapshot_files::{SnapshotFiles, SnapshotWalk};
 pub use snapshot_fold::{FoldPace, FoldPreparation, FoldResult, PreparedFold};
 pub use snapshot_import::{ExistingSnapshot, ImportedFile, ImportedFiles, SnapshotImport};
 pub use snapshot_parts::{PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
-pub use snapshot_types::{AfterSnapshot, CaptureNotice, SnapshotTimes};
+pub use snapshot_types::{AfterSnapshot, CaptureNotice, SnapshotRequest, SnapshotTimes};
 pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

@@ -1,5 +1,6 @@
 //! Actions after snapshots, and durations of snapshots.
 
+use jiffy_api_types::SnapshotContent;
 use serde::{Deserialize, Serialize};
 
 /// Action of a guest after its snapshot is taken.
@@ -9,6 +10,40 @@ pub enum AfterSnapshot {
     Resume,
     /// The guest is terminated. Its memory is released when the call returns.
     Stop,
+}
+
+/// Request for a snapshot.
+#[derive(Debug)]
+pub struct SnapshotRequest<'a> {
+    /// Id of the new snapshot.
+    pub id: &'a str,
+    /// Latest snapshot of the guest.
+    pub parent: Option<&'a str>,
+    /// Content of the snapshot.
+    pub content: SnapshotContent,
+    /// Action of the guest after the snapshot.
+    pub then: AfterSnapshot,
+    /// Maximum size in bytes ([`SnapshotFiles::size`](crate::SnapshotFiles::size)). A larger
+    /// snapshot is rejected ([`EngineError::SnapshotTooLarge`](crate::EngineError)).
+    pub max_bytes: Option<u64>,
+    /// Sent when the snapshot is captured: from then on, the snapshot is completed even if this
+    /// process exits ([`DetachedGuest::captured`](crate::DetachedGuest::captured)). An engine that
+    /// does not capture snapshots drops the notice.
+    pub notice: Option<CaptureNotice>,
+}
+
+impl<'a> SnapshotRequest<'a> {
+    /// Returns the request for a snapshot of memory and disk without a limit.
+    pub fn new(id: &'a str, then: AfterSnapshot) -> Self {
+        Self {
+            id,
+            parent: None,
+            content: SnapshotContent::Full,
+            then,
+            max_bytes: None,
+            notice: None,
+        }
+    }
 }
 
 /// Notice that the memory of a snapshot is frozen in a process that survives this one. The value is

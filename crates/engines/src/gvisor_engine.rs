@@ -230,6 +230,7 @@ impl Engine for GvisorEngine {
             capabilities: Capabilities {
                 snapshot: true,
                 // The guest is paused while its snapshot is written.
+                disk_snapshot: false,
                 live_snapshot: false,
                 incremental: false,
                 // A restore reads all memory.

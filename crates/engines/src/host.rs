@@ -313,6 +313,7 @@ impl PreparedTemplate {
             // Shared by all guests of this size. A guest's writes go to its overlay.
             blank_disk: BlankDisk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
+            disk: None,
             size,
             net: None,
             identity,

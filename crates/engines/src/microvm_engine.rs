@@ -1,6 +1,7 @@
 //! [`MicroVmEngine`]: starts microVMs from the templates and snapshots of a data directory. The
 //! submodules implement the guest, the snapshot files, and restores.
 
+mod boot;
 mod guest;
 mod import;
 mod lazy_restore;
@@ -27,18 +28,17 @@ use guest::{MicroVmGuest, MicroVmHandle};
 use jiffy_engine_api::{
     Capabilities, DetachedGuest, Engine, EngineDescription, EngineError, Guest, GuestHandle,
     MICROVM, NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotFiles,
-    TemplateState, UnassignedGuest, steps,
+    TemplateState, UnassignedGuest,
 };
 use jiffy_microvm_engine::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
 use jiffy_network::{Network, NicKind};
-use jiffy_proto::agent::{Identity, SiteSettings};
+use jiffy_proto::agent::SiteSettings;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_snapshot::Lineage;
 use merging::MergeLock;
 use parking_lot::Mutex;
 use shared::Shared;
 use std::sync::Arc;
-use unassigned::{BootStage, UnassignedMicroVmGuest};
 use working_set::CachedWorkingSets;
 
 /// Engine for microVMs started from the templates and snapshots of one host.
@@ -104,6 +104,7 @@ impl Engine for MicroVmEngine {
             default: false,
             capabilities: Capabilities {
                 snapshot: true,
+                disk_snapshot: true,
                 live_snapshot: true,
                 incremental: true,
                 // The first `policy` contains the policy in force and the reason for it.
@@ -169,36 +170,7 @@ impl Engine for MicroVmEngine {
         size: SandboxSize,
     ) -> Result<Box<dyn UnassignedGuest>, EngineError> {
         let prepared = self.shared.templates.prepare(template).await?;
-        let overlay = self
-            .shared
-            .overlays
-            .take(&self.shared.store)
-            .map_err(EngineError::failed)?;
-        let mut spec = prepared
-            .boot_spec(size, overlay, Identity::default())
-            .map_err(chain)?;
-        let step = steps::begin("network_slot");
-        let mut lease = match &self.network {
-            Some(network) => Some(
-                network
-                    .take(NicKind::Tap)
-                    .await
-                    .map_err(EngineError::failed)?,
-            ),
-            None => None,
-        };
-        drop(step);
-        if let Some(lease) = &mut lease {
-            spec.net = guest_nic::spec(lease);
-            spec.extra_cmdline = jiffy_network::guest::cmdline();
-        }
-        Ok(Box::new(UnassignedMicroVmGuest {
-            // A microVM boots with its identity, so the boot waits for the assignment.
-            stage: BootStage::Bootable(Box::new(spec)),
-            prepared,
-            shared: self.shared.clone(),
-            lease,
-        }))
+        Ok(Box::new(self.bootable(prepared, size, None).await?))
     }
 
     async fn restore(

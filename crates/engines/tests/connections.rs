@@ -237,6 +237,7 @@ impl Bench {
             durability: Durability::PageCache,
             max_bytes: None,
             working_set: false,
+            disk_only: false,
         };
         vm.snapshot(&self.store, &spec).await.unwrap();
     }

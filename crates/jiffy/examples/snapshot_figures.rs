@@ -32,6 +32,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
         durability: Durability::PageCache,
         max_bytes: None,
         working_set: false,
+        disk_only: false,
     }
 }
 

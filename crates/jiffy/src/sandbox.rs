@@ -48,12 +48,18 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Rm(args) => return remove::rm(args).await,
         Command::Prune(args) => return remove::prune(args).await,
         Command::Pause(args) => {
-            let pause = BulkOperation::Pause(args.durable);
+            let pause = BulkOperation::Pause {
+                durable: args.durable,
+                disk_only: args.disk_only,
+            };
             return run_bulk(&args.many, pause).await;
         }
         Command::Resume(args) => {
-            let from_stored = args.from == Some(ResumeState::Stored);
-            return run_bulk(&args.many, BulkOperation::Resume(from_stored)).await;
+            let resume = BulkOperation::Resume {
+                from_stored: args.from == Some(ResumeState::Stored),
+                reboot: args.reboot,
+            };
+            return run_bulk(&args.many, resume).await;
         }
         Command::Inspect(args) => return inspect::run(args).await,
         Command::Wait(args) => return wait::run(args).await,
@@ -90,9 +96,12 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         }
         Command::Snapshot(args) => {
             let client = jiffy_daemon::open_client(&args.host.server()).await?;
-            let snapshot = client
-                .snapshot_sandbox(&args.id, args.name.as_deref(), args.ack())
-                .await?;
+            let name = args.name.as_deref();
+            let snapshot = if args.disk_only {
+                client.snapshot_disk(&args.id, name, args.ack()).await?
+            } else {
+                client.snapshot_sandbox(&args.id, name, args.ack()).await?
+            };
             table::show(args.json, &snapshot, |s| format!("{}\n", s.id))?;
         }
         Command::Snapshots(args) => {
@@ -138,9 +147,8 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
         name: args.name.clone(),
         metadata: args.labels.iter().cloned().collect(),
         // Without a timeout, the action has no meaning and is not sent.
-        auto_pause: args
-            .timeout
-            .map(|_| args.on_timeout == TimeoutAction::Pause),
+        auto_pause: args.timeout.map(|_| args.on_timeout != TimeoutAction::Kill),
+        auto_pause_memory: (args.on_timeout == TimeoutAction::PauseDiskOnly).then_some(false),
         internet: (args.network == NetworkSwitch::Off).then_some(false),
         engine: args.engine.map(|engine| engine.to_string()),
         prefetch: args.prefetch.map(Into::into),
@@ -302,10 +310,20 @@ enum BulkOperation {
     Remove,
     /// Removes listed sandboxes. Ignores sandboxes that were removed since they were listed.
     RemoveListed,
-    /// Pauses sandboxes. If `true`, waits until the shared store has their memory.
-    Pause(bool),
-    /// Resumes sandboxes. If `true`, uses stored states of sandboxes whose hosts were lost.
-    Resume(bool),
+    /// Pauses sandboxes.
+    Pause {
+        /// True to wait until the shared store has the snapshots.
+        durable: bool,
+        /// True to discard the memory.
+        disk_only: bool,
+    },
+    /// Resumes sandboxes.
+    Resume {
+        /// True to use stored states of sandboxes whose hosts were lost.
+        from_stored: bool,
+        /// True to discard the memory.
+        reboot: bool,
+    },
     /// Restarts sandboxes. The value is the time before processes are killed.
     Restart(Duration),
 }
@@ -357,9 +375,11 @@ async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> any
     let record = match operation {
         BulkOperation::Kill => client.kill(id, false).await,
         BulkOperation::Remove | BulkOperation::RemoveListed => client.kill(id, true).await,
-        BulkOperation::Resume(false) => client.resume(id).await,
-        BulkOperation::Resume(true) => {
-            let resumed = client.resume_from_stored(id).await;
+        BulkOperation::Resume {
+            from_stored,
+            reboot,
+        } => {
+            let resumed = client.resume_with(id, from_stored, reboot).await;
             if let Ok((record, true)) = &resumed {
                 errln!(
                     "jiffy: {} continues from its stored state: later changes on its lost host are \
@@ -375,8 +395,8 @@ async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> any
             }
             client.restart(id, grace).await
         }
-        BulkOperation::Pause(durable) => {
-            client.pause(id, durable).await?;
+        BulkOperation::Pause { durable, disk_only } => {
+            client.pause_with(id, durable, disk_only).await?;
             Ok(client.sandbox(id).await?.record)
         }
     };

@@ -21,6 +21,7 @@ mod daemon;
 mod direct_connections;
 mod directory_copy;
 mod disk_limits;
+mod disk_snapshots;
 mod endurance;
 mod events;
 mod exits;

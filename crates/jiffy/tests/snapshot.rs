@@ -62,6 +62,7 @@ fn snapshot_spec(id: &str, then: AfterSnapshot) -> SnapshotSpec {
         durability: Durability::PageCache,
         max_bytes: None,
         working_set: false,
+        disk_only: false,
     }
 }
 

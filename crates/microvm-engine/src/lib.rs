@@ -30,7 +30,7 @@ pub use boot_error::BootError;
 pub use jail_namespaces::JailError;
 pub use jiffy_confinement::{CgroupError, Cgroups};
 pub use snapshot_context::{SaveError, SnapshotSpec, WorkingSet};
-pub use spec::{BootSpec, ModulesImage, NetSpec};
+pub use spec::{BootDisk, BootSpec, ModulesImage, NetSpec};
 pub use vm::adopt::{AdoptError, AdoptSpec, CapturedSpec, end_unadopted};
 pub use vm::restore::{FirstUsePages, LazyMemory, MemoryPolicy, RestoreSpec};
 pub use vm::rollback::{RollbackError, RollbackSpec};

@@ -68,6 +68,8 @@ pub struct SnapshotSpec {
     /// ([`Snapshot::put_touched`]). Meaningful only for guests restored with
     /// [`crate::MemoryPolicy::Map`].
     pub working_set: bool,
+    /// True to store the disk without the memory. The file system of the guest must be frozen.
+    pub disk_only: bool,
 }
 
 /// Snapshot that the VMM has written but the store has not published. The VM's memory and disk are
@@ -110,6 +112,9 @@ pub(crate) struct SnapshotContext {
     pub net: bool,
     /// Checksum of the image with the kernel modules. `None` without modules.
     pub modules: Option<String>,
+    /// True if the VM booted and no snapshot was taken since. If it booted from the disks of the
+    /// parent, the memory of the next snapshot is not based on the parent.
+    pub fresh_memory: bool,
     /// True if the VM was adopted and its parent is missing or unusable.
     pub lineage_lost: bool,
     /// Latest greeting of the agent. `None` until the first greeting, and in an adopted VM whose
@@ -127,6 +132,7 @@ impl SnapshotContext {
         parent: Option<(String, Hold)>,
         net: bool,
         modules: Option<String>,
+        fresh_memory: bool,
     ) -> Self {
         Self {
             replies,
@@ -136,6 +142,7 @@ impl SnapshotContext {
             captured: None,
             net,
             modules,
+            fresh_memory,
             lineage_lost: false,
             hello: None,
             greeting: None,

@@ -3,8 +3,10 @@
 use crate::vmm::Vmm;
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::Identity;
+use jiffy_proto::snapshot::LayerFiles;
 use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VmConfig, VsockConfig};
 use jiffy_proto::{agent, vm};
+use jiffy_snapshot::{Hold, Lineage, SnapshotError, SnapshotLayer};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -35,6 +37,8 @@ pub struct BootSpec {
     pub blank_disk: File,
     /// Empty file for the sandbox's writes.
     pub overlay: File,
+    /// Snapshot of the disk from which the guest boots. `None` for an empty disk.
+    pub disk: Option<BootDisk>,
     /// Resources.
     pub size: SandboxSize,
     /// Network interface. `None` without a network.
@@ -43,6 +47,30 @@ pub struct BootSpec {
     pub identity: Identity,
     /// Parameters appended to the kernel command line.
     pub extra_cmdline: String,
+}
+
+/// Disk of a snapshot, from which a guest boots.
+#[derive(Debug)]
+pub struct BootDisk {
+    /// Layers of the disk, oldest first.
+    layers: Vec<SnapshotLayer>,
+    /// Snapshot, held so that it is not removed. `None` once the guest boots.
+    pub(crate) parent: Option<(String, Hold)>,
+}
+
+impl BootDisk {
+    /// Opens the disk of the newest snapshot of `lineage`.
+    pub fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
+        let newest = lineage
+            .newest()
+            .ok_or_else(|| SnapshotError::Missing(String::new()))?;
+        // Hold the snapshot before its files are opened, so that they are not removed in between.
+        let hold = newest.hold()?;
+        Ok(Self {
+            parent: Some((newest.id().to_owned(), hold)),
+            layers: lineage.disk(0)?,
+        })
+    }
 }
 
 /// Read-only image with the modules of a guest kernel.
@@ -122,9 +150,23 @@ impl BootSpec {
             cmdline: self.cmdline(),
             disks: disk_stack(
                 self.rootfs.iter().map(|image| add(image.as_fd())).collect(),
-                DiskConfig::Overlay {
-                    base: add(self.blank_disk.as_fd()),
-                    overlay: add(self.overlay.as_fd()),
+                match &self.disk {
+                    None => DiskConfig::Overlay {
+                        base: add(self.blank_disk.as_fd()),
+                        overlay: add(self.overlay.as_fd()),
+                    },
+                    Some(disk) => DiskConfig::Layered {
+                        base: add(self.blank_disk.as_fd()),
+                        layers: disk
+                            .layers
+                            .iter()
+                            .map(|layer| LayerFiles {
+                                file: add(layer.file.as_fd()),
+                                index: add(layer.index.as_fd()),
+                            })
+                            .collect(),
+                        overlay: add(self.overlay.as_fd()),
+                    },
                 },
                 self.modules.as_ref().map(|image| add(image.file.as_fd())),
             ),

@@ -70,6 +70,8 @@ pub(crate) struct VmmRequests {
     pub rollback: bool,
     /// [`Request::FoldLayers`].
     pub fold: bool,
+    /// [`SnapshotConfig::disk_only`](jiffy_proto::snapshot::SnapshotConfig::disk_only).
+    pub disk_only: bool,
 }
 
 impl VmmRequests {
@@ -77,6 +79,7 @@ impl VmmRequests {
     pub const ALL: Self = Self {
         rollback: true,
         fold: true,
+        disk_only: true,
     };
 }
 

@@ -20,6 +20,10 @@ pub struct SnapshotConfig {
     pub state: FdIndex,
     /// Receives the chunks of memory that differ from the layers below ([`crate::layer`]).
     pub memory: FdIndex,
+    /// If set, the snapshot contains the disks only: no state and no memory is written. Not with
+    /// `captured`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disk_only: bool,
     /// The file of `memory`, opened again with `O_DIRECT`. `None` if its file system does not
     /// support this.
     #[serde(default)]

@@ -242,6 +242,13 @@ pub enum Event {
         /// Set if the VMM supports [`Request::FoldLayers`].
         #[serde(default)]
         fold: bool,
+        /// Set if the VMM supports [`SnapshotConfig::disk_only`].
+        #[serde(default)]
+        disk_only: bool,
+        /// Number of memory layers on which the next snapshot is based. 0 after a boot. `None` if
+        /// the VMM does not report it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        memory_layers: Option<usize>,
         /// Console ring buffer.
         console: FdIndex,
         /// Current overlays of writable disks, in guest order. They may change when the snapshot is

@@ -32,14 +32,14 @@ const RESTORE: &str = r#"{"op":"restore","kvm":0,"state":1,"memory":[{"file":2,"
 "disks":[{"kind":"layered","base":5,"layers":[{"file":2,"index":3}],"overlay":6}],
 "disk_limits":{"bytes_per_s":null,"requests_per_s":null},"vsock":null,"net":null,
 "console":7,"paused":true}"#;
-const SNAPSHOT: &str = r#"{"op":"snapshot","id":"abc","state":0,"memory":1,"direct":null,"index":2,"pagemap":null,
+const SNAPSHOT: &str = r#"{"op":"snapshot","id":"abc","state":0,"memory":1,"disk_only":true,"direct":null,"index":2,"pagemap":null,
 "disks":[{"overlay":3,"index":4}],"then":"stay","max_bytes":9,
 "captured":true}"#;
 const SNAPSHOTTED: &str = r#"{"event":"snapshotted","stopped_us":1,"total_us":2,
 "phases":{"pause_us":0,"state_us":0,"scan_us":0,"copy_us":0},"candidates":3,"stored":4,
 "zero":5,"cpu":"cpu","vcpus":2}"#;
 const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc",
-"captured":{"id":"abc","report":null},"rollback":true,"fold":true,
+"captured":{"id":"abc","report":null},"rollback":true,"fold":true,"disk_only":true,"memory_layers":1,
 "console":0,"overlays":[1]}"#;
 const ROLLBACK: &str = r#"{"op":"rollback","state":0,"memory":[{"file":1,"index":2}],"source":{"kind":"map"},
 "populate":3,"populate_later":{"pages":8,"from":"frame"},
@@ -127,6 +127,7 @@ fn snapshot() -> Request {
         id: "abc".to_owned(),
         state: FdIndex(0),
         memory: FdIndex(1),
+        disk_only: true,
         direct: None,
         index: FdIndex(2),
         pagemap: None,
@@ -351,6 +352,8 @@ fn events_keep_their_serialized_forms() {
                 })),
                 rollback: true,
                 fold: true,
+                disk_only: true,
+                memory_layers: Some(1),
                 console: FdIndex(0),
                 overlays: vec![FdIndex(1)],
             },

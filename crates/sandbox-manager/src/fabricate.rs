@@ -109,6 +109,7 @@ impl From<FabricatedSnapshot> for Snapshot {
             total_ms: 10.0,
             bytes: fabricated.bytes,
             created_ms: fabricated.created_ms,
+            content: Default::default(),
             storing: false,
             store: Default::default(),
         }

@@ -171,6 +171,14 @@ pub enum OperationError {
     /// The request has a size, but the snapshot determines the size.
     #[error("a sandbox created from a snapshot has the size of the snapshot: omit the size")]
     FixedSize,
+    /// A snapshot without memory was requested of a sandbox that is paused with its memory.
+    #[error(
+        "sandbox {id} is paused with its memory: resume it, then take the snapshot without memory"
+    )]
+    PausedWithMemory {
+        /// Sandbox.
+        id: String,
+    },
     /// The engine does not exist or cannot be used on this host.
     #[error("{}", no_engine(name, *exists, usable))]
     NoEngine {
@@ -364,6 +372,7 @@ impl OperationError {
             | Self::NotAFile { .. }
             | Self::Network(_) => ErrorKind::Invalid,
             Self::State { .. }
+            | Self::PausedWithMemory { .. }
             | Self::IncompatibleSnapshot { .. }
             | Self::InUse { .. }
             | Self::NameTaken { .. }

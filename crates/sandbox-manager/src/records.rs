@@ -9,7 +9,9 @@ use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreCopies;
-use jiffy_api_types::{BootMode, BrokenBy, SandboxSize, SandboxState, SnapshotPurpose, StateName};
+use jiffy_api_types::{
+    BootMode, BrokenBy, SandboxSize, SandboxState, SnapshotContent, SnapshotPurpose, StateName,
+};
 use jiffy_engine_api::MICROVM;
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -178,6 +180,8 @@ pub(crate) struct SnapshotRecord<'a> {
     #[serde(default)]
     bytes: u64,
     created_ms: u64,
+    #[serde(default, skip_serializing_if = "SnapshotContent::is_full")]
+    content: SnapshotContent,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     storing: bool,
     #[serde(default, skip_serializing_if = "has_no_copies")]
@@ -215,6 +219,7 @@ impl<'a> From<&'a Snapshot> for SnapshotRecord<'a> {
             total_ms: snapshot.total_ms,
             bytes: snapshot.bytes,
             created_ms: snapshot.created_ms,
+            content: snapshot.content,
             storing: snapshot.storing,
             store: Cow::Borrowed(&snapshot.store),
         }
@@ -247,6 +252,7 @@ impl From<SnapshotRecord<'_>> for Box<Snapshot> {
             total_ms: record.total_ms,
             bytes: record.bytes,
             created_ms: record.created_ms,
+            content: record.content,
             storing: record.storing,
             store: record.store.into_owned(),
         })

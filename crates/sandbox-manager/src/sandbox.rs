@@ -199,6 +199,8 @@ impl From<Sandbox> for SandboxInfo {
             agent_token: record.agent_token,
             traffic_token: record.traffic_token,
             snapshot: record.snapshot,
+            // Known to the catalog of snapshots.
+            pause_mode: None,
             forked_from: record.forked_from,
             boot_mode: record.boot_mode,
             engine: record.engine,

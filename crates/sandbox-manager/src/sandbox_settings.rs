@@ -1,6 +1,6 @@
 //! Settings chosen by a sandbox's creator.
 
-use jiffy_api_types::{NetworkSettings, OnTimeout, SandboxTerms};
+use jiffy_api_types::{NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent};
 use jiffy_engine_api::{NetworkRules, now_ms};
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,9 @@ pub struct SandboxSettings {
     pub timeout_s: Option<u64>,
     /// Action at the timeout.
     pub on_timeout: OnTimeout,
+    /// Content of a pause at the timeout.
+    #[serde(skip_serializing_if = "SnapshotContent::is_full")]
+    pub pause_content: SnapshotContent,
     /// True if traffic resumes the paused sandbox.
     pub auto_resume: bool,
     /// True if the agent requires an access token.
@@ -95,6 +98,7 @@ impl From<SandboxSettings> for SandboxTerms {
             metadata: settings.metadata,
             timeout_s: settings.timeout_s,
             on_timeout: settings.on_timeout,
+            pause_mode: settings.pause_content,
             auto_resume: settings.auto_resume,
             secure: settings.secure,
             network: settings.network,

@@ -42,6 +42,7 @@ mod rollback;
 mod sandbox_index;
 mod shared;
 mod snapshot_catalog;
+mod snapshot_content;
 mod snapshot_engine;
 mod snapshot_index;
 mod snapshots;

@@ -2,7 +2,7 @@
 
 use crate::lineage_record::PrunedAncestors;
 use crate::store_copies::StoreCopies;
-use jiffy_api_types::{SandboxSize, SnapshotInfo, SnapshotPurpose};
+use jiffy_api_types::{SandboxSize, SnapshotContent, SnapshotInfo, SnapshotPurpose};
 use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeMap;
 
@@ -47,6 +47,8 @@ pub struct Snapshot {
     pub(crate) bytes: u64,
     /// Time of the creation, in milliseconds since 1970.
     pub(crate) created_ms: u64,
+    /// Content: memory and disk, or the disk only.
+    pub(crate) content: SnapshotContent,
     /// True while the snapshot is captured in memory and not complete on the disk.
     pub(crate) storing: bool,
     /// Copies in shared stores.
@@ -140,6 +142,11 @@ impl Snapshot {
         self.created_ms
     }
 
+    /// Returns the content: memory and disk, or the disk only.
+    pub fn content(&self) -> SnapshotContent {
+        self.content
+    }
+
     /// Returns whether the snapshot is captured in memory and not complete on the disk yet.
     pub fn is_storing(&self) -> bool {
         self.storing
@@ -194,6 +201,7 @@ impl From<Snapshot> for SnapshotInfo {
             total_ms: record.total_ms,
             bytes: record.bytes,
             created_ms: record.created_ms,
+            content: record.content,
             storing: record.storing,
         }
     }

@@ -73,8 +73,12 @@ fn output_excerpt(output: &str) -> String {
 }
 
 /// Runs the start command of a template, and returns when the guest is ready. `connect` opens a
-/// stream to a vsock port of the guest.
-pub async fn start_up<F, Fut>(startup: &Startup, connect: F) -> Result<(), StartupError>
+/// stream to a vsock port of the guest. `token` is the access token of its agent.
+pub async fn start_up<F, Fut>(
+    startup: &Startup,
+    token: Option<String>,
+    connect: F,
+) -> Result<(), StartupError>
 where
     F: Fn(u32) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = io::Result<UnixStream>> + Send + 'static,
@@ -85,6 +89,10 @@ where
     let probe = probe.transpose()?;
     let connector = connect.clone();
     let agent = AgentClient::new(move || connector(ENVD_PORT));
+    let agent = match token {
+        Some(token) => agent.with_token(token),
+        None => agent,
+    };
     let tail = Tail::default();
     let process = match &startup.start {
         Some(start) => {

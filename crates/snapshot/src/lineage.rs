@@ -92,9 +92,24 @@ impl Lineage {
         oldest
     }
 
+    /// Returns the index of the oldest snapshot whose memory layer belongs to the memory of the
+    /// newest snapshot. A guest that booted from the disks of a snapshot does not use its memory.
+    pub(crate) fn memory_start(&self) -> usize {
+        let complete = |snapshot: &Snapshot| snapshot.manifest().memory.complete;
+        self.0.iter().rposition(complete).unwrap_or(0)
+    }
+
+    /// Returns the snapshots whose memory layers together contain the memory, oldest first.
+    pub fn memory_snapshots(&self) -> &[Snapshot] {
+        self.0.get(self.memory_start()..).unwrap_or_default()
+    }
+
     /// Opens the memory layers, oldest first.
     pub fn memory(&self) -> Result<Vec<SnapshotLayer>, SnapshotError> {
-        self.0.iter().map(Snapshot::memory).collect()
+        self.memory_snapshots()
+            .iter()
+            .map(Snapshot::memory)
+            .collect()
     }
 
     /// Opens the layers of writable disk `number`, oldest first.
@@ -102,9 +117,11 @@ impl Lineage {
         self.0.iter().map(|s| s.disk(number)).collect()
     }
 
-    /// Returns whether no layer has missing chunks.
+    /// Returns whether no layer of the memory has missing chunks.
     pub fn is_complete(&self) -> bool {
-        self.snapshots().iter().all(|s| s.check_complete().is_ok())
+        self.memory_snapshots()
+            .iter()
+            .all(|s| s.check_complete().is_ok())
     }
 
     /// Checks that a snapshot with `manifest` can be a child of the newest snapshot.

@@ -38,6 +38,9 @@ pub struct Manifest {
     /// SHA-256 of the mounted image with kernel modules. `None` without modules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modules: Option<String>,
+    /// True if the snapshot contains the disks only: its state is empty, and guests boot from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disk_only: bool,
 }
 
 /// Versions of the programs with which a snapshot was taken.
@@ -62,6 +65,10 @@ pub struct MemorySizes {
     pub stored: u64,
     /// Number of chunks that the layer marks as zero.
     pub zero: u64,
+    /// True if the memory does not depend on the memory of the parent: chunks that the layer does
+    /// not store are zero. This is the case after a boot from the disks of the parent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub complete: bool,
 }
 
 /// Sizes of one disk.

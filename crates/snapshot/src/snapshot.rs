@@ -141,8 +141,13 @@ impl Snapshot {
         let length = fs::metadata(&state)
             .map_err(SnapshotError::io(&state))?
             .len();
-        if length == 0 {
-            return Err(SnapshotError::damaged(&state, "it is empty"));
+        // A snapshot of the disks has no state of vCPUs and devices.
+        if (length == 0) != self.manifest.disk_only {
+            let reason = match length {
+                0 => "it is empty",
+                _ => "it is not empty, but the snapshot contains the disks only",
+            };
+            return Err(SnapshotError::damaged(&state, reason));
         }
         Ok(())
     }

@@ -50,6 +50,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
         }],
         net: false,
         modules: None,
+        disk_only: false,
     }
 }
 

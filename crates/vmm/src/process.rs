@@ -6,6 +6,7 @@ mod devices;
 mod disk_thread;
 mod first_use;
 mod fold_layers;
+mod frozen_machine;
 mod messages;
 mod reattach;
 mod rollback;

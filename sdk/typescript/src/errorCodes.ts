@@ -48,8 +48,8 @@ export class IdempotencyKeyReusedError extends apiError(e2b.InvalidArgumentError
  */
 export class NotFoundError extends apiError(e2b.NotFoundError, 'not_found') {}
 /**
- * The engine or this host does not support the call, for example a pause without memory, or
- * functions without `jiffy-functions`.
+ * The engine or this host does not support the call, for example functions without `jiffy-
+ * functions`.
  */
 export class UnsupportedError extends apiError(e2b.SandboxError, 'unsupported') {}
 /**

@@ -4,7 +4,7 @@ import asyncio
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from e2b import CommandExitException, SandboxNotRunningException, SandboxState
+from e2b import CommandExitException, SandboxException, SandboxNotRunningException, SandboxState
 
 # Counts in memory and prints the count for each input line. A process that lost its memory would
 # restart at 0.
@@ -156,3 +156,57 @@ async def test_exit_codes_survive_a_pause(sdk, create):
     with pytest.raises(CommandExitException) as ended:
         await sdk(sandbox.commands.run, "exit 9")
     assert ended.value.exit_code == 9
+
+
+async def is_gvisor(sdk, sandbox):
+    """Returns whether the engine stores the disk only together with the memory."""
+    return (await sdk(sandbox.commands.run, "uname -r")).stdout.strip().endswith("-gvisor")
+
+
+async def test_a_pause_without_memory_keeps_files_and_boots(sdk, create):
+    sandbox = await create(metadata={"kept": "yes"})
+    if await is_gvisor(sdk, sandbox):
+        with pytest.raises(SandboxException, match="without the memory"):
+            await sdk(sandbox.pause, keep_memory=False)
+        return
+    await sdk(sandbox.files.write, "/home/user/file", "on disk")
+    await sdk(sandbox.files.write, "/dev/shm/file", "in memory")
+    assert await sdk(sandbox.pause, keep_memory=False) is True
+    again = await sdk(sdk.Sandbox.connect, sandbox.sandbox_id, timeout=100)
+    assert again.sandbox_id == sandbox.sandbox_id
+    assert await sdk(again.files.read, "/home/user/file") == "on disk"
+    assert await sdk(again.files.exists, "/dev/shm/file") is False
+    assert (await sdk(again.get_info)).metadata == {"kept": "yes"}
+    # Memory that was stored is discarded on request.
+    await sdk(again.files.write, "/dev/shm/file", "in memory")
+    await sdk(again.files.write, "/home/user/file", "newer")
+    assert await sdk(again.pause) is True
+    booted = await sdk(sdk.Sandbox.connect, sandbox.sandbox_id, on_resume="reboot")
+    assert await sdk(booted.files.exists, "/dev/shm/file") is False
+    assert await sdk(booted.files.read, "/home/user/file") == "newer"
+
+
+async def test_a_snapshot_without_memory_boots(sdk, create):
+    sandbox = await create()
+    if await is_gvisor(sdk, sandbox):
+        return
+    await sdk(sandbox.files.write, "/home/user/file", "on disk")
+    await sdk(sandbox.files.write, "/dev/shm/file", "in memory")
+    snapshot = await sdk(sandbox.create_snapshot, mode="filesystem")
+    assert await sdk(sandbox.files.read, "/dev/shm/file") == "in memory"
+    copy = await create(snapshot.snapshot_id)
+    assert await sdk(copy.files.read, "/home/user/file") == "on disk"
+    assert await sdk(copy.files.exists, "/dev/shm/file") is False
+
+
+async def test_a_timeout_pauses_without_memory(sdk, create):
+    if await is_gvisor(sdk, await create()):
+        return
+    lifecycle = {"on_timeout": {"action": "pause", "mode": "filesystem"}}
+    sandbox = await create(timeout=60, lifecycle=lifecycle)
+    await sdk(sandbox.files.write, "/dev/shm/file", "in memory")
+    await sdk(sandbox.set_timeout, 0)
+    while (await sdk(sandbox.get_info)).state is not SandboxState.PAUSED:
+        await asyncio.sleep(0.05)
+    again = await sdk(sandbox.connect)
+    assert await sdk(again.files.exists, "/dev/shm/file") is False

@@ -121,6 +121,17 @@ impl AgentClient {
         self.post_empty("/free-memory/report?username=root").await
     }
 
+    /// Writes all changes of the sandbox's file system to its disk, and blocks further changes until
+    /// [`Self::thaw_disk`]. The agent thaws the file system after some seconds in any case.
+    pub async fn freeze_disk(&self) -> Result<(), ClientError> {
+        self.post_empty("/disk/freeze?username=root").await
+    }
+
+    /// Ends [`Self::freeze_disk`].
+    pub async fn thaw_disk(&self) -> Result<(), ClientError> {
+        self.post_empty("/disk/thaw?username=root").await
+    }
+
     /// Sends a request without a body. Reads and discards the response's body, so that the
     /// connection returns to the pool.
     async fn post_empty(&self, uri: &str) -> Result<(), ClientError> {

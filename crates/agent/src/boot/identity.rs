@@ -288,7 +288,8 @@ impl IdentityWork {
     }
 
     fn renew_seeds(&self) -> Result<(), String> {
-        if !self.is_clone() {
+        // The disk of a booted guest may be a copy of the disk of another sandbox.
+        if self.is_same {
             return Ok(());
         }
         clone_renewal::new_random_seeds().map_err(|e| format!("cannot replace a random seed: {e}"))

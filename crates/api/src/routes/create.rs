@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use jiffy_api_types::{
     AutoResume, MAX_AUTHORITIES_BYTES, MAX_NAME, MAX_PAIRS, MAX_VALUE, NewLifecycle, NewSandbox,
-    OnNodeLoss, OnTimeout, Proxy, Unsupported,
+    OnNodeLoss, OnTimeout, Proxy, SnapshotContent, Unsupported,
 };
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::SiteSettings;
@@ -87,6 +87,10 @@ async fn create_once(
     let requested_size = (request.cpu_count, request.memory_mb, request.disk_size_mb);
     // `_held` pins a fetched snapshot until the sandbox is created.
     let (origin, _held) = app.origin_or_fetched(caller, &request.template_id).await?;
+    let engine = match &origin {
+        Origin::Snapshot(snapshot) => Some(snapshot.engine().to_owned()),
+        Origin::Template(_) => request.engine.clone(),
+    };
     let (source, size, reserved_size) = match origin {
         Origin::Template(info) => {
             let size = SandboxSize {
@@ -110,6 +114,8 @@ async fn create_once(
             snapshot.size(),
         ),
     };
+    let pause_content = SnapshotContent::with_memory(request.auto_pause_memory);
+    app.check_content(engine.as_deref(), pause_content)?;
     let spec = CreateSpec {
         source,
         size,
@@ -121,6 +127,7 @@ async fn create_once(
             owner: caller.owner_id(),
             metadata: metadata(request.metadata)?,
             timeout_s: app.config.timeout_or_default(request.timeout)?,
+            pause_content,
             on_timeout: on_timeout(request.auto_pause, request.lifecycle.as_ref()),
             auto_resume: auto_resume(request.auto_resume, request.lifecycle.as_ref()),
             // Defaults to secure. An insecure sandbox accepts requests to its agent without a
@@ -161,10 +168,6 @@ fn reject_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
             request.on_node_loss == Some(OnNodeLoss::Restore),
             "`onNodeLoss: restore` is not supported: no host may start a sandbox while its lost host \
              may still run it; use `wait`, and resume with `from: stored` after a loss",
-        ),
-        (
-            request.auto_pause_memory == Some(false),
-            "`autoPauseMemory: false` is not supported: a pause always stores the memory",
         ),
         (
             request

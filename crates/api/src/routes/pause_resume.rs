@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::AgentClient;
 use jiffy_api_types::{
     ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeFrom, ResumeSandbox, SandboxDetail,
+    SnapshotContent,
 };
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
@@ -35,9 +36,9 @@ impl App {
         &self,
         caller: &Caller,
         sandbox: &Resumable,
-        time: ResumeTimeout,
+        options: ResumeOptions,
     ) -> Result<(Sandbox, bool), ApiError> {
-        let record = sandbox.record();
+        let (record, time) = (sandbox.record(), options.time);
         if matches!(sandbox, Resumable::Here(_))
             && let Some(now) = self.sandboxes.timeouts().renew(record.id(), time).await?
         {
@@ -53,11 +54,12 @@ impl App {
             },
         };
         self.adopt(sandbox);
-        match self.sandboxes.ensure_running_for(record.id(), time).await {
+        let id = record.id();
+        match self.sandboxes.ensure_running_with(id, options).await {
             // Another host has stored a newer pause since.
             Err(e) if e.is_newer() => {
-                self.adopt_newer(caller, record.id()).await?;
-                Ok(self.sandboxes.ensure_running_for(record.id(), time).await?)
+                self.adopt_newer(caller, id).await?;
+                Ok(self.sandboxes.ensure_running_with(id, options).await?)
             }
             other => Ok(other?),
         }
@@ -114,16 +116,6 @@ impl App {
     }
 }
 
-/// Rejects requests to pause or resume without memory.
-fn reject_cold_start(memory: Option<bool>) -> Result<(), ApiError> {
-    match memory {
-        Some(false) => Err(ApiError::unsupported(
-            "`memory: false` is not supported: a pause always stores the memory",
-        )),
-        _ => Ok(()),
-    }
-}
-
 /// `POST /v2/sandboxes/{id}/connect`: 200 if the sandbox was running, 201 if it was resumed. Never
 /// shortens the timeout.
 pub(super) async fn connect(
@@ -161,9 +153,14 @@ async fn resume_or_extend(
 ) -> Result<(Sandbox, bool), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let sandbox = app.resumable(caller, id).await?;
-    reject_cold_start(body.memory)?;
-    let time = app.resume_timeout(sandbox.record(), timeout);
-    app.ensure_running(caller, &sandbox, time).await
+    let record = sandbox.record();
+    app.check_content(record.engine(), SnapshotContent::with_memory(body.memory))?;
+    let options = ResumeOptions {
+        time: app.resume_timeout(record, timeout),
+        reboot: body.memory == Some(false),
+        ..ResumeOptions::default()
+    };
+    app.ensure_running(caller, &sandbox, options).await
 }
 
 /// `POST /sandboxes/{id}/resume`: used by older clients; 409 if the sandbox is running. A sandbox
@@ -178,7 +175,7 @@ pub(super) async fn resume(
     let from_stored = body.from == Some(ResumeFrom::Stored);
     let sandbox = app.resumable_from(&caller, &id, from_stored).await?;
     let record = sandbox.record();
-    reject_cold_start(body.memory)?;
+    app.check_content(record.engine(), SnapshotContent::with_memory(body.memory))?;
     let already_running = || {
         let message = format!("sandbox {} is already running", record.id());
         ApiError::conflict("already_running", message)
@@ -196,6 +193,7 @@ pub(super) async fn resume(
                 OnTimeout::Kill
             }
         }),
+        reboot: body.memory == Some(false),
     };
     let _permit = app.quota.reserve_restart(&caller, record).await?;
     app.adopt(&sandbox);
@@ -233,7 +231,8 @@ pub(super) async fn pause(
     Optional(body): Optional<PauseSandbox>,
 ) -> Result<StatusCode, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    reject_cold_start(body.memory)?;
+    let content = SnapshotContent::with_memory(body.memory);
+    app.check_content(record.engine(), content)?;
     let durable = body.durable == Some(true);
     if durable {
         // Fail before pausing if the host uses no store.
@@ -259,7 +258,7 @@ pub(super) async fn pause(
         )
         .permanent());
     }
-    match app.sandboxes.pause(record.id()).await {
+    match app.sandboxes.pause_with(record.id(), content).await {
         Ok(record) if durable => wait_until_stored(&app, &record).await,
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         // The text of the engine may name files of the host, so only administrators see it.

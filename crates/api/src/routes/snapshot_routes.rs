@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotSandbox};
+use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotContent, SnapshotSandbox};
 use jiffy_engine_api::is_reserved;
 use jiffy_sandbox_manager::{self as manager, ListOrder, ListedSnapshots};
 
@@ -44,11 +44,8 @@ pub(super) async fn take(
     Optional(body): Optional<SnapshotSandbox>,
 ) -> Result<Response, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    if body.memory == Some(false) {
-        return Err(ApiError::unsupported(
-            "`memory: false` is not supported: a snapshot always contains memory and disk",
-        ));
-    }
+    let content = SnapshotContent::with_memory(body.memory);
+    app.check_content(record.engine(), content)?;
     if let Some(name) = &body.name
         && !is_name(name)
     {
@@ -63,11 +60,14 @@ pub(super) async fn take(
         // Fail before taking the snapshot if the host uses no store.
         app.sandboxes.snapshots().expect_store()?;
     }
-    let mut taken = if only_captured {
+    let mut taken = if only_captured && content.is_full() {
         // The files are written in the background.
         app.sandboxes.capture(record.id(), body.name).await?
     } else {
-        app.sandboxes.snapshot(record.id(), body.name).await?
+        let sandboxes = &app.sandboxes;
+        sandboxes
+            .snapshot_with(record.id(), body.name, content)
+            .await?
     };
     if durable {
         taken = app.sandboxes.snapshots().wait_stored(taken.id()).await?;

@@ -4,8 +4,8 @@ use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
 use jiffy_api_types::{
-    JiffyFields, Lifecycle, ListedSandbox, Moment, PauseMode, Sandbox, SandboxDetail, SandboxInfo,
-    SandboxState,
+    JiffyFields, Lifecycle, ListedSandbox, Moment, Sandbox, SandboxDetail, SandboxInfo,
+    SandboxState, SnapshotContent,
 };
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_sandbox_manager as manager;
@@ -62,8 +62,20 @@ impl App {
             engine: sandbox.engine().map(str::to_owned),
             boot_ms: sandbox.boot_ms(),
             store_state: paused_in.and_then(|id| snapshots.store_state_of(id)),
-            jiffy: whole(caller, sandbox.clone()),
+            jiffy: SandboxInfo {
+                pause_mode: self.pause_mode(sandbox),
+                ..whole(caller, sandbox.clone())
+            },
         }
+    }
+
+    /// Returns the content of the pause. `None` if the sandbox is not paused.
+    fn pause_mode(&self, sandbox: &manager::Sandbox) -> Option<SnapshotContent> {
+        let is_paused = *sandbox.state() == SandboxState::Paused;
+        let paused_in = sandbox.snapshot().filter(|_| is_paused)?;
+        let content = self.sandboxes.snapshots().content_of(paused_in);
+        // The snapshot of a sandbox that was paused on another host may be in the store only.
+        Some(content.unwrap_or_default())
     }
 
     /// Returns the response to a call that creates, forks, connects to, resumes or restarts a
@@ -122,7 +134,7 @@ impl App {
                 on_timeout: settings.on_timeout,
                 auto_resume: settings.auto_resume,
             },
-            pause_mode: (*sandbox.state() == SandboxState::Paused).then_some(PauseMode::Full),
+            pause_mode: self.pause_mode(sandbox),
             disk_failure: observed.disk_failure(sandbox.id()),
         }
     }

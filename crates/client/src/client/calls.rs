@@ -4,8 +4,9 @@ use super::{Client, Listed, has_error_code};
 use anyhow::bail;
 use hyper::Method;
 use jiffy_api_types::{
-    EngineDescription, Forked, Prefetch, Process, Promoted, Proxy, RolledBack, SandboxInfo,
-    SandboxSize, SandboxState, Snapshot, SnapshotInfo, VerifiedSnapshot, Waited,
+    EngineDescription, Forked, PauseSandbox, Prefetch, Process, Promoted, Proxy, ResumeFrom,
+    ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState, Snapshot, SnapshotInfo,
+    VerifiedSnapshot, Waited,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub struct SandboxSettings {
     pub metadata: BTreeMap<String, String>,
     /// True to pause the sandbox at its timeout instead of killing it.
     pub auto_pause: Option<bool>,
+    /// False to discard the memory if the sandbox is paused at its timeout.
+    pub auto_pause_memory: Option<bool>,
     /// Internet access. Defaults to true.
     pub internet: Option<bool>,
     /// Isolation engine.
@@ -64,6 +67,7 @@ impl NewSandbox {
         self.0.name = settings.name;
         self.0.metadata = Some(settings.metadata);
         self.0.auto_pause = settings.auto_pause;
+        self.0.auto_pause_memory = settings.auto_pause_memory;
         self.0.allow_internet_access = settings.internet;
         self.0.engine = settings.engine;
         self.0.prefetch = settings.prefetch;
@@ -257,7 +261,16 @@ impl Client {
 
     /// Pauses a sandbox. If `durable` is set, waits until the store has its memory.
     pub async fn pause(&self, id: &str, durable: bool) -> anyhow::Result<()> {
-        let body = json!({ "durable": durable });
+        self.pause_with(id, durable, false).await
+    }
+
+    /// Like [`Self::pause`]. If `disk_only` is set, the memory is discarded.
+    pub async fn pause_with(&self, id: &str, durable: bool, disk_only: bool) -> anyhow::Result<()> {
+        let body = PauseSandbox {
+            memory: disk_only.then_some(false),
+            durable: Some(durable),
+            require_healthy_guest: None,
+        };
         self.call_sandbox(id, "pause", &body).await
     }
 
@@ -267,11 +280,21 @@ impl Client {
         Ok(sandbox.record)
     }
 
-    /// Resumes a sandbox, from its newest stored state if its host was lost. Returns whether that
-    /// state may be older than the state on the lost host.
-    pub async fn resume_from_stored(&self, id: &str) -> anyhow::Result<(SandboxInfo, bool)> {
+    /// Resumes a sandbox. With `from_stored`, uses its newest stored state if its host was lost. With
+    /// `reboot`, discards its memory. Returns whether the state may be older than the state on the
+    /// lost host.
+    pub async fn resume_with(
+        &self,
+        id: &str,
+        from_stored: bool,
+        reboot: bool,
+    ) -> anyhow::Result<(SandboxInfo, bool)> {
         let path = format!("/sandboxes/{}/resume", self.full_id(id).await?);
-        let body = json!({ "from": "stored" });
+        let body = ResumeSandbox {
+            from: from_stored.then_some(ResumeFrom::Stored),
+            memory: reboot.then_some(false),
+            ..ResumeSandbox::default()
+        };
         let (headers, sandbox): (_, Sandbox) =
             self.call_with_headers(Method::POST, &path, &body).await?;
         Ok((sandbox.record, headers.contains_key("jiffy-resumed-from")))

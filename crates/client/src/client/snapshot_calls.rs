@@ -23,11 +23,31 @@ impl Client {
         name: Option<&str>,
         ack: SnapshotAck,
     ) -> anyhow::Result<SnapshotInfo> {
+        self.take_snapshot(id, name, ack, None).await
+    }
+
+    /// Like [`Self::snapshot_sandbox`], without the memory.
+    pub async fn snapshot_disk(
+        &self,
+        id: &str,
+        name: Option<&str>,
+        ack: SnapshotAck,
+    ) -> anyhow::Result<SnapshotInfo> {
+        self.take_snapshot(id, name, ack, Some(false)).await
+    }
+
+    async fn take_snapshot(
+        &self,
+        id: &str,
+        name: Option<&str>,
+        ack: SnapshotAck,
+        memory: Option<bool>,
+    ) -> anyhow::Result<SnapshotInfo> {
         let body = SnapshotSandbox {
             name: name.map(str::to_owned),
             durable: (ack == SnapshotAck::Durable).then_some(true),
             ack: (ack == SnapshotAck::Captured).then_some(jiffy_api_types::SnapshotAck::Captured),
-            memory: None,
+            memory,
         };
         let snapshot: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
         Ok(snapshot.jiffy)

@@ -7,8 +7,8 @@ use crate::guest_nic::GuestNic;
 use crate::host::PreparedTemplate;
 use async_trait::async_trait;
 use jiffy_engine_api::{
-    AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, GVISOR,
-    Guest, GuestHandle, GuestUsage, NetworkRules, SandboxIdentity, SnapshotTimes, UnassignedGuest,
+    AfterSnapshot, BootReport, ConnectionLog, EngineError, ExitReason, GVISOR, Guest, GuestHandle,
+    GuestUsage, NetworkRules, SandboxIdentity, SnapshotRequest, SnapshotTimes, UnassignedGuest,
     steps,
 };
 use jiffy_gvisor_engine::{AdoptSpec, Sandbox, SnapshotStore, UnassignedSandbox};
@@ -146,15 +146,19 @@ impl Guest for GvisorGuest {
 
     async fn take_snapshot(
         &self,
-        id: &str,
-        _parent: Option<&str>,
-        then: AfterSnapshot,
-        max_bytes: Option<u64>,
-        _notice: Option<CaptureNotice>,
+        request: SnapshotRequest<'_>,
     ) -> Result<SnapshotTimes, EngineError> {
+        if !request.content.is_full() {
+            return Err(EngineError::Unsupported {
+                engine: GVISOR,
+                what: "store the disk without the memory, because a checkpoint contains both",
+                instead: Some("a pause or snapshot with memory, or the engine microvm"),
+            });
+        }
         // A gVisor snapshot is a complete copy, so the parent is not used. gVisor cannot capture
         // memory in advance, so the notice is dropped.
-        let resume = then == AfterSnapshot::Resume;
+        let resume = request.then == AfterSnapshot::Resume;
+        let (id, max_bytes) = (request.id, request.max_bytes);
         let taken = self.sandbox.snapshot(&self.store, id, resume, max_bytes);
         let taken = taken.await;
         let (stopped_us, total_us) = taken.map_err(|e| operation_error(e, &self.sandbox))?;

@@ -8,9 +8,9 @@ use crate::guest_nic::GuestNic;
 use crate::rehearsal::{rehearse, report_free_memory};
 use async_trait::async_trait;
 use jiffy_engine_api::{
-    AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, Guest,
-    GuestHandle, GuestStream, GuestUsage, MICROVM, NetworkRules, ProcessInstance, RollbackCommit,
-    RollbackFailure, SandboxIdentity, SnapshotTimes,
+    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
+    GuestUsage, MICROVM, NetworkRules, ProcessInstance, RollbackCommit, RollbackFailure,
+    SandboxIdentity, SnapshotRequest, SnapshotTimes,
 };
 use jiffy_microvm_engine::MicroVm;
 use jiffy_proto::agent::{Hello, Identity};
@@ -167,14 +167,14 @@ impl Guest for MicroVmGuest {
 
     async fn take_snapshot(
         &self,
-        id: &str,
-        _parent: Option<&str>,
-        then: AfterSnapshot,
-        max_bytes: Option<u64>,
-        notice: Option<CaptureNotice>,
+        request: SnapshotRequest<'_>,
     ) -> Result<SnapshotTimes, EngineError> {
         // The VM knows its parent snapshot.
-        self.save(id, then, max_bytes, notice).await
+        if request.content.is_full() {
+            self.save(request).await
+        } else {
+            self.save_disk(request).await
+        }
     }
 
     async fn finish_captured(&self) -> Result<SnapshotTimes, EngineError> {

@@ -5,6 +5,10 @@ use crate::imported_files::{incompatible, place_all, without_template};
 use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
 use jiffy_snapshot::{ImportMode, Manifest, MissingMemory, PIN_FILE, check_manifest, is_reserved};
 
+/// Alternative to snapshots that need a particular processor or kernel.
+pub(super) const WITHOUT_MEMORY: &str = "store it without memory on its own host (`jiffy snapshot --disk-only`, \
+     `jiffy pause --disk-only`): every host can boot it";
+
 impl MicroVmEngine {
     /// Checks that this host can restore the snapshot: manifest, sizes, processor level, template,
     /// kernel modules and network. The full set of processor features is compared during the
@@ -14,11 +18,16 @@ impl MicroVmEngine {
         check_size(import, &manifest)?;
         // The manifest's `cpu` starts with the level, followed by a colon and the features.
         let level = manifest.cpu.split_once(':').map(|(level, _)| level);
-        if let Some(level) = level.and_then(|level| level.parse().ok()) {
+        // A guest that boots uses the processor, the kernel and the network of this host.
+        let is_restored = !manifest.disk_only;
+        if let Some(level) = level
+            .filter(|_| is_restored)
+            .and_then(|level| level.parse().ok())
+        {
             crate::cpu_level::check_features(level).map_err(|missing| {
                 EngineError::Incompatible {
                     reason: format!(
-                        "snapshot {} needs processor level {level}, but this host's processor lacks {missing}; restore it on a host of that level",
+                        "snapshot {} needs processor level {level}, but this host's processor lacks {missing}; restore it on a host of that level, or {WITHOUT_MEMORY}",
                         import.id
                     ),
                 }
@@ -30,17 +39,17 @@ impl MicroVmEngine {
             .prepare_version(&manifest.template)
             .await
             .map_err(|e| without_template(import, &manifest.template, &e))?;
-        if let Some(sum) = &manifest.modules {
+        if let Some(sum) = manifest.modules.as_ref().filter(|_| is_restored) {
             template.has_modules(sum).map_err(|e| {
                 incompatible(
                     import,
                     &format!("the modules of kernel {}", manifest.versions.kernel),
                     &crate::template_cache::chain(e),
-                    "use the version of jiffy that took it",
+                    &format!("use the version of jiffy that took it, or {WITHOUT_MEMORY}"),
                 )
             })?;
         }
-        if manifest.net && self.network.is_none() {
+        if is_restored && manifest.net && self.network.is_none() {
             Err(EngineError::Incompatible {
                 reason: format!(
                     "snapshot {} was taken with a network, but sandboxes of this host have none; start the daemon with --network on",

@@ -34,7 +34,7 @@ pub struct LazyStore {
 
 /// Layer of a lineage that is not completely stored on this host.
 struct LayerWithHoles {
-    /// Position in the lineage, from 0 for the oldest snapshot.
+    /// Position in the memory of the lineage, from 0 for the oldest snapshot.
     number: u32,
     /// Location of the layer in the remote store.
     origin: LayerOrigin,
@@ -114,7 +114,7 @@ impl LazyStore {
 
     /// Returns the incomplete layers of a lineage. Marks snapshots that have become complete.
     fn holes(&self, lineage: &Lineage) -> Result<Vec<LayerWithHoles>, EngineError> {
-        let numbered = (0..).zip(lineage.snapshots());
+        let numbered = (0..).zip(lineage.memory_snapshots());
         let layers = numbered.map(|(number, snapshot)| self.incomplete_layer(number, snapshot));
         layers.filter_map(Result::transpose).collect()
     }
@@ -218,7 +218,7 @@ impl MicroVmEngine {
         let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         match &self.lazy {
             _ if lineage.is_complete() => Ok(()),
-            Some(lazy) => lazy.complete(lineage.snapshots()).await,
+            Some(lazy) => lazy.complete(lineage.memory_snapshots()).await,
             None => Err(without_store(&lineage)),
         }
     }

@@ -44,8 +44,6 @@ impl MicroVmEngine {
         memory: impl Fn(&Lineage) -> MemoryPolicy,
         identity: Option<&SandboxIdentity>,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
-        // In the background: the disk is read while the steps below run.
-        self.cached_working_sets.read_ahead(&lineage);
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("snapshot {id} does not exist"),
         })?;
@@ -56,6 +54,11 @@ impl MicroVmEngine {
             .prepare_version(&manifest.template)
             .await?;
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
+        if manifest.disk_only {
+            return self.bootable_from(&lineage, prepared, disk_mib).await;
+        }
+        // In the background: the disk is read while the steps below run.
+        self.cached_working_sets.read_ahead(&lineage);
         let overlay = self
             .shared
             .overlays

@@ -7,7 +7,7 @@ use crate::guest_nic::GuestNic;
 use crate::host::PreparedTemplate;
 use crate::rehearsal::{self, rehearse};
 use async_trait::async_trait;
-use jiffy_engine_api::{EngineError, Guest, SandboxIdentity, UnassignedGuest, steps};
+use jiffy_engine_api::{EngineError, Guest, SandboxIdentity, Startup, UnassignedGuest, steps};
 use jiffy_microvm_engine::{BootError, BootSpec, MicroVm, UnassignedMicroVm};
 use jiffy_network::SlotLease;
 use jiffy_proto::agent::SiteSettings;
@@ -92,6 +92,15 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
         match &self.stage {
             BootStage::Restored(waiting) => waiting.is_waiting(),
             BootStage::Bootable(_) => true,
+        }
+    }
+
+    fn boot_startup(&self) -> Option<Startup> {
+        match &self.stage {
+            BootStage::Bootable(spec) if spec.disk.is_some() => {
+                Some(self.prepared.template().manifest.startup.clone())
+            }
+            _ => None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Contract of snapshots and of guests restored from them.
 
 use crate::place::{Place, Running, TEMPLATE, exited, name, new_identity, next_output};
-use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity};
+use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity, SnapshotRequest};
 use std::collections::BTreeSet;
 
 pub async fn a_snapshot_is_a_copy_and_its_guest_continues(place: &Place) {
@@ -179,7 +179,8 @@ pub async fn a_failed_snapshot_has_no_effect(place: &Place) {
     for then in [AfterSnapshot::Resume, AfterSnapshot::Stop] {
         for taken in [&*id, "../up", "", "UPPER"] {
             let guest = &running.guest;
-            let refused = guest.take_snapshot(taken, None, then, None, None).await;
+            let request = SnapshotRequest::new(taken, then);
+            let refused = guest.take_snapshot(request).await;
             assert!(refused.is_err(), "{taken:?} {then:?}");
             running.wait_count_above(running.counted().await).await;
         }

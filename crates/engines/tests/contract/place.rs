@@ -4,7 +4,7 @@ use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine_api::{
     AfterSnapshot, Engine, EngineError, EngineName, Engines, Guest, SandboxIdentity, SandboxSize,
-    UnassignedGuest, new_id,
+    SnapshotRequest, UnassignedGuest, new_id,
 };
 use jiffy_engines::{Host, Programs, open_engines};
 use jiffy_image::Home;
@@ -256,7 +256,7 @@ for n in itertools.count():
     /// Takes a snapshot and returns its id.
     pub async fn snapshot(&self, then: AfterSnapshot) -> Result<String, EngineError> {
         let id = name();
-        let taken = self.guest.take_snapshot(&id, None, then, None, None);
+        let taken = self.guest.take_snapshot(SnapshotRequest::new(&id, then));
         taken.await?;
         Ok(id)
     }

@@ -108,13 +108,15 @@ pub enum TimeoutAction {
     Kill,
     /// Pause the sandbox
     Pause,
+    /// Pause the sandbox without its memory: it boots from its disk at the next resume
+    PauseDiskOnly,
 }
 
 impl From<TimeoutAction> for OnTimeout {
     fn from(at: TimeoutAction) -> Self {
         match at {
             TimeoutAction::Kill => Self::Kill,
-            TimeoutAction::Pause => Self::Pause,
+            TimeoutAction::Pause | TimeoutAction::PauseDiskOnly => Self::Pause,
         }
     }
 }

@@ -194,6 +194,9 @@ pub struct SnapshotArgs {
         conflicts_with = "durable"
     )]
     ack: AckMode,
+    /// Store the disk without the memory: sandboxes boot from the snapshot
+    #[arg(long)]
+    pub disk_only: bool,
     /// Print the snapshot as JSON instead of its id
     #[arg(long)]
     pub json: bool,
@@ -304,6 +307,10 @@ pub struct PauseArgs {
     /// Return after the memory is stored in the shared store. Needs a daemon with --store
     #[arg(long)]
     pub durable: bool,
+    /// Discard the memory: the sandbox boots from its disk at the next resume and runs the start
+    /// command of its template
+    #[arg(long)]
+    pub disk_only: bool,
 }
 
 /// `jiffy resume`.
@@ -316,6 +323,9 @@ pub struct ResumeArgs {
     /// which may be older than the state on that host
     #[arg(long, value_name = "STATE")]
     pub from: Option<ResumeState>,
+    /// Discard the memory of the pause: boot from the disk and run the start command of the template
+    #[arg(long)]
+    pub reboot: bool,
 }
 
 /// State from which a sandbox is resumed.

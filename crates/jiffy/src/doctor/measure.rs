@@ -266,6 +266,7 @@ impl MicroVmSnapshots {
             durability: Durability::PageCache,
             max_bytes: None,
             working_set: false,
+            disk_only: false,
         };
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;

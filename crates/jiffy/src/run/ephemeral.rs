@@ -6,7 +6,8 @@ use crate::cli::FeatureSwitch;
 use anyhow::Context;
 use jiffy_daemon::nic_kind;
 use jiffy_engine_api::{
-    AfterSnapshot, Engine, EngineError, EngineName, Guest, SandboxIdentity, SandboxSize, new_id,
+    AfterSnapshot, Engine, EngineError, EngineName, Guest, SandboxIdentity, SandboxSize,
+    SnapshotRequest, new_id,
 };
 use jiffy_engines::{Host, PreparedTemplate, open_ephemeral_engine};
 use jiffy_image::Home;
@@ -230,7 +231,7 @@ impl EphemeralGuests {
 
     /// Saves a guest as snapshot `id` and stops the guest.
     pub async fn save(&self, guest: &dyn Guest, id: &str) -> Result<(), EngineError> {
-        let snapshot = guest.take_snapshot(id, None, AfterSnapshot::Stop, None, None);
+        let snapshot = guest.take_snapshot(SnapshotRequest::new(id, AfterSnapshot::Stop));
         snapshot.await.map(drop)
     }
 

@@ -71,7 +71,7 @@ impl LocalRun<'_> {
     ) -> anyhow::Result<Outcome> {
         if !self.startup.is_empty() {
             let connection = guest.clone();
-            let start = start_up(&self.startup, move |port| {
+            let start = start_up(&self.startup, None, move |port| {
                 let guest = connection.clone();
                 async move { guest.connect(port).await }
             });

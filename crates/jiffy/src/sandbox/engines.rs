@@ -42,13 +42,14 @@ fn row(name: &str, cells: impl Iterator<Item = String>) -> String {
 }
 
 /// Number of capabilities.
-const CAPABILITIES: usize = 13;
+const CAPABILITIES: usize = 14;
 
 /// Returns the descriptions and the values of capabilities.
 fn capabilities(capabilities: Capabilities) -> [(&'static str, bool); CAPABILITIES] {
     // Without `..`, so that a new capability cannot be forgotten here.
     let Capabilities {
         snapshot,
+        disk_snapshot,
         live_snapshot,
         incremental,
         fork_shares_memory,
@@ -64,6 +65,7 @@ fn capabilities(capabilities: Capabilities) -> [(&'static str, bool); CAPABILITI
     } = capabilities;
     [
         ("snapshots", snapshot),
+        ("snapshots without memory", disk_snapshot),
         ("continues while a snapshot is written", live_snapshot),
         ("incremental snapshots", incremental),
         ("forks share memory", fork_shares_memory),

@@ -111,7 +111,7 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     lines.add("name", s.name.as_deref().unwrap_or_default());
     let state = match &s.state {
         SandboxState::Broken { cause, .. } => format!("broken: {cause}"),
-        state => format!("{}, since {}", state.name(), age(s.changed_ms)),
+        _ => format!("{}, since {}", table::state(s), age(s.changed_ms)),
     };
     lines.add("state", state);
     lines.add("template", &s.template);
@@ -165,7 +165,8 @@ fn timeout(s: &SandboxInfo) -> String {
     };
     let action = match s.settings.on_timeout {
         OnTimeout::Kill => "then killed",
-        OnTimeout::Pause => "then paused",
+        OnTimeout::Pause if s.settings.pause_mode.is_full() => "then paused",
+        OnTimeout::Pause => "then paused without memory",
     };
     match (&s.state, s.deadline_ms) {
         (SandboxState::Running, Some(at)) => {
@@ -179,7 +180,7 @@ fn timeout(s: &SandboxInfo) -> String {
 fn snapshot(lines: &mut DetailLines, s: &SnapshotInfo) {
     lines.add("snapshot", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
-    lines.add("taken", table::reason(s));
+    lines.add("taken", table::taken(s));
     lines.add("sandbox", &s.sandbox);
     lines.add("template", &s.template);
     lines.add("engine", &s.engine);

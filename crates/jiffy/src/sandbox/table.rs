@@ -3,7 +3,7 @@
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
 use jiffy_api_types::{
-    Moment, SandboxInfo, SandboxState, SnapshotInfo, SnapshotPurpose, StoreState,
+    Moment, SandboxInfo, SandboxState, SnapshotContent, SnapshotInfo, SnapshotPurpose, StoreState,
 };
 use jiffy_client::{Listed, terminal};
 use jiffy_engine_api::VerifiedSnapshot;
@@ -119,7 +119,7 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
         table.row([
             short(&s.id).to_owned(),
             s.name.clone().unwrap_or_default(),
-            s.state.name().to_owned(),
+            state(s),
             store_state(s.store_state),
             s.template.clone(),
             s.engine.clone().unwrap_or_default(),
@@ -134,6 +134,15 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
         table.remove_column("STORE");
     }
     table.text()
+}
+
+/// Returns the state of a sandbox. A sandbox that is paused without memory boots at its resume.
+pub fn state(sandbox: &SandboxInfo) -> String {
+    let name = sandbox.state.name();
+    match sandbox.pause_mode {
+        Some(SnapshotContent::Filesystem) => format!("{name}, disk only"),
+        _ => name.to_owned(),
+    }
 }
 
 /// Returns the state of the copy in the shared store. Empty without a store.
@@ -157,6 +166,15 @@ pub fn reason(snapshot: &SnapshotInfo) -> &'static str {
     }
 }
 
+/// Returns the purpose of a snapshot, and whether it contains the disk only.
+pub fn taken(snapshot: &SnapshotInfo) -> String {
+    let reason = reason(snapshot);
+    match snapshot.content {
+        SnapshotContent::Full => reason.to_owned(),
+        SnapshotContent::Filesystem => format!("{reason}, disk only"),
+    }
+}
+
 /// Returns a table of snapshots with their total size.
 pub fn snapshots(all: &Vec<Listed<SnapshotInfo>>) -> String {
     let mut table = Table::new([
@@ -174,7 +192,7 @@ pub fn snapshots(all: &Vec<Listed<SnapshotInfo>>) -> String {
         table.row([
             short(&s.id).to_owned(),
             s.name.clone().unwrap_or_default(),
-            reason(s).to_owned(),
+            taken(s),
             store_state(s.store_state),
             short(&s.sandbox).to_owned(),
             s.template.clone(),

@@ -2,7 +2,7 @@
 
 use super::{SaveError, SnapshotContext, UnpublishedSnapshot};
 use jiffy_engine_api::now_ms;
-use jiffy_proto::snapshot::SnapshotReport;
+use jiffy_proto::snapshot::{AfterSnapshot, SnapshotReport};
 use jiffy_snapshot::{DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot, Versions};
 use std::fs::File;
 
@@ -32,6 +32,8 @@ impl SnapshotContext {
             unpublished
                 .draft
                 .publish(&manifest, overlays, unpublished.spec.durability)?;
+        // Later snapshots are based on the memory of this one.
+        self.fresh_memory = false;
         // Hold the new parent before the hold on the former parent is dropped.
         self.parent = Some((unpublished.spec.id.clone(), snapshot.hold()?));
         if let Some(touched) = &unpublished.touched {
@@ -85,6 +87,10 @@ fn manifest(
             bytes: size(&draft.memory)?,
             stored: report.stored,
             zero: report.zero,
+            // A guest that stops without memory leaves none to later snapshots. Otherwise, the
+            // memory layer is empty, and later snapshots are based on the memory below.
+            complete: context.parent.is_some()
+                && (context.fresh_memory || spec.disk_only && spec.then == AfterSnapshot::Stop),
         },
         disks: vec![DiskSizes {
             bytes: size(frozen)?,
@@ -92,5 +98,6 @@ fn manifest(
         }],
         net: context.net,
         modules: context.modules.clone(),
+        disk_only: spec.disk_only,
     })
 }

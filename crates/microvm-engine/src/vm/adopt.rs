@@ -100,6 +100,8 @@ struct AdoptedState {
     overlay: File,
     supported_requests: VmmRequests,
     captured: Option<CapturedDraft>,
+    /// Number of memory layers of the VMM, if reported.
+    memory_layers: Option<usize>,
 }
 
 impl MicroVm {
@@ -179,8 +181,17 @@ impl MicroVm {
         };
         // Without its parent, the sandbox continues to run but cannot be saved.
         let mut lineage_lost = false;
+        let memory_layers = adopted.memory_layers;
         let parent = spec.parent.and_then(|id| {
-            let hold = spec.store.get(&id).and_then(|parent| parent.hold());
+            let parent = spec.store.get(&id);
+            // The earlier process exited while it stopped the guest for a pause without memory. The
+            // memory of the guest is based on a snapshot below, which the pause does not refer to.
+            lineage_lost = memory_layers > Some(1)
+                && parent.as_ref().is_ok_and(|parent| {
+                    let manifest = parent.manifest();
+                    manifest.disk_only && manifest.memory.complete
+                });
+            let hold = parent.and_then(|parent| parent.hold());
             let hold = hold.inspect_err(|e| {
                 tracing::warn!(id, error = %e, "a sandbox depends on an unusable snapshot");
                 lineage_lost = true;
@@ -202,6 +213,7 @@ impl MicroVm {
             report: spec.report,
             supported_requests: adopted.supported_requests,
             steps: None,
+            fresh_memory: memory_layers == Some(0),
         });
         let mut context = vm.context.lock().await;
         context.lineage_lost = lineage_lost;
@@ -266,6 +278,7 @@ async fn take_control(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState,
         overlay: reattached.overlay,
         supported_requests: reattached.supported_requests,
         captured,
+        memory_layers: reattached.memory_layers,
     })
 }
 
@@ -293,6 +306,7 @@ fn expected_capture(reattached: &ReattachedVmm, spec: &AdoptSpec<'_>) -> Option<
             durability: Durability::PageCache,
             max_bytes: None,
             working_set: false,
+            disk_only: false,
         },
         report: captured.report.clone(),
     })
@@ -305,6 +319,7 @@ struct ReattachedVmm {
     console: OwnedFd,
     overlay: File,
     supported_requests: VmmRequests,
+    memory_layers: Option<usize>,
 }
 
 async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
@@ -317,23 +332,30 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
             captured,
             rollback,
             fold,
+            disk_only,
+            memory_layers,
             console,
             overlays,
         } => {
-            let supported_requests = VmmRequests { rollback, fold };
+            let supported_requests = VmmRequests {
+                rollback,
+                fold,
+                disk_only,
+            };
             let state = (
                 protocol,
                 running,
                 prepared_snapshot,
                 captured,
                 supported_requests,
+                memory_layers,
             );
             Some((state, console, overlays, fds))
         }
         _ => None,
     };
     let (state, console, overlays, fds) = wait_for_event(link, reattached).await?;
-    let (protocol, running, prepared_snapshot, captured, supported_requests) = state;
+    let (protocol, running, prepared_snapshot, captured, supported_requests, memory_layers) = state;
     if protocol != CONTROL_PROTOCOL_VERSION {
         return Err(AdoptError::Version(protocol));
     }
@@ -353,6 +375,7 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
         console: take(console)?,
         overlay: File::from(take(overlay)?),
         supported_requests,
+        memory_layers,
     })
 }
 

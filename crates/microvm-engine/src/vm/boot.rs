@@ -17,8 +17,9 @@ use tokio::sync::mpsc;
 
 impl MicroVm {
     /// Starts a VMM, boots the guest, and returns when its agent has taken its identity.
-    pub async fn boot(spec: BootSpec) -> Result<Self, BootError> {
+    pub async fn boot(mut spec: BootSpec) -> Result<Self, BootError> {
         let requested_at = Instant::now();
+        let parent = spec.disk.as_mut().and_then(|disk| disk.parent.take());
         let mut step = steps::begin("spawn");
         let kvm = host_kvm::open()?;
         let console = console_ring()?;
@@ -36,7 +37,7 @@ impl MicroVm {
             },
             identity: Some(spec.identity.clone()),
             mode: BootMode::Cold,
-            parent: None,
+            parent,
             net: spec.net.is_some(),
             modules: spec.modules.as_ref().map(|image| image.sha256.clone()),
         };

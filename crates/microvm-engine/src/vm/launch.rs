@@ -42,6 +42,8 @@ pub(crate) struct MicroVmParts {
     pub supported_requests: VmmRequests,
     /// Receives the steps of the boot. `None` if the guest is running.
     pub steps: Option<mpsc::Sender<BootStep>>,
+    /// True if the memory is not based on the memory of a snapshot.
+    pub fresh_memory: bool,
 }
 
 /// Values that differ between a boot and a restore.
@@ -51,7 +53,7 @@ pub(crate) struct LaunchSpec<'a> {
     /// `None` if the identity is assigned later.
     pub identity: Option<Identity>,
     pub mode: BootMode,
-    /// Snapshot from which the VM is restored.
+    /// Snapshot from which the VM is restored, or from whose disks it boots.
     pub parent: Option<(String, Hold)>,
     /// True if the VM has a network interface.
     pub net: bool,
@@ -111,6 +113,7 @@ impl MicroVm {
             },
             supported_requests: VmmRequests::ALL,
             steps: Some(step_sender),
+            fresh_memory: launch.mode == BootMode::Cold,
         });
         vm.limit_task = limit_task;
         Ok((vm, steps))
@@ -162,6 +165,7 @@ impl MicroVm {
                 parts.parent,
                 parts.net,
                 parts.modules,
+                parts.fresh_memory,
             ))),
             identity,
             limit_task: None,

@@ -102,6 +102,7 @@ impl MicroVm {
         context.greeting = None;
         context.overlay = spec.overlay;
         context.parent = Some(parent);
+        context.fresh_memory = false;
         context.unpublished = None;
         context.lineage_lost = false;
         let ready = self.wait_until_ready(&mut context, &mut steps);

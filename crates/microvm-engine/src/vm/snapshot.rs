@@ -65,6 +65,12 @@ impl MicroVm {
             spec: spec.clone(),
             vmm: self.vmm_pid(),
         };
+        if spec.disk_only && !self.supported_requests.disk_only {
+            return Err(SaveError::Refused(
+                "the VMM was started by an earlier version of jiffy, which always stores the memory"
+                    .to_owned(),
+            ));
+        }
         // Held until the snapshot is published: operations of this VM do not overlap.
         let mut context = self.context.clone().lock_owned().await;
         // A separate task always completes: during a snapshot, only the task's state refers to the
@@ -280,6 +286,7 @@ impl SnapshotTask {
             id: self.spec.id.clone(),
             state: add(&draft.state),
             memory: add(&draft.memory),
+            disk_only: self.spec.disk_only,
             direct: files.direct.map(&mut add),
             index: add(&draft.memory_index),
             pagemap: files.pagemap.map(&mut add),

@@ -51,6 +51,7 @@ fn snapshot(id: &str) -> Snapshot {
         bytes: 0,
         created_ms: 1,
         pruned: None,
+        content: Default::default(),
         storing: false,
         store: Default::default(),
     }

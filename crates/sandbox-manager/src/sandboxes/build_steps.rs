@@ -1,6 +1,6 @@
 //! Operations for template builds: snapshots after build steps, and a client of a sandbox's agent.
 
-use super::take_snapshot::record_after_snapshot;
+use super::take_snapshot::{SnapshotKind, record_after_snapshot};
 use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::journal::JournalChange;
 use crate::sandbox::SandboxOperation;
@@ -58,9 +58,11 @@ impl BuildSteps<'_> {
                     // The key of the step is the fingerprint by which the index finds the snapshot.
                     fingerprint: key,
                     retained: true,
-                    ..this
-                        .snapshots()
-                        .draft(&sandbox, &*guest, SnapshotPurpose::Step, None)?
+                    ..this.snapshots().draft(
+                        &sandbox,
+                        &*guest,
+                        SnapshotKind::full(SnapshotPurpose::Step),
+                    )?
                 };
                 let permit = this.budgets().reserve_snapshot(&draft, &sandbox).await?;
                 let snapshot = this

@@ -413,14 +413,23 @@ impl Sandboxes {
             Some(pending) => pending.wait().await?,
             None => None,
         };
+        let startup = origin.unassigned.boot_startup();
+        // A guest of a snapshot without memory boots.
+        let mode = startup.as_ref().map_or(origin.mode, |_| BootMode::Cold);
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(failed())?;
         // Only a cold boot needs the start command: a snapshot contains its processes.
-        if origin.mode == BootMode::Cold {
-            let started = self
-                .templates()
-                .start_up(&entry.record().template, &guest)
-                .await;
+        if mode == BootMode::Cold {
+            let (templates, token) = (self.templates(), sandbox_identity.access_token.clone());
+            let template = entry.record().template;
+            let started = match startup {
+                Some(startup) => {
+                    templates
+                        .run_startup(&template, &startup, &guest, token)
+                        .await
+                }
+                None => templates.start_up(&template, &guest, token).await,
+            };
             if let Err(e) = started {
                 guest.stop().await;
                 return Err(e);
@@ -455,7 +464,7 @@ impl Sandboxes {
             settings,
             rollbacks,
             snapshot: origin.snapshot,
-            boot_mode: Some(origin.mode),
+            boot_mode: Some(mode),
             engine: Some(guest.engine().to_owned()),
             boot_ms: Some(requested_at.elapsed().as_secs_f64() * 1000.0),
             deadline_ms: deadline,
@@ -482,9 +491,7 @@ impl Sandboxes {
         entry.set_record(record.clone());
         self.watch(entry, &guest);
         let took = requested_at.elapsed();
-        self.0
-            .metrics
-            .boot(origin.mode, took.as_secs_f64() * 1000.0);
+        self.0.metrics.boot(mode, took.as_secs_f64() * 1000.0);
         // The new deadline may be earlier than the deadline for which the timeout task waits.
         self.0.deadlines.notify();
         // Last, so that an error above leaves the sandbox with its previous guest.

@@ -1,6 +1,7 @@
 //! `fork`: creates children of a running or paused sandbox.
 
 use super::create::NewSandboxEntry;
+use super::take_snapshot::SnapshotKind;
 use super::{OperationError, Sandboxes};
 use crate::operation_times::OperationTimes;
 use crate::sandbox::Sandbox;
@@ -55,7 +56,12 @@ impl Sandboxes {
             let (mut sandbox, snapshot, _pin) = {
                 let _op_guard = entry.op_lock().lock().await;
                 let snapshot = this
-                    .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork", None)
+                    .snapshot_for(
+                        &entry,
+                        SnapshotKind::full(SnapshotPurpose::Fork),
+                        "fork",
+                        None,
+                    )
                     .await?;
                 // While this operation holds the parent's `op_lock`, the parent references the
                 // snapshot, so it cannot be collected before the pin.

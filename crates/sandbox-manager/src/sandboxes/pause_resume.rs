@@ -2,10 +2,11 @@
 
 use super::entry::SandboxEntry;
 use super::resume_options::{RestoreReason, ResumeOptions, ResumeTimeout};
+use super::take_snapshot::SnapshotKind;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::{Sandbox, SandboxOperation};
-use jiffy_api_types::{EventType, SandboxState, SnapshotPurpose};
+use jiffy_api_types::{EventType, SandboxState, SnapshotContent, SnapshotPurpose};
 use jiffy_engine_api::AfterSnapshot;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,24 +15,36 @@ impl Sandboxes {
     /// Pauses a sandbox: stores its changes since its parent snapshot, and stops its guest, which
     /// frees the memory.
     pub async fn pause(&self, id: &str) -> Result<Sandbox, OperationError> {
+        self.pause_with(id, SnapshotContent::Full).await
+    }
+
+    /// Like [`Self::pause`]. Without memory, the guest boots from its disk at the next resume.
+    pub async fn pause_with(
+        &self,
+        id: &str,
+        content: SnapshotContent,
+    ) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("pause", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
-            this.pause_locked(&entry).await
+            this.pause_locked(&entry, content).await
         })
         .await
     }
 
-    /// Like [`Self::pause`]. The caller must hold the sandbox's `op_lock`.
+    /// Like [`Self::pause_with`]. The caller must hold the sandbox's `op_lock`.
     pub(super) async fn pause_locked(
         &self,
         entry: &SandboxEntry,
+        content: SnapshotContent,
     ) -> Result<Sandbox, OperationError> {
         let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
-        let draft = self
-            .snapshots()
-            .draft(&sandbox, &*guest, SnapshotPurpose::Pause, None)?;
+        let kind = SnapshotKind {
+            content,
+            ..SnapshotKind::full(SnapshotPurpose::Pause)
+        };
+        let draft = self.snapshots().draft(&sandbox, &*guest, kind)?;
         let parent = draft.parent.clone();
         // Until the new record is in memory, the permit stands for the paused sandbox in the usage
         // of its owner, and the pin protects the snapshot from garbage collection.
@@ -107,23 +120,65 @@ impl Sandboxes {
         id: &str,
         time: ResumeTimeout,
     ) -> Result<(Sandbox, bool), OperationError> {
+        let options = ResumeOptions {
+            time,
+            ..ResumeOptions::default()
+        };
+        self.ensure_running_with(id, options).await
+    }
+
+    /// Like [`Self::ensure_running_for`]. For a running sandbox, only the timeout of `options` takes
+    /// effect.
+    pub async fn ensure_running_with(
+        &self,
+        id: &str,
+        options: ResumeOptions,
+    ) -> Result<(Sandbox, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
             if entry.record().state == SandboxState::Running {
-                return Ok((this.set_resume_timeout(&entry, time)?, false));
+                return Ok((this.set_resume_timeout(&entry, options.time)?, false));
             }
             entry.allow(SandboxOperation::Resume, "resume")?;
-            let options = ResumeOptions {
-                time,
-                ..ResumeOptions::default()
-            };
             Ok((this.resume_locked(&entry, options).await?, true))
         })
         .await
     }
 
     async fn resume_locked(
+        &self,
+        entry: &Arc<SandboxEntry>,
+        options: ResumeOptions,
+    ) -> Result<Sandbox, OperationError> {
+        if options.reboot {
+            self.discard_memory(entry).await?;
+        }
+        self.restore_paused(entry, options).await
+    }
+
+    /// Replaces the snapshot of a paused sandbox by a snapshot without memory. The guest writes its
+    /// changes to its disk first, because the disk alone is not consistent.
+    async fn discard_memory(&self, entry: &Arc<SandboxEntry>) -> Result<(), OperationError> {
+        let record = entry.record();
+        let owner = record.settings.owner.as_deref();
+        let id = record.snapshot.as_deref().unwrap_or_default();
+        let (snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
+        if !snapshot.content.is_full() {
+            return Ok(());
+        }
+        self.check_content(Some(&snapshot.engine), SnapshotContent::Filesystem)?;
+        self.restore_paused(entry, ResumeOptions::default()).await?;
+        let paused = self.pause_locked(entry, SnapshotContent::Filesystem).await;
+        if let Err(e) = paused {
+            // The sandbox stays paused, with its memory.
+            self.pause_locked(entry, SnapshotContent::Full).await?;
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    async fn restore_paused(
         &self,
         entry: &Arc<SandboxEntry>,
         options: ResumeOptions,

@@ -42,7 +42,9 @@ impl Sandboxes {
                 .await
                 .map_err(|e| failed(e.to_string()))?
                 .map_err(|e| failed(e.to_string()))?;
-            this.templates().start_up(&record.template, &guest).await?;
+            this.templates()
+                .start_up(&record.template, &guest, record.agent_token.clone())
+                .await?;
             this.report(EventType::SandboxRestarted, &record);
             Ok(entry.record())
         })

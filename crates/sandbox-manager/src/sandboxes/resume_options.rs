@@ -24,6 +24,8 @@ pub struct ResumeOptions {
     pub time: ResumeTimeout,
     /// New action at the timeout. `None` if it does not change.
     pub on_timeout: Option<OnTimeout>,
+    /// True to discard the memory of the pause: the sandbox boots from its disk.
+    pub reboot: bool,
 }
 
 impl ResumeOptions {

@@ -247,6 +247,7 @@ mod tests {
             bytes: 0,
             created_ms: 1,
             pruned: None,
+            content: Default::default(),
             storing: false,
             store: Default::default(),
         }

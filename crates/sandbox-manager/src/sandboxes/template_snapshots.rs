@@ -11,8 +11,8 @@ use crate::snapshot::Snapshot;
 use crate::startup::start_up;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::{
-    AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize, new_id,
-    now_ms, steps,
+    AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize, Startup,
+    new_id, now_ms, steps,
 };
 use jiffy_proto::agent::SiteSettings;
 use parking_lot::Mutex;
@@ -240,7 +240,7 @@ impl TemplateSnapshots<'_> {
         let unassigned = unassigned.map_err(failed())?;
         let guest = unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(failed())?;
-        if let Err(e) = self.start_up(template, &guest).await {
+        if let Err(e) = self.start_up(template, &guest, None).await {
             guest.stop().await;
             return Err(e);
         }
@@ -265,6 +265,7 @@ impl TemplateSnapshots<'_> {
             bytes: 0,
             created_ms: now_ms(),
             pruned: None,
+            content: Default::default(),
             storing: false,
             store: Default::default(),
         };
@@ -291,19 +292,34 @@ impl TemplateSnapshots<'_> {
     }
 
     /// Runs the start command of the template in a booted guest, and waits until it is ready.
+    /// `token` is the access token of the guest's agent.
     pub(super) async fn start_up(
         self,
         template: &str,
         guest: &Arc<dyn Guest>,
+        token: Option<String>,
     ) -> Result<(), OperationError> {
         let failed = || OperationError::engine(format!("boot template `{template}`"));
         let engine = self.0.engines.get(guest.engine()).map_err(failed())?;
         let startup = engine.prepare(template).await.map_err(failed())?.startup;
+        self.run_startup(template, &startup, guest, token).await
+    }
+
+    /// Like [`Self::start_up`], with the startup of a particular version of the template.
+    pub(super) async fn run_startup(
+        self,
+        template: &str,
+        startup: &Startup,
+        guest: &Arc<dyn Guest>,
+        token: Option<String>,
+    ) -> Result<(), OperationError> {
         if startup.is_empty() {
             return Ok(());
         }
+        let failed = || OperationError::engine(format!("boot template `{template}`"));
+        let _step = steps::begin("startup");
         let connector = guest.clone();
-        let starting = start_up(&startup, move |port| {
+        let starting = start_up(startup, token, move |port| {
             let guest = connector.clone();
             async move { guest.connect(port).await }
         });

@@ -112,7 +112,10 @@ impl Sandboxes {
         }
         let result = match record.settings.on_timeout {
             OnTimeout::Kill => self.kill_locked(entry).await,
-            OnTimeout::Pause => self.pause_locked(entry).await,
+            OnTimeout::Pause => {
+                self.pause_locked(entry, record.settings.pause_content)
+                    .await
+            }
         };
         match result {
             Ok(now) => {

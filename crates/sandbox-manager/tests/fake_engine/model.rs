@@ -135,6 +135,7 @@ impl Model {
                 self.resume(ResumeOptions {
                     time,
                     on_timeout: None,
+                    reboot: false,
                 });
                 return Reply::Resumed;
             }
@@ -231,6 +232,7 @@ fn some_call(dice: &mut Dice) -> Call {
         9 => Call::Resume(ResumeOptions {
             time: some_resume_timeout(dice),
             on_timeout: Some(OnTimeout::Pause),
+            reboot: false,
         }),
         10..13 => Call::Pause,
         13 => Call::Snapshot,

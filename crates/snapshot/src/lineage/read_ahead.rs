@@ -25,7 +25,7 @@ struct IndexedLayers(Vec<(SnapshotLayer, LayerIndex)>);
 impl IndexedLayers {
     fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
         let layers = lineage
-            .snapshots()
+            .memory_snapshots()
             .iter()
             .zip(lineage.memory()?)
             .map(|(snapshot, layer)| {
@@ -177,7 +177,7 @@ impl Lineage {
         let mut buffer = vec![0; MEMORY_CHUNK as usize];
         let mut prefetched = 0;
         for (layer, run) in runs {
-            let failed = |e: io::Error| match self.snapshots().get(layer) {
+            let failed = |e: io::Error| match self.memory_snapshots().get(layer) {
                 Some(snapshot) => SnapshotError::io(snapshot.path())(e),
                 // Does not occur: each layer belongs to a snapshot.
                 None => SnapshotError::Missing(String::new()),

@@ -17,7 +17,7 @@ impl Lineage {
 
     /// Returns the written pages of the newest snapshot that has recorded them.
     pub fn written_pages(&self) -> Result<Option<WrittenPages>, SnapshotError> {
-        for snapshot in self.snapshots().iter().rev() {
+        for snapshot in self.memory_snapshots().iter().rev() {
             if let Some((_, first_command)) = snapshot.read_set(WRITTEN_PAGES_FILE, MEMORY_PAGE)? {
                 let first_use = snapshot.read_set(FIRST_USE_PAGES_FILE, MEMORY_PAGE)?;
                 return Ok(Some(WrittenPages {
@@ -54,7 +54,7 @@ impl Lineage {
     }
 
     fn recorded(&self, name: &str, unit: u32) -> Result<Option<RecordedSet>, SnapshotError> {
-        for snapshot in self.snapshots().iter().rev() {
+        for snapshot in self.memory_snapshots().iter().rev() {
             if let Some(recorded) = snapshot.read_set(name, unit)? {
                 return Ok(Some(recorded));
             }

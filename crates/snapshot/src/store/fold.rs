@@ -97,9 +97,11 @@ struct LayerFold {
 }
 
 impl LayerFold {
+    /// Compares two layers. If `is_complete`, the upper layer does not depend on the lower one.
     fn new(
         names: [String; 2],
         [lower, upper]: [SnapshotLayer; 2],
+        is_complete: bool,
         path: &Path,
     ) -> Result<Self, SnapshotError> {
         let read = |layer: &SnapshotLayer| {
@@ -112,7 +114,11 @@ impl LayerFold {
         let upper_bytes = index.stored.count() * u64::from(index.unit);
         // Units that the upper layer stores or marks as zero. The parent's content of them is
         // superseded.
-        let decided = index.stored.with(&index.zero);
+        let decided = if is_complete {
+            UnitSet::full(index.units())
+        } else {
+            index.stored.with(&index.zero)
+        };
         let copied = below.stored.without(&decided);
         index.stored = index.stored.with(&copied);
         index.zero = index.zero.with(&below.zero.without(&decided));
@@ -159,7 +165,9 @@ impl Store {
         }
         // A layer with missing chunks cannot be copied.
         upper.check_complete()?;
-        lower.check_complete()?;
+        if !upper.manifest().memory.complete {
+            lower.check_complete()?;
+        }
         let layers = open_layers(&lower, &upper)?;
         let copied: u64 = layers.iter().map(LayerFold::copied_bytes).sum();
         let upper_bytes: u64 = layers.iter().map(|layer| layer.upper_bytes).sum();
@@ -168,7 +176,7 @@ impl Store {
         }
         let files = identities(&layers).map_err(SnapshotError::io(upper.path()))?;
         let grandparent = lower.manifest().parent.clone();
-        let manifest = folded_manifest(&upper, grandparent.clone(), &layers);
+        let manifest = folded_manifest(&lower, &upper, &layers);
         let draft = FoldDraft {
             path: self.new_draft_path(),
             copied: Vec::new(),
@@ -210,11 +218,12 @@ fn have_equal_sizes(lower: &Snapshot, upper: &Snapshot) -> bool {
 fn open_layers(lower: &Snapshot, upper: &Snapshot) -> Result<Vec<LayerFold>, SnapshotError> {
     let memory = [lower.memory()?, upper.memory()?];
     let names = [MEMORY_LAYER, MEMORY_INDEX].map(str::to_owned);
-    let mut layers = vec![LayerFold::new(names, memory, upper.path())?];
+    let is_complete = upper.manifest().memory.complete;
+    let mut layers = vec![LayerFold::new(names, memory, is_complete, upper.path())?];
     for number in 0..upper.manifest().disks.len() {
         let disk = [lower.disk(number)?, upper.disk(number)?];
         let names = [disk_layer(number), disk_index(number)];
-        layers.push(LayerFold::new(names, disk, upper.path())?);
+        layers.push(LayerFold::new(names, disk, false, upper.path())?);
     }
     Ok(layers)
 }
@@ -242,13 +251,12 @@ fn identities(layers: &[LayerFold]) -> io::Result<FoldedLayers> {
     })
 }
 
-fn folded_manifest(
-    upper: &Snapshot,
-    grandparent: Option<String>,
-    layers: &[LayerFold],
-) -> Manifest {
+fn folded_manifest(lower: &Snapshot, upper: &Snapshot, layers: &[LayerFold]) -> Manifest {
     let mut manifest = upper.manifest().clone();
-    manifest.parent = grandparent;
+    manifest.parent = lower.manifest().parent.clone();
+    // Without a parent, every layer is complete.
+    let is_complete = manifest.memory.complete || lower.manifest().memory.complete;
+    manifest.memory.complete = is_complete && manifest.parent.is_some();
     if let Some((memory, disks)) = layers.split_first() {
         manifest.memory.stored = memory.index.stored.count();
         manifest.memory.zero = memory.index.zero.count();
@@ -284,7 +292,13 @@ impl Fold {
             [MANIFEST, CHECKSUMS_FILE].contains(&name) || indexes.iter().any(|index| *index == name)
         };
         link_files(upper.path(), &draft, is_replaced)?;
-        for (name, _) in SET_FILES {
+        // The sets of the parent are sets of another memory if the memory is complete.
+        let sets: &[_] = if upper.manifest().memory.complete {
+            &[]
+        } else {
+            &SET_FILES
+        };
+        for (name, _) in sets {
             // Add the recorded sets that only the parent has. Ignore the error: an existing set of
             // the snapshot is newer. Without a set, restores are only slower.
             let _ = fs::hard_link(lower.join(name), draft.join(name));

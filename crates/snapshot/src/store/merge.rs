@@ -32,7 +32,9 @@ impl Store {
         if merged_snapshots.len() < 2 {
             return Ok(newest);
         }
-        for snapshot in merged_snapshots {
+        // The memory of snapshots below this index is not part of the newest snapshot.
+        let memory_start = lineage.memory_start();
+        for snapshot in lineage.snapshots().iter().skip(oldest.max(memory_start)) {
             snapshot.check_complete()?;
         }
         let below = oldest
@@ -51,12 +53,16 @@ impl Store {
         copy(&state, &draft.state, 0, length).map_err(failed(draft.path()))?;
 
         let bytes = manifest.memory.bytes;
-        let layers = lineage.memory()?.split_off(oldest);
-        let memory = combine(&layers, is_based, &draft.memory, MEMORY_CHUNK, bytes)
+        let layers = lineage
+            .memory()?
+            .split_off(oldest.saturating_sub(memory_start));
+        let is_memory_based = is_based && memory_start < oldest;
+        let memory = combine(&layers, is_memory_based, &draft.memory, MEMORY_CHUNK, bytes)
             .map_err(failed(newest.path()))?;
         write_index(&draft.memory_index, &memory).map_err(failed(draft.path()))?;
         manifest.memory.stored = memory.stored.count();
         manifest.memory.zero = memory.zero.count();
+        manifest.memory.complete = is_based && !is_memory_based;
         for (number, disk) in manifest.disks.iter_mut().enumerate() {
             let path = draft.path().join(disk_layer(number));
             let file = File::create_new(&path).map_err(SnapshotError::io(&path))?;

@@ -67,7 +67,7 @@ impl Store {
             MEMORY_LAYER,
             MEMORY_INDEX,
             PartKind::Memory,
-            based,
+            based && !manifest.memory.complete,
         )?);
         // `number` and `disk` are the same index, as `u32` and `usize`.
         for (number, disk) in (0..).zip(0..manifest.disks.len()) {

@@ -19,8 +19,21 @@ type Units = Vec<(u64, u8)>;
 
 /// Publishes a snapshot whose layers contain `memory` and `disk`.
 fn publish(store: &Store, id: &str, parent: Option<&str>, memory: &Units, disk: &Units) {
+    publish_with(store, id, parent, memory, disk, |manifest| {
+        assert!(!manifest.disk_only);
+    });
+}
+
+/// Like [`publish`]. `change` changes the manifest before it is written.
+fn publish_with(
+    store: &Store,
+    id: &str,
+    parent: Option<&str>,
+    memory: &Units,
+    disk: &Units,
+    change: impl FnOnce(&mut Manifest),
+) {
     let mut draft = store.draft(1).unwrap();
-    draft.state.write_all_at(id.as_bytes(), 0).unwrap();
     let overlay = store.overlay().unwrap();
     let mut indexes = Vec::new();
     for (file, unit, bytes, units) in [
@@ -54,11 +67,16 @@ fn publish(store: &Store, id: &str, parent: Option<&str>, memory: &Units, disk: 
         bytes: FOLD_MEMORY,
         stored: indexes[0].stored.count(),
         zero: indexes[0].zero.count(),
+        complete: false,
     };
     manifest.disks = vec![DiskSizes {
         bytes: FOLD_DISK,
         stored: indexes[1].stored.count(),
     }];
+    change(&mut manifest);
+    if !manifest.disk_only {
+        draft.state.write_all_at(id.as_bytes(), 0).unwrap();
+    }
     draft
         .publish(&manifest, &[overlay], Durability::PageCache)
         .unwrap();
@@ -189,6 +207,64 @@ fn folds_preserve_the_content_of_all_descendants() {
         assert_eq!(seen(&open(&store, "d")), expected);
         assert_eq!(names(&store).len(), store.ids().unwrap().len());
     }
+}
+
+#[test]
+fn memory_after_a_boot_from_a_disk_does_not_depend_on_the_parent() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let is_complete = |id: &str| store.get(id).unwrap().manifest().memory.complete;
+    let memory: Units = (0..32).map(|number| (number, 7)).collect();
+    publish(&store, "full", None, &memory, &vec![(1, 1)]);
+    publish_with(
+        &store,
+        "disk",
+        Some("full"),
+        &vec![],
+        &vec![(2, 2)],
+        |manifest| {
+            manifest.disk_only = true;
+            manifest.memory.complete = true;
+        },
+    );
+    publish_with(
+        &store,
+        "booted",
+        Some("disk"),
+        &vec![(3, 3)],
+        &vec![(3, 3)],
+        |manifest| {
+            manifest.memory.complete = true;
+        },
+    );
+    publish(&store, "last", Some("booted"), &vec![(4, 4)], &vec![(4, 4)]);
+    let expected = seen(&open(&store, "last"));
+    assert_eq!(expected[0].iter().filter(|byte| **byte != 0).count(), 2);
+    assert_eq!(expected[1][..5], [0, 1, 2, 3, 4]);
+    let lineage = store.lineage("last").unwrap();
+    assert_eq!(lineage.memory_snapshots().len(), 2);
+
+    // A fold copies no memory that the guest does not use.
+    let before = allocated(&store);
+    fold(&store, "disk").unwrap().commit().unwrap();
+    store.remove("full").unwrap();
+    assert!(allocated(&store) + 30 * u64::from(MEMORY_CHUNK) < before);
+    assert!(store.get("disk").unwrap().manifest().disk_only);
+    assert_eq!(seen(&open(&store, "last")), expected);
+    // The snapshot that a complete memory is folded into becomes complete.
+    fold(&store, "last").unwrap().commit().unwrap();
+    store.remove("booted").unwrap();
+    assert!(is_complete("last"));
+    assert_eq!(seen(&open(&store, "last")), expected);
+
+    publish(&store, "newest", Some("last"), &vec![(5, 5)], &vec![(5, 5)]);
+    let expected = seen(&open(&store, "newest"));
+    store.merge("newest", 1).unwrap();
+    assert!(is_complete("newest"));
+    assert_eq!(seen(&open(&store, "newest")), expected);
+    store.merge("newest", 0).unwrap();
+    assert!(!is_complete("newest"));
+    assert_eq!(seen(&open(&store, "newest")), expected);
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     Manifest {
         net: false,
         modules: None,
+        disk_only: false,
         format: SNAPSHOT_FORMAT,
         id: id.to_owned(),
         parent: parent.map(str::to_owned),
@@ -47,6 +48,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
             bytes: MEMORY_BYTES,
             stored: 1,
             zero: 1,
+            complete: false,
         },
         disks: vec![DiskSizes {
             bytes: DISK_BYTES,

@@ -68,6 +68,7 @@ fn the_written_pages_of_the_largest_guest_are_recorded() {
         bytes: LARGEST,
         stored: 0,
         zero: 0,
+        complete: false,
     };
     manifest.disks.clear();
     let root = draft

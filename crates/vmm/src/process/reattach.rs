@@ -118,6 +118,8 @@ impl Vm {
             // version.
             rollback: true,
             fold: true,
+            disk_only: true,
+            memory_layers: Some(self.machine.layers.len()),
             console: index(0),
             overlays: (1..fds.len()).map(index).collect(),
         };

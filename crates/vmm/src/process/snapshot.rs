@@ -1,5 +1,6 @@
 //! Snapshots in the event loop: pause the guest, read its state, fork a writer, resume.
 
+use super::frozen_machine::{FrozenDisk, FrozenMachine};
 use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};
 use crate::error::VmmError;
 use crate::machine::ReceivedFds;
@@ -14,7 +15,7 @@ use crate::snapshot::revert_memory::{CapturedPages, pages_to_compare};
 use crate::snapshot::writer_process::WriterProcess;
 use crate::snapshot::written_pages;
 use crate::virtio::blk::Block;
-use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::{
     AfterSnapshot, FreezePhases, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
@@ -22,7 +23,6 @@ use jiffy_proto::vm::{Event, FdIndex, StopCause};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 /// Snapshot whose memory a forked process writes while the guest runs.
@@ -72,47 +72,6 @@ struct SnapshotOutputs {
     pagemap: Option<File>,
     working_set: Option<File>,
     disks: Vec<(File, File)>,
-}
-
-/// State of a paused machine.
-struct FrozenMachine {
-    state: Vec<u8>,
-    /// Guest's private pages. `None` if they were not searched.
-    private_pages: Option<UnitSet>,
-    /// Chunks that may differ from the layers below.
-    candidates: UnitSet,
-    /// Pages that may differ from the layers below.
-    pages: UnitSet,
-    /// Disks by device number, with the index and the file of their layer.
-    disks: Vec<(usize, LayerIndex, File)>,
-}
-
-impl FrozenMachine {
-    /// Writes all state except memory.
-    fn write(&self, state: &File) -> Result<(), VmmError> {
-        let failed = |e: io::Error| VmmError::host("writing the snapshot's state", e);
-        state.write_all_at(&self.state, 0).map_err(failed)?;
-        for (_, index, file) in &self.disks {
-            index.write(file).map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the maximum bytes of layers, indexes and state, as if all candidates were stored.
-    fn max_bytes(&self, chunks_of_memory: u64) -> u64 {
-        let chunks = self.candidates.count().saturating_mul(MEMORY_CHUNK.into());
-        let index = LayerIndex::encoded_len(chunks_of_memory) as u64;
-        let disks = self.disks.iter().map(|(_, index, _)| {
-            let blocks = index.stored.count().saturating_mul(DISK_BLOCK.into());
-            blocks.saturating_add(LayerIndex::encoded_len(index.units()) as u64)
-        });
-        let state = self.state.len() as u64;
-        disks.fold(chunks + index + state, u64::saturating_add)
-    }
-
-    fn devices(&self) -> Vec<usize> {
-        self.disks.iter().map(|(device, ..)| *device).collect()
-    }
 }
 
 impl Vm {
@@ -172,12 +131,13 @@ impl Vm {
             ..SnapshotReport::default()
         };
         report.phases.pause_us = micros(stopped);
-        let frozen = self.freeze(
-            files.disks,
-            files.pagemap.as_ref(),
-            &linear,
-            &mut report.phases,
-        )?;
+        let frozen = if config.disk_only {
+            let disks = self.freeze_disks(files.disks)?;
+            FrozenMachine::of_disks(disks, linear.bytes())
+        } else {
+            let pagemap = files.pagemap.as_ref();
+            self.freeze(files.disks, pagemap, &linear, &mut report.phases)?
+        };
         report.candidates = frozen.candidates.count();
         if let Some((set, pagemap)) = files.working_set.as_ref().zip(files.pagemap.as_ref()) {
             // Ignore the error: the snapshot is valid without this set, but slower to restore.
@@ -193,7 +153,8 @@ impl Vm {
 
         let copying = Instant::now();
         // If the VM stops, no later snapshot will use the hashes.
-        let resumes = config.then == AfterSnapshot::Resume;
+        // Without memory there is nothing to write while the guest runs.
+        let resumes = config.then == AfterSnapshot::Resume && !config.disk_only;
         let large = report.candidates >= LARGE_LAYER_CHUNKS;
         let direct = files.memory.direct.as_ref().filter(|_| large);
         let hashes = match direct {
@@ -257,6 +218,10 @@ impl Vm {
         let written = written.and_then(|()| frozen.write(&files.state));
         written.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
         report.phases.copy_us = micros(copying);
+        if config.then == AfterSnapshot::Resume {
+            drop(paused_disks);
+            self.resume();
+        }
         report.stopped_us = micros(stopped);
         self.prepared = Some(PreparedSnapshot {
             id: config.id.clone(),
@@ -286,6 +251,10 @@ impl Vm {
         let overlays = config.disks.len();
         if overlays != disks {
             let reason = format!("{overlays} overlays for {disks} writable disks");
+            return Err(VmmError::Config(reason));
+        }
+        if config.disk_only && config.captured {
+            let reason = "a snapshot without memory cannot be captured".to_owned();
             return Err(VmmError::Config(reason));
         }
         let mut take = |fd: FdIndex, what: &str| fds.take(fd, what).map(File::from);
@@ -353,24 +322,30 @@ impl Vm {
             None => UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE)),
         };
         phases.scan_us = micros(scanning);
-        let mut frozen = FrozenMachine {
+        Ok(FrozenMachine {
             state,
             private_pages,
             candidates,
             pages,
-            disks: Vec::new(),
-        };
+            disks: self.freeze_disks(disks)?,
+        })
+    }
+
+    /// Freezes the disks: each receives the overlay in `disks`. On failure, the disks are
+    /// unchanged.
+    fn freeze_disks(&mut self, disks: Vec<(File, File)>) -> Result<Vec<FrozenDisk>, VmmError> {
         let writable = self.machine.writable_disks.iter();
         let writable: Vec<usize> = writable.map(|disk| disk.device).collect();
+        let mut frozen: Vec<FrozenDisk> = Vec::new();
         for (at, (overlay, index_file)) in writable.into_iter().zip(disks) {
             let Some(device) = self.machine.devices.get(at) else {
                 continue;
             };
             let result = lock(device).device_mut(|block: &mut Block| block.freeze(overlay));
             match result {
-                Some(Ok(index)) => frozen.disks.push((at, index, index_file)),
+                Some(Ok(index)) => frozen.push((at, index, index_file)),
                 Some(Err(e)) => {
-                    self.thaw(frozen.devices())?;
+                    self.thaw(frozen.iter().map(|(device, ..)| *device).collect())?;
                     return Err(VmmError::host("preparing a disk's new overlay", e));
                 }
                 None => {}

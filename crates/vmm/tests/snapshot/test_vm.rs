@@ -38,6 +38,7 @@ pub struct TestVm {
     pub max_bytes: Option<u64>,
     /// True if the next snapshots are captured.
     pub captures: bool,
+    pub disk_only: bool,
     /// Captured snapshot that the VM reported when it was adopted.
     pub captured: Option<Box<CapturedSnapshot>>,
     /// Held open: if it were closed, the guest would send a new greeting.
@@ -109,6 +110,7 @@ impl TestVm {
             former: None,
             max_bytes: None,
             captures: false,
+            disk_only: false,
             captured: None,
             base,
             greeting: None,
@@ -216,6 +218,7 @@ impl TestVm {
             former: None,
             max_bytes: None,
             captures: false,
+            disk_only: false,
             captured: None,
             base,
             greeting: None,
@@ -398,6 +401,7 @@ impl TestVm {
             id: "next".to_owned(),
             state: fds.add(&target.state),
             memory: fds.add(&target.memory),
+            disk_only: self.disk_only,
             direct: target.direct.as_ref().map(|file| fds.add(file)),
             index: fds.add(&target.index),
             pagemap: Some(fds.add(&pagemap)),

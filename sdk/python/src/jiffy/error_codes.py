@@ -74,8 +74,8 @@ class NotFoundError(ApiError, NotFoundException):
     code = "not_found"
 
 class UnsupportedError(ApiError, SandboxException):
-    """The engine or this host does not support the call, for example a pause without memory, or
-    functions without `jiffy-functions`."""
+    """The engine or this host does not support the call, for example functions without `jiffy-
+    functions`."""
 
     code = "unsupported"
 

@@ -33,6 +33,11 @@ impl MicroVmGuest {
                 "the snapshot is of another version of the template",
             ));
         }
+        if manifest.disk_only {
+            return Err(refused(
+                "the snapshot contains no memory: the guest boots from it",
+            ));
+        }
         // Devices cannot be added to or removed from a running VMM.
         if manifest.net != self.nic.is_connected() {
             return Err(refused(

@@ -2,20 +2,69 @@
 
 use crate::microvm_engine::guest::MicroVmGuest;
 use crate::restore_policy::RestorePolicy;
-use jiffy_engine_api::{AfterSnapshot, BootMode, CaptureNotice, EngineError, SnapshotTimes};
+use crate::vm_agent::agent;
+use jiffy_engine_api::{
+    AfterSnapshot, BootMode, EngineError, SnapshotRequest, SnapshotTimes, steps,
+};
 use jiffy_microvm_engine::{SaveError, SnapshotSpec};
 use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
 use jiffy_snapshot::{Durability, Snapshot};
+use std::io;
+use std::time::Duration;
+
+/// Timeout of a freeze or thaw of the disk. A freeze writes all changed data of the guest.
+const FREEZE_LIMIT: Duration = Duration::from_secs(60);
 
 impl MicroVmGuest {
-    /// Takes snapshot `id` of the guest.
+    /// Takes a snapshot of the guest's disk without its memory.
+    pub(in crate::microvm_engine) async fn save_disk(
+        &self,
+        request: SnapshotRequest<'_>,
+    ) -> Result<SnapshotTimes, EngineError> {
+        let then = request.then;
+        let agent = agent(&self.vm);
+        let agent = match self.identity().access_token {
+            Some(token) => agent.with_token(token),
+            None => agent,
+        };
+        let step = steps::begin("freeze_disk");
+        let frozen = tokio::time::timeout(FREEZE_LIMIT, agent.freeze_disk()).await;
+        drop(step);
+        let frozen =
+            frozen.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
+        let saved = match frozen {
+            Ok(()) => self.save(request).await,
+            Err(e) => Err(EngineError::Failed {
+                reason: format!(
+                    "the sandbox could not write its changes to its disk: {e}; it continues to run"
+                ),
+            }),
+        };
+        // A guest that stops must not change its disk any more.
+        if then == AfterSnapshot::Resume || saved.is_err() {
+            let _step = steps::begin("thaw_disk");
+            let thawed = tokio::time::timeout(FREEZE_LIMIT, agent.thaw_disk()).await;
+            if !matches!(thawed, Ok(Ok(()))) {
+                // The agent thaws the disk itself after some seconds.
+                tracing::warn!("cannot thaw the disk of a sandbox");
+            }
+        }
+        saved
+    }
+
+    /// Takes a snapshot of the guest. Without memory, the disk must be frozen.
     pub(in crate::microvm_engine) async fn save(
         &self,
-        id: &str,
-        then: AfterSnapshot,
-        max_bytes: Option<u64>,
-        notice: Option<CaptureNotice>,
+        request: SnapshotRequest<'_>,
     ) -> Result<SnapshotTimes, EngineError> {
+        let SnapshotRequest {
+            id,
+            content,
+            then,
+            max_bytes,
+            notice,
+            ..
+        } = request;
         let spec = SnapshotSpec {
             id: id.to_owned(),
             template: self.image.clone(),
@@ -30,11 +79,15 @@ impl MicroVmGuest {
             // restore. They are only known for a restored guest with mapped memory.
             working_set: then == AfterSnapshot::Stop
                 && self.shared.policy.policy == RestorePolicy::Map
-                && self.vm.report().mode != BootMode::Cold,
+                && self.vm.report().mode != BootMode::Cold
+                && content.is_full(),
+            disk_only: !content.is_full(),
         };
-        let saved = self
-            .vm
-            .snapshot_with_notice(&self.shared.store, &spec, notice);
+        let saved = self.vm.snapshot_with_notice(
+            &self.shared.store,
+            &spec,
+            notice.filter(|_| content.is_full()),
+        );
         let saved = saved.await;
         self.times(saved, max_bytes)
     }

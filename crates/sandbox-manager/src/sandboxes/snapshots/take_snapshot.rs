@@ -8,19 +8,53 @@ use crate::sandboxes::snapshots::capture::Acknowledgement;
 use crate::sandboxes::{OperationError, Sandboxes, Snapshots};
 use crate::snapshot::Snapshot;
 use futures_util::future::OptionFuture;
-use jiffy_api_types::{EventType, SandboxState, SnapshotPurpose};
-use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id, now_ms, steps};
+use jiffy_api_types::{EventType, SandboxState, SnapshotContent, SnapshotPurpose};
+use jiffy_engine_api::{
+    AfterSnapshot, EngineError, Guest, SnapshotRequest, SnapshotTimes, new_id, now_ms, steps,
+};
 use tokio::sync::oneshot;
 
+/// Purpose, content and name of a new snapshot.
+#[derive(Debug, Clone)]
+pub(in crate::sandboxes) struct SnapshotKind {
+    pub purpose: SnapshotPurpose,
+    pub content: SnapshotContent,
+    pub name: Option<String>,
+}
+
+impl SnapshotKind {
+    /// Returns a snapshot of memory and disk without a name.
+    pub fn full(purpose: SnapshotPurpose) -> Self {
+        Self {
+            purpose,
+            content: SnapshotContent::Full,
+            name: None,
+        }
+    }
+}
+
 impl Sandboxes {
-    /// Takes a snapshot of a sandbox, which continues to run. For a paused sandbox, returns the
-    /// snapshot of its pause.
+    /// Takes a snapshot of memory and disk of a sandbox, which continues to run. For a paused
+    /// sandbox, returns the snapshot of its pause.
     pub async fn snapshot(
         &self,
         id: &str,
         name: Option<String>,
     ) -> Result<Snapshot, OperationError> {
-        self.take_snapshot(id, name, None).await
+        self.snapshot_with(id, name, SnapshotContent::Full).await
+    }
+
+    /// Like [`Self::snapshot`], with this content.
+    ///
+    /// # Errors
+    /// Also fails if the disk only is requested of a sandbox that is paused with its memory.
+    pub async fn snapshot_with(
+        &self,
+        id: &str,
+        name: Option<String>,
+        content: SnapshotContent,
+    ) -> Result<Snapshot, OperationError> {
+        self.take_snapshot(id, name, content, None).await
     }
 
     /// Like [`Self::snapshot`], but returns once the memory is frozen if the engine supports this.
@@ -35,7 +69,7 @@ impl Sandboxes {
         tokio::select! {
             // The complete snapshot has precedence if both are ready.
             biased;
-            taken = self.take_snapshot(id, name, Some(acknowledgement)) => taken,
+            taken = self.take_snapshot(id, name, SnapshotContent::Full, Some(acknowledgement)) => taken,
             // The snapshot continues in its own task and is completed.
             Ok(captured) = captured => Ok(captured),
         }
@@ -45,13 +79,18 @@ impl Sandboxes {
         &self,
         id: &str,
         name: Option<String>,
+        content: SnapshotContent,
         acknowledgement: Option<Acknowledgement>,
     ) -> Result<Snapshot, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("snapshot", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
-            let purpose = SnapshotPurpose::Requested;
-            let taken = this.snapshot_for(&entry, purpose, name, "snapshot", acknowledgement);
+            let kind = SnapshotKind {
+                purpose: SnapshotPurpose::Requested,
+                content,
+                name,
+            };
+            let taken = this.snapshot_for(&entry, kind, "snapshot", acknowledgement);
             let taken = taken.await?;
             let report = |record: &Sandbox| {
                 this.report_with(EventType::SandboxSnapshotTaken, record, |event| {
@@ -70,21 +109,20 @@ impl Sandboxes {
     pub(in crate::sandboxes) async fn snapshot_for(
         &self,
         entry: &SandboxEntry,
-        purpose: SnapshotPurpose,
-        name: Option<String>,
+        kind: SnapshotKind,
         verb: &'static str,
         acknowledgement: Option<Acknowledgement>,
     ) -> Result<Snapshot, OperationError> {
-        let operation = match purpose {
+        let operation = match kind.purpose {
             SnapshotPurpose::Fork => SandboxOperation::Fork,
             _ => SandboxOperation::Snapshot,
         };
         let sandbox = entry.allow(operation, verb)?;
         if sandbox.state == SandboxState::Paused {
-            return self.snapshot_of_paused(&sandbox, purpose, name).await;
+            return self.snapshot_of_paused(&sandbox, kind).await;
         }
         let guest = entry.running(operation, verb)?;
-        let record = self.snapshots().draft(&sandbox, &*guest, purpose, name)?;
+        let record = self.snapshots().draft(&sandbox, &*guest, kind)?;
         let permit = self.budgets().reserve_snapshot(&record, &sandbox).await?;
         // Protects the snapshot until the sandbox's record references it.
         let _pin = self.0.catalog.pin(&record.id);
@@ -115,12 +153,22 @@ impl Sandboxes {
     async fn snapshot_of_paused(
         &self,
         sandbox: &Sandbox,
-        purpose: SnapshotPurpose,
-        name: Option<String>,
+        kind: SnapshotKind,
     ) -> Result<Snapshot, OperationError> {
+        let SnapshotKind {
+            purpose,
+            content,
+            name,
+        } = kind;
         let id = sandbox.snapshot.as_deref().unwrap_or_default();
         let owner = sandbox.settings.owner.as_deref();
         let (mut snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
+        // The memory of the pause belongs to its disk, which is not consistent without it.
+        if snapshot.content.is_full() && !content.is_full() {
+            return Err(OperationError::PausedWithMemory {
+                id: sandbox.id.clone(),
+            });
+        }
         // A fork uses the snapshot of the pause without a change.
         if purpose == SnapshotPurpose::Requested {
             // A snapshot that a client requested before is already counted.
@@ -170,9 +218,13 @@ impl Snapshots<'_> {
         self,
         sandbox: &Sandbox,
         guest: &dyn Guest,
-        purpose: SnapshotPurpose,
-        name: Option<String>,
+        kind: SnapshotKind,
     ) -> Result<Snapshot, OperationError> {
+        let SnapshotKind {
+            purpose,
+            content,
+            name,
+        } = kind;
         Ok(Snapshot {
             id: new_id()?,
             name,
@@ -193,6 +245,7 @@ impl Snapshots<'_> {
             total_ms: 0.0,
             bytes: 0,
             created_ms: now_ms(),
+            content,
             storing: false,
             store: Default::default(),
         })
@@ -233,15 +286,20 @@ impl Snapshots<'_> {
             .journal
             .commit(&[JournalChange::Intent(draft.clone())])?;
         step.next("snapshot");
-        let (id, parent) = (&draft.id, draft.parent.as_deref());
-        let max_bytes = permit.disk_bytes();
         let (notice, acknowledging) = acknowledgement
             .map(|acknowledgement| {
                 let (notice, frozen) = oneshot::channel();
                 (notice, self.acknowledge(&draft, frozen, acknowledgement))
             })
             .unzip();
-        let taking = guest.take_snapshot(id, parent, then, max_bytes, notice);
+        let taking = guest.take_snapshot(SnapshotRequest {
+            id: &draft.id,
+            parent: draft.parent.as_deref(),
+            content: draft.content,
+            then,
+            max_bytes: permit.disk_bytes(),
+            notice,
+        });
         let acknowledging = OptionFuture::from(acknowledging);
         // Joined, since the engine sends the notice while it is still writing the snapshot.
         let (result, storing) = tokio::join!(taking, acknowledging);

@@ -5,9 +5,9 @@ use super::files::FakeFiles;
 use super::world::Body;
 use async_trait::async_trait;
 use jiffy_engine_api::{
-    AfterSnapshot, BootMode, BootReport, CaptureNotice, ConnectionLog, ConnectionProtocol,
-    ConnectionRecord, ConnectionRecords, EngineError, ExitReason, Guest, GuestHandle, GuestUsage,
-    RollbackCommit, RollbackFailure, SandboxIdentity, SnapshotTimes, UnassignedGuest,
+    AfterSnapshot, BootMode, BootReport, ConnectionLog, ConnectionProtocol, ConnectionRecord,
+    ConnectionRecords, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, RollbackCommit,
+    RollbackFailure, SandboxIdentity, SnapshotRequest, SnapshotTimes, UnassignedGuest,
 };
 use jiffy_proto::agent::SiteSettings;
 use jiffy_proto::snapshot::FoldedLayers;
@@ -113,12 +113,16 @@ impl Guest for FakeGuest {
 
     async fn take_snapshot(
         &self,
-        id: &str,
-        parent: Option<&str>,
-        then: AfterSnapshot,
-        max_bytes: Option<u64>,
-        notice: Option<CaptureNotice>,
+        request: SnapshotRequest<'_>,
     ) -> Result<SnapshotTimes, EngineError> {
+        let SnapshotRequest {
+            id,
+            parent,
+            then,
+            max_bytes,
+            notice,
+            ..
+        } = request;
         if let Some(parent) = parent {
             assert!(
                 self.1.dir.join(parent).exists(),

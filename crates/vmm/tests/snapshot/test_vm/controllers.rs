@@ -65,6 +65,7 @@ impl TestVm {
                         fold: true,
                         console: FdIndex(0),
                         overlays,
+                        ..
                     },
                     mut fds,
                 ) => {
