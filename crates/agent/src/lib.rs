@@ -15,6 +15,7 @@ pub mod boot;
 pub mod calendar;
 pub mod cpu_sample;
 pub mod filesystem;
+pub mod hook_directory;
 pub mod huge_text;
 pub mod link_socket;
 pub mod modprobe;

@@ -34,6 +34,7 @@ pub async fn serve(agent: Rc<Agent>, stream: UnixStream) {
 async fn answer_whole(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<ReplyBody> {
     let (head, mut body) = request.into_parts();
     let response = answer(agent, Request::from_parts(head, &mut body)).await;
+    agent.hooks.check();
     // A streamed response may depend on the rest of the body, so only complete responses qualify.
     if matches!(response.body(), ReplyBody::Whole(_)) && !body.is_end_stream() {
         request::discard(&mut body).await;

@@ -4,6 +4,7 @@
 use crate::boot::site::InstalledSite;
 use crate::cpu_sample::CpuSample;
 use crate::filesystem::watcher::Watchers;
+use crate::hook_directory::HookDirectory;
 use crate::process::table::ProcessTable;
 use crate::settings::AgentSettings;
 use crate::users::{User, UserLookup};
@@ -33,6 +34,8 @@ pub struct Agent {
     pub cpu: Cell<Option<CpuSample>>,
     /// Threads for calls that may wait for a file system.
     pub workers: Workers,
+    /// Directory with hooks, which few guests have.
+    pub hooks: HookDirectory,
 }
 
 impl Agent {
@@ -46,6 +49,7 @@ impl Agent {
             watchers: Watchers::default(),
             cpu: Cell::new(None),
             workers: Workers::new(patience)?,
+            hooks: HookDirectory::default(),
         }))
     }
 

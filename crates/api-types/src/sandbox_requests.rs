@@ -202,8 +202,8 @@ pub struct ConnectSandbox {
     /// Minimum timeout from now in seconds. -1 means no limit.
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
     pub timeout: Option<i64>,
-    /// False to discard the memory of a paused sandbox: the sandbox boots from its disk and runs the
-    /// start command of its template. Defaults to true.
+    /// False to discard the memory of a paused sandbox: the sandbox boots from its disk and runs
+    /// the start command of its template. Defaults to true.
     pub memory: Option<bool>,
     /// Ignored.
     pub auto_pause: Option<bool>,
@@ -216,8 +216,8 @@ pub struct ResumeSandbox {
     /// Minimum timeout from now in seconds. -1 means no limit.
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
     pub timeout: Option<i64>,
-    /// False to discard the memory of a paused sandbox: the sandbox boots from its disk and runs the
-    /// start command of its template. Defaults to true.
+    /// False to discard the memory of a paused sandbox: the sandbox boots from its disk and runs
+    /// the start command of its template. Defaults to true.
     pub memory: Option<bool>,
     /// Pause the sandbox at its timeout instead of killing it.
     pub auto_pause: Option<bool>,
@@ -238,7 +238,8 @@ pub enum ResumeFrom {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PauseSandbox {
-    /// False to store the disk only: the sandbox boots from it at the next resume. Defaults to true.
+    /// False to store the disk only: the sandbox boots from it at the next resume. Defaults to
+    /// true.
     pub memory: Option<bool>,
     /// Fail if the sandbox's agent does not respond.
     pub require_healthy_guest: Option<bool>,

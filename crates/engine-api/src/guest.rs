@@ -91,8 +91,8 @@ pub trait Guest: Send + Sync {
         })
     }
 
-    /// Takes a snapshot. On return, the new snapshot is either complete or does not exist. An engine
-    /// that cannot omit the memory rejects [`SnapshotContent::Filesystem`](crate::SnapshotContent::Filesystem).
+    /// Takes a snapshot. On return, the new snapshot is either complete or does not exist. An
+    /// engine that cannot omit the memory rejects a request for the file system alone.
     async fn take_snapshot(
         &self,
         request: SnapshotRequest<'_>,
@@ -126,6 +126,12 @@ pub trait Guest: Send + Sync {
     /// ([`SnapshotFiles::prepare_fold`](crate::SnapshotFiles::prepare_fold)). The disk space of
     /// that layer is released only when no guest has it open. Does not wait.
     fn fold_layers(&self, _layers: &FoldedLayers) {}
+
+    /// Returns whether the guest may have a directory with hooks. `false` only if its agent has
+    /// reported that it has none. Does not wake an idle guest.
+    fn may_have_hooks(&self) -> bool {
+        true
+    }
 
     /// Returns boot mode and durations of the boot.
     fn report(&self) -> BootReport;

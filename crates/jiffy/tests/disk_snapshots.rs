@@ -3,6 +3,7 @@
 
 use crate::support::engine::is_gvisor;
 use crate::support::sandbox_http;
+use crate::support::store::TestStore;
 use crate::support::test_home::TestHome;
 use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
@@ -184,4 +185,23 @@ fn a_sandbox_that_booted_from_a_disk_survives_its_daemon() {
     test_home.ok(&["pause", &id]);
     test_home.ok(&["resume", &id]);
     assert_eq!(test_home.sh(&id, "cat /dev/shm/file"), "third");
+}
+
+#[jiffy_test(engine = "microvm")]
+fn a_snapshot_without_memory_boots_on_another_host_of_the_store() {
+    let (there, here) = (TestHome::new(), TestHome::new());
+    let store = TestStore::new();
+    store.start(&there);
+    let id = there.ok(&["create"]);
+    there.sh(&id, "echo moved > /tmp/file; echo gone > /dev/shm/file");
+    let taken = there.ok(&["snapshot", "--disk-only", &id]);
+    store.wait_for(None, &taken);
+    drop(there);
+    store.start(&here);
+    let copy = here.ok(&["create", "--from", &taken]);
+    assert_eq!(here.sh(&copy, "cat /tmp/file; ls /dev/shm"), "moved");
+    here.sh(&copy, "echo new > /dev/shm/file");
+    here.ok(&["pause", &copy]);
+    here.ok(&["resume", &copy]);
+    assert_eq!(here.sh(&copy, "cat /tmp/file /dev/shm/file"), "moved\nnew");
 }

@@ -29,6 +29,7 @@ mod fleet;
 mod full_disk;
 mod functions;
 mod guest;
+mod guest_hooks;
 mod guest_kernel;
 mod gvisor_kills;
 mod images;

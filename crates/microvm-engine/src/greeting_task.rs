@@ -5,6 +5,9 @@ use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError};
 use jiffy_proto::agent::{Hello, Identity};
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 
@@ -23,6 +26,8 @@ pub(crate) struct GreetingTask {
     has_greeted: bool,
     /// Id that the agent received.
     id: Option<String>,
+    /// Set when the agent reports that the guest may have hooks.
+    hooks: Arc<AtomicBool>,
 }
 
 impl GreetingTask {
@@ -30,6 +35,7 @@ impl GreetingTask {
         identity: watch::Receiver<Option<Identity>>,
         steps: Option<mpsc::Sender<BootStep>>,
         restored: bool,
+        hooks: Arc<AtomicBool>,
     ) -> Self {
         Self {
             identity,
@@ -37,6 +43,7 @@ impl GreetingTask {
             restored,
             has_greeted: false,
             id: None,
+            hooks,
         }
     }
 
@@ -66,9 +73,22 @@ impl GreetingTask {
         }
         // The stream stays open until the guest ends or must wait again: when it is closed, the
         // agent sends a new greeting.
-        let Some(stream) = stream else { return };
-        // An error means that the guest was dropped.
-        let _ = self.identity.wait_for(Option::is_none).await;
+        let Some(mut stream) = stream else { return };
+        let hooks = self.hooks.clone();
+        let withdrawn = self.identity.wait_for(Option::is_none);
+        tokio::pin!(withdrawn);
+        tokio::select! {
+            // An error means that the guest was dropped.
+            _ = &mut withdrawn => return,
+            // Any byte after the greeting means that a directory for hooks was created.
+            read = stream.read_u8() => {
+                if read.is_ok() {
+                    hooks.store(true, Ordering::Release);
+                }
+            }
+        }
+        // Further bytes are not read. The guest's connection has a bounded buffer.
+        let _ = withdrawn.await;
         drop(stream);
     }
 
@@ -101,6 +121,8 @@ impl GreetingTask {
 
     async fn on_hello(&mut self, hello: &Hello) {
         self.has_greeted = true;
+        // A former report stays in force only for the same guest, which greets once.
+        self.hooks.store(hello.hooks, Ordering::Release);
         if let Some(steps) = &self.steps {
             let hello = hello.clone();
             let _ = steps.send(BootStep::Hello { hello }).await;

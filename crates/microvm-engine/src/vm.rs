@@ -26,6 +26,7 @@ use jiffy_proto::channel::ChannelError;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::snapshot::FoldedLayers;
 use jiffy_proto::vm::Request;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, watch};
@@ -59,6 +60,8 @@ pub struct MicroVm {
     /// First error of the host at a disk of the guest. See [`Self::disk_failure`].
     disk_failure: Arc<OnceLock<String>>,
     pub(crate) next_steps: NextSteps,
+    /// Set if the guest may have hooks.
+    pub(crate) hooks: Arc<AtomicBool>,
     /// Optional requests that the VMM supports.
     pub(crate) supported_requests: VmmRequests,
 }
@@ -84,6 +87,12 @@ impl VmmRequests {
 }
 
 impl MicroVm {
+    /// Returns whether the guest may have a directory with hooks. `false` only if its agent has
+    /// reported that it has none.
+    pub fn may_have_hooks(&self) -> bool {
+        self.hooks.load(Ordering::Acquire)
+    }
+
     /// Returns boot mode and durations of the boot.
     pub fn report(&self) -> BootReport {
         self.report

@@ -13,6 +13,7 @@ use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -37,6 +38,8 @@ pub(crate) struct VmmDriver {
     /// Sender for the steps of the current boot or rollback. `None` for an adopted guest until its
     /// first rollback.
     pub steps: Option<mpsc::Sender<BootStep>>,
+    /// Set when the agent reports that the guest may have hooks.
+    pub hooks: Arc<AtomicBool>,
     /// Sender that replaces `steps` when the VMM starts a rollback.
     pub next_steps: NextSteps,
     /// Receives requests to kill the VMM.
@@ -123,7 +126,8 @@ impl VmmDriver {
         stream.set_nonblocking(true).ok()?;
         let stream = tokio::net::UnixStream::from_std(stream).ok()?;
         let (identity, steps) = (self.identity.clone(), self.steps.clone());
-        let task = GreetingTask::new(identity, steps, self.restored);
+        let hooks = self.hooks.clone();
+        let task = GreetingTask::new(identity, steps, self.restored, hooks);
         Some(tokio::spawn(task.run(stream)))
     }
 

@@ -66,6 +66,17 @@ pub struct Hello {
     pub init_us: u64,
     /// Guest clock (CLOCK_BOOTTIME, microseconds) when the message was sent.
     pub hello_us: u64,
+    /// False if the guest has no directory [`HOOKS`]. If the directory is created later, the agent
+    /// sends a byte on the connection of the greeting. Agents of earlier versions may have hooks.
+    #[serde(default = "hooks_of_earlier_agents")]
+    pub hooks: bool,
+}
+
+/// Directory with the hooks of a guest.
+pub const HOOKS: &str = "/etc/jiffy";
+
+fn hooks_of_earlier_agents() -> bool {
+    true
 }
 
 /// Message of the host to the agent: identity of the sandbox. The agent applies all of it before it

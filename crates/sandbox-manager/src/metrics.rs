@@ -79,6 +79,7 @@ pub(crate) struct Metrics {
     durations: Family<TwoLabels, Histogram, fn() -> Histogram>,
     steps: Family<TwoLabels, Histogram, fn() -> Histogram>,
     creates: Family<TwoLabels, Counter>,
+    hooks: Family<TwoLabels, Counter>,
     create_durations: Family<OneLabel, Histogram, fn() -> Histogram>,
     /// Boots by the name of their mode.
     boots: Mutex<HashMap<&'static str, (BootMode, BootSeries)>>,
@@ -111,9 +112,11 @@ impl Metrics {
         let durations = Family::new_with_constructor(seconds as fn() -> Histogram);
         let steps = Family::new_with_constructor(step_seconds as fn() -> Histogram);
         let creates = Family::default();
+        let hooks = Family::default();
         let create_durations = Family::new_with_constructor(seconds as fn() -> Histogram);
         // The registry appends `_total` to the names of counters.
         registry.register("operations", "Operations on sandboxes", operations.clone());
+        registry.register("hooks", "Hooks of guests", hooks.clone());
         registry.register(
             "operation_duration_seconds",
             "Duration of operations",
@@ -140,6 +143,7 @@ impl Metrics {
             durations,
             steps,
             creates,
+            hooks,
             create_durations,
             boots: Mutex::default(),
         }
@@ -161,6 +165,12 @@ impl Metrics {
             let histogram = self.steps.get_or_create(&labels);
             histogram.observe(step.duration.as_secs_f64());
         }
+    }
+
+    /// Counts a hook of a guest, by moment and outcome.
+    pub fn hook(&self, moment: &'static str, outcome: &'static str) {
+        let labels = [("moment", moment), ("outcome", outcome)];
+        self.hooks.get_or_create(&labels).inc();
     }
 
     /// Counts a create. `mode` is `None` if the create failed before a boot mode was chosen.

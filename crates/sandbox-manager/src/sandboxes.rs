@@ -20,6 +20,7 @@ mod entry_indexes;
 mod events;
 mod fork;
 mod gc;
+mod guest_hooks;
 mod host_options;
 mod id_groups;
 mod lineage;

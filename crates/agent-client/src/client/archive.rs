@@ -121,8 +121,8 @@ impl AgentClient {
         self.post_empty("/free-memory/report?username=root").await
     }
 
-    /// Writes all changes of the sandbox's file system to its disk, and blocks further changes until
-    /// [`Self::thaw_disk`]. The agent thaws the file system after some seconds in any case.
+    /// Writes all changes of the sandbox's file system to its disk, and blocks further changes
+    /// until [`Self::thaw_disk`]. The agent thaws the file system after some seconds in any case.
     pub async fn freeze_disk(&self) -> Result<(), ClientError> {
         self.post_empty("/disk/freeze?username=root").await
     }

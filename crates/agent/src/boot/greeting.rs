@@ -93,6 +93,8 @@ async fn greet(
     began_us: u64,
     mut stream: UnixStream,
 ) -> io::Result<()> {
+    agent.hooks.check();
+    let has_hooks = agent.hooks.exist();
     send(
         &mut stream,
         &Hello {
@@ -100,6 +102,7 @@ async fn greet(
             kernel: sys::kernel_release(),
             init_us: began_us,
             hello_us: sys::boot_us(),
+            hooks: has_hooks,
         },
     )
     .await?;
@@ -120,6 +123,14 @@ async fn greet(
         },
     )
     .await?;
+    if !has_hooks {
+        tokio::select! {
+            () = until_broken(&stream) => return Ok(()),
+            () = agent.hooks.appear() => {}
+        }
+        // Ignore the error: a broken connection is noticed below.
+        let _ = stream.write_all(b"\n").await;
+    }
     until_broken(&stream).await;
     Ok(())
 }

@@ -280,9 +280,9 @@ impl Client {
         Ok(sandbox.record)
     }
 
-    /// Resumes a sandbox. With `from_stored`, uses its newest stored state if its host was lost. With
-    /// `reboot`, discards its memory. Returns whether the state may be older than the state on the
-    /// lost host.
+    /// Resumes a sandbox. With `from_stored`, uses its newest stored state if its host was lost.
+    /// With `reboot`, discards its memory. Returns whether the state may be older than the state on
+    /// the lost host.
     pub async fn resume_with(
         &self,
         id: &str,

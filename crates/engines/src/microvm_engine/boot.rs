@@ -13,8 +13,8 @@ use jiffy_snapshot::Lineage;
 use std::sync::Arc;
 
 impl MicroVmEngine {
-    /// Returns a guest that boots from the disk of the newest snapshot of `lineage`, with the images
-    /// of the template version `prepared`. The memory of the lineage is not read.
+    /// Returns a guest that boots from the disk of the newest snapshot of `lineage`, with the
+    /// images of the template version `prepared`. The memory of the lineage is not read.
     pub(super) async fn bootable_from(
         &self,
         lineage: &Lineage,
@@ -33,8 +33,8 @@ impl MicroVmEngine {
         self.bootable(prepared, size, Some(disk)).await
     }
 
-    /// Returns a guest of `prepared` that boots when its identity is assigned: from an empty disk, or
-    /// from `disk`.
+    /// Returns a guest of `prepared` that boots when its identity is assigned: from an empty disk,
+    /// or from `disk`.
     pub(super) async fn bootable(
         &self,
         prepared: Arc<PreparedTemplate>,

@@ -195,6 +195,10 @@ impl Guest for MicroVmGuest {
         self.vm.fold_layers(layers);
     }
 
+    fn may_have_hooks(&self) -> bool {
+        self.vm.may_have_hooks()
+    }
+
     fn report(&self) -> BootReport {
         self.vm.report()
     }

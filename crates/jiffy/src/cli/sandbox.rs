@@ -323,7 +323,8 @@ pub struct ResumeArgs {
     /// which may be older than the state on that host
     #[arg(long, value_name = "STATE")]
     pub from: Option<ResumeState>,
-    /// Discard the memory of the pause: boot from the disk and run the start command of the template
+    /// Discard the memory of the pause: boot from the disk and run the start command of the
+    /// template
     #[arg(long)]
     pub reboot: bool,
 }

@@ -17,6 +17,7 @@ use jiffy_proto::vm::Request;
 use jiffy_snapshot::Hold;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, mpsc, watch};
 
@@ -130,6 +131,8 @@ impl MicroVm {
         let (identity, identity_receiver) = watch::channel(parts.identity);
         let disk_failure = Arc::new(OnceLock::new());
         let next_steps = NextSteps::default();
+        // The greeting of an adopted guest is unknown, so it may have hooks.
+        let hooks = Arc::new(AtomicBool::new(parts.steps.is_none()));
         let driver = VmmDriver {
             link: link.clone(),
             vmm: parts.vmm,
@@ -141,6 +144,7 @@ impl MicroVm {
             // Without `steps`, the guest is adopted, and may have been restored.
             restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
             steps: parts.steps,
+            hooks: hooks.clone(),
             next_steps: next_steps.clone(),
             killed,
             cause: None,
@@ -171,6 +175,7 @@ impl MicroVm {
             limit_task: None,
             disk_failure,
             next_steps,
+            hooks,
             supported_requests: parts.supported_requests,
         }
     }

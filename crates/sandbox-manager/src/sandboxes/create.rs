@@ -409,6 +409,7 @@ impl Sandboxes {
         let sandbox_identity = self.identity_of(before, rewound);
         let id = &sandbox_identity.id;
         let failed = || OperationError::engine(format!("start sandbox {id}"));
+        let continues = self.continues_sandbox(&origin);
         let claim = match origin.claim {
             Some(pending) => pending.wait().await?,
             None => None,
@@ -420,17 +421,9 @@ impl Sandboxes {
         let guest = guest.map_err(failed())?;
         // Only a cold boot needs the start command: a snapshot contains its processes.
         if mode == BootMode::Cold {
-            let (templates, token) = (self.templates(), sandbox_identity.access_token.clone());
-            let template = entry.record().template;
-            let started = match startup {
-                Some(startup) => {
-                    templates
-                        .run_startup(&template, &startup, &guest, token)
-                        .await
-                }
-                None => templates.start_up(&template, &guest, token).await,
-            };
-            if let Err(e) = started {
+            let booted = entry.record();
+            let started = self.templates().start_booted(&booted, startup, &guest);
+            if let Err(e) = started.await {
                 guest.stop().await;
                 return Err(e);
             }
@@ -498,6 +491,9 @@ impl Sandboxes {
         if let Some(before) = before {
             let _step = steps::begin("stop");
             before.stop().await;
+        }
+        if continues {
+            self.run_resume_hooks(&record, &guest).await;
         }
         Ok(record)
     }

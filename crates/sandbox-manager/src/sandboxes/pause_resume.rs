@@ -1,13 +1,14 @@
 //! `pause` and `resume`: a paused sandbox is stored as a snapshot and uses no memory.
 
 use super::entry::SandboxEntry;
+use super::guest_hooks::HookMoment;
 use super::resume_options::{RestoreReason, ResumeOptions, ResumeTimeout};
 use super::take_snapshot::SnapshotKind;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::{Sandbox, SandboxOperation};
 use jiffy_api_types::{EventType, SandboxState, SnapshotContent, SnapshotPurpose};
-use jiffy_engine_api::AfterSnapshot;
+use jiffy_engine_api::{AfterSnapshot, Guest};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,6 +45,25 @@ impl Sandboxes {
             content,
             ..SnapshotKind::full(SnapshotPurpose::Pause)
         };
+        let moment = HookMoment::BeforePause;
+        let has_hooks = self.run_hooks(&sandbox, &guest, moment).await;
+        let paused = self.pause_guest(entry, sandbox, guest.clone(), kind).await;
+        if has_hooks && let Err(e) = &paused {
+            // The guest continues.
+            tracing::debug!(error = %e, "a pause failed after its hooks");
+            self.run_resume_hooks(&entry.record(), &guest).await;
+        }
+        paused
+    }
+
+    /// Stores the state of `guest` and stops it. The caller must hold `op_lock`.
+    async fn pause_guest(
+        &self,
+        entry: &SandboxEntry,
+        sandbox: Sandbox,
+        guest: Arc<dyn Guest>,
+        kind: SnapshotKind,
+    ) -> Result<Sandbox, OperationError> {
         let draft = self.snapshots().draft(&sandbox, &*guest, kind)?;
         let parent = draft.parent.clone();
         // Until the new record is in memory, the permit stands for the paused sandbox in the usage
@@ -127,8 +147,8 @@ impl Sandboxes {
         self.ensure_running_with(id, options).await
     }
 
-    /// Like [`Self::ensure_running_for`]. For a running sandbox, only the timeout of `options` takes
-    /// effect.
+    /// Like [`Self::ensure_running_for`]. For a running sandbox, only the timeout of `options`
+    /// takes effect.
     pub async fn ensure_running_with(
         &self,
         id: &str,

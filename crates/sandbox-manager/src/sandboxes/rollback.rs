@@ -134,6 +134,7 @@ impl Sandboxes {
                 }
                 entry.set_record(record.clone());
                 self.0.metrics.boot(BootMode::Snapshot, took);
+                self.run_resume_hooks(&record, &guest).await;
                 Ok(Some(record))
             }
             Err(RollbackFailure::Refused { reason }) => {

@@ -1,6 +1,6 @@
 //! Content of snapshots: memory and disk, or the disk only.
 
-use super::{OperationError, Sandboxes, Snapshots};
+use super::{OperationError, Sandboxes};
 use jiffy_api_types::SnapshotContent;
 use jiffy_engine_api::EngineError;
 
@@ -31,12 +31,5 @@ impl Sandboxes {
             what: "store the disk without the memory, because its snapshots contain both",
             instead: Some("the engine microvm, or omit `memory: false`"),
         }))
-    }
-}
-
-impl Snapshots<'_> {
-    /// Returns the content of snapshot `id`. `None` if this host has no record of it.
-    pub fn content_of(self, id: &str) -> Option<SnapshotContent> {
-        self.0.catalog.get(id).map(|snapshot| snapshot.content)
     }
 }

@@ -17,6 +17,7 @@ use super::snapshot_catalog::SnapshotPin;
 use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::sandbox::Sandbox;
 use crate::snapshot::Snapshot;
+use jiffy_api_types::SnapshotContent;
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -107,6 +108,11 @@ impl SandboxesInner {
 }
 
 impl Snapshots<'_> {
+    /// Returns the content of snapshot `id`. `None` if this host has no record of it.
+    pub fn content_of(self, id: &str) -> Option<SnapshotContent> {
+        self.0.catalog.get(id).map(|snapshot| snapshot.content)
+    }
+
     /// Returns all snapshots, oldest first. With `sandbox`, returns the snapshots that were taken
     /// of the sandbox and the snapshots that it descends from; the cost depends on their number
     /// only.

@@ -6,6 +6,7 @@ use super::create::GuestOrigin;
 use super::snapshot_catalog::SnapshotPin;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::quota::QuotaPermit;
+use crate::sandbox::Sandbox;
 use crate::site;
 use crate::snapshot::Snapshot;
 use crate::startup::start_up;
@@ -305,8 +306,23 @@ impl TemplateSnapshots<'_> {
         self.run_startup(template, &startup, guest, token).await
     }
 
+    /// Runs the start command of a booted sandbox. `startup` replaces the startup of the current
+    /// version of its template.
+    pub(super) async fn start_booted(
+        self,
+        sandbox: &Sandbox,
+        startup: Option<Startup>,
+        guest: &Arc<dyn Guest>,
+    ) -> Result<(), OperationError> {
+        let (template, token) = (&sandbox.template, sandbox.agent_token.clone());
+        match startup {
+            Some(startup) => self.run_startup(template, &startup, guest, token).await,
+            None => self.start_up(template, guest, token).await,
+        }
+    }
+
     /// Like [`Self::start_up`], with the startup of a particular version of the template.
-    pub(super) async fn run_startup(
+    async fn run_startup(
         self,
         template: &str,
         startup: &Startup,

@@ -98,8 +98,8 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
     let rejected = |reason: String| {
         Err(VmmError::Config(format!(
             "the snapshot was taken on a host whose processor offers other features ({reason}): \
-             restore it on a host of the same kind, build the template again on this one, or store \
-             the sandbox without memory on its own host (`--disk-only`)"
+             restore it on a host of the same kind, or build the template again on this one; a \
+             snapshot without memory (`--disk-only`) boots on every host"
         )))
     };
     // A guest with a level requires only the features in its own CPUID.

@@ -40,7 +40,7 @@ impl MicroVmGuest {
                 ),
             }),
         };
-        // A guest that stops must not change its disk any more.
+        // A guest that stops must not change its disk afterwards.
         if then == AfterSnapshot::Resume || saved.is_err() {
             let _step = steps::begin("thaw_disk");
             let thawed = tokio::time::timeout(FREEZE_LIMIT, agent.thaw_disk()).await;

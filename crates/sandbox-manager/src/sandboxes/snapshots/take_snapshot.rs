@@ -4,6 +4,7 @@ use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::sandbox::{Sandbox, SandboxOperation};
 use crate::sandboxes::entry::SandboxEntry;
+use crate::sandboxes::guest_hooks::HookMoment;
 use crate::sandboxes::snapshots::capture::Acknowledgement;
 use crate::sandboxes::{OperationError, Sandboxes, Snapshots};
 use crate::snapshot::Snapshot;
@@ -12,6 +13,7 @@ use jiffy_api_types::{EventType, SandboxState, SnapshotContent, SnapshotPurpose}
 use jiffy_engine_api::{
     AfterSnapshot, EngineError, Guest, SnapshotRequest, SnapshotTimes, new_id, now_ms, steps,
 };
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// Purpose, content and name of a new snapshot.
@@ -122,14 +124,34 @@ impl Sandboxes {
             return self.snapshot_of_paused(&sandbox, kind).await;
         }
         let guest = entry.running(operation, verb)?;
-        let record = self.snapshots().draft(&sandbox, &*guest, kind)?;
+        let moment = HookMoment::BeforePause;
+        let has_hooks = self.run_hooks(&sandbox, &guest, moment).await;
+        let taken = self
+            .snapshot_guest(entry, sandbox, &guest, kind, acknowledgement)
+            .await;
+        if has_hooks {
+            self.run_resume_hooks(&entry.record(), &guest).await;
+        }
+        taken
+    }
+
+    /// Stores the state of `guest`, which continues to run. The caller must hold `op_lock`.
+    async fn snapshot_guest(
+        &self,
+        entry: &SandboxEntry,
+        sandbox: Sandbox,
+        guest: &Arc<dyn Guest>,
+        kind: SnapshotKind,
+        acknowledgement: Option<Acknowledgement>,
+    ) -> Result<Snapshot, OperationError> {
+        let record = self.snapshots().draft(&sandbox, &**guest, kind)?;
         let permit = self.budgets().reserve_snapshot(&record, &sandbox).await?;
         // Protects the snapshot until the sandbox's record references it.
         let _pin = self.0.catalog.pin(&record.id);
         let snapshot = self
             .snapshots()
             .take_acknowledged(
-                &*guest,
+                &**guest,
                 record,
                 AfterSnapshot::Resume,
                 &permit,

@@ -192,6 +192,10 @@ impl Guest for FakeGuest {
         self.1.world.notified_folds.lock().unwrap().push(text);
     }
 
+    fn may_have_hooks(&self) -> bool {
+        false
+    }
+
     fn report(&self) -> BootReport {
         BootReport {
             mode: BootMode::Cold,
