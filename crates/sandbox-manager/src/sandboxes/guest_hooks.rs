@@ -66,6 +66,16 @@ impl Sandboxes {
         if !guest.may_have_hooks() {
             return false;
         }
+        // Boxed, since the future is large.
+        Box::pin(self.run_found_hooks(sandbox, guest, moment)).await
+    }
+
+    async fn run_found_hooks(
+        &self,
+        sandbox: &Sandbox,
+        guest: &Arc<dyn Guest>,
+        moment: HookMoment,
+    ) -> bool {
         let [name, failed] = moment.steps();
         let began = Instant::now();
         let agent = agent_of(sandbox, guest);

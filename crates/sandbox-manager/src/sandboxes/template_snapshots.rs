@@ -316,8 +316,9 @@ impl TemplateSnapshots<'_> {
     ) -> Result<(), OperationError> {
         let (template, token) = (&sandbox.template, sandbox.agent_token.clone());
         match startup {
-            Some(startup) => self.run_startup(template, &startup, guest, token).await,
-            None => self.start_up(template, guest, token).await,
+            // Boxed, since the futures are large.
+            Some(startup) => Box::pin(self.run_startup(template, &startup, guest, token)).await,
+            None => Box::pin(self.start_up(template, guest, token)).await,
         }
     }
 
