@@ -4,7 +4,7 @@ import { count } from '../lib/format'
 import { visible } from '../lib/visible'
 import { Empty, Problem, Skeleton, Time } from './controls'
 
-/** Looks of events that a user looks for. */
+/** Colours of important events. */
 const looks: Record<string, string> = {
   'sandbox.failed': 'bad',
   'sandbox.killed': 'warn',

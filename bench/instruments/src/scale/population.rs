@@ -140,10 +140,12 @@ fn link_snapshot(root: &Path, id: &str, at: usize) -> anyhow::Result<()> {
             bytes: MEMORY_BYTES,
             stored: 0,
             zero: 0,
+            complete: false,
         },
         disks: Vec::new(),
         net: false,
         modules: None,
+        disk_only: false,
     };
     fs::write(
         directory.join("manifest.json"),

@@ -69,8 +69,8 @@ pub(super) async fn lifecycle_events_of(
     let mut any = selection.clone();
     any.filter.types.clear();
     any.page.limit = 1;
-    // The events of a removed sandbox remain. Without events, a sandbox of another key and one that
-    // never existed have the same answer.
+    // The events of a removed sandbox remain. Without events, a sandbox of another key and a
+    // sandbox that never existed have the same answer.
     if let Some(unknown) = unknown
         && read_all(&app, &caller, any, is_forwarded)
             .await?

@@ -98,7 +98,7 @@ impl<T: Entry, F: Fn(&T) -> bool> Collector<'_, T, F> {
         line: &[u8],
         texts: &[memmem::Finder<'_>],
     ) -> ControlFlow<()> {
-        // Most entries belong to other owners: they are not parsed.
+        // Entries of other owners, which are the majority, are not parsed.
         let has_texts = texts.iter().all(|text| text.find(line).is_some());
         let Some(entry) = has_texts
             .then(|| serde_json::from_slice::<T>(line).ok())

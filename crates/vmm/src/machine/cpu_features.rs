@@ -98,7 +98,7 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
     let rejected = |reason: String| {
         Err(VmmError::Config(format!(
             "the snapshot was taken on a host whose processor offers other features ({reason}): \
-             restore it on a host of the same kind, or build the template again on this one; a \
+             restore it on a host of the same kind, or build the template again on this host. A \
              snapshot without memory (`--disk-only`) boots on every host"
         )))
     };
