@@ -33,12 +33,16 @@ use tokio_util::sync::CancellationToken;
 const MAX_FILE_BYTES: u64 = 4 << 40;
 /// Interval of checks that the data directory was not removed or replaced.
 const LOCK_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Stack of a worker thread in bytes. A resume nests many futures, and programs that are compiled
+/// without optimisation copy each of them several times. Only used pages occupy memory.
+const WORKER_STACK_BYTES: usize = 8 << 20;
 /// Timeout for in-flight operations at shutdown.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the daemon until it is stopped.
 pub fn run(options: ServeOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .thread_stack_size(WORKER_STACK_BYTES)
         .enable_all()
         .build()?;
     let lock = runtime.block_on(serve(options));

@@ -73,7 +73,7 @@ export const useLineage = (of: LineageOf | undefined) =>
     placeholderData: keepPreviousData,
   })
 
-/** Differences of two sandboxes or snapshots, in pages. Both are compared once. */
+/** Differences of two sandboxes or snapshots, in pages. Both are compared once per visit of the page. */
 export const useComparison = (a: string, b: string) =>
   useInfiniteQuery({
     queryKey: ['compare', a, b],
@@ -85,6 +85,7 @@ export const useComparison = (a: string, b: string) =>
     initialPageParam: undefined as string | undefined,
     getNextPageParam: (page) => page.next,
     staleTime: Number.POSITIVE_INFINITY,
+    gcTime: 0,
     retry: false,
   })
 
@@ -94,6 +95,7 @@ export const useComparedFile = (a: string, b: string, path: string) =>
     queryKey: ['compare', a, b, path],
     queryFn: async ({ signal }) => data(await api.GET('/compare', { params: { query: { a, b, path } }, signal }))!,
     staleTime: Number.POSITIVE_INFINITY,
+    gcTime: 0,
     retry: false,
   })
 

@@ -95,6 +95,8 @@ impl Sandboxes {
         }
         // The task owns everything that it uses, since it may outlive its caller.
         let (this, id) = (self.clone(), id.to_owned());
+        // Futures of operations are large. Without this, each frame below has a copy.
+        let work = Box::pin(work);
         let recorder = OperationSteps::new();
         let observed = async move {
             let started_at = Instant::now();
