@@ -111,7 +111,7 @@ fn sandboxes_and_snapshots_are_compared_by_content_and_leave_nothing() {
     assert_eq!(tree.lines().count(), 4, "{tree}");
 }
 
-#[jiffy_test(engine = "each")]
+#[jiffy_test(engine = "microvm")]
 fn many_changed_files_are_compared_within_seconds() {
     const FILES: usize = 50_000;
     let test_home = TestHome::new();
