@@ -208,8 +208,10 @@ pub fn add_element(
     {
         return Some([&text[..*from], element, &text[*to..]].concat());
     }
-    let at = start + 1;
-    let separator = if all.is_empty() { "" } else { ", " };
+    // White space and comments before the first element remain there, also after a removal.
+    let (at, separator) = all
+        .first()
+        .map_or((start + 1, ""), |(first, _)| (*first, ", "));
     Some([&text[..at], element, separator, &text[at..]].concat())
 }
 
@@ -248,7 +250,7 @@ mod tests {
         ] {
             let add = |text: &str, element| add_element(text, "hooks", "Pre", element, "jiffy");
             let added = add(text, "{\"c\": \"jiffy 1\"}").unwrap();
-            assert!(added.contains("[{\"c\": \"jiffy 1\"}"), "{added}");
+            assert!(added.contains("{\"c\": \"jiffy 1\"}"), "{added}");
             assert_eq!(
                 remove_element(&added, "hooks", "Pre", "jiffy").unwrap(),
                 text
