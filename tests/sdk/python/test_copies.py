@@ -129,15 +129,6 @@ async def test_forks_have_the_memory_of_their_parent_and_are_independent(sdk, cr
             await sdk(fork.kill)
 
 
-async def test_copies_without_memory_are_rejected(sdk, create):
-    source = await create()
-    for call in (lambda: sdk(source.create_snapshot, mode="filesystem"), lambda: sdk(source.pause, mode="filesystem")):
-        with pytest.raises(SandboxException, match="not supported") as refusal:
-            await call()
-        assert refusal.value.status_code == 501
-    assert (await sdk(source.commands.run, "echo runs on")).stdout == "runs on\n"
-
-
 async def test_a_fork_by_id_creates_one_child_by_default(sdk, create):
     source = await create()
     forks = await sdk(sdk.Sandbox.fork, source.sandbox_id)
