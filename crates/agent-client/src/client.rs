@@ -135,6 +135,23 @@ impl AgentClient {
         self.connections.send(request).await
     }
 
+    /// Sends bytes with POST. Fails unless the agent reports success.
+    pub(crate) async fn post_bytes(
+        &self,
+        uri: &str,
+        body: RequestBody,
+    ) -> Result<PooledResponse, ClientError> {
+        let call = AgentCall {
+            method: Method::POST,
+            path: uri,
+            content: "application/octet-stream",
+            user: None,
+            headers: &[],
+        };
+        let answer = self.send(call, body).await?;
+        self.expect_success(answer).await
+    }
+
     /// Converts a status other than 2xx to the error in the response.
     pub(crate) async fn expect_success(
         &self,

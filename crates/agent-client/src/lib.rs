@@ -5,6 +5,7 @@
 //!
 //! A guest is not trusted: all data from it is bounded and checked.
 
+pub mod chunk_channel;
 pub mod client;
 pub mod connection_pool;
 pub mod error;

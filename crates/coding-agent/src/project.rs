@@ -82,6 +82,11 @@ impl Project {
         &self.directory
     }
 
+    /// Returns the path of the directory as the agent of the sandbox receives it.
+    pub fn path_bytes(&self) -> &[u8] {
+        self.directory.as_os_str().as_encoded_bytes()
+    }
+
     /// Returns the directory with the state of the session.
     pub fn state(&self) -> &Path {
         &self.state

@@ -1,18 +1,14 @@
-//! Archives of files between host and sandbox. Archives of a sandbox are unpacked as untrusted
-//! archives.
+//! Unpacks archives of a sandbox, which are not trusted.
 
 use anyhow::Context;
-use bytes::{Buf, Bytes};
 use jiffy_agent_client::FileReader;
+use jiffy_agent_client::chunk_channel::{ChunkReader, QUEUED_CHUNKS};
 use jiffy_archive::{UnpackOptions, UnpackOwner, unpack};
 use std::fs::File;
-use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use tokio::sync::mpsc;
 
-/// Maximum number of chunks between the connection and the thread that reads or writes files.
-pub const QUEUED_CHUNKS: usize = 4;
 /// Permissions of unpacked files. Their own permissions may not allow reading.
 const MODE: u32 = 0o700;
 
@@ -56,47 +52,4 @@ pub async fn receive(
     forwarded?;
     unpacked.context("cannot unpack files of the sandbox")?;
     Ok(())
-}
-
-/// Writer into a channel.
-pub struct ChunkWriter(pub mpsc::Sender<Bytes>);
-
-impl Write for ChunkWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.0.blocking_send(Bytes::copy_from_slice(bytes));
-        // The receiver is dropped if the upload failed, which reports its own error.
-        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Reader from a channel.
-struct ChunkReader {
-    chunks: mpsc::Receiver<Bytes>,
-    chunk: Bytes,
-}
-
-impl ChunkReader {
-    fn new(chunks: mpsc::Receiver<Bytes>) -> Self {
-        let chunk = Bytes::new();
-        Self { chunks, chunk }
-    }
-}
-
-impl Read for ChunkReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.chunk.is_empty() {
-            match self.chunks.blocking_recv() {
-                Some(chunk) => self.chunk = chunk,
-                None => return Ok(0),
-            }
-        }
-        let n = buffer.len().min(self.chunk.len());
-        self.chunk.copy_to_slice(&mut buffer[..n]);
-        Ok(n)
-    }
 }

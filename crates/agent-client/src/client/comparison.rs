@@ -1,10 +1,9 @@
 //! Changes of a sandbox with the states of its files, and hashes of files, by which two sandboxes
 //! are compared.
 
-use super::{AgentCall, AgentClient};
+use super::AgentClient;
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
-use hyper::Method;
 use serde::Deserialize;
 
 /// Maximum length of a response in bytes.
@@ -91,16 +90,8 @@ impl AgentClient {
             let count = rest.iter().take(MAX_PATHS).take_while(fits).count();
             // A single path is sent even if it is too long, and the agent rejects it.
             let (part, more) = rest.split_at(count.max(1));
-            let call = AgentCall {
-                method: Method::POST,
-                path: &uri,
-                content: "application/octet-stream",
-                user: None,
-                headers: &[],
-            };
-            let body = RequestBody::Whole(Some(part.join(&0).into()));
-            let answer = self.send(call, body).await?;
-            let answer = self.expect_success(answer).await?;
+            let body = RequestBody::whole(part.join(&0));
+            let answer = self.post_bytes(&uri, body).await?;
             let answer = answer.collect(MAX_ANSWER_BYTES).await?;
             let answer: Vec<Option<String>> = serde_json::from_slice(&answer)
                 .map_err(|e| ClientError::Protocol(format!("invalid response of hashes: {e}")))?;

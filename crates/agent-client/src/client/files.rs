@@ -1,11 +1,10 @@
 //! Files in a sandbox.
 
-use super::{AgentCall, AgentClient};
+use super::AgentClient;
 use crate::connection_pool::PooledResponse;
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
 use bytes::Bytes;
-use hyper::Method;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use serde::Deserialize;
 use serde_json::json;
@@ -192,18 +191,8 @@ impl AgentClient {
     }
 
     async fn upload(&self, uri: String, body: RequestBody) -> Result<(), ClientError> {
-        let call = AgentCall {
-            method: Method::POST,
-            path: &uri,
-            content: "application/octet-stream",
-            user: None,
-            headers: &[],
-        };
-        let answer = self.send(call, body).await?;
-        self.expect_success(answer)
-            .await?
-            .collect(64 * 1024)
-            .await?;
+        let answer = self.post_bytes(&uri, body).await?;
+        answer.collect(64 * 1024).await?;
         Ok(())
     }
 

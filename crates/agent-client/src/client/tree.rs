@@ -1,10 +1,9 @@
 //! Synchronised directory trees: listing with metadata, content of selected files, removal.
 
+use super::AgentClient;
 use super::files::{FileReader, escape};
-use super::{AgentCall, AgentClient};
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
-use hyper::Method;
 
 /// Maximum size of a list in bytes.
 const MAX_LIST_BYTES: usize = 64 << 20;
@@ -92,15 +91,8 @@ impl AgentClient {
             body.extend_from_slice(path);
             body.push(0);
         }
-        let call = AgentCall {
-            method: Method::POST,
-            path: &uri(path, directory),
-            content: "application/octet-stream",
-            user: None,
-            headers: &[],
-        };
-        let answer = self.send(call, RequestBody::whole(body)).await?;
-        self.expect_success(answer).await
+        let body = RequestBody::whole(body);
+        self.post_bytes(&uri(path, directory), body).await
     }
 }
 

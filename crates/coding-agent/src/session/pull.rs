@@ -48,12 +48,7 @@ impl Session {
     /// the version of the sandbox is stored.
     pub(crate) async fn pull(&mut self) -> anyhow::Result<()> {
         let guest = self.guest().await?;
-        let root = self
-            .project
-            .directory()
-            .as_os_str()
-            .as_encoded_bytes()
-            .to_vec();
+        let root = self.project.path_bytes().to_vec();
         let entries = guest.agent.tree(&root).await;
         let entries = entries.context("cannot list the files of the sandbox")?;
         let listing = guest_tree::listing(entries)?;
@@ -150,7 +145,7 @@ impl Session {
         let staging = self.files.staging()?;
         if !paths.is_empty() {
             let agent = &self.guest.as_ref().context("no sandbox")?.agent;
-            let root = self.project.directory().as_os_str().as_encoded_bytes();
+            let root = self.project.path_bytes();
             let names = paths.iter().map(|path| path.bytes());
             let context = "cannot read changed files of the sandbox";
             let reader = agent.tree_files(root, names).await.context(context)?;

@@ -8,9 +8,9 @@ use crate::limits::MAX_COPY_BYTES;
 use crate::session::Session;
 use crate::tree::{Content, FileState, ListedFile, ListedKind, Stamp, SyncedFile};
 use crate::tree_path::TreePath;
-use crate::unpack::{ChunkWriter, QUEUED_CHUNKS};
 use anyhow::{Context, ensure};
 use jiffy_agent_client::ArchiveOptions;
+use jiffy_agent_client::chunk_channel::{ChunkWriter, QUEUED_CHUNKS};
 use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveWriter};
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -64,12 +64,7 @@ impl Session {
             return self.write_synced();
         }
         let guest = self.guest().await?;
-        let root = self
-            .project
-            .directory()
-            .as_os_str()
-            .as_encoded_bytes()
-            .to_vec();
+        let root = self.project.path_bytes().to_vec();
         let mut removed = Vec::new();
         let mut sent = Vec::new();
         let mut bytes = 0_u64;

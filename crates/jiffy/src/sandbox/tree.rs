@@ -6,11 +6,12 @@
 
 use crate::cli::CpArgs;
 use anyhow::Context;
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
+use jiffy_agent_client::chunk_channel::{ChunkReader, ChunkWriter, QUEUED_CHUNKS};
 use jiffy_agent_client::{AgentClient, ArchiveOptions, EntryKind, FileReader};
 use jiffy_archive::{PackOptions, Packer, UnpackOptions, UnpackOwner, UnpackStats, unpack};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Maximum number of chunks between the file and the connection.
-const QUEUED_CHUNKS: usize = 4;
 
 /// Uploads the tree at `from`, or the archive on standard input if `from` is `-`.
 pub async fn upload(
@@ -250,22 +249,6 @@ pub fn from_tree_with(path: PathBuf, name: Vec<u8>, contents: PackOptions) -> So
     (receiver, task)
 }
 
-/// Writer into a channel.
-struct ChunkWriter(mpsc::Sender<Bytes>);
-
-impl Write for ChunkWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.0.blocking_send(Bytes::copy_from_slice(bytes));
-        // The receiver is dropped if the upload failed, which reports its own error.
-        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Passes the chunks of a download to the unpacker. Fails if the archive exceeds `max_bytes`.
 async fn forward(
     mut reader: FileReader,
@@ -285,33 +268,6 @@ async fn forward(
         }
     }
     Ok(())
-}
-
-/// Reader from a channel.
-struct ChunkReader {
-    chunks: mpsc::Receiver<Bytes>,
-    chunk: Bytes,
-}
-
-impl ChunkReader {
-    fn new(chunks: mpsc::Receiver<Bytes>) -> Self {
-        let chunk = Bytes::new();
-        Self { chunks, chunk }
-    }
-}
-
-impl Read for ChunkReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.chunk.is_empty() {
-            match self.chunks.blocking_recv() {
-                Some(chunk) => self.chunk = chunk,
-                None => return Ok(0),
-            }
-        }
-        let n = buffer.len().min(self.chunk.len());
-        self.chunk.copy_to_slice(&mut buffer[..n]);
-        Ok(n)
-    }
 }
 
 #[cfg(test)]
