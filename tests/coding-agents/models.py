@@ -99,7 +99,8 @@ def anthropic(model, body):
     blocks = [{"type": "text", "text": "done"}]
     if commands:
         blocks = [
-            {"type": "tool_use", "id": f"toolu_{len(model.requests)}_{n}", "name": "Bash", "input": {"command": command, "description": "x"}}
+            {"type": "tool_use", "id": f"toolu_{len(model.requests)}_{n}", "name": "Bash",
+             "input": {"command": command, "description": "x"}}
             for n, command in enumerate(commands)
         ]
     reason = "tool_use" if commands else "end_turn"
@@ -114,11 +115,13 @@ def anthropic(model, body):
         if block["type"] == "text":
             start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
-            start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            start = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
         events.append({"type": "content_block_start", "index": index, "content_block": start})
         events.append({"type": "content_block_delta", "index": index, "delta": delta})
         events.append({"type": "content_block_stop", "index": index})
-    events.append({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": {"output_tokens": 1}})
+    end = {"stop_reason": reason, "stop_sequence": None}
+    events.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": 1}})
     events.append({"type": "message_stop"})
     return events
 
@@ -149,8 +152,10 @@ def responses(model, body):
             "type": "message", "id": f"m_{number}", "role": "assistant", "status": "completed",
             "content": [{"type": "output_text", "text": "done", "annotations": []}],
         }]
-    response = {"id": f"resp_{number}", "object": "response", "created_at": 0, "model": "m", "status": "completed", "output": items}
-    usage = {"input_tokens": 1, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 1, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 2}
+    response = {"id": f"resp_{number}", "object": "response", "created_at": 0, "model": "m", "status": "completed",
+                "output": items}
+    usage = {"input_tokens": 1, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 1,
+             "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 2}
     events = [{"type": "response.created", "response": {**response, "status": "in_progress", "output": []}}]
     for index, item in enumerate(items):
         events.append({"type": "response.output_item.added", "output_index": index, "item": item})

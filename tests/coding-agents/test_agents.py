@@ -154,7 +154,8 @@ class Plugin(ProjectTest):
         if not PROGRAMS.exists():
             self.skipTest("the programs are not installed")
         plugin = Path(__file__).resolve().parents[2] / "integrations/claude-code"
-        done = subprocess.run([PROGRAMS / "claude", "plugin", "validate", plugin], capture_output=True, text=True, timeout=60)
+        validate = [PROGRAMS / "claude", "plugin", "validate", plugin]
+        done = subprocess.run(validate, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done)
 
 

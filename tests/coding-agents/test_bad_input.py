@@ -23,7 +23,8 @@ class Quoting(ProjectTest):
             if expected is not None:
                 self.assertEqual(done.stdout, expected, (command, done.stderr))
         self.assertEqual(self.run_command("echo (").returncode, 2)
-        self.assertEqual(self.jiffy("agent-shell", "exec", "--", "printf", "%s|", "a b", "it's", "$x").stdout, "a b|it's|$x|")
+        done = self.jiffy("agent-shell", "exec", "--", "printf", "%s|", "a b", "it's", "$x")
+        self.assertEqual(done.stdout, "a b|it's|$x|")
 
     def test_long_commands_are_run_and_zero_bytes_are_rejected(self):
         path = self.outside / "command"
@@ -45,7 +46,8 @@ class HostileGuest(ProjectTest):
         before = tree(self.outside)
         done = self.run_command(
             f"rm out; mkdir out; echo theirs >out/victim; ln -s {victim} l1; ln -s ../../etc/passwd l2; "
-            "ln -s . d; ln -s d/../x l3; mkfifo pipe; mknod null c 1 3; cp /bin/true setuid; chmod 6755 setuid; mkdir -p a/b; ln -s ../a a/fine"
+            "ln -s . d; ln -s d/../x l3; mkfifo pipe; mknod null c 1 3; cp /bin/true setuid; chmod 6755 setuid; "
+            "mkdir -p a/b; ln -s ../a a/fine"
         )
         self.assertEqual(tree(self.outside), before)
         self.assertEqual((self.root / "out/victim").read_text(), "theirs\n")
@@ -62,7 +64,8 @@ class HostileGuest(ProjectTest):
     def test_a_link_that_appears_on_the_host_is_not_followed(self):
         self.write("dir/file", "1\n")
         self.ok("true")
-        process = self.start("agent-shell", "exec", "--", "echo begun; until [ -e /tmp/go ]; do sleep 0.05; done; echo 2 >dir/file; echo n >dir/new", stdin=subprocess.PIPE)
+        command = "echo begun; until [ -e /tmp/go ]; do sleep 0.05; done; echo 2 >dir/file; echo n >dir/new"
+        process = self.start("agent-shell", "exec", "--", command, stdin=subprocess.PIPE)
         self.assertEqual(process.stdout.readline(), b"begun\n")
         os.rename(self.root / "dir", self.root / "moved")
         os.symlink(self.outside, self.root / "dir")
@@ -100,7 +103,9 @@ class Conflicts(ProjectTest):
         self.write("gone", "0\n")
         self.write("other", "0\n")
         self.ok("true")
-        process = self.start("agent-shell", "exec", "--", "echo guest >both; rm gone; echo guest >other; echo begun; until [ -e /tmp/go ]; do sleep 0.05; done")
+        change = "echo guest >both; rm gone; echo guest >other"
+        wait = "echo begun; until [ -e /tmp/go ]; do sleep 0.05; done"
+        process = self.start("agent-shell", "exec", "--", f"{change}; {wait}")
         self.assertEqual(process.stdout.readline(), b"begun\n")
         self.write("both", "host\n")
         self.write("gone", "host\n")

@@ -20,7 +20,10 @@ class Synchronisation(ProjectTest):
         before = tree(self.root)
         self.assertEqual(self.ok("true"), "")
         self.assertEqual(tree(self.root), before)
-        self.ok("echo 2 >a/one; mkdir -m 700 new; echo n >new/file; rm bytes; ln -s new/file l2; chmod 640 a/run; rmdir empty")
+        self.ok(
+            "echo 2 >a/one; mkdir -m 700 new; echo n >new/file; rm bytes; ln -s new/file l2; "
+            "chmod 640 a/run; rmdir empty"
+        )
         self.assertEqual((self.root / "a/one").read_text(), "2\n")
         self.assertEqual((self.root / "new/file").read_text(), "n\n")
         self.assertEqual((self.root / "new").stat().st_mode & 0o777, 0o700)
@@ -71,7 +74,8 @@ class Synchronisation(ProjectTest):
         self.assertEqual((self.root / "n").read_text(), "2\n")
 
     def test_background_commands_do_not_delay_others(self):
-        background = self.start("agent-shell", "exec", "--background", "--", "echo up; until [ -e stop ]; do sleep 0.05; done; echo late >late")
+        command = "echo up; until [ -e stop ]; do sleep 0.05; done; echo late >late"
+        background = self.start("agent-shell", "exec", "--background", "--", command)
         self.assertEqual(background.stdout.readline(), b"up\n")
         self.ok("touch stop")
         background.communicate(timeout=60)
@@ -99,7 +103,10 @@ class Undo(ProjectTest):
 
     def test_undo_restores_every_byte(self):
         before = self.damage()
-        self.ok("rm -rf src empty main; echo x >'docs/a b.md'; mkdir src; ln -s docs src/link; echo f >empty; chmod 700 docs")
+        self.ok(
+            "rm -rf src empty main; echo x >'docs/a b.md'; mkdir src; ln -s docs src/link; echo f >empty; "
+            "chmod 700 docs"
+        )
         self.assertNotEqual(tree(self.root), before)
         self.undo()
         self.assertEqual(tree(self.root), before)
@@ -151,7 +158,8 @@ class Undo(ProjectTest):
         before = self.damage()
         self.ok("echo installed >/root/state")
         self.ok("rm -rf src")
-        name = [line.split()[1] for line in self.jiffy("agent-shell", "status").stdout.splitlines() if line.startswith("sandbox")][0]
+        status = self.jiffy("agent-shell", "status").stdout.splitlines()
+        name = next(line.split()[1] for line in status if line.startswith("sandbox"))
         self.assertEqual(self.jiffy("rm", "-y", name).returncode, 0)
         self.assertEqual(self.ok("cat /root/state; ls"), "installed\ndocs\nempty\nmain\n")
         self.undo("2")
@@ -163,7 +171,7 @@ class Undo(ProjectTest):
         self.assertEqual(self.ok("cat src/main.c; ls /root/state 2>&1 | wc -l"), "int main() {}\n1\n")
 
     def test_the_history_is_bounded(self):
-        self.assertEqual(self.jiffy("agent-shell", "start", "--keep", "2", "--saved-mib", "1").returncode, 0)
+        self.assertEqual(self.jiffy("agent-shell", "start", "--keep", "2", "--saved-size", "1MiB").returncode, 0)
         self.write("big", os.urandom(900_000))
         for number in range(3):
             self.ok(f"echo {number} >>big")
@@ -171,7 +179,7 @@ class Undo(ProjectTest):
         self.write("huge", os.urandom(3_000_000))
         done = self.run_command("rm huge")
         self.assertEqual(done.returncode, 125)
-        self.assertIn("--saved-mib", done.stderr)
+        self.assertIn("--saved-size", done.stderr)
         self.assertTrue((self.root / "huge").exists())
         self.undo()
         self.assertEqual(self.ok("wc -c <huge"), "3000000\n")

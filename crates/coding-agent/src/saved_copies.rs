@@ -93,7 +93,7 @@ pub fn check_size(bytes: u64, limit: u64) -> anyhow::Result<()> {
     ensure!(
         bytes <= limit,
         "the changes need {} MiB of saved copies, and the limit is {} MiB: nothing was copied to \
-         the host. Raise the limit with `jiffy agent-shell start --saved-mib`, or discard the \
+         the host. Raise the limit with `jiffy agent-shell start --saved-size`, or discard the \
          changes with `jiffy undo`",
         bytes.div_ceil(1 << 20),
         limit >> 20

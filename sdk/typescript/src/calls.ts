@@ -258,7 +258,8 @@ export function events(selection: m.EventOptions, after: string | undefined): Ca
   }
   const wait = selection.follow === false ? 0 : EVENT_WAIT_S
   const types = selection.types?.join(',')
-  const query = { sandboxID: selection.sandboxId, types, since: selection.since?.toISOString(), after, wait, limit: 1000 }
+  const since = selection.since?.toISOString()
+  const query = { sandboxID: selection.sandboxId, types, since, after, wait, limit: 1000 }
   return { method: 'GET', path: '/events', parse, query, waitsMs: wait * 1000 }
 }
 

@@ -1,6 +1,7 @@
 //! Arguments of `jiffy agent-shell`, `jiffy history` and `jiffy undo`.
 
-use super::{HookArgs, HostArgs};
+use super::{HookArgs, HostArgs, NetworkSwitch};
+use crate::units;
 use clap::{Args, Subcommand};
 use jiffy_coding_agent::SessionOptions;
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ The project directory is copied to the sandbox before the command, and changes a
 it. The command never runs on this host. Exit status 125: the command was not run, or its changes
 were not copied.")]
     Exec(AgentShellExecArgs),
-    /// Create the sandbox of the project and copy the project to it. Also changes the settings
+    /// Create the sandbox of the project and copy the project to it, or change its settings
     Start(AgentShellStartArgs),
     /// Show the sandbox of the project
     Status(ProjectArgs),
@@ -54,10 +55,10 @@ pub struct AgentShellExecArgs {
     /// Attach standard input
     #[arg(short, long)]
     pub interactive: bool,
-    /// File with the command. The file is removed
+    /// Read the command from this file, and remove the file
     #[arg(long, value_name = "FILE", conflicts_with = "command")]
     pub file: Option<PathBuf>,
-    /// Shell command. Several words are quoted
+    /// Shell command. If there are several words, each is quoted
     #[arg(required_unless_present = "file", last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
     /// Project of the command.
@@ -71,15 +72,15 @@ pub struct AgentShellStartArgs {
     /// Template of the sandbox [default: base]
     #[arg(long, value_name = "NAME")]
     pub template: Option<String>,
-    /// Access of the sandbox to the internet [default: true]
-    #[arg(long, value_name = "BOOL")]
-    pub internet: Option<bool>,
+    /// Internet access of the sandbox [default: on]
+    #[arg(long, value_name = "on|off", value_enum)]
+    pub network: Option<NetworkSwitch>,
     /// Maximum number of commands in the history [default: 30]
     #[arg(long, value_name = "N")]
     pub keep: Option<usize>,
-    /// Maximum size in MiB of the copies of changed and deleted files for undo [default: 1024]
-    #[arg(long, value_name = "MIB")]
-    pub saved_mib: Option<u32>,
+    /// Maximum size of the copies of changed and deleted files for undo [default: 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::memory_mib)]
+    pub saved_size: Option<u32>,
     /// Project of the command.
     #[command(flatten)]
     pub project: ProjectArgs,
@@ -129,9 +130,9 @@ impl AgentShellStartArgs {
     pub fn options(&self) -> SessionOptions {
         SessionOptions {
             template: self.template.clone(),
-            internet: self.internet,
+            internet: self.network.map(|network| network == NetworkSwitch::On),
             commands: self.keep,
-            saved_bytes: self.saved_mib.map(|mib| u64::from(mib) << 20),
+            saved_bytes: self.saved_size.map(|mib| u64::from(mib) << 20),
         }
     }
 }

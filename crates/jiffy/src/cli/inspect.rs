@@ -151,8 +151,9 @@ pub struct TreeArgs {
     after_help = "Each line has A (added), C (changed) or D (deleted), and a path. /dev, /proc, /run, /sys, and
 files that are written at every start are not listed.
 
-With two arguments, the contents are compared: A means that only the second object has the file, D that
-only the first one has it. Each line ends with the sizes. Both must have the same template."
+With two arguments, the contents are compared: A means that only the second object has the file,
+and D that only the first object has it. Each line ends with the sizes. Both objects must have the
+same template."
 )]
 pub struct DiffArgs {
     /// Sandbox: name, id, or unique prefix of the id. With a second argument also a snapshot

@@ -29,7 +29,8 @@ scenario('diff compares two snapshots by content', async (t) => {
   const after = await sandbox.snapshot()
   for (const found of [await sandbox.diff(before), await sandbox.diff(before.snapshotId, after)]) {
     const below = Object.fromEntries(found.map((item) => [item.path.replace('/home/user/', ''), item.kind]))
-    assert.deepEqual([below.content, below.removed, below.added, below.same], ['changed', 'removed', 'added', undefined])
+    const kinds = [below.content, below.removed, below.added, below.same]
+    assert.deepEqual(kinds, ['changed', 'removed', 'added', undefined])
     const added = found.find((item) => item.path === '/home/user/added')
     assert.deepEqual([added.sizeBefore, added.size, added.verified], [undefined, 4, true])
   }
