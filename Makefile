@@ -59,7 +59,7 @@ built-templates:
 .PHONY: run
 run: export JIFFY_QUICK := $(QUICK)
 run: RELEASE := $(if $(QUICK),$(TARGET_DIR)/quick,$(RELEASE))
-run: setup template ## build programs with few optimisations, and run a demonstration of sandboxes (five minutes, once)
+run: setup template ## build programs with few optimisations, and run a demonstration of sandboxes
 	@scripts/demo
 
 .PHONY: test
