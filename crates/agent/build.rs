@@ -3,5 +3,5 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     // One segment contains code and constants, and no other segment begins in its last huge page.
-    println!("cargo::rustc-link-arg-bins=-Wl,-z,max-page-size=0x200000,--no-rosegment");
+    println!("cargo::rustc-link-arg-bins=-Wl,-z,max-page-size=0x200000,--no-rosegment,--icf=all");
 }
