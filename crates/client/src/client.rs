@@ -24,7 +24,7 @@ use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledResponse, RequestBody};
 use jiffy_proto::agent::ENVD_PORT;
 pub use lease::SandboxLease;
-pub use lineage_calls::LineageTarget;
+pub use lineage_calls::SandboxOrSnapshot;
 pub use listed::Listed;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

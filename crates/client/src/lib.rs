@@ -10,6 +10,6 @@ pub mod step_bar;
 pub mod terminal;
 
 pub use client::{
-    Client, LineageTarget, Listed, NewSandbox, Sandbox, SandboxLease, SandboxSettings,
+    Client, Listed, NewSandbox, Sandbox, SandboxOrSnapshot, SandboxLease, SandboxSettings,
     ServerOptions, SnapshotAck, UnknownServer, VERSION, VERSION_HEADER, has_error_code, is_remote,
 };

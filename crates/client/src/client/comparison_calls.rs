@@ -1,7 +1,7 @@
 //! Requests for comparisons.
 
 use super::calls::{NEXT_PAGE_HEADER, path_segment};
-use super::{Client, LineageTarget};
+use super::Client;
 use hyper::Method;
 use jiffy_api_types::Comparison;
 
@@ -9,15 +9,15 @@ use jiffy_api_types::Comparison;
 const PAGE: usize = 5000;
 
 impl Client {
-    /// Compares the files of two sandboxes or snapshots. Returns the first `limit` differences, and
+    /// Compares the files of two sandboxes or snapshots, by id or name. Returns the first `limit` differences, and
     /// whether there are more.
     pub async fn compare(
         &self,
-        a: &LineageTarget,
-        b: &LineageTarget,
+        a: &str,
+        b: &str,
         limit: usize,
     ) -> anyhow::Result<(Comparison, bool)> {
-        let (a, b) = (path_segment(a.id())?, path_segment(b.id())?);
+        let (a, b) = (path_segment(a)?, path_segment(b)?);
         let page = limit.clamp(1, PAGE);
         let path = format!("/compare?a={a}&b={b}&limit={page}");
         let mut next = String::new();

@@ -2,47 +2,52 @@
 
 use super::calls::path_segment;
 use super::{Client, has_error_code};
+use anyhow::anyhow;
 use hyper::Method;
-use jiffy_api_types::Lineage;
+use jiffy_api_types::{Lineage, SandboxInfo, SnapshotInfo};
 
-/// Sandbox or snapshot, by its complete id or by its name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LineageTarget {
+/// Record of a sandbox or of a snapshot.
+#[derive(Debug, Clone)]
+pub enum SandboxOrSnapshot {
     /// Sandbox.
-    Sandbox(String),
+    Sandbox(Box<SandboxInfo>),
     /// Snapshot.
-    Snapshot(String),
+    Snapshot(Box<SnapshotInfo>),
 }
 
-impl LineageTarget {
-    /// Returns the id or name.
+impl SandboxOrSnapshot {
+    /// Returns the id.
     pub fn id(&self) -> &str {
         match self {
-            Self::Sandbox(id) | Self::Snapshot(id) => id,
+            Self::Sandbox(record) => &record.id,
+            Self::Snapshot(record) => &record.id,
         }
     }
 }
 
 impl Client {
     /// Finds the sandbox or the snapshot with this id, prefix of an id, or name.
-    pub async fn sandbox_or_snapshot(&self, id: &str) -> anyhow::Result<LineageTarget> {
+    pub async fn sandbox_or_snapshot(&self, id: &str) -> anyhow::Result<SandboxOrSnapshot> {
         match self.sandbox(id).await {
-            Ok(sandbox) => Ok(LineageTarget::Sandbox(sandbox.record.id)),
-            Err(e) if has_error_code(&e, "sandbox_not_found") => match self.snapshot(id).await {
-                Ok(record) => Ok(LineageTarget::Snapshot(record.id)),
-                // Neither exists: the first error names the id as a sandbox.
-                Err(error) if has_error_code(&error, "snapshot_not_found") => Err(e),
-                Err(error) => Err(error),
-            },
+            Ok(sandbox) => return Ok(SandboxOrSnapshot::Sandbox(Box::new(sandbox.record))),
+            Err(e) if has_error_code(&e, "sandbox_not_found") => {}
+            Err(e) => return Err(e),
+        }
+        match self.snapshot(id).await {
+            Ok(record) => Ok(SandboxOrSnapshot::Snapshot(Box::new(record))),
+            Err(e) if has_error_code(&e, "snapshot_not_found") => Err(anyhow!(
+                "sandbox or snapshot `{id}` does not exist on this host; list sandboxes with \
+                 `jiffy ls --all` and snapshots with `jiffy snapshots`"
+            )),
             Err(e) => Err(e),
         }
     }
 
     /// Returns the sandboxes and snapshots that are connected with an object.
-    pub async fn lineage(&self, target: &LineageTarget) -> anyhow::Result<Lineage> {
+    pub async fn lineage(&self, target: &SandboxOrSnapshot) -> anyhow::Result<Lineage> {
         let parameter = match target {
-            LineageTarget::Sandbox(_) => "sandboxID",
-            LineageTarget::Snapshot(_) => "snapshotID",
+            SandboxOrSnapshot::Sandbox(_) => "sandboxID",
+            SandboxOrSnapshot::Snapshot(_) => "snapshotID",
         };
         let path = format!("/lineage?{parameter}={}", path_segment(target.id())?);
         self.call(Method::GET, &path, &()).await

@@ -17,7 +17,7 @@ pub async fn run(args: &DiffArgs) -> anyhow::Result<()> {
     let b = args.other.as_deref().unwrap_or_default();
     let b = client.sandbox_or_snapshot(b).await?;
     let limit = usize::try_from(args.limit)?;
-    let (comparison, has_more) = client.compare(&a, &b, limit).await?;
+    let (comparison, has_more) = client.compare(a.id(), b.id(), limit).await?;
     show(args.json, &comparison, text)?;
     if has_more {
         errln!("jiffy: the list is incomplete: increase --limit, at most 100000");

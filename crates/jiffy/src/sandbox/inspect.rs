@@ -3,7 +3,7 @@
 use super::table::{self, age, mebibytes};
 use crate::cli::InspectArgs;
 use jiffy_api_types::{OnTimeout, OperationSteps, SandboxInfo, SandboxState, SnapshotInfo};
-use jiffy_client::{Client, has_error_code};
+use jiffy_client::SandboxOrSnapshot;
 use jiffy_sandbox_manager::Bytes;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -13,20 +13,18 @@ use std::process::ExitCode;
 /// Width of the name column.
 const NAME_COLUMN_WIDTH: usize = 12;
 
-/// Record of an inspected object.
-enum Inspected {
-    Sandbox(Box<SandboxInfo>),
-    Snapshot(Box<SnapshotInfo>),
-}
-
 /// Prints the records of all objects. Continues after failures.
 pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let mut code = ExitCode::SUCCESS;
     let mut all = Vec::new();
     for id in &args.ids {
-        match find(&client, id).await {
-            Ok(object) => all.push(object),
+        match client.sandbox_or_snapshot(id).await {
+            Ok(SandboxOrSnapshot::Sandbox(record)) => {
+                let record = table::without_tokens(*record);
+                all.push(SandboxOrSnapshot::Sandbox(Box::new(record)));
+            }
+            Ok(snapshot) => all.push(snapshot),
             Err(e) => {
                 errln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
@@ -34,31 +32,13 @@ pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let values = all.iter().map(|object| match object {
-        Inspected::Sandbox(record) => serde_json::to_value(record),
-        Inspected::Snapshot(record) => serde_json::to_value(record),
+        SandboxOrSnapshot::Sandbox(record) => serde_json::to_value(record),
+        SandboxOrSnapshot::Snapshot(record) => serde_json::to_value(record),
     });
     let values: Vec<Value> = values.collect::<Result<_, _>>()?;
     let texts: Vec<String> = all.iter().map(text).collect();
     table::show(args.json, &values, |_| texts.join("\n"))?;
     Ok(code)
-}
-
-/// Returns the record of the sandbox or the snapshot with this id or name.
-async fn find(client: &Client, id: &str) -> anyhow::Result<Inspected> {
-    match client.sandbox(id).await {
-        Ok(sandbox) => {
-            let record = table::without_tokens(sandbox.record);
-            Ok(Inspected::Sandbox(Box::new(record)))
-        }
-        // If no sandbox has this id, it may be the id of a snapshot.
-        Err(e) if has_error_code(&e, "sandbox_not_found") => match client.snapshot(id).await {
-            Ok(record) => Ok(Inspected::Snapshot(Box::new(record))),
-            // Neither exists: the first error names the id as a sandbox.
-            Err(error) if has_error_code(&error, "snapshot_not_found") => Err(e),
-            Err(error) => Err(error),
-        },
-        Err(e) => Err(e),
-    }
 }
 
 /// Lines with a name and a value.
@@ -85,11 +65,11 @@ impl DetailLines {
 }
 
 /// Returns the details of an object as lines.
-fn text(object: &Inspected) -> String {
+fn text(object: &SandboxOrSnapshot) -> String {
     let mut lines = DetailLines::default();
     match object {
-        Inspected::Sandbox(record) => sandbox(&mut lines, record),
-        Inspected::Snapshot(record) => snapshot(&mut lines, record),
+        SandboxOrSnapshot::Sandbox(record) => sandbox(&mut lines, record),
+        SandboxOrSnapshot::Snapshot(record) => snapshot(&mut lines, record),
     }
     lines.0
 }

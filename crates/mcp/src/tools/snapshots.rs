@@ -7,7 +7,7 @@ use crate::options::ToolGroup;
 use crate::output::cut_text;
 use crate::session::Session;
 use jiffy_api_types::{DifferenceKind, Forked};
-use jiffy_client::{LineageTarget, SnapshotAck, has_error_code};
+use jiffy_client::{SnapshotAck, has_error_code};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -281,13 +281,12 @@ async fn compare(
     let client = &session.client;
     let failed = |e: anyhow::Error| ToolError::of_snapshot(sandbox, against, &e);
     let now = client.sandbox(sandbox).await.map_err(failed)?.record.id;
-    let now = LineageTarget::Sandbox(now);
     // An id that denotes both is more probably a snapshot.
     let earlier = match client.snapshot(against).await {
-        Ok(record) => LineageTarget::Snapshot(record.id),
+        Ok(record) => record.id,
         Err(e) if has_error_code(&e, "snapshot_not_found") => {
             let other = client.sandbox(against).await.map_err(|_| failed(e))?;
-            LineageTarget::Sandbox(other.record.id)
+            other.record.id
         }
         Err(e) => return Err(failed(e)),
     };
