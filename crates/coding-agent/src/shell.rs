@@ -13,7 +13,8 @@ const DIRECTORY: &str = "/var/lib/jiffy-shell";
 const LAUNCH: &str = r#"shell=/bin/sh; [ -x /bin/bash ] && shell=/bin/bash
 exec "$shell" /var/lib/jiffy-shell/run "$@""#;
 /// Script with the arguments: name of the command, project directory, working directory (may be
-/// empty), `1` if working directory and variables persist.
+/// empty), `1` if working directory and variables persist. A command may have removed the programs
+/// that the script uses: then the former variables persist.
 const SCRIPT: &str = r#"__s=/var/lib/jiffy-shell; __tag=$1; __project=$2; __dir=$3; __persist=$4
 umask 022
 if [ -r "$__s/env" ]; then
@@ -35,7 +36,7 @@ if [ "$__persist" = 1 ]; then
     __jiffy_save() {
         __c=$?
         set +eu
-        export -p >|"$__s/env.new" && /bin/mv -f "$__s/env.new" "$__s/env"
+        export -p >|"$__s/env.new" && /bin/mv -f "$__s/env.new" "$__s/env" 2>/dev/null
         printf %s "$PWD" >|"$__s/cwd"
         exit "$__c"
     }
