@@ -50,9 +50,9 @@ pub use sandboxes::{
     BuildSteps, ComparedContent, ComparedFiles, CreateSpec, FetchScope, ForkChild, ForkReport,
     HostOptions, Lineage, LineageEdge, LineageNode, LineageObject, LineageRelation, ListOrder,
     ListPosition, ListedSandboxes, ListedSnapshots, MAX_COMPARED_CONTENT, MAX_LINEAGE_NODES,
-    MAX_RESTART_GRACE, NodeDetails, OwnerUsage, PinnedSnapshot, PoolSize, ResumeOptions,
-    ResumeTimeout, SandboxDetails, SandboxObserver, SandboxSource, Sandboxes, SnapshotDetails,
-    WeakSandboxes,
+    MAX_RESTART_GRACE, NodeDetails, OwnerUsage, PinnedSnapshot, PoolSize, ResumeHold,
+    ResumeOptions, ResumeTimeout, SandboxDetails, SandboxObserver, SandboxSource, Sandboxes,
+    SnapshotDetails, WeakSandboxes,
 };
 pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};
 pub use snapshot::Snapshot;

@@ -38,6 +38,7 @@ mod reconcile;
 mod recover;
 mod removal;
 mod restart;
+mod resume_hold;
 mod resume_options;
 mod rollback;
 mod sandbox_index;
@@ -67,6 +68,7 @@ pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
 pub use pool::WarmPool;
 pub use restart::MAX_RESTART_GRACE;
+pub use resume_hold::ResumeHold;
 pub use resume_options::{ResumeOptions, ResumeTimeout};
 pub use sandbox_index::SandboxIndex;
 pub use snapshots::Snapshots;
@@ -103,7 +105,7 @@ use snapshots::upload::Uploads;
 use snapshots::{snapshot_fold, snapshot_upkeep, take_snapshot};
 use start_pacer::StartPacer;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use template_snapshots::TemplateSnapshotState;
@@ -143,6 +145,8 @@ struct SandboxesInner {
     has_uncompared: AtomicBool,
     /// Notified when a sandbox was compared with its head.
     compared: Notify,
+    /// Number of [`ResumeHold`]s.
+    resume_holds: Arc<AtomicUsize>,
     /// Held while a sandbox that another host stored is registered, so that concurrent resumes
     /// register it once.
     adopting: Mutex<()>,
@@ -256,6 +260,7 @@ impl Sandboxes {
             has_shared: options.has_shared,
             has_uncompared: AtomicBool::new(false),
             compared: Notify::new(),
+            resume_holds: Arc::default(),
             adopting: Mutex::default(),
             uploads,
             quota: Mutex::default(),

@@ -98,8 +98,10 @@ impl Fleet {
         };
         let known = tokio::time::timeout(Duration::from_secs(10), members).await;
         known.map_err(|_| unavailable(format!("{own} is not draining")))?;
+        // A resume that waits for a pause of this drain must not start the sandbox here again.
+        let _hold = body.force.then(|| app.sandboxes.hold_resumes());
         loop {
-            // Repeated: clients may have resumed sandboxes before their state was stored.
+            // Repeated: a resume or create may have ended after the sandboxes were listed.
             if body.force {
                 self.pause_all(app).await?;
             }

@@ -8,6 +8,7 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::lookup::Liveness;
 use axum::Json;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
@@ -17,11 +18,12 @@ use jiffy_fleet::roster::RosterState;
 use jiffy_fleet_core::MemberId;
 use jiffy_fleet_core::record::MemberState;
 use jiffy_sandbox_manager::{Sandbox, SandboxState};
+use std::ops::ControlFlow;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 /// Maximum time for which a resume waits until a draining host gives up the sandbox. Afterwards the
-/// host resumes it.
+/// host resumes it, unless a forced drain is in progress.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which such a resume checks the sandbox.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(100);
@@ -106,6 +108,32 @@ impl Fleet {
             }
         };
         timeout(RELEASE_TIMEOUT, released).await.unwrap_or(false)
+    }
+
+    /// Executes a resume on this host, which is draining, unless the host gives up the sandbox:
+    /// returns the call for another host then.
+    pub(super) async fn resume_draining(
+        &self,
+        app: &App,
+        caller: &Caller,
+        id: &str,
+        request: Request,
+        next: &Next,
+    ) -> Result<ControlFlow<Response, Request>, ApiError> {
+        if self.gives_up(app, caller, id).await {
+            return Ok(ControlFlow::Continue(request));
+        }
+        let (call, request) = buffer(caller, request).await?;
+        let (parts, body) = request.into_parts();
+        let repeated = Request::from_parts(parts.clone(), Body::from(call.body));
+        let request = Request::from_parts(parts, body);
+        let response = next.clone().run(request).await;
+        // A forced drain may have paused the sandbox while the resume waited for its turn.
+        let is_refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
+        if is_refused && self.gives_up(app, caller, id).await {
+            return Ok(ControlFlow::Continue(repeated));
+        }
+        Ok(ControlFlow::Break(response))
     }
 
     async fn releases(&self, app: &App, caller: &Caller, id: &str) -> bool {

@@ -19,6 +19,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiffy_engine_api::is_id;
 use jiffy_fleet_core::{MemberId, RowState};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use std::ops::ControlFlow;
 
 /// Kind of a call.
 enum Call {
@@ -173,15 +174,19 @@ impl Fleet {
         app: &App,
         caller: &Caller,
         (id, is_forwarded): (&str, bool),
-        request: Request,
+        mut request: Request,
         next: Next,
     ) -> Result<Response, ApiError> {
         let is_resume = is_resume(&request);
         if app.has_compared_sandbox(caller, id).await? {
-            // A draining host gives up its stored sandboxes instead of resuming them.
-            if !(is_resume && self.is_draining() && self.gives_up(app, caller, id).await) {
+            if !(is_resume && self.is_draining()) {
                 return self.rename(caller, request, next).await;
             }
+            let resumed = self.resume_draining(app, caller, id, request, &next);
+            request = match resumed.await? {
+                ControlFlow::Break(response) => return Ok(response),
+                ControlFlow::Continue(request) => request,
+            };
         }
         if is_forwarded {
             // A draining host has sent the resume of a sandbox that it has given up.

@@ -171,6 +171,11 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         options: ResumeOptions,
     ) -> Result<Sandbox, OperationError> {
+        if let Err(e) = self.expect_no_hold(entry) {
+            let refused = Err(e);
+            self.end_adoption(entry, &refused);
+            return refused;
+        }
         if options.reboot {
             self.discard_memory(entry).await?;
         }

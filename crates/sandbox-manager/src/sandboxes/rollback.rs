@@ -27,6 +27,9 @@ impl Sandboxes {
             let _op_guard = entry.op_lock().lock().await;
             let requested_at = Instant::now();
             let record = entry.allow(SandboxOperation::Rollback, "roll back")?;
+            if record.state != SandboxState::Running {
+                this.expect_no_hold(&entry)?;
+            }
             if (&snapshot.template, snapshot.size) != (&record.template, record.size) {
                 return Err(OperationError::IncompatibleSnapshot {
                     id: record.id,

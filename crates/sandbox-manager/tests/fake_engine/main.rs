@@ -21,6 +21,7 @@ mod operations;
 mod recovery;
 mod removal;
 mod repair;
+mod resume_hold;
 mod rollback_in_place;
 mod shared;
 mod uploads;

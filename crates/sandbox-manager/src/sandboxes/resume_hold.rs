@@ -1,0 +1,47 @@
+//! [`ResumeHold`]: the host starts no paused sandboxes during a drain.
+
+use super::entry::SandboxEntry;
+use super::{OperationError, Sandboxes};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Time after which a client should repeat a resume: the sandbox may be on another host then.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// While this value exists, the host starts no sandbox that is not running. Running ones continue.
+#[derive(Debug)]
+pub struct ResumeHold(Arc<AtomicUsize>);
+
+impl Drop for ResumeHold {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Sandboxes {
+    /// Rejects resumes until the returned value is dropped, also resumes that already wait for the
+    /// pause of their sandbox.
+    #[must_use]
+    pub fn hold_resumes(&self) -> ResumeHold {
+        let holds = self.0.resume_holds.clone();
+        holds.fetch_add(1, Ordering::SeqCst);
+        ResumeHold(holds)
+    }
+
+    /// Check before the start of a sandbox that is not running. The caller must hold `op_lock`: a
+    /// pause that began after [`Self::hold_resumes`] then precedes the check.
+    pub(super) fn expect_no_hold(&self, entry: &SandboxEntry) -> Result<(), OperationError> {
+        if self.0.resume_holds.load(Ordering::SeqCst) == 0 {
+            return Ok(());
+        }
+        Err(OperationError::Busy {
+            what: format!(
+                "this host is being drained and does not start sandbox {}, which moves to another \
+                 host",
+                entry.id()
+            ),
+            retry_after: RETRY_AFTER,
+        })
+    }
+}
