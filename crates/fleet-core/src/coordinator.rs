@@ -198,6 +198,7 @@ impl Coordinator {
         }
         if self.next_judge <= now {
             self.next_judge = now.plus(JUDGE_INTERVAL_MS);
+            self.exclude_silent(now);
             self.judge(now, effects);
         }
         match &mut self.in_flight {

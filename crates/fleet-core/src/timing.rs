@@ -18,6 +18,9 @@ pub struct Timing {
     pub acknowledge: u64,
     /// Time without a heartbeat after which a coordinator decides that a member is dead.
     pub silence: u64,
+    /// Time without a heartbeat after which a host receives no new sandboxes, until its next
+    /// heartbeat.
+    pub unplaceable: u64,
     /// Time after a takeover during which no verdict is made.
     pub grace: u64,
     /// Time without acknowledgement after which a member observes the record of its shard.
@@ -50,6 +53,7 @@ impl Timing {
         repeat: 500,
         acknowledge: 9_000,
         silence: 12_000,
+        unplaceable: 5_000,
         grace: 12_000,
         observe: 3_000,
         unacknowledged: 6_000,

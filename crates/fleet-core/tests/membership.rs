@@ -17,6 +17,7 @@ use jiffy_fleet_core::{
     Body, Effect, Epoch, Event, MAX_MESSAGE_BYTES, Member, MemberId, MembershipError, Message,
     MessageError, Millis, Owner, RejectionReason, Term,
 };
+use jiffy_scheduler::PlacementRequest;
 
 const H1: MemberId = MemberId(1);
 const H2: MemberId = MemberId(2);
@@ -66,6 +67,31 @@ fn a_silent_member_is_dead_within_15_s_and_returns_with_a_new_epoch() {
     let returned = fleet.wait(15_000, |fleet| fleet.authority(lost).is_some());
     println!("verdict after {dead} ms, return after {returned} ms");
     assert_eq!(fleet.state(lost), (MemberState::Up, 2));
+}
+
+#[test]
+fn a_host_without_heartbeat_for_5_s_receives_no_sandboxes_until_its_next_one() {
+    let mut fleet = Fleet::new(3);
+    let coordinator = fleet.coordinator();
+    let lost = if coordinator == H2 { H3 } else { H2 };
+    let request = PlacementRequest::default();
+    let explain = |fleet: &Fleet| fleet.members[&coordinator].explain(&request).unwrap();
+    assert_eq!(explain(&fleet).suitable, 3);
+    fleet.silent.insert(lost);
+    let excluded = fleet.wait(6_000, |fleet| explain(fleet).suitable == 2);
+    // The last heartbeat was sent up to 2 s before.
+    assert!((2_900..=5_600).contains(&excluded), "{excluded}");
+    assert_eq!(fleet.state(lost).0, MemberState::Up);
+    for _ in 0..10 {
+        let now = Millis(fleet.now);
+        let placed = fleet.member(coordinator).place(now, &[], &request);
+        assert_ne!(placed.unwrap().admission.host.member, lost);
+    }
+    let reason = format!("h{}: no recent heartbeat", lost.0);
+    assert!(explain(&fleet).to_string().contains(&reason));
+    fleet.silent.remove(&lost);
+    fleet.wait(3_000, |fleet| explain(fleet).suitable == 3);
+    assert_eq!(fleet.state(lost), (MemberState::Up, 1));
 }
 
 #[test]

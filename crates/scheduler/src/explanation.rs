@@ -12,6 +12,9 @@ pub enum Rejection {
     /// The host accepts no new sandboxes.
     #[error("draining")]
     Draining,
+    /// The host has sent no heartbeat for some time.
+    #[error("no recent heartbeat")]
+    Silent,
     /// The host lacks an engine.
     #[error("the required engine is not available")]
     Engine,

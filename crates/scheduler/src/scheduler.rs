@@ -162,6 +162,18 @@ impl Scheduler {
         true
     }
 
+    /// Excludes a host from placements until its next report, because its heartbeats fail to
+    /// arrive. Its reservations continue. Does nothing if the host is unknown.
+    pub fn set_silent(&mut self, id: HostId) {
+        let Some(&number) = self.numbers.get(&id) else {
+            return;
+        };
+        self.remove_from_orders(number);
+        if let Some(entry) = &mut self.hosts[number as usize] {
+            entry.set_silent();
+        }
+    }
+
     /// Selects a host and reserves the resources of the sandbox until the reservation is confirmed,
     /// rejected or expired. `now_ms` is the time of a monotonic clock in milliseconds.
     ///

@@ -252,6 +252,29 @@ fn reservations_are_confirmed_rejected_or_expire() {
 }
 
 #[test]
+fn a_silent_host_is_not_selected_until_its_next_report() {
+    let mut scheduler = fleet(&[4096, 8192]);
+    let small = request(resources(1, 1, 1));
+    let open = scheduler.place(&small, NOW).unwrap();
+    assert_eq!(open.host, HostId(1));
+    // A repeated exclusion and an unknown host change nothing.
+    for host in [1, 1, 9] {
+        scheduler.set_silent(HostId(host));
+    }
+    assert_eq!(place(&mut scheduler, &small), Ok(2));
+    assert!(scheduler.reject(open.reservation));
+    let explanation = scheduler.explain(&small).to_string();
+    assert!(
+        explanation.ends_with("h1: no recent heartbeat"),
+        "{explanation}"
+    );
+    scheduler.set_silent(HostId(2));
+    assert_eq!(place(&mut scheduler, &small), Err(PlacementError::NoRoom));
+    assert!(scheduler.report(HostId(1), report(resources(64_000, 4096, 1 << 20))));
+    assert_eq!(place(&mut scheduler, &small), Ok(1));
+}
+
+#[test]
 fn a_host_that_joins_again_has_no_reservations() {
     let mut scheduler = fleet(&[4096]);
     let placement = scheduler

@@ -70,6 +70,20 @@ impl Coordinator {
         }
     }
 
+    /// Excludes hosts from placements that have sent no heartbeat for [`Timing::unplaceable`]. A
+    /// create on a lost host would otherwise wait for the verdict.
+    ///
+    /// [`Timing::unplaceable`]: crate::Timing::unplaceable
+    pub(super) fn exclude_silent(&mut self, now: Millis) {
+        let limit = self.timing.unplaceable;
+        for (id, peer) in &self.peers {
+            // Without a heartbeat in this term, a host has no free resources yet.
+            if peer.heard.is_some_and(|heard| now.since(heard) >= limit) {
+                self.scheduler.set_silent(id.host());
+            }
+        }
+    }
+
     fn place_within(
         &mut self,
         now: Millis,

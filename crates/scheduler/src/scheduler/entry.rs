@@ -13,6 +13,8 @@ pub struct HostEntry {
     pub class: usize,
     /// Latest report. Its templates are sorted.
     report: HostReport,
+    /// No heartbeat has arrived for some time. The next report ends this.
+    is_silent: bool,
     /// Sum of the open reservations.
     reserved: Resources,
 }
@@ -26,12 +28,14 @@ impl HostEntry {
             spec,
             class,
             report,
+            is_silent: false,
             reserved: Resources::default(),
         }
     }
 
     /// Replaces the report. Returns the templates of the former report if they have changed.
     pub fn replace_report(&mut self, report: HostReport) -> Option<Vec<TemplateId>> {
+        self.is_silent = false;
         let before = std::mem::replace(&mut self.report, sorted(report)).templates;
         (before != self.report.templates).then_some(before)
     }
@@ -46,9 +50,19 @@ impl HostEntry {
         self.report.templates.binary_search(&template).is_ok()
     }
 
+    /// Excludes the host from placements until its next report.
+    pub fn set_silent(&mut self) {
+        self.is_silent = true;
+    }
+
+    /// Returns whether the host accepts no new sandboxes.
+    pub fn is_draining(&self) -> bool {
+        self.report.is_draining
+    }
+
     /// Returns whether the host is in the orders of its class.
     pub fn accepts_sandboxes(&self) -> bool {
-        !self.report.is_draining
+        !self.report.is_draining && !self.is_silent
     }
 
     /// Returns the free resources without reserved ones.
@@ -77,6 +91,9 @@ impl HostEntry {
     pub fn rejection(&self, request: &PlacementRequest) -> Option<Rejection> {
         if self.report.is_draining {
             return Some(Rejection::Draining);
+        }
+        if self.is_silent {
+            return Some(Rejection::Silent);
         }
         let free = self.free();
         if let Some(resource) = free.missing(&request.needs) {

@@ -121,7 +121,7 @@ impl Scheduler {
             .hosts
             .iter()
             .flatten()
-            .filter(|e| e.accepts_sandboxes())
+            .filter(|e| !e.is_draining())
             .peekable();
         if accepting.peek().is_none() {
             return PlacementError::NoHosts;
