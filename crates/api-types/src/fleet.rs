@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Fleet, as one host sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -92,6 +93,8 @@ pub struct FleetNode {
     pub address: String,
     /// Version of Jiffy.
     pub version: String,
+    /// Labels, which creates may require.
+    pub labels: BTreeMap<String, String>,
     /// Time since its last heartbeat, in milliseconds. `null` if the coordinator does not answer.
     pub heartbeat_age_ms: Option<u64>,
     /// Running sandboxes. `null` if the host did not answer within 1 s, like the following fields.

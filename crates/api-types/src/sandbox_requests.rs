@@ -131,6 +131,8 @@ pub struct NewSandbox {
     pub proxy: Option<Proxy>,
     /// Action after the loss of the host in a fleet. Defaults to `wait`.
     pub on_node_loss: Option<OnNodeLoss>,
+    /// Labels that the host of the sandbox must have, in a fleet. At most 16.
+    pub host_labels: Option<BTreeMap<String, String>>,
 }
 
 /// Action after the loss of the host of a running sandbox.

@@ -109,7 +109,10 @@ impl Member {
             instance: current_instance().context("cannot identify this process")?,
             address: settings.address.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            capacity: capacity(home, &facts, access.root.cpu_level),
+            capacity: Capacity {
+                labels: settings.host_labels().map_err(anyhow::Error::msg)?,
+                ..capacity(home, &facts, access.root.cpu_level)
+            },
             timing: Timing::PRODUCTION,
         };
         let node = Node::start(NodeConfig {

@@ -5,6 +5,7 @@
 //! Records contain no fractional numbers, so that unknown fields are preserved exactly.
 
 mod head;
+mod label;
 mod root;
 mod shard;
 mod table;
@@ -13,10 +14,10 @@ pub use head::{
     Head, HeadKind, HeadState, KilledAt, MAX_HEAD_BYTES, MAX_INLINE_RECORD_BYTES, NodeLoss, Policy,
     SandboxRecord, Snapshot,
 };
+pub use label::{HostLabel, MAX_LABELS};
 pub use root::{MAX_ROOT_BYTES, ObjectRecords, Root, SlotRange};
 pub use shard::{
-    Capacity, HostLabel, MAX_ADDRESS_BYTES, MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState,
-    ShardRecord,
+    Capacity, MAX_ADDRESS_BYTES, MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState, ShardRecord,
 };
 pub use table::{
     KeyHash, KeyLimits, KeyRow, KeyScope, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES, MAX_PENDING_BYTES,

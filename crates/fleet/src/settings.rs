@@ -3,18 +3,24 @@
 //!
 //! The certificates and keys are in `<data directory>/fleet/`, readable by the owner only.
 
+mod etcd_access;
+
 use crate::channel::Identity;
 use crate::files::{read, read_existing, write_private};
-use crate::records::{EtcdRecords, EtcdSettings, EtcdUrl};
+use crate::records::{EtcdRecords, EtcdUrl};
 use crate::{Records, SetupError, StoreRecords};
+use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_fleet_core::{FleetId, MemberId};
 use jiffy_store::StoreUrl;
 use jiffy_store::host::RemoteStore;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+pub use etcd_access::EtcdAccess;
 
 /// Format that this version writes.
 const FORMAT: u32 = 1;
@@ -32,17 +38,6 @@ pub enum Role {
     Host,
     /// The member passes connections of clients to hosts.
     Front,
-}
-
-/// etcd cluster of the records. Certificates and passwords are files of the data directory.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EtcdAccess {
-    /// URL of the cluster.
-    pub url: String,
-    /// User, if the authentication of etcd is enabled.
-    #[serde(default)]
-    pub user: Option<String>,
 }
 
 /// Settings of a member.
@@ -72,6 +67,9 @@ pub struct Settings {
     /// Processor level of microVMs on all hosts.
     #[serde(default)]
     pub cpu_level: Option<String>,
+    /// Labels of the host, which creates may require.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
     /// True if the keys and template names of this host must be added to the tables of the fleet.
     #[serde(default)]
     pub import_keys: bool,
@@ -146,6 +144,7 @@ impl Settings {
             store: store.to_owned(),
             domains: Vec::new(),
             cpu_level: None,
+            labels: BTreeMap::new(),
             import_keys: false,
             records: None,
         }
@@ -218,6 +217,7 @@ impl Settings {
             return Ok(());
         }
         check_address(&self.address)?;
+        self.host_labels()?;
         self.store_url().map_err(|e| e.to_string())?;
         if let Some(etcd) = &self.records {
             etcd.url.parse::<EtcdUrl>().map_err(|e| e.to_string())?;
@@ -266,6 +266,13 @@ impl Settings {
         if let Some(level) = &self.cpu_level {
             line("cpu_level", quote(level));
         }
+        if !self.labels.is_empty() {
+            let labels = self.labels.iter();
+            let labels: Vec<_> = labels
+                .map(|(name, value)| format!("{} = {}", quote(name), quote(value)))
+                .collect();
+            line("labels", format!("{{ {} }}", labels.join(", ")));
+        }
         line("import_keys", self.import_keys.to_string());
         if let Some(etcd) = &self.records {
             text.push_str("\n[records]\n");
@@ -275,6 +282,33 @@ impl Settings {
             }
         }
         text
+    }
+
+    /// Returns the labels of the host.
+    ///
+    /// # Errors
+    /// The reason why a label is not valid.
+    pub fn host_labels(&self) -> Result<Vec<HostLabel>, String> {
+        if self.labels.len() > MAX_LABELS {
+            return Err(format!("a host has at most {MAX_LABELS} labels"));
+        }
+        let labels = self.labels.iter();
+        labels
+            .map(|(name, value)| HostLabel::new(name, value))
+            .collect()
+    }
+
+    /// Replaces the labels of the host, and writes the settings.
+    ///
+    /// # Errors
+    /// [`SetupError::File`] or [`SetupError::Content`].
+    pub fn set_labels(
+        &mut self,
+        home: &Path,
+        labels: BTreeMap<String, String>,
+    ) -> Result<(), SetupError> {
+        self.labels = labels;
+        self.save(home)
     }
 
     /// Returns the URL of the store.
@@ -319,23 +353,6 @@ impl Settings {
             None => Ok(Arc::new(StoreRecords::new(remote.shared.backend()))),
             Some(etcd) => Ok(Arc::new(EtcdRecords::new(&etcd.settings(home)?)?)),
         }
-    }
-}
-
-impl EtcdAccess {
-    /// Returns the settings of a client with the files of the data directory.
-    ///
-    /// # Errors
-    /// [`SetupError::Records`] if the URL is malformed.
-    pub fn settings(&self, home: &Path) -> Result<EtcdSettings, SetupError> {
-        let [ca, certificate, key, password] = MemberFiles::of(home).etcd;
-        let existing = |path: PathBuf| path.exists().then_some(path);
-        Ok(EtcdSettings {
-            ca: existing(ca),
-            identity: existing(certificate).zip(existing(key)),
-            user: self.user.clone().map(|user| (user, password)),
-            ..EtcdSettings::new(self.url.parse()?)
-        })
     }
 }
 
@@ -408,6 +425,7 @@ mod tests {
         let listen = "0.0.0.0:7946".parse().unwrap();
         Settings {
             domains: vec!["sbx.example.com".to_owned(), "b.example".to_owned()],
+            labels: BTreeMap::from([("zone".to_owned(), "eu-1/a".to_owned())]),
             cpu_level: Some("x86-64-v3".to_owned()),
             import_keys: true,
             records: Some(EtcdAccess {
@@ -452,6 +470,7 @@ mod tests {
             ("\"host3\"", "\"Host 3\"", "is not a name of a host"),
             ("\"s3://b/p\"", "\"ftp://b\"", "neither s3 nor file"),
             ("etcd://a:2379", "etcd://a", "no port"),
+            ("eu-1/a", "eu 1", "the value of a label"),
             ("role", "rule", "unknown field `rule`"),
             ("member = 3", "member = -3", "invalid value"),
         ] {

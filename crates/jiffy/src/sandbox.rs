@@ -152,6 +152,7 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
         internet: (args.network == NetworkSwitch::Off).then_some(false),
         engine: args.engine.map(|engine| engine.to_string()),
         prefetch: args.prefetch.map(Into::into),
+        host_labels: args.host_labels.iter().cloned().collect(),
     }
 }
 

@@ -19,6 +19,7 @@ use axum::response::Response;
 use jiffy_api_types::{NewSandbox, OnTimeout};
 use jiffy_engine_api::{EngineName, SandboxSize};
 use jiffy_fleet::node::{NotPlaced, PlaceError, PlaceRequest, Placed, PlacementEnd};
+use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_fleet_core::{MemberId, SandboxHash};
 use jiffy_sandbox_manager::QuotaAmount;
 use serde_json::Value;
@@ -122,6 +123,10 @@ impl App {
                 .creates_per_minute
                 .map(|limit| (key.id.clone(), limit));
         }
+        let labels = body.host_labels.iter().flatten();
+        request.labels = labels
+            .filter_map(|(name, value)| HostLabel::new(name, value).ok())
+            .collect();
         Create {
             request,
             template: id.to_owned(),
@@ -149,6 +154,7 @@ impl Fleet {
         let Ok(body) = parse::<NewSandbox>(&call.body) else {
             return Ok(next.run(request).await);
         };
+        check_labels(&body)?;
         let owner = caller.owner_id();
         let mut create = app.create_of(self, caller, &body);
         create.request.name = name.map(|name| self.name_hash(owner.as_deref(), name));
@@ -159,6 +165,7 @@ impl Fleet {
                 Some(Target::Placed(placed)) => placed,
                 Some(Target::Received(member)) => return self.forward_to(member, &call).await,
                 Some(Target::Own) => {
+                    self.check_own_labels(&create.request.labels)?;
                     let (request, next) = own.take().ok_or_else(no_coordinator)?;
                     let response = next.run(request).await;
                     let (response, id) = read(response).await;
@@ -206,6 +213,20 @@ impl Fleet {
             }
         }
         create.rejected()
+    }
+
+    /// Checks that this host has the labels that a create requires.
+    fn check_own_labels(&self, labels: &[HostLabel]) -> Result<(), ApiError> {
+        let members = self.node.members();
+        let own = members.row(self.node.id());
+        let has = |label: &&HostLabel| own.is_some_and(|row| row.capacity.labels.contains(label));
+        match labels.iter().find(|label| !has(label)) {
+            None => Ok(()),
+            Some(HostLabel { name, value }) => Err(unavailable(format!(
+                "no coordinator is available, and this host does not have the label {name}={value}: \
+                 retry"
+            ))),
+        }
     }
 
     /// Ends a placement. Returns the answer unless the host has rejected the sandbox.
@@ -374,6 +395,18 @@ impl Create {
             ))),
         }
     }
+}
+
+/// Checks the labels that a create requires.
+fn check_labels(body: &NewSandbox) -> Result<(), ApiError> {
+    let labels = body.host_labels.iter().flatten();
+    if labels.clone().count() > MAX_LABELS {
+        let message = format!("`hostLabels` has more than {MAX_LABELS} labels");
+        return Err(ApiError::invalid(message));
+    }
+    let mut checked = labels.map(|(name, value)| HostLabel::new(name, value));
+    let checked = checked.try_for_each(|label| label.map(drop));
+    checked.map_err(|e| ApiError::invalid(format!("`hostLabels`: {e}")))
 }
 
 fn no_coordinator() -> ApiError {

@@ -83,7 +83,9 @@ async fn create_once(
     creation: Option<Creation>,
 ) -> Result<Response, ApiError> {
     let request: NewSandbox = parse(body)?;
-    reject_unsupported(&request)?;
+    // Functions create sandboxes on their own host.
+    let selects_host = app.fleet.is_some() && !matches!(caller, Caller::Function(_));
+    reject_unsupported(&request, selects_host)?;
     let requested_size = (request.cpu_count, request.memory_mb, request.disk_size_mb);
     // `_held` pins a fetched snapshot until the sandbox is created.
     let (origin, _held) = app.origin_or_fetched(caller, &request.template_id).await?;
@@ -149,7 +151,7 @@ async fn create_once(
 }
 
 /// Rejects options that this host does not support, instead of ignoring them.
-fn reject_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
+fn reject_unsupported(request: &NewSandbox, selects_host: bool) -> Result<(), ApiError> {
     let is_present = |value: &Option<Unsupported>| value.as_ref().is_some_and(|v| !v.is_empty());
     let refusals = [
         (
@@ -168,6 +170,10 @@ fn reject_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
             request.on_node_loss == Some(OnNodeLoss::Restore),
             "`onNodeLoss: restore` is not supported: no host may start a sandbox while its lost host \
              may still run it; use `wait`, and resume with `from: stored` after a loss",
+        ),
+        (
+            !selects_host && request.host_labels.as_ref().is_some_and(|l| !l.is_empty()),
+            "`hostLabels` is not supported: this host is in no fleet, or a function creates the sandbox",
         ),
         (
             request

@@ -125,5 +125,12 @@ fn node(node: &NodeStatus) -> FleetNode {
         unstored: summary.map(|s| s.unstored),
         warm: summary.map(|s| s.warm),
         free_memory_mib: summary.map(|s| s.free_memory_mib),
+        labels: node
+            .row
+            .capacity
+            .labels
+            .iter()
+            .map(|label| (label.name.clone(), label.value.clone()))
+            .collect(),
     }
 }

@@ -41,6 +41,8 @@ pub struct SandboxSettings {
     pub engine: Option<String>,
     /// Memory to fetch before the start if the snapshot is only in the store.
     pub prefetch: Option<Prefetch>,
+    /// Labels that the host must have.
+    pub host_labels: BTreeMap<String, String>,
 }
 
 impl NewSandbox {
@@ -71,6 +73,8 @@ impl NewSandbox {
         self.0.allow_internet_access = settings.internet;
         self.0.engine = settings.engine;
         self.0.prefetch = settings.prefetch;
+        let labels = Some(settings.host_labels);
+        self.0.host_labels = labels.filter(|labels| !labels.is_empty());
         self
     }
 

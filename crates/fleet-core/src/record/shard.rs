@@ -1,8 +1,9 @@
 //! State of a shard: coordinator and members.
 
+use super::label::{HostLabel, MAX_LABELS};
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
 use crate::ids::{Epoch, FleetId, Instance, MemberId, ShardId, Term};
-use jiffy_scheduler::{CpuLevel, EngineSet, HostSpec, Label, Resources};
+use jiffy_scheduler::{CpuLevel, EngineSet, HostSpec, Resources};
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of an encoded shard record.
@@ -11,10 +12,8 @@ pub const MAX_SHARD_BYTES: usize = 1 << 20;
 pub const MAX_MEMBERS: usize = 2_000;
 /// Maximum length of an address.
 pub const MAX_ADDRESS_BYTES: usize = 255;
-/// Maximum length of a software version, and of a label's name and value.
+/// Maximum length of a software version.
 const MAX_NAME_BYTES: usize = 63;
-/// Maximum number of labels of a host.
-const MAX_LABELS: usize = 16;
 
 /// State of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -47,15 +46,6 @@ impl MemberState {
             Self::Left => "left",
         }
     }
-}
-
-/// Label of a host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostLabel {
-    /// Name.
-    pub name: String,
-    /// Value.
-    pub value: String,
 }
 
 /// Resources and properties of a host that do not change while it is registered.
@@ -102,14 +92,7 @@ impl Capacity {
                 .with(engine(self.gvisor, EngineSet::GVISOR)),
             cpu_level: CpuLevel(self.cpu_level),
             cpu_features: self.cpu_features,
-            labels: self
-                .labels
-                .iter()
-                .map(|label| Label {
-                    name: label.name.clone(),
-                    value: label.value.clone(),
-                })
-                .collect(),
+            labels: self.labels.iter().map(Into::into).collect(),
         }
     }
 
@@ -118,10 +101,7 @@ impl Capacity {
             self.labels.len() <= MAX_LABELS,
             "a member has too many labels",
         )?;
-        self.labels.iter().try_for_each(|label| {
-            check_text("labels.name", &label.name, MAX_NAME_BYTES)?;
-            check_text("labels.value", &label.value, MAX_NAME_BYTES)
-        })
+        self.labels.iter().try_for_each(HostLabel::check)
     }
 }
 

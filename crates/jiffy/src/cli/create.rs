@@ -39,6 +39,9 @@ pub struct CreateArgs {
     /// Label for `jiffy ls --filter label=KEY=VALUE` (`metadata` in the API)
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
+    /// Label that the host of the sandbox must have, in a fleet. Can be repeated
+    #[arg(long = "host-label", value_name = "NAME=VALUE", value_parser = label)]
+    pub host_labels: Vec<(String, String)>,
     /// Resources
     #[command(flatten)]
     pub size: SizeArgs,

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use jiffy_fleet::EtcdUrl;
 use jiffy_fleet::tokens::Token;
 use jiffy_fleet_core::MemberId;
+use jiffy_fleet_core::record::HostLabel;
 use jiffy_proto::cpu_level::CpuLevel;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -89,6 +90,9 @@ pub struct MemberAddressArgs {
     /// Name of this host [default: host name of the system]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Label of this host, which creates may require (`--host-label`). Can be repeated
+    #[arg(long = "label", value_name = "NAME=VALUE")]
+    pub labels: Vec<HostLabel>,
 }
 
 /// `jiffy fleet init`.

@@ -58,7 +58,10 @@ pub fn run(args: &FleetInitArgs) -> anyhow::Result<()> {
                 }
             }
         }
-        let (settings, access) = create_fleet(home.path(), &options, &facts, &remote).await?;
+        let (mut settings, access) = create_fleet(home.path(), &options, &facts, &remote).await?;
+        if !address.labels.is_empty() {
+            settings.set_labels(home.path(), address.labels)?;
+        }
         LastStore::write(&shared::settings(target, &home))?;
         let token = access.create_token(args.uses, DEFAULT_VALIDITY).await?;
         anyhow::Ok((settings, token, checks))

@@ -45,7 +45,11 @@ pub fn run(args: &FleetJoinArgs) -> anyhow::Result<()> {
         import: has_content,
     };
     let level = level_name(facts.cpu_level);
-    let joined = crate::runtime()?.block_on(join_fleet(home.path(), &options, facts))?;
+    let mut joined = crate::runtime()?.block_on(join_fleet(home.path(), &options, facts))?;
+    if !address.labels.is_empty() {
+        let labels = address.labels;
+        joined.settings.set_labels(home.path(), labels)?;
+    }
     let settings = &joined.settings;
     let target = StoreTargetArgs {
         store: settings.store_url()?,

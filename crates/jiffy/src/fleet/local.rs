@@ -3,21 +3,25 @@
 use crate::cli::MemberAddressArgs;
 use anyhow::Context;
 use jiffy_api::Keys;
+use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_image::{Home, Reference, Templates};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 /// Address whose route determines the address of this host (TEST-NET-1). No packet is sent to it.
 const ANY_REMOTE_ADDRESS: &str = "192.0.2.1:9";
 
-/// Name and addresses of a member.
+/// Name, addresses and labels of a member.
 #[derive(Debug)]
 pub struct MemberAddress {
     pub name: String,
     pub listen: SocketAddr,
     pub address: String,
+    /// Labels of the host.
+    pub labels: BTreeMap<String, String>,
 }
 
-/// Returns name and addresses. `peer` is a host that the address must reach.
+/// Returns name, addresses and labels. `peer` is a host that the address must reach.
 pub fn member_address(
     args: &MemberAddressArgs,
     peer: Option<&str>,
@@ -41,7 +45,25 @@ pub fn member_address(
         name,
         listen,
         address,
+        labels: labels(&args.labels)?,
     })
+}
+
+/// Returns the labels by name. Fails if a name is repeated or the number exceeds its maximum.
+fn labels(all: &[HostLabel]) -> anyhow::Result<BTreeMap<String, String>> {
+    anyhow::ensure!(
+        all.len() <= MAX_LABELS,
+        "a host has at most {MAX_LABELS} labels"
+    );
+    let mut labels = BTreeMap::new();
+    for HostLabel { name, value } in all {
+        let former = labels.insert(name.clone(), value.clone());
+        anyhow::ensure!(
+            former.is_none(),
+            "the label `{name}` has two values: specify each name once"
+        );
+    }
+    Ok(labels)
 }
 
 /// Returns the address of the interface over which `peer` is reached.

@@ -181,10 +181,14 @@ fn nodes(nodes: &[FleetNode]) -> String {
         ("FREE MEM", Align::Right),
         ("WARM", Align::Right),
         ("VERSION", Align::Left),
+        ("LABELS", Align::Left),
     ]);
     let number = |number: Option<u64>| number.map_or(String::new(), |number| number.to_string());
     for node in nodes {
         let (age, memory) = (node.heartbeat_age_ms, node.free_memory_mib);
+        let labels = node.labels.iter();
+        let labels = labels.map(|(name, value)| format!("{name}={value}"));
+        let labels = labels.collect::<Vec<_>>().join(",");
         table.row([
             node.id.clone(),
             node.state.clone(),
@@ -195,7 +199,11 @@ fn nodes(nodes: &[FleetNode]) -> String {
             memory.map_or(String::new(), |mib| format!("{} GiB", mib >> 10)),
             number(node.warm),
             node.version.clone(),
+            labels,
         ]);
+    }
+    if nodes.iter().all(|node| node.labels.is_empty()) {
+        table.remove_column("LABELS");
     }
     table.text()
 }

@@ -21,7 +21,7 @@ use jiffy_api::{
 use jiffy_fleet::node::{BootClock, Clock, Node, NodeConfig};
 use jiffy_fleet::roster::Rosters;
 use jiffy_fleet::{Heads, MemoryRecords, RecordKey, SealedRecords};
-use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState, ShardRecord};
+use jiffy_fleet_core::record::{Capacity, HostLabel, MemberRow, MemberState, ShardRecord};
 use jiffy_fleet_core::{Epoch, FleetId, Instance, MemberConfig, MemberId, ShardId, Timing};
 use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{Home, Templates};
@@ -128,7 +128,10 @@ fn member_config(id: u32) -> MemberConfig {
         },
         address: format!("h{id}:7946"),
         version: "0.1.0".to_owned(),
-        capacity: Capacity::default(),
+        capacity: Capacity {
+            labels: vec![HostLabel::new("number", &id.to_string()).unwrap()],
+            ..Capacity::default()
+        },
         timing: timing(),
     }
 }

@@ -47,6 +47,60 @@ async fn a_create_through_any_member_runs_on_the_tightest_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_create_runs_on_a_host_with_the_required_labels_only() {
+    let lab = lab().await;
+    let (key, _) = lab.key(Scope::Create);
+    for (front, host) in [(1, 1), (3, 1), (1, 2)] {
+        let labels = json!({ "number": host.to_string() });
+        let body = json!({ "templateID": "base", "hostLabels": labels });
+        let made = lab.call(front, &key, "POST", "/sandboxes", body).await;
+        assert_eq!(host_of(&lab, &made.expect(201).id()), host);
+    }
+    // The only suitable host rejects the sandbox.
+    lab.fill(2);
+    let body = json!({ "templateID": "base", "hostLabels": { "number": "2" } });
+    let full = lab.call(1, &key, "POST", "/sandboxes", body).await;
+    assert!(full.text("message").contains("h2: "), "{}", full.body);
+    assert_eq!(full.expect_error(503), "host_busy");
+    // No host is suitable.
+    let labels = json!({ "number": "1", "zone": "a" });
+    let body = json!({ "templateID": "base", "hostLabels": labels });
+    let missing = lab.call(2, &key, "POST", "/sandboxes", body).await;
+    let message = missing.text("message").to_owned();
+    assert!(message.contains("the label zone=a is missing"), "{message}");
+    assert!(
+        message.contains("the label number=1 is missing"),
+        "{message}"
+    );
+    assert_eq!(missing.expect_error(503), "host_busy");
+    for (name, value) in [
+        ("", "a"),
+        ("zone", ""),
+        ("zo ne", "a"),
+        ("zone", &"a".repeat(64)),
+    ] {
+        let body = json!({ "templateID": "base", "hostLabels": { name: value } });
+        let invalid = lab.call(2, &key, "POST", "/sandboxes", body).await;
+        assert_eq!(
+            invalid.expect_error(400),
+            "invalid_request",
+            "{name}={value}"
+        );
+    }
+    let many: serde_json::Map<_, _> = (0..17).map(|n| (format!("n{n}"), json!("a"))).collect();
+    let body = json!({ "templateID": "base", "hostLabels": many });
+    let invalid = lab.call(2, &key, "POST", "/sandboxes", body).await;
+    assert_eq!(invalid.expect_error(400), "invalid_request");
+    let nodes = lab
+        .call(1, &lab.admin(), "GET", "/fleet/nodes", Value::Null)
+        .await;
+    assert_eq!(
+        nodes.expect(200).body["nodes"][1]["labels"],
+        json!({ "number": "2" })
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_next_host_is_tried_after_a_rejection_and_all_reasons_are_reported() {
     let lab = lab().await;
     let (key, _) = lab.key(Scope::Create);

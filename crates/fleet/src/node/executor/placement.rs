@@ -334,6 +334,7 @@ fn placement_request(
         template,
         requires_template: template.is_some(),
         excluded,
+        labels: request.labels.iter().map(Into::into).collect(),
         ..PlacementRequest::default()
     }
 }

@@ -1,5 +1,6 @@
 //! Requests for the placement of a new sandbox and for shares of budgets.
 
+use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_fleet_core::{
     Admission, BudgetExhausted, BudgetNeed, Grant, MemberId, SandboxHash, Term,
 };
@@ -40,6 +41,8 @@ pub struct PlaceRequest {
     pub needs_microvm: bool,
     /// The host must have the engine for gVisor.
     pub needs_gvisor: bool,
+    /// Labels that the host must have.
+    pub labels: Vec<HostLabel>,
     /// Only these hosts are considered, unless the list is empty.
     pub allowed: Vec<MemberId>,
     /// Hosts that have rejected the sandbox.
@@ -69,6 +72,8 @@ impl PlaceRequest {
         let owners = owners.chain(self.rate.iter().map(|(owner, _)| owner.as_str()));
         lengths.into_iter().all(|length| length <= MAX_ITEMS)
             && self.template.len() <= MAX_TEXT
+            && self.labels.len() <= MAX_LABELS
+            && self.labels.iter().all(HostLabel::is_valid)
             && owners.into_iter().all(is_owner)
     }
 }
