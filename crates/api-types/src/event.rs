@@ -300,3 +300,81 @@ impl LifecycleEventType {
         all.find(|known| known.types().contains(&kind))
     }
 }
+
+/// Kind of a caller in the audit log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AuditCaller {
+    /// The owner of the host, over the socket or with a code for the console.
+    Owner,
+    /// The holder of an API key.
+    Key,
+    /// A function with a key for sandboxes.
+    Function,
+    /// A caller without a valid key.
+    Unknown,
+}
+
+/// Entry of the audit log: one call of the API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AuditEntry {
+    /// Id of the entry. The ids of all hosts, as texts, are in the order of time.
+    pub id: String,
+    /// Time of the response.
+    pub time: Moment,
+    /// Host that received the call.
+    pub host: String,
+    /// Kind of the caller.
+    pub caller: AuditCaller,
+    /// API key of the caller. Absent for other callers.
+    #[serde(default, rename = "keyID", skip_serializing_if = "Option::is_none")]
+    pub key_id: Option<String>,
+    /// Console session of the caller. Absent if the call was not made in the console.
+    #[serde(default, rename = "sessionID", skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<String>,
+    /// Address of the client. Absent for callers on the host itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Id of the request.
+    #[serde(default, rename = "requestID", skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// Method and path of the call, with the names of its parameters.
+    pub call: String,
+    /// Sandbox of the call, as the caller wrote it, or sandbox that the call has created.
+    #[serde(default, rename = "sandboxID", skip_serializing_if = "Option::is_none")]
+    pub sandbox_id: Option<String>,
+    /// Other object of the call, as the caller wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// Status of the response. 499 if the client has closed the connection before.
+    pub status: u16,
+    /// Error code of the response. Absent if the call succeeded.
+    #[serde(
+        default,
+        rename = "error_code",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub error_code: Option<String>,
+    /// Duration of the call in milliseconds.
+    pub ms: u64,
+    /// Number of rejected calls that this entry stands for. The entry describes the last of them.
+    pub count: u64,
+}
+
+/// Page of the audit log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AuditPage {
+    /// Entries.
+    pub entries: Vec<AuditEntry>,
+    /// Position after this page: the parameter `after` (`before` in descending order) of the next
+    /// page. Absent if the log is empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// True if the log continues after this page.
+    pub more: bool,
+    /// Entries that are no longer retained and may be missing from this page. Absent if none are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<DroppedEntries>,
+}

@@ -34,8 +34,8 @@ pub use comparison::{
 pub use engine::{BootMode, Capabilities, EngineDescription};
 pub use error::ErrorBody;
 pub use event::{
-    DroppedEntries, Event, EventPage, EventType, LifecycleEvent, LifecycleEventData,
-    LifecycleEventType,
+    AuditCaller, AuditEntry, AuditPage, DroppedEntries, Event, EventPage, EventType,
+    LifecycleEvent, LifecycleEventData, LifecycleEventType,
 };
 pub use fleet::{
     AcceptedRestore, BackendStatus, DrainHost, FleetDecision, FleetInfo, FleetNode, FleetNodes,

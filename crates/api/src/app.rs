@@ -12,6 +12,7 @@ use crate::key_events::ReportedKeys;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
 use jiffy_api_types::{DaemonStatus, StopHost};
+use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_template_builder::Builder;
@@ -90,6 +91,8 @@ pub struct App {
     pub(crate) reported_keys: Arc<ReportedKeys>,
     /// Results of comparisons, for their further pages.
     pub(crate) comparisons: Arc<StoredComparisons>,
+    /// Record of calls. `None` if calls are not recorded.
+    pub(crate) audit: Option<AuditLog>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -114,6 +117,7 @@ impl Clone for App {
             event_streams: self.event_streams.clone(),
             reported_keys: self.reported_keys.clone(),
             comparisons: self.comparisons.clone(),
+            audit: self.audit.clone(),
             fleet: self.fleet.clone(),
         }
     }
@@ -147,6 +151,7 @@ impl App {
             event_streams: Arc::default(),
             reported_keys: Arc::default(),
             comparisons: Arc::default(),
+            audit: None,
             fleet: None,
         }
     }

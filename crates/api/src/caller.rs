@@ -1,6 +1,7 @@
 //! Authentication of requests: determines the [`Caller`] from the listener or from an API key.
 
 use crate::app::App;
+use crate::audit::AuditedCaller;
 use crate::error::{ApiError, convert_error, reveal};
 use crate::function_key::FunctionCaller;
 use crate::hooks::TemplateInfo;
@@ -198,6 +199,9 @@ pub(crate) async fn authenticate(
             Err(e) => return e.into_response(),
         },
     };
+    if let Some(audited) = request.extensions().get::<AuditedCaller>() {
+        audited.set(caller.clone());
+    }
     // A function's key permits only some calls.
     if let Caller::Function(function) = &caller
         && let Err(e) = function.check_call(request.method(), request.uri().path())

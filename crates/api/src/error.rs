@@ -22,6 +22,10 @@ const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FunctionAnswer;
 
+/// Code of an error response, as an extension of the response, for the audit log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ErrorCode(pub &'static str);
+
 /// Cause of an internal error, as an extension of the response. Only for administrators, [`reveal`]
 /// copies it to the body.
 #[derive(Debug, Clone)]
@@ -268,6 +272,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let is_internal = self.is_internal();
         let mut response = (self.status, Json(self.body(false))).into_response();
+        response.extensions_mut().insert(ErrorCode(self.error_code));
         let headers = response.headers_mut();
         if let Some(retry) = self.retry {
             let value = if retry { "true" } else { "false" };
@@ -307,6 +312,9 @@ pub(crate) fn reveal(mut response: Response) -> Response {
     let headers = response.headers().clone();
     // A new response, because the length of the body changes.
     let mut revealed = (response.status(), Json(body)).into_response();
+    revealed
+        .extensions_mut()
+        .insert(ErrorCode(detail.error_code));
     for (name, value) in [header::RETRY_AFTER, SHOULD_RETRY]
         .into_iter()
         .filter_map(|name| headers.get(&name).map(|value| (name, value)))

@@ -6,6 +6,7 @@
 //! The coordinator selects the member of a new sandbox, and reserves its name and
 //! `Idempotency-Key` ([`creates`], [`placement`]).
 
+mod audit;
 mod creates;
 mod drain;
 mod events;
@@ -14,6 +15,7 @@ mod functions;
 mod lists;
 mod lost;
 mod lost_calls;
+mod merged_log;
 mod names;
 mod object_calls;
 mod objects;

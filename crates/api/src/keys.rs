@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 /// Prefix of every secret. Older client libraries of E2B accept no other form, and `jiffy_http`
 /// recognises secrets in headers by their form.
-const SECRET_PREFIX: &str = "e2b_";
+pub(crate) const SECRET_PREFIX: &str = "e2b_";
 /// Version of the schema of `keys.db`.
 const SCHEMA_VERSION: i64 = 3;
 /// Maximum length of a key's name in characters.

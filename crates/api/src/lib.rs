@@ -6,6 +6,8 @@
 //! The document at `/openapi.json` describes all calls.
 
 mod app;
+mod audit;
+mod audit_pages;
 mod authentication_limit;
 mod auto_resume;
 mod body;
@@ -35,6 +37,7 @@ mod snapshot_content;
 mod wire;
 
 pub use app::{App, Config};
+pub use audit::{ConsoleSession, count_rejections};
 pub use auto_resume::{AutoResume, ResumeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};

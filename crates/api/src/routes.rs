@@ -1,5 +1,6 @@
 //! Routes of the API: each path and method with its handler.
 
+mod audit;
 mod builds;
 mod compare;
 mod create;
@@ -30,6 +31,7 @@ pub(crate) use lease::PROTOCOL as LEASE_PROTOCOL;
 pub(crate) use ports::{PROTOCOL as PORT_PROTOCOL, expect_upgrade};
 
 use crate::app::App;
+use crate::audit::record;
 use crate::caller::authenticate;
 use crate::error::convert_error;
 use crate::fleet as members;
@@ -182,6 +184,7 @@ fn guarded_calls() -> Calls {
         .get("/teams", templates::teams)
         .post("/snapshots/{snapshotID}/verify", host::verify)
         .get("/engines", host::engines)
+        .get("/audit", audit::list)
         .get("/events", events::list)
         .get("/events/sandboxes", events::lifecycle_events)
         .get("/events/sandboxes/{sandboxID}", events::lifecycle_events_of)
@@ -228,6 +231,8 @@ pub fn router(app: App) -> Router {
         // with which this router is merged.
         .fallback(async || StatusCode::NOT_FOUND)
         .layer(map_response(convert_error))
+        // The outermost layer: it sees the responses that clients receive.
+        .layer(from_fn_with_state(app.clone(), record))
         .with_state(app)
 }
 

@@ -38,7 +38,7 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post};
 use axum::{Extension, Json, Router};
-use jiffy_api::{App, Caller, ClientAddress};
+use jiffy_api::{App, Caller, ClientAddress, ConsoleSession};
 use jiffy_gateway::KnownCaller;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -202,6 +202,7 @@ async fn authenticate(
 async fn api(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(session): Extension<Session>,
     request: Request,
 ) -> Response {
     let is_change = !matches!(*request.method(), Method::GET | Method::HEAD);
@@ -219,6 +220,7 @@ async fn api(
         call.extensions_mut().insert(*from);
     }
     call.extensions_mut().insert(caller);
+    call.extensions_mut().insert(ConsoleSession(session.id));
     let Ok(response) = console.api.clone().oneshot(call).await;
     // The call may have ended sessions, for example by a revocation.
     if is_change {

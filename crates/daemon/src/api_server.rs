@@ -18,11 +18,12 @@ use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{
-    App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, PreviewLinks, end_revoked,
-    local_key, report_keys,
+    App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, PreviewLinks, count_rejections,
+    end_revoked, local_key, report_keys,
 };
 use jiffy_api_types::StopHost;
 use jiffy_client::{VERSION, VERSION_HEADER};
+use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
@@ -128,6 +129,8 @@ pub struct HostParts {
     pub network: Option<Network>,
     /// `None` for a host without a fleet.
     pub fleet: Option<FleetParts>,
+    /// Record of calls.
+    pub audit: AuditLog,
 }
 
 impl ApiServer {
@@ -145,6 +148,7 @@ impl ApiServer {
             functions,
             network,
             fleet,
+            audit,
         } = parts;
         let (keys, hosts, forwarded, signing_key, members) = match fleet {
             None => {
@@ -212,6 +216,7 @@ impl ApiServer {
         let mut app = App::new(sandboxes.clone(), keys.clone(), templates, config)
             .with_stop(stop)
             .with_builder(builder)
+            .with_audit(audit)
             .with_functions(
                 functions.clone(),
                 Arc::new(FunctionGateway(functions.clone())),
@@ -307,6 +312,7 @@ impl ApiServer {
             console,
         } = self;
         let keys = report_keys(app.clone());
+        let rejections = count_rejections(app.clone());
         let (streams, end) = (app.clone(), stopping.clone());
         let streams = async move {
             end.cancelled().await;
@@ -359,6 +365,7 @@ impl ApiServer {
             // These tasks never complete; they only run as long as the listeners.
             () = revocations => {}
             () = keys => {}
+            () = rejections => {}
         }
     }
 }

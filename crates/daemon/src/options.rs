@@ -73,6 +73,8 @@ pub struct ServeOptions {
     pub site: SiteSettings,
     /// Retention of events.
     pub events: Retention,
+    /// Retention of the audit log.
+    pub audit: Retention,
     /// Log on standard error.
     pub log: LogOptions,
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use jiffy_api_types::StopHost;
 use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, Host, open_engines};
-use jiffy_event_log::EventFeed;
+use jiffy_event_log::{AuditLog, EventFeed};
 use jiffy_image::{Home, Reference};
 use jiffy_network::Network;
 use jiffy_sandbox_manager::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes};
@@ -106,6 +106,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let name = member.as_ref().map(|member| member.id().to_string());
     let events = home.path().join("events");
     let events = EventFeed::open(&events, name.as_deref(), options.events)?;
+    let audit = AuditLog::open(&home.path().join("audit"), name.as_deref(), options.audit)?;
     let host_options = HostOptions {
         events,
         heads,
@@ -174,6 +175,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             functions: functions.clone(),
             network: network.clone(),
             fleet: parts,
+            audit: audit.clone(),
         },
         start,
         stop,
@@ -229,6 +231,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     }
     // Ignore an error of the task: the daemon exits anyway.
     let _ = server_task.await;
+    audit.write_counted(true);
     if let Some(member) = member {
         member.stop().await;
     }

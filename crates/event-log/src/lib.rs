@@ -7,12 +7,15 @@
 //! name of the host ([`EntryId`]). Ids disclose nothing about the number of entries of other
 //! owners.
 
+mod audit;
 mod event;
 mod feed;
 mod id;
 mod log;
+mod rejections;
 mod segment;
 
+pub use audit::{AuditFilter, AuditLog, AuditedCall};
 pub use event::Event;
 pub use feed::{EventFeed, EventFilter, SandboxChoice};
 pub use id::{EntryId, IdError};

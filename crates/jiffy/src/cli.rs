@@ -2,6 +2,7 @@
 //! generated from them.
 
 mod agent_shell;
+mod audit;
 mod bench_doctor;
 mod confinement;
 mod create;
@@ -36,6 +37,7 @@ use std::path::PathBuf;
 pub use agent_shell::{
     AgentShellCommand, AgentShellExecArgs, AgentShellStartArgs, HistoryArgs, ProjectArgs, UndoArgs,
 };
+pub use audit::AuditArgs;
 pub use bench_doctor::{BenchArgs, BenchTask, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{CreateArgs, NetworkSwitch, TimeoutAction};
@@ -135,6 +137,8 @@ pub enum Command {
     Logs(LogsArgs),
     /// Show events of sandboxes, builds and keys
     Events(EventsArgs),
+    /// Show calls of the API with their callers and results
+    Audit(AuditArgs),
     /// Copy a file or directory to or from a sandbox
     Cp(CpArgs),
     /// Forward ports of this host to a sandbox

@@ -1,8 +1,8 @@
-//! Pages of events: prints all pages of a selection, and follows the log.
+//! Pages of events and of the audit log: prints all pages of a selection, and follows the log.
 
 use crate::cli::HostArgs;
 use hyper::Method;
-use jiffy_api_types::{DroppedEntries, Event, EventPage};
+use jiffy_api_types::{AuditEntry, AuditPage, DroppedEntries, Event, EventPage};
 use jiffy_client::{Client, terminal};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -38,6 +38,19 @@ impl LogPage for EventPage {
 
     fn parts(self) -> (Vec<Event>, Option<String>, bool) {
         (self.events, self.next, self.more)
+    }
+
+    fn dropped(&self) -> Option<&DroppedEntries> {
+        self.dropped.as_ref()
+    }
+}
+
+impl LogPage for AuditPage {
+    type Entry = AuditEntry;
+    const PATH: &'static str = "/audit";
+
+    fn parts(self) -> (Vec<AuditEntry>, Option<String>, bool) {
+        (self.entries, self.next, self.more)
     }
 
     fn dropped(&self) -> Option<&DroppedEntries> {

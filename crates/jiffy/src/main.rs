@@ -8,6 +8,7 @@
 extern crate jiffy_client;
 
 mod agent_shell;
+mod audit;
 mod bench;
 mod cli;
 mod columns;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         Command::Function(command) => (function::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
         Command::Events(args) => (events::run(args), 1),
+        Command::Audit(args) => (audit::run(args), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Console { no_open } => (console::run(*no_open), 1),

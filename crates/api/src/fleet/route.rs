@@ -41,7 +41,7 @@ enum Call {
     Compared(Vec<String>),
     /// Limits and usage of a key.
     Limits,
-    /// Events, whose handler merges them.
+    /// Events or entries of the audit log, whose handlers merge them.
     Events,
     /// On this host.
     Local,
@@ -98,7 +98,7 @@ impl Call {
         match (method.as_str(), parts.next()) {
             (_, Some("sandboxes")) => {}
             ("GET", Some("limits")) => return Self::Limits,
-            ("GET", Some("events")) => return Self::Events,
+            ("GET", Some("events" | "audit")) => return Self::Events,
             _ => return Self::Local,
         }
         match (method.as_str(), parts.next()) {

@@ -26,6 +26,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.extend(sandboxes::sandboxes());
     all.extend(observe::observe());
     all.extend(events::events());
+    all.push(events::audit());
     all.extend(templates::templates());
     all.extend(functions::functions());
     all.extend(host::host());

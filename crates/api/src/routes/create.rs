@@ -1,6 +1,7 @@
 //! `POST /sandboxes` and `POST /v2/sandboxes`: create a sandbox.
 
 use crate::app::App;
+use crate::audit::CreatedSandbox;
 use crate::body::{Raw, parse};
 use crate::caller::Caller;
 use crate::error::ApiError;
@@ -147,7 +148,11 @@ async fn create_once(
         .reserve_new(caller, reserved_size, 1, then)
         .await?;
     let sandbox = app.sandboxes.create(spec).await?;
-    Ok((StatusCode::CREATED, Json(app.answer(caller, &sandbox))).into_response())
+    let answer = Json(app.answer(caller, &sandbox));
+    let mut response = (StatusCode::CREATED, answer).into_response();
+    let created = CreatedSandbox(sandbox.id().to_owned());
+    response.extensions_mut().insert(created);
+    Ok(response)
 }
 
 /// Rejects options that this host does not support, instead of ignoring them.

@@ -162,7 +162,7 @@ async fn lifecycle_page(
 }
 
 /// Returns a response that names the hosts without an answer.
-fn respond(
+pub(super) fn respond(
     body: impl IntoResponse,
     query: &Query,
     missing: &[String],

@@ -1,12 +1,12 @@
-//! Conversion of events to their wire types.
+//! Conversion of events and entries of the audit log to their wire types.
 
 use crate::caller::Caller;
 use crate::wire::moment;
 use jiffy_api_types::{
-    DroppedEntries, Event as WireEvent, EventType, LifecycleEvent, LifecycleEventData,
+    AuditEntry, DroppedEntries, Event as WireEvent, EventType, LifecycleEvent, LifecycleEventData,
     LifecycleEventType, Moment,
 };
-use jiffy_event_log::{Dropped, EntryId, Event};
+use jiffy_event_log::{AuditedCall, Dropped, EntryId, Event};
 use jiffy_proto::agent::TEAM_ID;
 
 /// Caller of an event that the reader may not know.
@@ -52,6 +52,27 @@ pub(crate) fn event(reader: &Caller, (id, event): (EntryId, Event)) -> WireEvent
         count: event.count,
         end_at: event.deadline_ms.map(moment),
         cause: event.cause,
+    }
+}
+
+/// Converts an entry of the audit log.
+pub(crate) fn audited((id, call): (EntryId, AuditedCall)) -> AuditEntry {
+    AuditEntry {
+        id: id.to_string(),
+        time: time(call.time_us),
+        host: id.host.to_string(),
+        caller: call.caller,
+        key_id: call.key,
+        session_id: call.session,
+        address: call.address,
+        request_id: call.request,
+        call: call.call,
+        sandbox_id: call.sandbox,
+        object: call.object,
+        status: call.status,
+        error_code: call.error,
+        ms: call.ms,
+        count: call.count,
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod access;
+mod audit;
 mod build_sandboxes;
 mod builds;
 mod call_examples;

@@ -190,6 +190,12 @@ pub struct ServeArgs {
     /// Maximum size of retained events. The oldest are removed first
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::mebibytes)]
     pub event_size: u64,
+    /// Retain the audit log for at most this many days
+    #[arg(long, value_name = "DAYS", default_value = "90", value_parser = clap::value_parser!(u16).range(1..=3650))]
+    pub audit_days: u16,
+    /// Maximum size of the audit log. The oldest entries are removed first
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::mebibytes)]
+    pub audit_size: u64,
     /// Format of the log on standard error. Set the level with JIFFY_LOG (debug, info, warn)
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -257,6 +263,7 @@ impl ServeArgs {
             network: self.network.options(),
             site: self.site.read()?,
             events: retention(self.event_days, self.event_size),
+            audit: retention(self.audit_days, self.audit_size),
             log: LogOptions {
                 format: self.log_format.into(),
                 file: self.log_file.clone(),

@@ -1,9 +1,10 @@
 //! Operations that read events.
 
+use crate::audit_pages::MAX_FILTER;
 use crate::events::{DEFAULT_EVENTS, MAX_EVENT_WAIT_S, MAX_EVENTS};
 use crate::openapi::operation::{Operation, query};
 use crate::routes::bounds::{MAX_LIFECYCLE_EVENTS, MAX_LIFECYCLE_OFFSET};
-use jiffy_api_types::{EventPage, EventType, LifecycleEvent, LifecycleEventType};
+use jiffy_api_types::{AuditPage, EventPage, EventType, LifecycleEvent, LifecycleEventType};
 use serde_json::{Value, json};
 
 /// Returns a parameter with names that are separated by commas.
@@ -24,6 +25,77 @@ fn id(name: &str, description: &str) -> Value {
         name,
         description,
         json!({ "type": "string", "pattern": "^[0-9a-f]{14}-[a-z0-9]{1,32}$" }),
+    )
+}
+
+/// Operation on the audit log.
+pub(super) fn audit() -> Operation {
+    let text = |name, description| {
+        query(
+            name,
+            description,
+            json!({ "type": "string", "maxLength": MAX_FILTER }),
+        )
+    };
+    Operation::get(
+        "/audit",
+        "listAudit",
+        "List calls of the API with their callers and results. Requires scope `admin`",
+    )
+    .with(vec![
+        id("after", "Only entries after the entry with this id"),
+        id("before", "Only entries before the entry with this id"),
+        query(
+            "since",
+            "Only entries from this time on",
+            json!({ "type": "string", "format": "date-time" }),
+        ),
+        text("keyID", "Only calls with this API key"),
+        text(
+            "sandboxID",
+            "Only calls on this sandbox, as the caller wrote it",
+        ),
+        text("address", "Only calls from this address"),
+        text("call", "Only calls whose method and path contain this text"),
+        query(
+            "rejected",
+            "Only calls with the status 401, 403, 404 or 429",
+            json!({ "type": "boolean", "default": false }),
+        ),
+        limit(),
+        order(),
+        wait(),
+    ])
+    .merged()
+    .answers::<AuditPage>(200, "Page of the audit log")
+    .fails_with(&[501])
+}
+
+fn limit() -> Value {
+    query(
+        "limit",
+        "Maximum number of entries",
+        json!({
+            "type": "integer", "minimum": 1, "maximum": MAX_EVENTS, "default": DEFAULT_EVENTS,
+        }),
+    )
+}
+
+fn order() -> Value {
+    query(
+        "order",
+        "Order by time",
+        json!({ "type": "string", "enum": ["asc", "desc"], "default": "asc" }),
+    )
+}
+
+fn wait() -> Value {
+    query(
+        "wait",
+        "Time in seconds for which the request waits for the first entry",
+        json!({
+            "type": "integer", "minimum": 0, "maximum": MAX_EVENT_WAIT_S, "default": 0,
+        }),
     )
 }
 
@@ -89,26 +161,9 @@ pub(super) fn events() -> Vec<Operation> {
                 "Only events of this sandbox: id or name",
                 json!({ "type": "string", "maxLength": 256 }),
             ),
-            query(
-                "limit",
-                "Maximum number of events",
-                json!({
-                    "type": "integer", "minimum": 1, "maximum": MAX_EVENTS,
-                    "default": DEFAULT_EVENTS,
-                }),
-            ),
-            query(
-                "order",
-                "Order by time",
-                json!({ "type": "string", "enum": ["asc", "desc"], "default": "asc" }),
-            ),
-            query(
-                "wait",
-                "Time in seconds for which the request waits for the first event",
-                json!({
-                    "type": "integer", "minimum": 0, "maximum": MAX_EVENT_WAIT_S, "default": 0,
-                }),
-            ),
+            limit(),
+            order(),
+            wait(),
             last_event,
         ])
         .merged()
