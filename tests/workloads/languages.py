@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 
 from sandbox import Sandbox
@@ -22,25 +23,30 @@ def known_failures(name, engine):
     return found
 
 
-# Tests for each engine. test_asyncio and Go's runtime tests also pass on gVisor, but take too long.
-MODULES = {
-    "microvm": ["test_os", "test_subprocess", "test_signal", "test_socket", "test_asyncio"],
-    "gvisor": ["test_os", "test_subprocess", "test_signal", "test_socket"],
-}
-PACKAGES = {"microvm": ["os", "net", "runtime"], "gvisor": ["os", "net"]}
+# Tests of every run, and further tests of long runs for each engine. test_asyncio and Go's runtime
+# tests also pass on gVisor, but take too long.
+MODULES = ["test_os", "test_signal", "test_socket"]
+LONG_MODULES = {"microvm": ["test_subprocess", "test_asyncio"], "gvisor": ["test_subprocess"]}
+PACKAGES = ["os", "net"]
+LONG_PACKAGES = {"microvm": ["runtime"], "gvisor": []}
+
+
+def selected(always, long_only, engine):
+    """The tests of this run."""
+    return always + (long_only[engine] if "--long" in sys.argv else [])
 
 
 def cpython(engine):
     """CPython's tests of processes, signals, files, sockets and event loops pass."""
     sandbox = Sandbox.create(memory="1GiB")
     ignored = " ".join(f"-i '{test}'" for test in known_failures("cpython", engine))
-    sandbox.sh(f"cd /tmp && python3 -m test -j3 --timeout 200 {ignored} {' '.join(MODULES[engine])}", user="user", timeout=800)
+    sandbox.sh(f"cd /tmp && python3 -m test -j3 --timeout 200 {ignored} {' '.join(selected(MODULES, LONG_MODULES, engine))}", user="user", timeout=800)
     sandbox.check_kernel()
 
 
 def golang(engine):
     """Go's tests of files, network and runtime pass."""
-    packages = PACKAGES[engine]
+    packages = selected(PACKAGES, LONG_PACKAGES, engine)
     root = subprocess.run(["go", "env", "GOROOT"], check=True, capture_output=True, text=True).stdout.strip()
     cache = os.path.join(os.environ.get("TARGET_DIR", "/tmp"), "workloads-go")
     os.makedirs(cache, exist_ok=True)

@@ -58,6 +58,16 @@ fn run_with(script: &Path, arguments: &[&Path]) {
     assert!(output.status.success(), "{}: {text}", script.display());
 }
 
+/// Reports a test of an example that takes minutes to build, and returns true unless it is
+/// requested.
+fn is_too_long(test: &str) -> bool {
+    let is_requested = std::env::var_os("JIFFY_EXAMPLES").is_some();
+    skip(
+        test,
+        (!is_requested).then_some("the build takes minutes on a busy host: make soak"),
+    )
+}
+
 /// Tests and builds the example in a temporary directory, and sends `body` to it.
 fn ask(tenant: &TestTenant, language: &str, body: &[u8]) -> TestResponse {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/functions");
@@ -163,6 +173,9 @@ fn the_example_in_rust_answers() {
 #[test]
 fn the_example_in_javascript_answers() {
     let name = "the_example_in_javascript_answers";
+    if is_too_long(name) {
+        return;
+    }
     let is_there = found("npm", &["--version"]);
     if skip(name, (!is_there).then_some("npm is not installed")) {
         return;
@@ -180,6 +193,9 @@ fn the_example_in_javascript_answers() {
 #[test]
 fn the_example_in_python_answers() {
     let name = "the_example_in_python_answers";
+    if is_too_long(name) {
+        return;
+    }
     let is_there = found("python3", &["-c", "import ensurepip, venv"]);
     if skip(name, (!is_there).then_some("Python has no venv")) {
         return;

@@ -94,6 +94,8 @@ async def test_variables_of_one_execution_are_removed_afterwards(sdk, interprete
     assert (await sdk(interpreter.run_code, code)).text is None
 
 
+# Each context is a kernel, whose start takes up to 15 s on gVisor on a busy host.
+@pytest.mark.timeout(180)
 async def test_contexts_are_independent(sdk, interpreter, unique):
     first = await sdk(interpreter.create_code_context)
     second = await sdk(interpreter.create_code_context, cwd="/tmp")
@@ -117,6 +119,7 @@ async def test_contexts_are_independent(sdk, interpreter, unique):
         await sdk(interpreter.run_code, "1", context=first)
 
 
+@pytest.mark.timeout(180)
 async def test_two_contexts_run_at_the_same_time(sdk, interpreter):
     contexts = [await sdk(interpreter.create_code_context) for _ in range(2)]
     # Each execution waits for the other's file: sequential executions would never end.
