@@ -10,6 +10,6 @@ pub mod step_bar;
 pub mod terminal;
 
 pub use client::{
-    Client, Listed, NewSandbox, Sandbox, SandboxOrSnapshot, SandboxLease, SandboxSettings,
+    Client, Listed, NewSandbox, Sandbox, SandboxLease, SandboxOrSnapshot, SandboxSettings,
     ServerOptions, SnapshotAck, UnknownServer, VERSION, VERSION_HEADER, has_error_code, is_remote,
 };

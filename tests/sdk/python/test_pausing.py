@@ -197,6 +197,7 @@ async def test_a_snapshot_without_memory_boots(sdk, create):
     copy = await create(snapshot.snapshot_id)
     assert await sdk(copy.files.read, "/home/user/file") == "on disk"
     assert await sdk(copy.files.exists, "/dev/shm/file") is False
+    assert await sdk(sdk.Sandbox.delete_snapshot, snapshot.snapshot_id) is True
 
 
 async def test_a_timeout_pauses_without_memory(sdk, create):

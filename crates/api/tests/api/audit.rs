@@ -159,6 +159,7 @@ async fn hostile_paths_and_headers_are_bounded_and_secrets_omitted() {
     let request = Request::builder()
         .method("M".repeat(10_000).as_str())
         .uri("/v2/sandboxes")
+        .header("x-api-key", &admin)
         .body(Body::empty())
         .unwrap();
     let refused = api.router.clone().oneshot(request).await.unwrap();

@@ -1,7 +1,7 @@
 //! Requests for comparisons.
 
-use super::calls::{NEXT_PAGE_HEADER, path_segment};
 use super::Client;
+use super::calls::{NEXT_PAGE_HEADER, path_segment};
 use hyper::Method;
 use jiffy_api_types::Comparison;
 
@@ -9,8 +9,8 @@ use jiffy_api_types::Comparison;
 const PAGE: usize = 5000;
 
 impl Client {
-    /// Compares the files of two sandboxes or snapshots, by id or name. Returns the first `limit` differences, and
-    /// whether there are more.
+    /// Compares the files of two sandboxes or snapshots, by id or name. Returns the first `limit`
+    /// differences, and whether there are more.
     pub async fn compare(
         &self,
         a: &str,

@@ -12,7 +12,7 @@ pub struct IntegrateArgs {
     /// Coding agent
     #[arg(value_enum)]
     pub agent: CodingAgent,
-    /// Let the agent run commands in the sandbox without asking for permission
+    /// Let the agent run commands in the sandbox without requesting permission
     #[arg(long, conflicts_with = "remove")]
     pub allow: bool,
     /// Remove the integration
@@ -51,7 +51,7 @@ pub struct HookArgs {
     /// Coding agent
     #[arg(value_enum)]
     pub agent: CodingAgent,
-    /// Let the agent run the command without asking for permission
+    /// Let the agent run the command without requesting permission
     #[arg(long)]
     pub allow: bool,
 }
