@@ -46,6 +46,7 @@ const paths = () => [
   '/functions',
   '/hosts',
   '/keys',
+  '/audit',
   `/sandboxes/${sandbox}/terminal`,
   `/sandboxes/${sandbox}/files?path=/etc`,
   `/sandboxes/${sandbox}/files?path=/etc&file=passwd`,

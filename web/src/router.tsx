@@ -130,6 +130,13 @@ export const hostsRoute = createRoute({
   component: lazyRouteComponent(() => import('./pages/hosts'), 'HostsPage'),
 })
 
+export const auditRoute = createRoute({
+  getParentRoute: () => root,
+  path: '/audit',
+  validateSearch: texts('call', 'key', 'address', 'result'),
+  component: lazyRouteComponent(() => import('./pages/audit'), 'AuditPage'),
+})
+
 const indexRoute = createRoute({
   getParentRoute: () => root,
   path: '/',
@@ -150,6 +157,7 @@ const tree = root.addChildren([
   functionsRoute,
   functionRoute,
   hostsRoute,
+  auditRoute,
 ])
 
 export function createAppRouter() {

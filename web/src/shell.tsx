@@ -23,6 +23,7 @@ const pages: { to: string; label: string; icon: IconName; key: string }[] = [
   { to: '/functions', label: 'Functions', icon: 'functions', key: 'f' },
   { to: '/hosts', label: 'Hosts', icon: 'hosts', key: 'h' },
   { to: '/keys', label: 'Keys', icon: 'keys', key: 'k' },
+  { to: '/audit', label: 'Audit', icon: 'audit', key: 'a' },
 ]
 
 export function Shell() {
@@ -33,7 +34,8 @@ export function Shell() {
   const [current, setCurrent] = useState<Theme>(theme())
   const isFleet = !!useFleet(session.isAdmin).data
   // The address of the page works without a fleet, too: the page explains the command.
-  const shown = pages.filter((page) => page.to !== '/hosts' || isFleet)
+  const isShown: Record<string, boolean> = { '/hosts': isFleet, '/audit': session.isAdmin }
+  const shown = pages.filter((page) => isShown[page.to] ?? true)
 
   useEffect(() => {
     let isGo = false

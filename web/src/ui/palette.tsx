@@ -37,6 +37,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
     go('Templates', '/templates')
     go('Functions', '/functions')
     if (session.isAdmin) go('Hosts', '/hosts')
+    if (session.isAdmin) go('Audit', '/audit')
     go('Keys and sessions', '/keys')
     for (const s of sandboxes ?? []) {
       all.push({
@@ -128,7 +129,7 @@ const keys: [string, string][] = [
   ['Ctrl K', 'Go to a page, sandbox, snapshot or template'],
   [
     'g s, g o, g n, g l, g t, g f, g h, g k',
-    'Sandboxes, overview, snapshots, lineage, templates, functions, hosts, keys',
+    'Sandboxes, overview, snapshots, lineage, templates, functions, hosts, keys, audit',
   ],
   ['c', 'Create a sandbox'],
   ['/', 'Search in the page'],
