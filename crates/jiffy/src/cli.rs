@@ -25,6 +25,7 @@ mod run;
 mod sandbox;
 mod serve;
 mod site;
+mod skill;
 mod store;
 mod store_args;
 mod template;
@@ -69,6 +70,7 @@ pub use sandbox::{
 };
 pub use serve::{ConsoleAddress, ServeArgs};
 pub use site::SiteArgs;
+pub use skill::{SkillCommand, SkillInstallArgs};
 pub use store::{
     StoreCheckArgs, StoreCommand, StoreGcArgs, StoreLocationArgs, StoreRotateArgs, StoreVerifyArgs,
 };
@@ -190,6 +192,9 @@ pub enum Command {
     /// Make a coding agent run its shell commands in sandboxes: change its configuration file and
     /// show the change
     Integrate(IntegrateArgs),
+    /// Describe sandboxes to coding agents that load skills
+    #[command(subcommand)]
+    Skill(SkillCommand),
     /// Run the daemon in the foreground. Other commands start a daemon in the background if none
     /// runs
     Serve(Box<ServeArgs>),

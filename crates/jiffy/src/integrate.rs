@@ -31,7 +31,7 @@ fn program() -> anyhow::Result<String> {
 
 /// Returns the directory of an agent's configuration: the value of a variable, or a directory of
 /// the home directory.
-fn directory(variable: &str, default: &str) -> anyhow::Result<PathBuf> {
+pub fn directory(variable: &str, default: &str) -> anyhow::Result<PathBuf> {
     if let Some(directory) = std::env::var_os(variable).filter(|value| !value.is_empty()) {
         return Ok(PathBuf::from(directory));
     }

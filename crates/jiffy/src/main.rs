@@ -29,6 +29,7 @@ mod rootless;
 mod run;
 mod sandbox;
 mod serve_command;
+mod skill;
 mod store;
 mod template;
 mod units;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         Command::Man { directory } => (manual::write(directory), 1),
         Command::AgentShell(command) => (agent_shell::run(command), FAILURE_EXIT_CODE),
         Command::Integrate(args) => (integrate::run(args), 1),
+        Command::Skill(command) => (skill::run(command), 1),
         Command::History(args) => (agent_shell::history(args), 1),
         Command::Undo(args) => (agent_shell::undo(args), 1),
         Command::Shell(args) => (sandbox::shell::run(args), FAILURE_EXIT_CODE),
