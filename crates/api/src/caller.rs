@@ -22,6 +22,9 @@ use std::sync::Arc;
 /// 100 random bits: enough to be unique, but not enough to reach the sandbox's ports.
 pub(crate) const SHORT_ID: usize = 10;
 
+/// Path of the MCP server, which a listener may add to the routes of the API.
+pub const MCP_PATH: &str = "/mcp";
+
 /// Maximum length of a key in bytes. Longer keys are rejected without a lookup.
 const MAX_KEY: usize = 256;
 
@@ -168,7 +171,7 @@ fn presented_key(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Returns the key in the headers of a request, if its length is valid.
-pub(crate) fn key_of_request(headers: &HeaderMap) -> Option<&str> {
+pub fn key_of_request(headers: &HeaderMap) -> Option<&str> {
     presented_key(headers).filter(|key| is_key_length(key))
 }
 
@@ -178,11 +181,14 @@ pub(crate) fn is_key_length(key: &str) -> bool {
 }
 
 /// Restricts `router` to the host's owner and to callers with a key in force. Inserts the
-/// [`Caller`] into the request's extensions.
+/// [`Caller`] into the request's extensions. Errors of the router receive the form of this API.
 pub fn guarded(app: &App, router: Router) -> Router {
-    router
-        .route_layer(from_fn_with_state(app.clone(), authenticate))
-        .layer(map_response(convert_error))
+    authenticated(app, router).layer(map_response(convert_error))
+}
+
+/// Like [`guarded`], for a router whose errors have a form of their own.
+pub fn authenticated(app: &App, router: Router) -> Router {
+    router.route_layer(from_fn_with_state(app.clone(), authenticate))
 }
 
 /// Rejects unauthenticated requests, and changes by read-only keys. Inserts the [`Caller`] into the
@@ -208,8 +214,10 @@ pub(crate) async fn authenticate(
     {
         return e.into_response();
     }
-    // `GET` calls that create a secret check the scope themselves.
-    let is_write = !matches!(*request.method(), Method::GET | Method::HEAD);
+    // `GET` calls that create a secret check the scope themselves. Messages of MCP lead to calls
+    // that are checked one by one.
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    let is_write = !is_read && request.uri().path() != MCP_PATH;
     if is_write && caller.is_read_only() {
         return ApiError::read_only().into_response();
     }

@@ -39,7 +39,7 @@ mod wire;
 pub use app::{App, Config};
 pub use audit::{ConsoleSession, count_rejections};
 pub use auto_resume::{AutoResume, ResumeError};
-pub use caller::{Caller, ClientAddress, guarded};
+pub use caller::{Caller, ClientAddress, MCP_PATH, authenticated, guarded, key_of_request};
 pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
 pub use fleet::{

@@ -19,7 +19,7 @@ use anyhow::Context;
 pub use api_error::{UnknownServer, VERSION, VERSION_HEADER, has_error_code};
 use bytes::Bytes;
 pub use calls::{NewSandbox, Sandbox, SandboxSettings};
-use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledResponse, RequestBody};
 use jiffy_proto::agent::ENVD_PORT;
@@ -41,6 +41,9 @@ use tokio::task::JoinHandle;
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// `Host` header of requests over the socket. The gateway always accepts this name.
 const LOCAL_HOST_HEADER: &str = "localhost";
+
+/// Header with the API key.
+const KEY_HEADER: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Server that receives the requests of a client, with the headers of every request.
 #[derive(Debug)]
@@ -65,11 +68,10 @@ impl Server {
 
     fn remote(address: ServerAddress) -> anyhow::Result<Self> {
         let host = HeaderValue::from_str(&address.url.authority)?;
-        let key = header::HeaderName::from_static("x-api-key");
         Ok(Self {
             name: address.url.to_string(),
             url: Some(address.url),
-            headers: HeaderMap::from_iter([(header::HOST, host), (key, address.key)]),
+            headers: HeaderMap::from_iter([(header::HOST, host), (KEY_HEADER, address.key)]),
         })
     }
 
@@ -163,6 +165,20 @@ impl Client {
         Ok(Self {
             connections: stream::local(socket, stream).await?,
             server: Arc::new(Server::local(name)),
+            host: None,
+        })
+    }
+
+    /// Creates a client of a daemon that `connections` reach, with an API key. Messages call the
+    /// daemon `name`.
+    pub fn over(connections: ConnectionPool, name: String, key: &str) -> anyhow::Result<Self> {
+        let mut key = HeaderValue::from_str(key).context("the API key has invalid characters")?;
+        key.set_sensitive(true);
+        let mut server = Server::local(name);
+        server.headers.insert(KEY_HEADER, key);
+        Ok(Self {
+            connections,
+            server: Arc::new(server),
             host: None,
         })
     }

@@ -8,6 +8,7 @@ use crate::direct_listener::{self, DirectListener};
 use crate::fleet_gateway::FleetParts;
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
+use crate::mcp_server::{self, McpConnections};
 use crate::metrics::{self, MetricsServer};
 use crate::public_address::PublicAddress;
 use crate::signing_key::signing_key;
@@ -57,6 +58,9 @@ pub struct ApiServer {
     metrics: Option<MetricsServer>,
     /// Streams on which other members of the fleet forward requests of their clients.
     forwarded: Option<mpsc::Receiver<ForwardedConnection>>,
+    mcp: McpConnections,
+    /// Ends the sessions of MCP clients.
+    mcp_end: CancellationToken,
     console: Option<ConsoleServer>,
 }
 
@@ -251,7 +255,9 @@ impl ApiServer {
         if let Some(calls) = calls {
             calls.set_routers(routes.clone(), function_routes.clone());
         }
-        routes = routes.merge(metrics_routes.clone());
+        let mcp_end = CancellationToken::new();
+        let (mcp_routes, mcp) = mcp_server::routes(&app, mcp_end.clone());
+        routes = routes.merge(metrics_routes.clone()).merge(mcp_routes);
         let console = match console {
             Some(console) => {
                 // Links that the console creates must have another origin than the console.
@@ -290,6 +296,8 @@ impl ApiServer {
             direct,
             metrics,
             forwarded,
+            mcp,
+            mcp_end,
             console,
         })
     }
@@ -309,6 +317,8 @@ impl ApiServer {
             direct,
             metrics,
             forwarded,
+            mcp,
+            mcp_end,
             console,
         } = self;
         let keys = report_keys(app.clone());
@@ -316,8 +326,9 @@ impl ApiServer {
         let (streams, end) = (app.clone(), stopping.clone());
         let streams = async move {
             end.cancelled().await;
-            // Streams of events have no end of their own: the listeners would wait for them.
+            // These streams have no end of their own: the listeners would wait for them.
             streams.end_event_streams();
+            mcp_end.cancel();
         };
         let revocations = end_revoked(app);
         let own_uid = geteuid();
@@ -335,6 +346,8 @@ impl ApiServer {
                 }
             }
         };
+        let end = stopping.clone().cancelled_owned();
+        let mcp = jiffy_gateway::serve_forwarded(mcp, gateway.clone(), end);
         let address = async {
             let end = stopping.clone().cancelled_owned();
             if let Some(ApiListener { listener, tls, .. }) = address {
@@ -359,7 +372,7 @@ impl ApiServer {
         tokio::select! {
             _ = async {
                 tokio::join!(
-                    local, internal, address, direct, metrics, forwarded, console, streams
+                    local, internal, address, direct, metrics, forwarded, mcp, console, streams
                 )
             } => {}
             // These tasks never complete; they only run as long as the listeners.

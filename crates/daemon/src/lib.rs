@@ -18,6 +18,7 @@ mod host_facts;
 mod internal;
 pub mod local_daemon;
 mod log;
+mod mcp_server;
 mod metrics;
 mod network;
 mod options;

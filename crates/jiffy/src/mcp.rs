@@ -2,11 +2,11 @@
 
 use crate::cli::{EngineArgs, McpArgs, McpCommand, McpInstallArgs};
 use crate::run::prepare;
-use crate::sandbox::template_of_image;
 use anyhow::Context;
 use jiffy_client::{Client, is_remote};
 use jiffy_engines::Host;
-use jiffy_mcp::{ConfigurationChange, ImportFuture, Templates};
+use jiffy_image::image_on_demand;
+use jiffy_mcp::{ConfigurationChange, ImportFuture, Templates, import_image};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -18,7 +18,11 @@ struct LocalTemplates {
 
 impl Templates for LocalTemplates {
     fn import_image(&self, client: Client, image: String) -> ImportFuture {
-        Box::pin(async move { template_of_image(&client, &image, true).await })
+        Box::pin(async move {
+            let name = image_on_demand(&image);
+            import_image(&client, &name, &image).await?;
+            Ok(name)
+        })
     }
 
     fn prepare(&self, template: String) -> ImportFuture {

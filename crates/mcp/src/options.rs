@@ -79,6 +79,8 @@ pub struct McpOptions {
     /// Directories of the host whose files may be copied. Without any, the tools for copying are
     /// not offered.
     pub allowed_directories: Vec<PathBuf>,
+    /// Calls belong to no session: sandboxes run until their timeout.
+    pub without_session: bool,
 }
 
 impl McpOptions {

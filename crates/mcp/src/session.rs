@@ -135,6 +135,9 @@ impl Session {
     /// Removes a sandbox at the end of the session. If this cannot be guaranteed, removes the
     /// sandbox now and fails.
     pub async fn lease(&self, id: &str) -> ToolResult<()> {
+        if self.options.without_session {
+            return Ok(());
+        }
         match self.client.lease(id).await {
             Ok(lease) => {
                 self.leases.lock().insert(id.to_owned(), lease);

@@ -17,11 +17,11 @@ REMOTE = {"JIFFY_URL": os.environ["JIFFY_TEST_URL"], "JIFFY_API_KEY": os.environ
 
 
 @asynccontextmanager
-async def serve(*options, env=None, mode="legacy"):
+async def serve(*options, env=None, mode="legacy", **settings):
     """A client that is connected with `jiffy mcp`."""
     parameters = StdioServerParameters(command=PROGRAM, args=["mcp", *options], env=env or REMOTE)
     info = Implementation(name="suite", version="1")
-    async with Client(parameters, client_info=info, mode=mode, read_timeout_seconds=50) as client:
+    async with Client(parameters, client_info=info, mode=mode, read_timeout_seconds=50, **settings) as client:
         yield client
 
 

@@ -108,6 +108,7 @@ impl McpArgs {
             read_only: self.read_only,
             sandbox: self.sandbox.clone(),
             allowed_directories: self.allow_dir.clone(),
+            without_session: false,
         }
     }
 }

@@ -25,7 +25,7 @@ pub fn tools() -> Vec<ToolEntry> {
             group,
             Effect::Additive,
             "Create a sandbox: an isolated Linux machine that keeps files and processes between \
-             calls. It ends with this session unless `keep` is set.",
+             calls.",
             create,
         ),
         ToolEntry::new(
