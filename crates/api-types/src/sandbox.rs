@@ -107,6 +107,10 @@ pub struct ListedSandbox {
     /// Always empty: volumes are not supported.
     #[schemars(length(max = 0))]
     pub volume_mounts: Vec<VolumeMount>,
+    /// Host of the fleet that has the sandbox, as `h1`. Absent without a fleet, and if the host is
+    /// lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     #[serde(flatten)]
     pub added: JiffyFields,
 }

@@ -111,8 +111,17 @@ impl App {
             envd_version: ENVD_VERSION.to_owned(),
             metadata: sandbox.settings().metadata.clone(),
             volume_mounts: Vec::new(),
+            host: self.host_of(sandbox),
             added: self.added(caller, sandbox),
         }
+    }
+
+    /// Returns the host of the fleet that has a sandbox. `None` without a fleet, and for a sandbox
+    /// of a lost host, of which this host has a stored record only.
+    fn host_of(&self, sandbox: &manager::Sandbox) -> Option<String> {
+        let fleet = self.fleet.as_ref()?;
+        self.sandboxes.find(sandbox.id())?;
+        Some(fleet.node().id().to_string())
     }
 
     pub(crate) fn detail(&self, caller: &Caller, sandbox: &manager::Sandbox) -> SandboxDetail {

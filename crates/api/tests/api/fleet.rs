@@ -163,6 +163,17 @@ async fn pages_of_all_members_are_merged_and_missing_members_are_named() {
         .await
         .expect(200);
     assert_eq!(all.items().len(), 9);
+    // Each item names the host that has the sandbox, and so does the sandbox itself.
+    for item in all.items() {
+        let host = item["host"].as_str().unwrap();
+        let path = format!("/v2/sandboxes?host={host}");
+        let own = lab.call(1, &key, "GET", &path, Value::Null).await;
+        let id = item["sandboxID"].as_str().unwrap();
+        assert!(own.expect(200).ids().iter().any(|own| own == id), "{item}");
+        let path = format!("/sandboxes/{id}");
+        let shown = lab.call(2, &key, "GET", &path, Value::Null).await;
+        assert_eq!(shown.expect(200).body["host"], host);
+    }
     // A member that does not answer is named, and the list takes at most its limit.
     lab.freeze(3);
     let start = Instant::now();

@@ -1,4 +1,5 @@
-//! Items of lists: records of sandboxes or snapshots, with their state in the shared store.
+//! Items of lists: records of sandboxes or snapshots, with their host and their state in the shared
+//! store.
 
 use jiffy_api_types::StoreState;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,10 @@ pub struct Listed<T: Clone> {
     /// snapshot or a store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_state: Option<StoreState>,
+    /// Host of the fleet that has the sandbox. `None` without a fleet, for sandboxes of lost hosts,
+    /// and for snapshots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -23,6 +28,8 @@ struct ListItem<T> {
     record: T,
     #[serde(rename = "storeState", default)]
     store_state: Option<StoreState>,
+    #[serde(default)]
+    host: Option<String>,
 }
 
 impl<T: Clone> From<ListItem<T>> for Listed<T> {
@@ -30,6 +37,7 @@ impl<T: Clone> From<ListItem<T>> for Listed<T> {
         Self {
             record: item.record,
             store_state: item.store_state,
+            host: item.host,
         }
     }
 }

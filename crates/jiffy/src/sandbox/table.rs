@@ -103,6 +103,7 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
         ("NAME", Align::Left),
         ("STATE", Align::Left),
         ("STORE", Align::Left),
+        ("HOST", Align::Left),
         ("TEMPLATE", Align::Left),
         ("ENGINE", Align::Left),
         ("CPUS", Align::Right),
@@ -121,6 +122,7 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
             s.name.clone().unwrap_or_default(),
             state(s),
             store_state(s.store_state),
+            s.host.clone().unwrap_or_default(),
             s.template.clone(),
             s.engine.clone().unwrap_or_default(),
             s.size.vcpus.to_string(),
@@ -132,6 +134,10 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
     }
     if all.iter().all(|s| s.store_state.is_none()) {
         table.remove_column("STORE");
+    }
+    // Without a fleet.
+    if all.iter().all(|s| s.host.is_none()) {
+        table.remove_column("HOST");
     }
     table.text()
 }
