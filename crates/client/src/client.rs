@@ -4,7 +4,9 @@ mod address;
 mod api_error;
 mod calls;
 mod comparison_calls;
+mod event_calls;
 mod functions;
+mod host_calls;
 mod lease;
 mod lineage_calls;
 mod listed;
@@ -19,6 +21,7 @@ use anyhow::Context;
 pub use api_error::{UnknownServer, VERSION, VERSION_HEADER, has_error_code};
 use bytes::Bytes;
 pub use calls::{NewSandbox, Sandbox, SandboxSettings};
+pub use event_calls::SandboxChanges;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledResponse, RequestBody};
@@ -119,6 +122,8 @@ pub struct Client {
     server: Arc<Server>,
     /// Host of a fleet to which reads are restricted.
     host: Option<String>,
+    /// True if slow requests show their progress on standard error.
+    shows_progress: bool,
 }
 
 /// Describes a request that may take long. `None` for fast requests and requests that show their
@@ -156,6 +161,7 @@ impl Client {
             connections,
             server,
             host: None,
+            shows_progress: true,
         }))
     }
 
@@ -166,6 +172,7 @@ impl Client {
             connections: stream::local(socket, stream).await?,
             server: Arc::new(Server::local(name)),
             host: None,
+            shows_progress: true,
         })
     }
 
@@ -188,6 +195,20 @@ impl Client {
     pub fn on_host(self, host: Option<impl ToString>) -> Self {
         let host = host.map(|host| host.to_string());
         Self { host, ..self }
+    }
+
+    /// Shows no progress of slow requests: the caller draws on the terminal itself.
+    #[must_use]
+    pub fn without_progress(self) -> Self {
+        Self {
+            shows_progress: false,
+            ..self
+        }
+    }
+
+    /// Returns the URL of a daemon on another host, or a description of the daemon of this host.
+    pub fn server_name(&self) -> &str {
+        self.server.name()
     }
 
     /// Returns whether the daemon is on another host.
@@ -213,7 +234,7 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> anyhow::Result<(HeaderMap, T)> {
-        let activity = activity(&method, path);
+        let activity = activity(&method, path).filter(|_| self.shows_progress);
         // Includes reading the body, which may also take long.
         let request = async { self.parse(self.send(method, path, body).await?).await };
         match activity {

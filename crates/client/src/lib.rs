@@ -10,6 +10,7 @@ pub mod step_bar;
 pub mod terminal;
 
 pub use client::{
-    Client, Listed, NewSandbox, Sandbox, SandboxLease, SandboxOrSnapshot, SandboxSettings,
-    ServerOptions, SnapshotAck, UnknownServer, VERSION, VERSION_HEADER, has_error_code, is_remote,
+    Client, Listed, NewSandbox, Sandbox, SandboxChanges, SandboxLease, SandboxOrSnapshot,
+    SandboxSettings, ServerOptions, SnapshotAck, UnknownServer, VERSION, VERSION_HEADER,
+    has_error_code, is_remote,
 };

@@ -248,6 +248,12 @@ impl Client {
         self.call(Method::GET, &path, &()).await
     }
 
+    /// Returns a sandbox by its complete id, in the form of a list item.
+    pub async fn listed_sandbox(&self, id: &str) -> anyhow::Result<Listed<SandboxInfo>> {
+        let path = format!("/sandboxes/{}", path_segment(id)?);
+        self.call(Method::GET, &path, &()).await
+    }
+
     /// Creates a sandbox.
     pub async fn create(&self, request: &NewSandbox) -> anyhow::Result<Sandbox> {
         self.call(Method::POST, "/v2/sandboxes", request).await

@@ -13,9 +13,26 @@ impl Client {
     /// Returns the current usage of sandboxes by id. For sandboxes that are not running, returns
     /// the last sample.
     pub async fn metrics(&self, ids: &[&str]) -> anyhow::Result<BTreeMap<String, Metric>> {
+        self.usage(ids, "now=true&").await
+    }
+
+    /// Like [`Self::metrics`], but returns the last periodic sample of each sandbox, which is at
+    /// most 10 s old. This causes no measurements.
+    pub async fn sampled_metrics(&self, ids: &[&str]) -> anyhow::Result<BTreeMap<String, Metric>> {
+        self.usage(ids, "").await
+    }
+
+    async fn usage(
+        &self,
+        ids: &[&str],
+        parameters: &str,
+    ) -> anyhow::Result<BTreeMap<String, Metric>> {
         let mut all = BTreeMap::new();
         for ids in ids.chunks(MAX_SANDBOXES_PER_REQUEST) {
-            let path = format!("/sandboxes/metrics?now=true&sandbox_ids={}", ids.join(","));
+            let path = format!(
+                "/sandboxes/metrics?{parameters}sandbox_ids={}",
+                ids.join(",")
+            );
             let metrics: AllMetrics = self.call(Method::GET, &path, &()).await?;
             all.extend(metrics.sandboxes);
         }
