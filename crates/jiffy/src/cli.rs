@@ -29,6 +29,7 @@ mod skill;
 mod store;
 mod store_args;
 mod template;
+mod top;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -76,6 +77,7 @@ pub use store::{
 };
 pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
+pub use top::{SortColumn, TopArgs};
 
 /// Run commands of AI agents in sandboxes: microVMs, each with its own kernel
 #[derive(Debug, Parser)]
@@ -131,6 +133,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Show processor, memory, disk and network usage of sandboxes
     Stats(StatsArgs),
+    /// Show a live table of all sandboxes, and pause, fork, snapshot or kill them by keys
+    Top(TopArgs),
     /// Open a shell in a sandbox
     Shell(ShellArgs),
     /// Run a command in a sandbox

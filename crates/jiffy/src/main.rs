@@ -32,6 +32,7 @@ mod serve_command;
 mod skill;
 mod store;
 mod template;
+mod top;
 mod units;
 
 use anyhow::Context;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         Command::Function(command) => (function::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
         Command::Events(args) => (events::run(args), 1),
+        Command::Top(args) => (top::run(args), 1),
         Command::Audit(args) => (audit::run(args), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),

@@ -19,6 +19,7 @@ use crate::cli::EngineArgs;
 use crate::cli::{RunArgs, SizeArgs};
 use anyhow::Context;
 pub use command_target::{CommandTarget, agent};
+pub use terminal::size as terminal_size;
 use jiffy_daemon::TemplateProgress;
 use jiffy_engine_api::{EngineName, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate};

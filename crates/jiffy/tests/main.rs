@@ -63,6 +63,7 @@ mod stock_templates;
 mod store_command;
 mod template_layers;
 mod tenants;
+mod top;
 mod uploads;
 mod veth;
 mod vmm_kills;

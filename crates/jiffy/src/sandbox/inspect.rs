@@ -65,7 +65,7 @@ impl DetailLines {
 }
 
 /// Returns the details of an object as lines.
-fn text(object: &SandboxOrSnapshot) -> String {
+pub fn text(object: &SandboxOrSnapshot) -> String {
     let mut lines = DetailLines::default();
     match object {
         SandboxOrSnapshot::Sandbox(record) => sandbox(&mut lines, record),

@@ -49,13 +49,13 @@ pub fn short(id: &str) -> &str {
 }
 
 /// Returns the milliseconds since 1970.
-fn now_ms() -> u64 {
+pub fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Formats seconds in the largest suitable unit.
-fn duration_text(seconds: u64) -> String {
+pub fn duration_text(seconds: u64) -> String {
     match seconds {
         s @ 0..=119 => format!("{s} s"),
         s @ 120..=7199 => format!("{} min", s / 60),

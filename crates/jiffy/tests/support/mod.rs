@@ -12,6 +12,7 @@ pub mod s3;
 pub mod sandbox_http;
 pub mod small_disk;
 pub mod store;
+pub mod terminal;
 pub mod test_home;
 
 pub use requirements::skip;
