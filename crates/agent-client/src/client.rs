@@ -1,6 +1,7 @@
 //! Client of the agent of one sandbox, with calls for files, processes and metrics in submodules.
 
 pub mod archive;
+pub mod commands;
 pub mod comparison;
 pub mod files;
 pub mod metrics;

@@ -16,6 +16,7 @@ pub mod stdin_stream;
 
 pub use client::AgentClient;
 pub use client::archive::{ArchiveOptions, FileChange, FileChanges};
+pub use client::commands::ClientCommands;
 pub use client::files::{EntryInfo, EntryKind, FileReader, FileWriter};
 pub use client::metrics::GuestMetrics;
 pub use client::process::{

@@ -3,6 +3,7 @@
 
 pub mod archive;
 pub mod changes;
+pub mod commands;
 pub mod compose;
 pub mod disk_freeze;
 pub mod download;
@@ -45,6 +46,7 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::POST, "/disk/freeze") => disk_freeze::freeze(agent, &request).await,
         (&Method::POST, "/disk/thaw") => disk_freeze::thaw(agent, &request).await,
         (&Method::GET, "/metrics") => metrics::answer(agent).await,
+        (&Method::GET, "/commands") => Ok(commands::answer(agent)),
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
         (&Method::POST, "/init") => init::answer(agent, request).await,
         (
@@ -63,6 +65,7 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
             | "/disk/freeze"
             | "/disk/thaw"
             | "/metrics"
+            | "/commands"
             | "/envs"
             | "/init",
         ) => Err(RestError::new(

@@ -1,8 +1,9 @@
-//! Tests of authentication, errors and limits.
+//! Tests of authentication, errors, limits and the count of commands.
 
 mod common;
 
 use common::TestAgent;
+use jiffy_agent_client::{ProcessSpec, PtySize};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -380,4 +381,38 @@ fn an_invalid_grace_period_is_rejected_and_terminates_nothing() {
         let (head, _) = agent.raw(&format!("POST /restart?grace_ms={grace}"), &[], b"");
         assert!(head.starts_with("HTTP/1.1 400"), "{grace}: {head}");
     }
+}
+
+#[tokio::test]
+async fn running_commands_are_counted_without_terminals_and_services() {
+    let agent = TestAgent::new();
+    let none = agent.client.commands().await.unwrap();
+    assert_eq!((none.running, none.ended_ms_ago), (0, None));
+    let waiting = |is_service, pty| ProcessSpec {
+        is_service,
+        pty,
+        stdin: true,
+        ..ProcessSpec::new("cat", [] as [&str; 0])
+    };
+    let size = PtySize { cols: 80, rows: 24 };
+    let service = agent.client.start(&waiting(true, None)).await.unwrap();
+    let terminal = waiting(false, Some(size));
+    let terminal = agent.client.start(&terminal).await.unwrap();
+    assert_eq!(agent.client.commands().await.unwrap(), none);
+    let command = agent.client.start(&waiting(false, None)).await.unwrap();
+    // A command counts until it ends, also without a client.
+    let pid = command.pid();
+    drop(command);
+    assert_eq!(agent.client.commands().await.unwrap().running, 1);
+    for pid in [service.pid(), terminal.pid(), pid] {
+        agent.client.signal(pid, libc::SIGKILL).await.unwrap();
+    }
+    let ended = loop {
+        let commands = agent.client.commands().await.unwrap();
+        if commands.running == 0 {
+            break commands.ended_ms_ago;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(ended.unwrap() < 60_000, "{ended:?}");
 }

@@ -195,6 +195,10 @@ pub struct Ready {
     pub error: Option<String>,
 }
 
+/// Maximum size in bytes of a keepalive of the agent's streams, with the framing of HTTP. All other
+/// messages of a stream are larger.
+pub const MAX_KEEPALIVE_BYTES: usize = 40;
+
 /// Paths on [`ENVD_PORT`] for the host only. Gateways must reject requests of clients to these
 /// paths.
 pub const HOST_ONLY_PATHS: [&str; 6] = [

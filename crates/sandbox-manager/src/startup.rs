@@ -103,6 +103,7 @@ where
             };
             spec.user.clone_from(&start.user);
             spec.cwd.clone_from(&start.workdir);
+            spec.is_service = true;
             let started = agent.start(&spec).await;
             Some(started.map_err(|source| StartupError::Run {
                 command: start.command.clone(),

@@ -67,6 +67,8 @@ pub struct ProcessSpec {
     pub timeout: Option<Duration>,
     /// Resource limits.
     pub limits: Option<ProcessLimits>,
+    /// Set for a service of the sandbox, which does not count as a command of a client.
+    pub is_service: bool,
 }
 
 impl ProcessSpec {
@@ -232,6 +234,9 @@ impl AgentClient {
         }
         if let Some(tag) = &spec.tag {
             request["tag"] = json!(tag);
+        }
+        if spec.is_service {
+            request["service"] = json!(true);
         }
         let timeout: Vec<_> = spec
             .timeout

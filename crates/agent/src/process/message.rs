@@ -59,6 +59,9 @@ pub struct StartRequest {
     /// Connects stdin. Defaults to true, since older clients omit the field and expect an input.
     #[serde(default)]
     pub stdin: Option<bool>,
+    /// Extension: the process is a service of the sandbox, not a command of a client.
+    #[serde(default)]
+    pub service: bool,
 }
 
 /// Selection of a process.

@@ -99,6 +99,7 @@ async fn start_registered(
     let pid = spawned.adopt();
     let process = Rc::new(GuestProcess {
         pid,
+        is_command: request.pty.is_none() && !request.service,
         config: request.process,
         tag: request.tag,
         hub: FrameHub::default(),

@@ -11,6 +11,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
+/// Keepalive event: a frame without flags, with the length 26 (0x1a).
+const KEEPALIVE: &[u8] = b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}";
+
 /// Stream of a process's events to one reader.
 pub struct EventStream {
     subscription: Subscription<GuestProcess>,
@@ -66,11 +69,26 @@ impl BodySource for EventStream {
             idle.as_mut().reset(Instant::now() + interval);
             // Registers the task for the next keepalive event.
             let _ = idle.as_mut().poll(cx);
-            // A frame without flags, with the length 26 (0x1a).
-            return Poll::Ready(Some(Ok(Bytes::from_static(
-                b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}",
-            ))));
+            return Poll::Ready(Some(Ok(Bytes::from_static(KEEPALIVE))));
         }
         Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_proto::agent::MAX_KEEPALIVE_BYTES;
+
+    /// Size of the length and the ends of line around a short chunk.
+    const CHUNK_BYTES: usize = 6;
+
+    #[test]
+    fn keepalives_are_smaller_than_all_other_events() {
+        assert!(KEEPALIVE.len() + CHUNK_BYTES <= MAX_KEEPALIVE_BYTES);
+        for field in ["pty", "stdout", "stderr"] {
+            let output = frame::data_event(field, b"a");
+            assert!(output.len() + CHUNK_BYTES > MAX_KEEPALIVE_BYTES);
+        }
     }
 }

@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 /// Maximum number of exited processes to which clients can still connect.
 const MAX_ENDED_PROCESSES: usize = 64;
@@ -30,6 +31,8 @@ pub struct GuestProcess {
     pub config: ProcessConfig,
     /// Tag.
     pub tag: Option<String>,
+    /// False for terminals and services of the sandbox.
+    pub is_command: bool,
     /// Distribution of its output.
     pub hub: FrameHub,
     /// Input.
@@ -108,6 +111,8 @@ pub struct ProcessTable {
     /// processes that had been started when the kill was detected. Processes that were started
     /// later are not its victims.
     unattributed_kill: Cell<Option<u64>>,
+    /// Time at which the last command ended.
+    command_ended: Cell<Option<Instant>>,
     /// Reports kills on the console on kernels without a log.
     pub counted_kills: RefCell<Option<CountedKills>>,
 }
@@ -129,6 +134,7 @@ impl ProcessTable {
             victims: OomVictims::new(),
             started: Cell::new(0),
             unattributed_kill: Cell::new(None),
+            command_ended: Cell::new(None),
             counted_kills: RefCell::default(),
         })
     }
@@ -202,6 +208,9 @@ impl ProcessTable {
         // A process that the agent killed is not reported as a victim, even if the kernel counted a
         // kill.
         process.exit.set(Some((exit, oom && !process.killed.get())));
+        if process.is_command {
+            self.command_ended.set(Some(Instant::now()));
+        }
         let mut ended = self.ended.borrow_mut();
         ended.push_back(Rc::clone(process));
         if ended.len() > MAX_ENDED_PROCESSES {
@@ -269,6 +278,16 @@ impl ProcessTable {
         all
     }
 
+    /// Returns the number of running commands, and the time since the last command ended.
+    pub fn commands(&self) -> (usize, Option<Duration>) {
+        let running = self.running.borrow();
+        let running = running.values().filter(|process| process.is_command);
+        (
+            running.count(),
+            self.command_ended.get().map(|at| at.elapsed()),
+        )
+    }
+
     /// Returns the selected running process.
     pub fn running(&self, selector: &ProcessSelector) -> Result<Rc<GuestProcess>, RpcError> {
         let running = self.running.borrow();
@@ -319,6 +338,7 @@ mod tests {
             pid,
             config: serde_json::from_value(config).unwrap(),
             tag: None,
+            is_command: true,
             hub: FrameHub::default(),
             input: ProcessInput::new(InputSink::Closed),
             exit: Cell::new(None),
