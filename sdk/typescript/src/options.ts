@@ -52,5 +52,6 @@ export function createBody(template: string, options: SandboxOptions): Json {
     diskSizeMB: options.diskSizeMB,
     caCertificates: options.caCertificates,
     proxy: options.egressProxy,
+    idleTimeout: seconds(options.idleTimeoutMs),
   }
 }

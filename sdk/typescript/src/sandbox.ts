@@ -39,6 +39,8 @@ export interface SandboxOptions extends e2b.SandboxOpts {
   caCertificates?: string
   /** Proxy of the sandbox's programs, with the fields of `Proxy` in the API. */
   egressProxy?: m.Json
+  /** Pauses the sandbox after this time without use, in milliseconds. Defaults to the template's or the key's. */
+  idleTimeoutMs?: number
   /** A repeated create with the same key returns the same sandbox. Defaults to a random key. */
   idempotencyKey?: string
 }

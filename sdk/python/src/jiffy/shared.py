@@ -95,6 +95,7 @@ def create_body(
     disk_mb: int | None,
     ca_certificates: str | None,
     egress_proxy: Mapping[str, Any] | None,
+    idle_timeout: int | None,
 ) -> dict[str, Any]:
     """Returns the body of a create."""
     behaviour = build_lifecycle_config(lifecycle)
@@ -117,6 +118,7 @@ def create_body(
         "diskSizeMB": disk_mb,
         "caCertificates": ca_certificates,
         "proxy": egress_proxy,
+        "idleTimeout": idle_timeout,
     }
     for field, value in (
         ("autoPause", behaviour.auto_pause),
