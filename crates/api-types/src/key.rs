@@ -1,6 +1,6 @@
 //! API keys.
 
-use crate::parts::Moment;
+use crate::parts::{MAX_TIMEOUT_S, Moment};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +33,7 @@ pub struct KeyLimits {
     /// New sandboxes per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creates_per_minute: Option<u32>,
-    /// Sandboxes that are paused, or will be paused at their timeout.
+    /// Sandboxes that are paused, or will be paused at their timeout or when they are idle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<u32>,
     /// Snapshots.
@@ -51,6 +51,10 @@ pub struct KeyLimits {
     /// Disk space in MiB.
     #[serde(rename = "diskMB", skip_serializing_if = "Option::is_none")]
     pub disk_mb: Option<u64>,
+    /// Idle timeout in seconds of new sandboxes whose create and template set none. 0 means none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MAX_TIMEOUT_S))]
+    pub idle_timeout: Option<u64>,
 }
 
 /// An API key, without its secret.

@@ -159,6 +159,9 @@ pub struct SandboxTerms {
     pub on_timeout: OnTimeout,
     /// Content of a pause at the timeout.
     pub pause_mode: SnapshotContent,
+    /// Time without use after which the sandbox is paused, in seconds. Absent if it never is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u64>,
     /// True if traffic resumes the sandbox.
     pub auto_resume: bool,
     /// True if the sandbox's agent requires an access token.

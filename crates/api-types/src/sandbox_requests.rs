@@ -65,7 +65,12 @@ pub struct NewSandbox {
     /// False to pause without memory at the timeout: the sandbox boots from its disk at the next
     /// resume. Defaults to true.
     pub auto_pause_memory: Option<bool>,
-    /// Resume the paused sandbox when traffic arrives.
+    /// Time without use in seconds after which the sandbox is paused. 0 means never. Defaults to
+    /// the idle timeout of the template, or of the key.
+    #[schemars(range(max = MAX_TIMEOUT_S))]
+    pub idle_timeout: Option<u64>,
+    /// Resume the paused sandbox when traffic arrives. Defaults to true if the sandbox has an idle
+    /// timeout.
     pub auto_resume: Option<AutoResume>,
     /// Require a token at the sandbox's agent. Always true in `POST /v2/sandboxes`.
     pub secure: Option<bool>,

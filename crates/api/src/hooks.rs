@@ -3,12 +3,13 @@
 
 use axum::extract::Request;
 use axum::response::Response;
-use jiffy_engine_api::{GuestStream, SandboxSize};
+use jiffy_engine_api::SandboxSize;
 use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{
     DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary, Templates,
     Visibility,
 };
+use jiffy_sandbox_manager::SandboxStream;
 use std::any::Any;
 use std::future::Future;
 use std::ops::ControlFlow;
@@ -31,6 +32,8 @@ pub struct TemplateInfo {
     pub version: Option<String>,
     /// Default size of its sandboxes.
     pub size: SandboxSize,
+    /// Default idle timeout of its sandboxes in seconds. 0 means none.
+    pub idle_timeout_s: Option<u64>,
     /// Time of the build, in seconds since 1970. 0 if the template has not been built yet.
     pub created: u64,
 }
@@ -125,6 +128,7 @@ fn info(manifest: TemplateManifest) -> TemplateInfo {
         owner: manifest.owner.clone(),
         version: Some(manifest.version()),
         size: manifest.defaults.size(),
+        idle_timeout_s: manifest.idle_timeout_s,
         created: manifest.created,
         name: manifest.name,
         tag: manifest.tag,
@@ -140,6 +144,7 @@ fn summary_info(summary: &TemplateSummary) -> TemplateInfo {
         tag: summary.reference.tag().to_owned(),
         version: Some(summary.version.clone()),
         size: summary.size,
+        idle_timeout_s: summary.idle_timeout_s,
         created: summary.created,
     }
 }
@@ -188,6 +193,7 @@ impl TemplateSource for Templates {
                 tag: DEFAULT_TAG.to_owned(),
                 version: None,
                 size: recipe.defaults().size(),
+                idle_timeout_s: None,
                 created: 0,
             }),
             Err(_) => Err(TemplateRefusal::Unknown(unknown)),
@@ -258,7 +264,8 @@ pub enum PortRefusal {
 }
 
 /// Future of a stream to a port.
-pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<GuestStream, PortRefusal>> + Send + 'a>>;
+pub type Opening<'a> =
+    Pin<Box<dyn Future<Output = Result<SandboxStream, PortRefusal>> + Send + 'a>>;
 
 /// TCP ports of sandboxes.
 pub trait Ports: Send + Sync + 'static {

@@ -139,6 +139,8 @@ pub struct Limits {
     pub max_disk_mib: Option<u64>,
     /// Concurrent requests and streams to sandboxes.
     pub max_exchanges: Option<u32>,
+    /// Idle timeout in seconds of new sandboxes whose create and template set none. 0 means none.
+    pub idle_timeout_s: Option<u64>,
 }
 
 /// A key, without its secret.

@@ -54,6 +54,7 @@ pub fn parse(text: &str, options: &DockerfileOptions) -> Result<ParsedDockerfile
             stages,
             startup: Startup::default(),
             force: false,
+            idle_timeout_s: None,
         },
         warnings,
     })

@@ -19,6 +19,9 @@ pub struct BuildSpec {
     /// If set, results of earlier builds are ignored.
     #[serde(default)]
     pub force: bool,
+    /// Default idle timeout of the template's sandboxes in seconds. 0 means none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u64>,
 }
 
 /// A base, and the steps that are applied to it.

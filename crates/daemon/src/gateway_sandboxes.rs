@@ -4,9 +4,9 @@ use jiffy_api::{
     AutoResume, COMPARISON_TIMEOUT, KeyStatus, Keys, Opening, PortRefusal, Ports, ResumeError,
 };
 use jiffy_engine_api::GuestStream;
-use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
+use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, SandboxUse, tcp_handshake};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
-use jiffy_sandbox_manager::{OperationError, Sandbox, SandboxState, Sandboxes};
+use jiffy_sandbox_manager::{OperationError, Sandbox, SandboxState, SandboxStream, Sandboxes};
 use std::sync::Arc;
 
 /// Sandboxes of the host, as the gateway accesses them.
@@ -31,7 +31,7 @@ impl GatewaySandboxes {
 }
 
 impl jiffy_gateway::Sandboxes for GatewaySandboxes {
-    type Stream = GuestStream;
+    type Stream = SandboxStream;
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         // This function is called for every request, so it copies only the required fields.
@@ -65,6 +65,19 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         }
     }
 
+    fn begin_use(&self, id: &str, port: u16) -> SandboxUse {
+        match self.sandboxes.uses_of(id) {
+            // Requests to the agent include open terminals, watchers and commands. The traffic of
+            // their streams counts, and the agent reports running commands.
+            Some(uses) if u32::from(port) == ENVD_PORT => {
+                uses.record();
+                Box::new(())
+            }
+            Some(uses) => Box::new(uses.begin()),
+            None => Box::new(()),
+        }
+    }
+
     fn find_by_token(&self, matches: impl Fn(&str) -> bool) -> Option<String> {
         self.sandboxes.index().by_token(matches)
     }
@@ -91,8 +104,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         }
     }
 
-    async fn open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
-        match self.try_open(id, port).await {
+    async fn open(&self, id: &str, port: u16) -> Result<SandboxStream, OpenError> {
+        let opened = match self.try_open(id, port).await {
             // A closed port means that the sandbox is running.
             Err(error) if error != OpenError::PortClosed => {
                 // The sandbox may have been paused during the attempt. It is then resumed like a
@@ -108,7 +121,12 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
                 }
             }
             result => result,
-        }
+        };
+        Ok(SandboxStream::new(
+            opened?,
+            self.sandboxes.uses_of(id),
+            port,
+        ))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Exchanges (requests to guests and their responses) in flight, which are counted and limited.
 
 use crate::counters::{GatewayCounters, add, remove};
-use crate::sandboxes::ExchangePermit;
+use crate::sandboxes::{ExchangePermit, SandboxUse};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,6 +11,9 @@ pub(crate) struct InFlightExchange {
     counters: Arc<GatewayCounters>,
     /// Counts the exchange for the sandbox's owner.
     _permit: ExchangePermit,
+    /// Counts the exchange as use of the sandbox. `None` for an upgraded stream, of which only the
+    /// traffic counts.
+    in_use: Option<SandboxUse>,
 }
 
 impl InFlightExchange {
@@ -24,11 +27,22 @@ impl InFlightExchange {
         let in_flight = Self {
             counters: Arc::clone(counters),
             _permit: permit,
+            in_use: None,
         };
         // Counted before the check, so that concurrent calls cannot exceed the limit together. If
         // it is exceeded, dropping the value removes the count.
         let count = counters.exchanges_open.load(Relaxed);
         (count <= limit as u64).then_some(in_flight)
+    }
+
+    /// Counts the exchange as `in_use` of its sandbox.
+    pub(crate) fn set_use(&mut self, in_use: SandboxUse) {
+        self.in_use = Some(in_use);
+    }
+
+    /// Ends the use of the sandbox before the exchange.
+    pub(crate) fn end_use(&mut self) {
+        self.in_use = None;
     }
 }
 

@@ -60,7 +60,7 @@ pub use preview_link::{LinkError, LinkSigner};
 pub use request_body::ClientRequestBody;
 pub use request_id::RequestId;
 pub use route::{Addressing, FunctionLabel, Route, SandboxTarget, route};
-pub use sandboxes::{ExchangePermit, OpenError, SandboxAccess, Sandboxes};
+pub use sandboxes::{ExchangePermit, OpenError, SandboxAccess, SandboxUse, Sandboxes};
 pub use tcp_handshake::tcp_handshake;
 pub use tls::Tls;
 pub use tls_error::TlsError;

@@ -36,6 +36,13 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
         Ok(Box::new(()))
     }
 
+    /// Counts a request to `port` of a sandbox as use of the sandbox until the value is dropped.
+    /// Called after the checks of the client's access.
+    fn begin_use(&self, id: &str, port: u16) -> SandboxUse {
+        let _ = (id, port);
+        Box::new(())
+    }
+
     /// Waits for pending operations on an unreachable sandbox, such as a pause. Returns the reason
     /// why the sandbox is not running. `None` if it is running.
     fn not_running_reason(&self, id: &str) -> impl Future<Output = Option<OpenError>> + Send {
@@ -54,6 +61,9 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
 
 /// Permit of a request or stream. Dropping this value releases it.
 pub type ExchangePermit = Box<dyn std::any::Any + Send + Sync>;
+
+/// Use of a sandbox by a request. Dropping this value ends it.
+pub type SandboxUse = Box<dyn std::any::Any + Send + Sync>;
 
 /// Access settings of a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

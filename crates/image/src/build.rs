@@ -178,6 +178,7 @@ fn build_with(
         }],
         images: [below, &[image]].concat(),
         defaults: recipe.defaults(),
+        idle_timeout_s: None,
         startup: recipe.startup(),
         origin: None,
     };

@@ -33,6 +33,8 @@ pub struct DerivedTemplate<'a> {
     /// its images are not removed.
     pub base: &'a TemplateManifest,
     pub defaults: Defaults,
+    /// Default idle timeout of its sandboxes in seconds.
+    pub idle_timeout_s: Option<u64>,
     pub startup: Startup,
     pub origin: Option<ImageOrigin>,
     /// Steps that were applied to the base.
@@ -126,6 +128,7 @@ impl DerivedTemplate<'_> {
             hash: &self.recipe_sha256,
             images,
             defaults: &self.defaults,
+            idle_timeout_s: self.idle_timeout_s,
             startup: self.startup.clone(),
             origin: self.origin.clone(),
             history,

@@ -94,6 +94,7 @@ fn limits(args: &KeyCreateArgs) -> Limits {
         max_builds: args.max_builds,
         max_disk_mib: args.max_disk,
         max_exchanges: args.max_exchanges,
+        idle_timeout_s: args.idle_timeout,
     }
 }
 

@@ -149,6 +149,7 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
         // Without a timeout, the action has no meaning and is not sent.
         auto_pause: args.timeout.map(|_| args.on_timeout != TimeoutAction::Kill),
         auto_pause_memory: (args.on_timeout == TimeoutAction::PauseDiskOnly).then_some(false),
+        idle_timeout_s: args.idle_timeout,
         internet: (args.network == NetworkSwitch::Off).then_some(false),
         engine: args.engine.map(|engine| engine.to_string()),
         prefetch: args.prefetch.map(Into::into),

@@ -49,6 +49,12 @@ pub fn factor(text: &str) -> Result<f64, String> {
     })
 }
 
+/// Parses an idle timeout into seconds, rounded up. 0 means none.
+pub fn idle_timeout(text: &str) -> Result<u64, String> {
+    let seconds = duration_or_zero(text)?.as_millis().div_ceil(1000);
+    u64::try_from(seconds).map_err(|_| format!("`{text}` is out of range"))
+}
+
 /// Parses a duration: `60s`, `500ms`, `5m`, `2h`, `1d`, or a number of seconds. It must not be 0.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);

@@ -50,6 +50,7 @@ fn derived(
         visibility: None,
         base,
         defaults: base.defaults.clone(),
+        idle_timeout_s: None,
         startup: base.startup.clone(),
         origin: None,
         history: Vec::new(),

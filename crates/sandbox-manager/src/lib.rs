@@ -17,6 +17,7 @@ mod quota;
 mod records;
 mod sandbox;
 mod sandbox_settings;
+mod sandbox_stream;
 mod sandboxes;
 mod site;
 mod snapshot;
@@ -46,13 +47,14 @@ pub use quota::{
 };
 pub use sandbox::{Sandbox, SandboxOperation};
 pub use sandbox_settings::{Creation, SandboxSettings};
+pub use sandbox_stream::SandboxStream;
 pub use sandboxes::{
     BuildSteps, ComparedContent, ComparedFiles, CreateSpec, FetchScope, ForkChild, ForkReport,
     HostOptions, Lineage, LineageEdge, LineageNode, LineageObject, LineageRelation, ListOrder,
     ListPosition, ListedSandboxes, ListedSnapshots, MAX_COMPARED_CONTENT, MAX_LINEAGE_NODES,
     MAX_RESTART_GRACE, NodeDetails, OwnerUsage, PinnedSnapshot, PoolSize, ResumeHold,
-    ResumeOptions, ResumeTimeout, SandboxDetails, SandboxObserver, SandboxSource, Sandboxes,
-    SnapshotDetails, WeakSandboxes,
+    ResumeOptions, ResumeTimeout, SandboxDetails, SandboxObserver, SandboxSource, SandboxUse,
+    Sandboxes, SnapshotDetails, UseInProgress, WeakSandboxes,
 };
 pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};
 pub use snapshot::Snapshot;

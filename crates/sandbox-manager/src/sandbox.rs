@@ -3,7 +3,7 @@
 use crate::lineage_record::Rollback;
 use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
-use jiffy_api_types::{BootMode, BrokenBy, OnTimeout, SandboxInfo, SandboxSize, SandboxState};
+use jiffy_api_types::{BootMode, BrokenBy, SandboxInfo, SandboxSize, SandboxState};
 use jiffy_engine_api::ExitReason;
 use std::collections::BTreeMap;
 
@@ -174,13 +174,13 @@ impl Sandbox {
     }
 
     /// Returns whether the sandbox counts as paused in the quota of its owner: it is paused, or
-    /// will be at its timeout.
+    /// will be at its timeout or when it is idle.
     pub(crate) fn counts_as_paused(&self) -> bool {
         match self.state {
             SandboxState::Killed => false,
             SandboxState::Paused => true,
-            // Counted in advance, so that a pause at the timeout never exceeds the quota.
-            _ => self.settings.on_timeout == OnTimeout::Pause,
+            // Counted in advance, so that such a pause never exceeds the quota.
+            _ => self.settings.pauses(),
         }
     }
 }

@@ -24,6 +24,9 @@ pub struct SandboxSettings {
     /// Content of a pause at the timeout.
     #[serde(skip_serializing_if = "SnapshotContent::is_full")]
     pub pause_content: SnapshotContent,
+    /// Time without use after which the sandbox is paused, in seconds. `None` if it never is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u64>,
     /// True if traffic resumes the paused sandbox.
     pub auto_resume: bool,
     /// True if the agent requires an access token.
@@ -74,6 +77,11 @@ impl Creation {
 }
 
 impl SandboxSettings {
+    /// Returns whether the sandbox is paused without a request: at its timeout or when it is idle.
+    pub fn pauses(&self) -> bool {
+        self.on_timeout == OnTimeout::Pause || self.idle_timeout_s.is_some()
+    }
+
     /// Returns the egress rules.
     pub fn rules(&self) -> NetworkRules {
         let network = &self.network;
@@ -99,6 +107,7 @@ impl From<SandboxSettings> for SandboxTerms {
             timeout_s: settings.timeout_s,
             on_timeout: settings.on_timeout,
             pause_mode: settings.pause_content,
+            idle_timeout_s: settings.idle_timeout_s,
             auto_resume: settings.auto_resume,
             secure: settings.secure,
             network: settings.network,

@@ -23,6 +23,9 @@ mod gc;
 mod guest_hooks;
 mod host_options;
 mod id_groups;
+mod idle;
+mod idle_checks;
+mod idle_verdict;
 mod lineage;
 mod list_order;
 mod names;
@@ -51,6 +54,7 @@ mod snapshots;
 mod start_pacer;
 mod template_snapshots;
 mod timeout;
+mod use_clock;
 
 pub use build_steps::BuildSteps;
 pub use compare::{ComparedContent, ComparedFiles, MAX_COMPARED_CONTENT};
@@ -73,6 +77,7 @@ pub use resume_options::{ResumeOptions, ResumeTimeout};
 pub use sandbox_index::SandboxIndex;
 pub use snapshots::Snapshots;
 pub use snapshots::fetch_snapshot::{FetchScope, PinnedSnapshot};
+pub use use_clock::{SandboxUse, UseInProgress};
 
 use crate::admission::{Admission, KernelReader, Occupant, Reservation};
 use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
@@ -414,13 +419,14 @@ impl Sandboxes {
         entry.set_record(record);
     }
 
-    /// Marks the sandbox as broken when its guest exits by itself.
+    /// Marks the sandbox as broken when its guest exits by itself. Starts its idle timeout.
     fn watch(&self, entry: &Arc<SandboxEntry>, guest: &Arc<dyn Guest>) {
         // Marks the reservation as started. An adopted guest has no reservation: it receives one
         // without a check, since it already uses its resources.
         entry.reserve_for_guest(|size| self.0.admission.reserve_existing(size));
         // The first sample is the basis of the processor usage of the next one.
         observe::sample(entry);
+        self.start_idle_timeout(entry);
         let (entry, guest) = (Arc::downgrade(entry), guest.clone());
         // The task must not keep the sandboxes alive. After they are dropped no state is recorded.
         let this = Arc::downgrade(&self.0);

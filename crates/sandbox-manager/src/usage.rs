@@ -49,24 +49,46 @@ pub(crate) struct History {
     samples: VecDeque<UsageSample>,
     /// Time of the last sample in milliseconds, and the processor time until then in microseconds.
     before: Option<(u64, u64)>,
+    /// The same values of the last [`Self::check`].
+    checked: Option<(u64, u64)>,
 }
 
 impl History {
-    /// Adds the usage of a guest of `size` at `now_ms`.
-    pub fn add(&mut self, now_ms: u64, size: SandboxSize, usage: GuestUsage) {
-        let sample = self.sample(now_ms, size, usage);
+    /// Adds the usage of a guest of `size` at `now_ms`, and returns the sample.
+    pub fn add(&mut self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
+        let sample = self.sample_since(self.before, now_ms, size, usage);
         self.before = Some((now_ms, usage.cpu_us));
         if self.samples.len() >= MAX_SAMPLES {
             self.samples.pop_front();
         }
         self.samples.push_back(sample);
+        sample
     }
 
     /// Returns the usage of a guest of `size` at `now_ms` without storing it, so that queries do
     /// not displace older samples. Processor usage is measured since the last stored sample.
     pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
-        let sample = self.sample(now_ms, size, usage);
-        match (self.before, self.samples.back()) {
+        self.peek_since(self.before, now_ms, size, usage)
+    }
+
+    /// Like [`Self::peek`], with the processor usage since the last check, if it was later than the
+    /// last stored sample.
+    pub fn check(&mut self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
+        // The later time is greater, and `None` is less than all times.
+        let since = self.before.max(self.checked);
+        self.checked = Some((now_ms, usage.cpu_us));
+        self.peek_since(since, now_ms, size, usage)
+    }
+
+    fn peek_since(
+        &self,
+        since: Option<(u64, u64)>,
+        now_ms: u64,
+        size: SandboxSize,
+        usage: GuestUsage,
+    ) -> UsageSample {
+        let sample = self.sample_since(since, now_ms, size, usage);
+        match (since, self.samples.back()) {
             // Too short for a measurement: the value of the last sample is still accurate.
             (Some((then_ms, _)), Some(last)) if now_ms < then_ms + MIN_SPAN_MS => UsageSample {
                 cpu_used_pct: last.cpu_used_pct,
@@ -76,8 +98,16 @@ impl History {
         }
     }
 
-    fn sample(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
-        let cpu_used_pct = match self.before {
+    /// Returns the usage with the processor usage since `since`: a time in milliseconds, and the
+    /// processor time until then in microseconds.
+    fn sample_since(
+        &self,
+        since: Option<(u64, u64)>,
+        now_ms: u64,
+        size: SandboxSize,
+        usage: GuestUsage,
+    ) -> UsageSample {
+        let cpu_used_pct = match since {
             // A guest that was restored runs in another process, whose processor time starts at 0.
             Some((then_ms, cpu_us)) if now_ms > then_ms && usage.cpu_us >= cpu_us => {
                 let available_us = (now_ms - then_ms) as f64 * 1000.0 * f64::from(size.vcpus);
@@ -150,6 +180,24 @@ mod tests {
             [20_000, 30_000]
         );
         assert_eq!((some[0].mem_used, some[0].mem_total), (5 << 20, 512 << 20));
+    }
+
+    #[test]
+    fn a_check_measures_the_time_since_the_last_check_or_sample() {
+        let mut history = History::default();
+        let size = SandboxSize::default();
+        history.add(10_000, size, usage(0));
+        let mut check = |at_ms, cpu_us| history.check(at_ms, size, usage(cpu_us)).cpu_used_pct;
+        assert_eq!(check(11_000, 1_000_000), 50.0);
+        // The earlier usage does not count again.
+        assert_eq!(check(12_000, 1_000_000), 0.0);
+        assert_eq!(check(13_000, 3_000_000), 100.0);
+        history.add(14_000, size, usage(3_000_000));
+        assert_eq!(
+            history.check(16_000, size, usage(4_000_000)).cpu_used_pct,
+            25.0
+        );
+        assert_eq!(history.between(None, None).len(), 2);
     }
 
     #[test]

@@ -113,8 +113,11 @@ impl App {
                         .lifecycle
                         .as_ref()
                         .is_some_and(|l| l.on_timeout == Some(OnTimeout::Pause));
+            // The host of the sandbox rejects an invalid idle timeout.
+            let idle_timeout = self.idle_timeout(caller, origin.as_ref().ok(), body.idle_timeout);
+            let is_paused_idle = idle_timeout.is_ok_and(|seconds| seconds.is_some());
             let amount = QuotaAmount {
-                paused: u64::from(pauses),
+                paused: u64::from(pauses || is_paused_idle),
                 ..running(size, 1)
             };
             let limits = self.quota.limits_of(key);

@@ -60,6 +60,8 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE keys ADD COLUMN end_ms INTEGER;
 ",
 ];
+/// Column that was added later. Earlier versions ignore it, so the schema version is the same.
+const IDLE_TIMEOUT: &str = "ALTER TABLE keys ADD COLUMN idle_timeout_s INTEGER";
 /// Indexes that were added later and do not change the schema version.
 const INDEXES: &str = "
     CREATE INDEX IF NOT EXISTS keys_by_end ON keys (end_ms) WHERE end_ms IS NOT NULL;
@@ -68,7 +70,8 @@ const INDEXES: &str = "
 /// Columns that [`key`] reads by position. [`Database::secrets`] appends further columns.
 const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib, \
     creates_per_minute, created_ms, used_ms, revoked_ms, max_paused, max_snapshots, \
-    max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms";
+    max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms, \
+    idle_timeout_s";
 
 /// Key with the hashes of its secrets.
 pub(super) struct KeySecrets {
@@ -127,6 +130,7 @@ impl Database {
         if found < SCHEMA_VERSION {
             migrate(&tx, found).map_err(failed)?;
         }
+        add_idle_timeout(&tx).map_err(failed)?;
         tx.execute_batch(INDEXES).map_err(failed)?;
         tx.commit().map_err(failed)?;
         let reader = Connection::open(&path).map_err(failed)?;
@@ -158,8 +162,9 @@ impl Database {
             .execute(
                 "INSERT INTO keys (id, hash, name, scope, max_sandboxes, max_vcpus, max_memory_mib,
                     creates_per_minute, created_ms, max_paused, max_snapshots, max_templates,
-                    max_builds, max_disk_mib, max_exchanges, expires_ms, addresses)
-                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+                    max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, idle_timeout_s)
+                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16,
+                        ?17, ?18)",
                 params![
                     key.id,
                     hash(secret),
@@ -178,6 +183,7 @@ impl Database {
                     limits.max_exchanges,
                     key.expires_ms.map(stored),
                     (!key.addresses.is_empty()).then(|| key.addresses.join(" ")),
+                    limits.idle_timeout_s.map(stored),
                 ],
             )
             .map_err(|e| self.failed(e))?;
@@ -250,11 +256,11 @@ impl Database {
             );
             let mut statement = connection.prepare_cached(&query)?;
             let keys = statement.query_map([], |row| {
-                let until: Option<i64> = row.get(21)?;
+                let until: Option<i64> = row.get(22)?;
                 Ok(KeySecrets {
                     key: key(row)?,
-                    hash: row.get(19)?,
-                    previous_hash: row.get(20)?,
+                    hash: row.get(20)?,
+                    previous_hash: row.get(21)?,
                     previous_until_ms: until.and_then(|ms| u64::try_from(ms).ok()),
                 })
             })?;
@@ -305,9 +311,9 @@ fn stored(ms: u64) -> i64 {
 }
 
 fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
-    let ms = |i: usize| -> rusqlite::Result<Option<u64>> {
-        let ms: Option<i64> = row.get(i)?;
-        Ok(ms.and_then(|ms| u64::try_from(ms).ok()))
+    let number = |i: usize| -> rusqlite::Result<Option<u64>> {
+        let number: Option<i64> = row.get(i)?;
+        Ok(number.and_then(|number| u64::try_from(number).ok()))
     };
     let scope: String = row.get(2)?;
     Ok(Key {
@@ -324,13 +330,14 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
             max_snapshots: row.get(11)?,
             max_templates: row.get(12)?,
             max_builds: row.get(13)?,
-            max_disk_mib: ms(14)?,
+            max_disk_mib: number(14)?,
             max_exchanges: row.get(15)?,
+            idle_timeout_s: number(19)?,
         },
-        created_ms: ms(7)?.unwrap_or(0),
-        used_ms: ms(8)?,
-        revoked_ms: ms(9)?,
-        expires_ms: ms(16)?,
+        created_ms: number(7)?.unwrap_or(0),
+        used_ms: number(8)?,
+        revoked_ms: number(9)?,
+        expires_ms: number(16)?,
         addresses: {
             let networks: Option<String> = row.get(17)?;
             networks
@@ -339,8 +346,18 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
                 .map(str::to_owned)
                 .collect()
         },
-        end_ms: ms(18)?,
+        end_ms: number(18)?,
     })
+}
+
+/// Adds the column of idle timeouts, if it is missing.
+fn add_idle_timeout(tx: &Connection) -> rusqlite::Result<()> {
+    let query = "SELECT 1 FROM pragma_table_info('keys') WHERE name = 'idle_timeout_s'";
+    let has_column = tx.query_row(query, [], |_| Ok(())).optional()?.is_some();
+    if has_column {
+        return Ok(());
+    }
+    tx.execute_batch(IDLE_TIMEOUT)
 }
 
 /// Migrates the schema from version `found` to [`SCHEMA_VERSION`]. Version 0 is an empty file.

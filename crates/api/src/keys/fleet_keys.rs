@@ -239,6 +239,7 @@ fn key_of(row: &KeyRow) -> Key {
             max_builds: limits.max_builds,
             max_disk_mib: limits.max_disk_mib,
             max_exchanges: limits.max_exchanges,
+            idle_timeout_s: limits.idle_timeout_s,
         },
         created_ms: row.created_ms,
         used_ms: row.used_ms,
@@ -261,6 +262,7 @@ fn stored_limits(limits: Limits) -> KeyLimits {
         max_builds: limits.max_builds,
         max_disk_mib: limits.max_disk_mib,
         max_exchanges: limits.max_exchanges,
+        idle_timeout_s: limits.idle_timeout_s,
     }
 }
 

@@ -13,7 +13,9 @@ const TIME: &str = "2026-01-01T10:00:00.000Z";
 /// rarely used.
 pub(super) fn body(operation_id: &str) -> Option<Value> {
     let body = match operation_id {
-        "createSandbox" | "createSandboxV2" => json!({ "templateID": "base", "timeout": 600 }),
+        "createSandbox" | "createSandboxV2" => {
+            json!({ "templateID": "base", "timeout": 3600, "idleTimeout": 600 })
+        }
         "changeSandbox" => json!({ "name": "worker" }),
         "connectSandbox" | "connectSandboxV2" | "resumeSandbox" | "setTimeout" => {
             json!({ "timeout": 600 })

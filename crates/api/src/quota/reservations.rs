@@ -4,26 +4,22 @@ use super::{Quota, running};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use jiffy_engine_api::SandboxSize;
-use jiffy_sandbox_manager::{OnTimeout, QuotaAmount, QuotaPermit, QuotaRequest, Sandbox};
+use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest, Sandbox};
 use std::sync::Arc;
 
 impl Quota {
     /// Reserves `count` new sandboxes, which also count for the caller's creates per minute.
-    /// Sandboxes that are paused at their timeout count as paused from the start. Only keys have
-    /// quotas: the host's owner gets an unlimited permit.
+    /// If the sandboxes will be paused without a request (`pauses`), they count as paused from the
+    /// start. Only keys have quotas: the host's owner gets an unlimited permit.
     pub async fn reserve_new(
         self: &Arc<Self>,
         caller: &Caller,
         size: SandboxSize,
         count: usize,
-        then: OnTimeout,
+        pauses: bool,
     ) -> Result<QuotaPermit, ApiError> {
-        let paused = match then {
-            OnTimeout::Pause => count as u64,
-            OnTimeout::Kill => 0,
-        };
         let amount = QuotaAmount {
-            paused,
+            paused: if pauses { count as u64 } else { 0 },
             ..running(size, count)
         };
         self.reserve_for(caller, amount, Some(count)).await
@@ -37,12 +33,9 @@ impl Quota {
         parent: &Sandbox,
         count: usize,
     ) -> Result<QuotaPermit, ApiError> {
-        let paused = match parent.settings().on_timeout {
-            OnTimeout::Pause => count as u64,
-            OnTimeout::Kill => 0,
-        };
+        let pauses = parent.settings().pauses();
         let amount = QuotaAmount {
-            paused,
+            paused: if pauses { count as u64 } else { 0 },
             ..running(parent.size(), count)
         };
         self.reserve_of(caller, parent, amount, Some(count)).await

@@ -94,6 +94,7 @@ async fn create_once(
         Origin::Snapshot(snapshot) => Some(snapshot.engine().to_owned()),
         Origin::Template(_) => request.engine.clone(),
     };
+    let idle_timeout_s = app.idle_timeout(caller, Some(&origin), request.idle_timeout)?;
     let (source, size, reserved_size) = match origin {
         Origin::Template(info) => {
             let size = SandboxSize {
@@ -132,7 +133,10 @@ async fn create_once(
             timeout_s: app.config.timeout_or_default(request.timeout)?,
             pause_content,
             on_timeout: on_timeout(request.auto_pause, request.lifecycle.as_ref()),
-            auto_resume: auto_resume(request.auto_resume, request.lifecycle.as_ref()),
+            idle_timeout_s,
+            // Requests resume a sandbox that was paused because there were none.
+            auto_resume: auto_resume(request.auto_resume, request.lifecycle.as_ref())
+                .unwrap_or(idle_timeout_s.is_some()),
             // Defaults to secure. An insecure sandbox accepts requests to its agent without a
             // token.
             secure: secure.unwrap_or(request.secure != Some(false)),
@@ -142,10 +146,10 @@ async fn create_once(
         },
     };
     // Reserve before creating. The permit is held until the sandbox is counted as used.
-    let then = spec.settings.on_timeout;
+    let pauses = spec.settings.pauses();
     let _permit = app
         .quota
-        .reserve_new(caller, reserved_size, 1, then)
+        .reserve_new(caller, reserved_size, 1, pauses)
         .await?;
     let sandbox = app.sandboxes.create(spec).await?;
     let answer = Json(app.answer(caller, &sandbox));
@@ -203,11 +207,11 @@ fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&NewLifecycle>) -> OnT
     }
 }
 
-/// Returns whether the sandbox resumes automatically. The top-level field takes precedence.
-fn auto_resume(flag: Option<AutoResume>, lifecycle: Option<&NewLifecycle>) -> bool {
+/// Returns whether the sandbox resumes automatically, if the request states this. The top-level
+/// field takes precedence.
+fn auto_resume(flag: Option<AutoResume>, lifecycle: Option<&NewLifecycle>) -> Option<bool> {
     let flag = flag.and_then(|a| a.enabled);
     flag.or(lifecycle.and_then(|l| l.auto_resume))
-        .unwrap_or(false)
 }
 
 fn site(certificates: Option<String>, proxy: Option<Proxy>) -> Result<SiteSettings, ApiError> {

@@ -35,6 +35,16 @@ pub(super) async fn create(
         expires_ms: expiry(body.expires_at)?,
         addresses: body.addresses,
     };
+    let most = app.config.max_timeout_s;
+    if body
+        .limits
+        .idle_timeout
+        .is_some_and(|seconds| seconds > most)
+    {
+        return Err(ApiError::invalid(format!(
+            "`limits.idleTimeout` must be 0 to {most} seconds"
+        )));
+    }
     let (scope, limits) = (body.scope.into(), body.limits.into());
     let created = app.keys.create_within(name, scope, limits, &validity);
     let created = created.map_err(refused)?;

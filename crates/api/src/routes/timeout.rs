@@ -4,7 +4,7 @@ use crate::app::{App, Config};
 use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::lookup::Liveness;
+use crate::lookup::{Liveness, Origin};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_api_types::{MAX_REFRESH_S, Refresh, SetTimeout};
@@ -34,6 +34,34 @@ impl Config {
             None => Ok(Some(self.default_timeout_s)),
             Some(seconds) => self.timeout(seconds),
         }
+    }
+}
+
+impl App {
+    /// Returns the idle timeout in seconds of a new sandbox: `requested`, or the default of its
+    /// template, or the default of the caller's key. `None` if the sandbox has none.
+    pub(crate) fn idle_timeout(
+        &self,
+        caller: &Caller,
+        origin: Option<&Origin>,
+        requested: Option<u64>,
+    ) -> Result<Option<u64>, ApiError> {
+        let most = self.config.max_timeout_s;
+        if requested.is_some_and(|seconds| seconds > most) {
+            return Err(ApiError::invalid(format!(
+                "`idleTimeout` must be 0 to {most} seconds: 0 means that the sandbox is never \
+                 paused because it is idle"
+            )));
+        }
+        let of_template = || match origin? {
+            Origin::Template(info) => info.idle_timeout_s,
+            Origin::Snapshot(_) => None,
+        };
+        let of_key = || caller.key()?.limits.idle_timeout_s;
+        let seconds = requested.or_else(of_template).or_else(of_key);
+        // Commands that set defaults do not know the maximum of the daemon.
+        let seconds = seconds.map(|seconds| seconds.min(most));
+        Ok(seconds.filter(|seconds| *seconds > 0))
     }
 }
 

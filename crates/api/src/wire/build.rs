@@ -89,6 +89,7 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         }],
         startup: startup(start.start_cmd, start.ready_cmd),
         force: start.force.unwrap_or_default(),
+        idle_timeout_s: None,
     })
 }
 fn credentials(registry: ImageRegistry) -> Result<Option<(String, String)>, ApiError> {

@@ -38,6 +38,7 @@ impl From<Limits> for KeyLimits {
             builds: limits.max_builds,
             exchanges: limits.max_exchanges,
             disk_mb: limits.max_disk_mib,
+            idle_timeout: limits.idle_timeout_s,
         }
     }
 }
@@ -55,6 +56,7 @@ impl From<KeyLimits> for Limits {
             max_builds: limits.builds,
             max_disk_mib: limits.disk_mb,
             max_exchanges: limits.exchanges,
+            idle_timeout_s: limits.idle_timeout,
         }
     }
 }

@@ -73,6 +73,7 @@ mod tests {
             tag: "default".to_owned(),
             version: Some("0123456789abcdef".repeat(4)),
             size: SandboxSize::default(),
+            idle_timeout_s: None,
             created: 1,
         };
         assert_eq!(build_id(&info), "01234567-89ab-cdef-0123-456789abcdef");

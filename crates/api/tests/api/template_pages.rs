@@ -21,6 +21,7 @@ fn template(owner: Option<&str>, name: &str, tag: &str, visibility: Visibility) 
         tag: tag.to_owned(),
         version: Some("ab".repeat(32)),
         size: SandboxSize::default(),
+        idle_timeout_s: None,
         created: 1_700_000_000,
     }
 }

@@ -35,6 +35,9 @@ pub struct SandboxSettings {
     pub auto_pause: Option<bool>,
     /// False to discard the memory if the sandbox is paused at its timeout.
     pub auto_pause_memory: Option<bool>,
+    /// Time without use in seconds after which the sandbox is paused. 0 means never. Defaults to
+    /// the idle timeout of the template, or of the key.
+    pub idle_timeout_s: Option<u64>,
     /// Internet access. Defaults to true.
     pub internet: Option<bool>,
     /// Isolation engine.
@@ -70,6 +73,7 @@ impl NewSandbox {
         self.0.metadata = Some(settings.metadata);
         self.0.auto_pause = settings.auto_pause;
         self.0.auto_pause_memory = settings.auto_pause_memory;
+        self.0.idle_timeout = settings.idle_timeout_s;
         self.0.allow_internet_access = settings.internet;
         self.0.engine = settings.engine;
         self.0.prefetch = settings.prefetch;

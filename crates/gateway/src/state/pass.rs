@@ -94,8 +94,9 @@ impl<S: Sandboxes> GatewayState<S> {
             .begin(&access)
             .map_err(RequestError::ExchangeLimit)?;
         let max_exchanges = self.config.limits.exchanges;
-        let in_flight = InFlightExchange::begin(&self.counters, max_exchanges, permit)
+        let mut in_flight = InFlightExchange::begin(&self.counters, max_exchanges, permit)
             .ok_or(RequestError::Overloaded)?;
+        in_flight.set_use(self.sandboxes.begin_use(&target.id, target.port));
         let host = requested_host(&parts);
         let rewrite = HeaderRewrite {
             peer: context.peer,
@@ -152,6 +153,8 @@ impl<S: Sandboxes> GatewayState<S> {
             return Ok(Response::from_parts(head, body));
         };
         let (counters, half_closed) = (Arc::clone(&self.counters), self.config.limits.half_closed);
+        // Only the traffic of the stream counts as use.
+        in_flight.end_use();
         // The stream outlives this request: it runs until both sides are done or the link is
         // revoked.
         let stream = async move {

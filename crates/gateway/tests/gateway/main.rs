@@ -15,3 +15,4 @@ mod proxy;
 mod reuse;
 mod streaming;
 mod support;
+mod uses;

@@ -33,6 +33,7 @@ fn template_spec<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTempla
         visibility: None,
         base,
         defaults: base.defaults.clone(),
+        idle_timeout_s: None,
         startup: Startup::default(),
         origin: None,
         history: vec![HistoryStep {

@@ -221,6 +221,7 @@ impl ImportJob<'_> {
             }],
             images: vec![image],
             defaults: &defaults,
+            idle_timeout_s: None,
             startup,
             origin: Some(origin(from, found)),
         };

@@ -42,6 +42,9 @@ pub struct TemplateManifest {
     /// Images of the root file system, lowest first; 1 to [`MAX_IMAGES`].
     pub images: Vec<ImageSum>,
     pub defaults: Defaults,
+    /// Default idle timeout of its sandboxes in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u64>,
     /// Command that runs in every sandbox, with its readiness check.
     #[serde(flatten)]
     pub startup: Startup,
@@ -63,6 +66,7 @@ pub(crate) struct ManifestFields<'a> {
     /// Images of the root file system, lowest first.
     pub images: Vec<ImageSum>,
     pub defaults: &'a Defaults,
+    pub idle_timeout_s: Option<u64>,
     pub startup: Startup,
     pub origin: Option<ImageOrigin>,
     pub history: Vec<HistoryStep>,
@@ -83,6 +87,7 @@ impl ManifestFields<'_> {
             recipe_sha256: self.hash.to_owned(),
             images: self.images,
             defaults: self.defaults.clone(),
+            idle_timeout_s: self.idle_timeout_s,
             startup: self.startup,
             origin: self.origin,
             history: self.history,
@@ -299,6 +304,7 @@ pub(crate) mod tests {
             tag: "z".to_owned(),
             created: 2,
             recipe_sha256: "r".to_owned(),
+            idle_timeout_s: Some(60),
             ..one.clone()
         };
         assert_eq!(one.version(), other.version());

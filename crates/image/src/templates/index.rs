@@ -30,6 +30,8 @@ pub struct TemplateSummary {
     pub version: String,
     /// Default size of its sandboxes.
     pub size: SandboxSize,
+    /// Default idle timeout of its sandboxes in seconds.
+    pub idle_timeout_s: Option<u64>,
     /// Time of the build in seconds since 1970.
     pub created: u64,
 }
@@ -41,6 +43,7 @@ impl TemplateSummary {
             visibility: manifest.visibility,
             version: manifest.version(),
             size: manifest.defaults.size(),
+            idle_timeout_s: manifest.idle_timeout_s,
             created: manifest.created,
         }
     }

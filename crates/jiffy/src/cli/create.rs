@@ -13,6 +13,7 @@ use std::time::Duration;
   jiffy create                                       from the template base, until killed
   jiffy create --cpu 2 --memory 4Gi --name web --label team=a
   jiffy create --timeout 1h --on-timeout pause       paused after an hour
+  jiffy create --idle-timeout 10m                    paused after 10 minutes without use
   jiffy create --from before-upgrade                 from a snapshot
   jiffy create --image python:3.12 --cpu 2 --memory 4Gi --persist
   jiffy create --network off --engine gvisor
@@ -60,6 +61,10 @@ pub struct CreateArgs {
         default_value_t
     )]
     pub on_timeout: TimeoutAction,
+    /// Pause the sandbox after this time without use: 90s, 30m, 12h. A request resumes it. 0 means
+    /// never [default: the idle timeout of the template, or of the key]
+    #[arg(long, value_name = "TIME", value_parser = units::idle_timeout)]
+    pub idle_timeout: Option<u64>,
     /// No timeout: run until killed (default)
     #[arg(long, conflicts_with = "timeout")]
     pub persist: bool,

@@ -75,7 +75,7 @@ pub struct KeyCreateArgs {
     /// Client address or network that may use the key [default: any]. Can be repeated
     #[arg(long, value_name = "CIDR")]
     pub allow_from: Vec<String>,
-    /// Maximum number of sandboxes that are paused or will be paused at their timeout
+    /// Maximum number of sandboxes that are paused, or will be paused at their timeout or when idle
     #[arg(long, value_name = "N")]
     pub max_paused: Option<u32>,
     /// Maximum number of snapshots
@@ -95,6 +95,9 @@ pub struct KeyCreateArgs {
     /// limit of the host]
     #[arg(long, value_name = "N")]
     pub max_exchanges: Option<u32>,
+    /// Idle timeout of its new sandboxes, unless their create or template sets one: 90s, 30m, 12h
+    #[arg(long, value_name = "TIME", value_parser = units::idle_timeout)]
+    pub idle_timeout: Option<u64>,
     /// Print the key and its settings as JSON
     #[arg(long)]
     pub json: bool,

@@ -192,6 +192,9 @@ pub struct TemplateBuildArgs {
     /// Default writable disk of its sandboxes
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: Option<u64>,
+    /// Default idle timeout of its sandboxes: 90s, 30m, 12h. 0 means none
+    #[arg(long, value_name = "TIME", value_parser = units::idle_timeout, conflicts_with = "source")]
+    pub idle_timeout: Option<u64>,
     /// Start command, run with /bin/sh -c before the snapshot of the template is taken
     #[arg(long, value_name = "COMMAND", conflicts_with = "start_image_command")]
     pub start: Option<String>,
@@ -237,6 +240,7 @@ impl TemplateBuildArgs {
         let dockerfile = !self.build_arg.is_empty() || self.target.is_some() || self.no_cache;
         let start = self.start.is_some() || self.start_image_command;
         let has_name = self.name.is_some() || !self.tag.is_empty();
+        let size = size || self.idle_timeout.is_some();
         size || ready || dockerfile || start || has_name || self.public
     }
 }

@@ -74,6 +74,8 @@ pub fn limits_text(limits: &Limits, budget: Option<&Value>) -> String {
         (_, limit) => limit.map(|limit| format!("{} disk", Bytes(limit))),
     };
     set.extend(disk);
+    let idle = limits.idle_timeout_s.filter(|seconds| *seconds > 0);
+    set.extend(idle.map(|seconds| format!("paused after {seconds} s without use")));
     if set.is_empty() {
         "none".to_owned()
     } else {
@@ -95,6 +97,13 @@ mod tests {
         };
         assert_eq!(limits_text(&limits, None), "5 sandboxes, 1.0 GiB disk");
         assert_eq!(limits_text(&Limits::default(), None), "none");
+        let idle = |idle_timeout_s| Limits {
+            idle_timeout_s,
+            ..Limits::default()
+        };
+        let text = limits_text(&idle(Some(600)), None);
+        assert_eq!(text, "paused after 600 s without use");
+        assert_eq!(limits_text(&idle(Some(0)), None), "none");
         let budget = json!({
             "limits": { "diskBytes": 1u64 << 30 },
             "used": { "sandboxes": 0, "snapshots": 3, "paused": 0, "diskBytes": 1 << 20 },

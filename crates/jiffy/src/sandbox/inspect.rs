@@ -115,6 +115,9 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
             .as_ref(),
     );
     lines.add("timeout", timeout(s));
+    if let Some(seconds) = s.settings.idle_timeout_s {
+        lines.add("idle timeout", format!("{seconds} s, then {}", paused(s)));
+    }
     let network = match s.settings.network.allow_internet_access {
         Some(false) => "no internet access",
         _ => "internet access",
@@ -144,15 +147,23 @@ fn timeout(s: &SandboxInfo) -> String {
         return "none".to_owned();
     };
     let action = match s.settings.on_timeout {
-        OnTimeout::Kill => "then killed",
-        OnTimeout::Pause if s.settings.pause_mode.is_full() => "then paused",
-        OnTimeout::Pause => "then paused without memory",
+        OnTimeout::Kill => "then killed".to_owned(),
+        OnTimeout::Pause => format!("then {}", paused(s)),
     };
     match (&s.state, s.deadline_ms) {
         (SandboxState::Running, Some(at)) => {
             format!("{seconds} s, expires {}, {action}", table::time_left(at))
         }
         _ => format!("{seconds} s after the next start, {action}"),
+    }
+}
+
+/// Returns the state of a sandbox after a pause without a request.
+fn paused(s: &SandboxInfo) -> &'static str {
+    if s.settings.pause_mode.is_full() {
+        "paused"
+    } else {
+        "paused without memory"
     }
 }
 

@@ -69,6 +69,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     prepared.spec.startup = startup(args);
     prepared.spec.start_image_command = args.start_image_command;
     prepared.spec.force = args.no_cache;
+    prepared.spec.idle_timeout_s = args.idle_timeout;
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let body = json!({
         "name": name,

@@ -121,6 +121,9 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
         .unwrap_or_default();
     let disk = d.disk_mib;
     line("size", &format!("{vcpus}{memory}{disk} MiB of disk"));
+    if let Some(seconds) = m.idle_timeout_s {
+        line("idle timeout", &format!("{seconds} s"));
+    }
     for (name, value) in &d.env {
         line("environment", &format!("{name}={value}"));
     }

@@ -55,6 +55,15 @@ pub fn ask(
     read_response(send(test_home, id, port, method, path, body))
 }
 
+/// Sends a request without a body. Returns status and body of the answer.
+pub fn get(test_home: &TestHome, id: &str, port: u16, path: &str) -> (u16, String) {
+    let request = format!(
+        "GET {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\n\
+         E2b-Sandbox-Port: {port}\r\n\r\n"
+    );
+    read_response(connect_and_send(test_home, &request))
+}
+
 /// Starts an API call.
 pub fn begin_call(test_home: &TestHome, method: &str, path: &str, body: &Value) -> UnixStream {
     let body = body.to_string();

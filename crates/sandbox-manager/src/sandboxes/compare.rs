@@ -158,6 +158,7 @@ impl Sandboxes {
                 let record = entry.record();
                 if record.state == SandboxState::Running {
                     let guest = entry.running(SandboxOperation::Connect, "compare")?;
+                    entry.uses().record();
                     let connect = move || {
                         let guest = guest.clone();
                         async move { guest.connect(ENVD_PORT).await }

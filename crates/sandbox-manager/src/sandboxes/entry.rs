@@ -2,6 +2,7 @@
 
 use super::connection_history::ConnectionHistory;
 use super::entry_indexes::{EntryIndexes, running_deadline};
+use super::use_clock::UseClock;
 use crate::admission::Reservation;
 use crate::operation_error::OperationError;
 use crate::operation_times::{OperationTimes, SandboxTimes};
@@ -61,6 +62,8 @@ struct Activity {
     times: Mutex<SandboxTimes>,
     /// End of the console of a guest that exited by itself.
     exit_console: Mutex<Option<String>>,
+    /// Uses of the sandbox, for its idle timeout.
+    uses: Arc<UseClock>,
     /// True while the deadline is being handled.
     expiring: AtomicBool,
     /// True while the sandbox is being killed.
@@ -80,6 +83,7 @@ impl Default for Activity {
             connection_history: Mutex::default(),
             times: Mutex::default(),
             exit_console: Mutex::default(),
+            uses: Arc::default(),
             expiring: AtomicBool::new(false),
             ending: watch::Sender::default(),
             changed: watch::Sender::default(),
@@ -184,6 +188,17 @@ impl SandboxEntry {
     /// Connections of earlier guests.
     pub fn connection_history(&self) -> MutexGuard<'_, ConnectionHistory> {
         self.activity().connection_history.lock()
+    }
+
+    /// Uses of the sandbox.
+    pub fn uses(&self) -> &Arc<UseClock> {
+        &self.activity().uses
+    }
+
+    /// Returns the idle timeout in milliseconds. `None` if the sandbox has none.
+    pub fn idle_timeout_ms(&self) -> Option<u64> {
+        let seconds = self.with_record(|record| record.settings.idle_timeout_s)?;
+        Some(seconds.saturating_mul(1000))
     }
 
     pub fn record(&self) -> Sandbox {

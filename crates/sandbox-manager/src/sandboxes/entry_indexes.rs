@@ -1,6 +1,7 @@
 //! Indexes over the records of sandboxes.
 
 use super::id_groups::{IdGroups, SnapshotUsers};
+use super::idle_checks::IdleChecks;
 use super::list_order::SharedPosition;
 use super::names::SandboxNames;
 use super::observer::ObserverSlot;
@@ -34,6 +35,8 @@ pub(crate) struct EntryIndexes {
     pub owners: Mutex<OwnerAges>,
     /// Number of sandboxes by the name of their state.
     pub states: Mutex<BTreeMap<&'static str, usize>>,
+    /// Next checks of running sandboxes with an idle timeout.
+    pub idle_checks: IdleChecks,
     /// Receiver of changes.
     pub observer: ObserverSlot,
 }
@@ -68,6 +71,8 @@ impl EntryIndexes {
             running: Mutex::new(running.map(|(id, _)| id.clone()).collect()),
             owners: Mutex::new(owned.collect()),
             states: Mutex::new(states),
+            // The adoption of their guests schedules the first checks.
+            idle_checks: IdleChecks::default(),
             observer: ObserverSlot::default(),
         }
     }
@@ -110,7 +115,10 @@ impl EntryIndexes {
         move_position(&self.killed, id, killed_at(before), killed_at(now));
         match (is_running(before), is_running(now)) {
             (false, true) => drop(self.running.lock().insert(id.clone())),
-            (true, false) => drop(self.running.lock().remove(id)),
+            (true, false) => {
+                self.running.lock().remove(id);
+                self.idle_checks.remove(id);
+            }
             _ => {}
         }
         // The owner changes only with the end of a sandbox: killed ones are not in this index.
@@ -135,6 +143,7 @@ impl EntryIndexes {
         move_position(&self.killed, id, killed_at(record), None);
         if is_running(record) {
             self.running.lock().remove(id);
+            self.idle_checks.remove(id);
         }
         self.owners
             .lock()

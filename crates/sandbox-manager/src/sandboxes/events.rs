@@ -10,6 +10,8 @@ use jiffy_event_log::{Event, EventFeed};
 
 /// Cause of a pause or kill at the deadline of a sandbox.
 const TIMEOUT: &str = "timeout";
+/// Cause of a pause after the idle timeout of a sandbox.
+pub(super) const IDLE: &str = "idle";
 /// Cause of a failure whose message may name files of the host.
 const INTERNAL: &str = "internal error of the host; see the log of the daemon for the cause";
 
@@ -63,14 +65,21 @@ impl Sandboxes {
         self.0.events.append(event);
     }
 
-    /// Records a pause or a kill. Without a request, the deadline has caused it.
-    pub(super) fn report_end(&self, kind: EventType, before: &Sandbox, sandbox: &Sandbox) {
+    /// Records a pause or a kill. Without a request and a `cause`, the deadline has caused it.
+    pub(super) fn report_end(
+        &self,
+        kind: EventType,
+        before: &Sandbox,
+        sandbox: &Sandbox,
+        cause: Option<&'static str>,
+    ) {
         let is_over = before
             .deadline_ms
             .is_some_and(|deadline| deadline <= now_ms());
         let is_timeout = is_over && steps::request().is_none();
         self.report_with(kind, sandbox, |event| {
-            event.cause = is_timeout.then(|| TIMEOUT.to_owned());
+            let cause = cause.or(is_timeout.then_some(TIMEOUT));
+            event.cause = cause.map(str::to_owned);
             if kind == EventType::SandboxPaused {
                 event.snapshot.clone_from(&sandbox.snapshot);
             }
@@ -106,7 +115,9 @@ impl Sandboxes {
     pub(super) fn report_recovered(&self, changed: &[Sandbox]) {
         for sandbox in changed {
             match sandbox.state {
-                SandboxState::Paused => self.report_end(EventType::SandboxPaused, sandbox, sandbox),
+                SandboxState::Paused => {
+                    self.report_end(EventType::SandboxPaused, sandbox, sandbox, None);
+                }
                 _ => self.report_broken(sandbox),
             }
         }

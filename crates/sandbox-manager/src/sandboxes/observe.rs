@@ -1,6 +1,7 @@
 //! Metrics of this host, and observation of single sandboxes: usage, process, console, connections.
 
 use super::entry::SandboxEntry;
+use super::idle_verdict::is_busy;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::admission::{FreeResources, HostFigures, ReservedResources};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
@@ -348,6 +349,9 @@ async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
 /// Adds the present usage of a running sandbox to its history.
 pub(super) fn sample(entry: &SandboxEntry) {
     if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
-        entry.history().add(now_ms(), entry.size(), usage);
+        let sample = entry.history().add(now_ms(), entry.size(), usage);
+        if is_busy(&sample) {
+            entry.uses().record();
+        }
     }
 }

@@ -101,6 +101,8 @@ impl Sandboxes {
         let observed = async move {
             let started_at = Instant::now();
             let _operation = this.0.operations.begin()?;
+            // Every operation is a use of its sandbox, from its start to its end.
+            this.record_use(&id);
             let result = recorder.clone().scope(work).await;
             let result = result.map_err(|e| this.error_of_killed(name, &id, e));
             let took = started_at.elapsed();
@@ -124,6 +126,7 @@ impl Sandboxes {
             // A create has no id, and stores its own times.
             let entry = this.0.entries.lock().get(id.as_str()).cloned();
             if let Some(entry) = entry {
+                entry.uses().record();
                 entry.set_last_operation(times);
             }
             result

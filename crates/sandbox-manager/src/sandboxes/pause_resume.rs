@@ -39,6 +39,17 @@ impl Sandboxes {
         entry: &SandboxEntry,
         content: SnapshotContent,
     ) -> Result<Sandbox, OperationError> {
+        self.pause_locked_for(entry, content, None).await
+    }
+
+    /// Like [`Self::pause_locked`], with the cause of the pause for its event. `None` if a request
+    /// or the deadline causes the pause.
+    pub(super) async fn pause_locked_for(
+        &self,
+        entry: &SandboxEntry,
+        content: SnapshotContent,
+        cause: Option<&'static str>,
+    ) -> Result<Sandbox, OperationError> {
         let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
         let kind = SnapshotKind {
@@ -47,7 +58,8 @@ impl Sandboxes {
         };
         let moment = HookMoment::BeforePause;
         let has_hooks = self.run_hooks(&sandbox, &guest, moment).await;
-        let paused = self.pause_guest(entry, sandbox, guest.clone(), kind).await;
+        let paused = self.pause_guest(entry, sandbox, guest.clone(), kind, cause);
+        let paused = paused.await;
         if has_hooks && let Err(e) = &paused {
             // The guest continues.
             tracing::debug!(error = %e, "a pause failed after its hooks");
@@ -63,6 +75,7 @@ impl Sandboxes {
         sandbox: Sandbox,
         guest: Arc<dyn Guest>,
         kind: SnapshotKind,
+        cause: Option<&'static str>,
     ) -> Result<Sandbox, OperationError> {
         let draft = self.snapshots().draft(&sandbox, &*guest, kind)?;
         let parent = draft.parent.clone();
@@ -83,7 +96,7 @@ impl Sandboxes {
         // The snapshot is committed: from here on the pause cannot fail.
         entry.replace_guest(None);
         entry.set_record(paused.clone());
-        self.report_end(EventType::SandboxPaused, &sandbox, &paused);
+        self.report_end(EventType::SandboxPaused, &sandbox, &paused, cause);
         drop((pin, permit));
         self.stop_guest(guest).await;
         // The paused sandbox needs its own snapshot, but perhaps not the parent's record.

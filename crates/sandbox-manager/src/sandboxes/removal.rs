@@ -61,7 +61,7 @@ impl Sandboxes {
         let is_registered = self.0.entries.lock().contains_key(entry.shared_id());
         if is_registered {
             self.record_write_behind(entry, record.clone());
-            self.report_end(EventType::SandboxKilled, &before, &record);
+            self.report_end(EventType::SandboxKilled, &before, &record, None);
         } else {
             // The create failed or the record was removed, so the journal has no record.
             entry.set_record(record.clone());

@@ -2,6 +2,7 @@
 
 use super::entry::SandboxEntry;
 use super::resume_options::ResumeTimeout;
+use super::use_clock::clock_ms;
 use super::{OperationError, Sandboxes, SandboxesInner, WeakSandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::Sandbox;
@@ -233,17 +234,25 @@ async fn handle_timeouts(sandboxes: WeakSandboxes, has_changed: Arc<Notify>) {
                 return;
             };
             this.expire_due();
+            this.check_idle_due();
             // Writes changes that could not be written earlier.
             this.0.journal.commit_write_behind(&[]);
             if removed_killed.is_none_or(|at| at.elapsed() >= MAX_INTERVAL) {
                 this.remove_killed();
                 removed_killed = Some(Instant::now());
             }
+            let deadline = this.0.deadlines.next();
+            let deadline = deadline.map(|at| at.saturating_sub(now_ms()));
+            let check = this.0.indexes.idle_checks.next();
+            let check = check.map(|at| at.saturating_sub(clock_ms()));
             // A deadline may have passed since `expire_due`. It is then handled in 1 ms.
-            this.0.deadlines.next().map_or(MAX_INTERVAL, |at| {
-                Duration::from_millis(at.saturating_sub(now_ms()))
-                    .clamp(Duration::from_millis(1), MAX_INTERVAL)
-            })
+            deadline
+                .into_iter()
+                .chain(check)
+                .min()
+                .map_or(MAX_INTERVAL, |ms| {
+                    Duration::from_millis(ms).clamp(Duration::from_millis(1), MAX_INTERVAL)
+                })
         };
         // A notification and the end of the interval have the same effect.
         let _ = tokio::time::timeout(interval, has_changed.notified()).await;

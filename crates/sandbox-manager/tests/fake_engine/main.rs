@@ -10,6 +10,7 @@ mod fake;
 mod fetches;
 mod folds;
 mod full_disk;
+mod idle;
 mod large_hosts;
 mod lifecycle;
 mod lost_hosts;

@@ -145,6 +145,7 @@ pub fn base_templates() -> FakeTemplates {
             disk_mib,
             ..SandboxSize::default()
         },
+        idle_timeout_s: (name == "large").then_some(900),
         created: 1_700_000_000,
     };
     FakeTemplates::of(vec![template("base", 1024), template("large", 4096)])

@@ -119,6 +119,8 @@ pub struct KeyLimits {
     pub max_disk_mib: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_exchanges: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u64>,
 }
 
 /// API key.

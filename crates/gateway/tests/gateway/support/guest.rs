@@ -5,7 +5,7 @@ use axum::response::Response;
 use axum::routing::any;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use jiffy_gateway::{OpenError, SandboxAccess, Sandboxes};
+use jiffy_gateway::{OpenError, SandboxAccess, SandboxUse, Sandboxes};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,6 +25,8 @@ pub struct Guests {
     stalled: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
     open: Arc<AtomicUsize>,
+    in_use: Arc<AtomicUsize>,
+    uses: Arc<AtomicUsize>,
     links_changed: Arc<tokio::sync::Notify>,
 }
 
@@ -110,15 +112,33 @@ impl Guests {
         self.opened.load(Ordering::SeqCst)
     }
 
+    /// Returns the number of requests that use the sandboxes.
+    pub fn use_count(&self) -> usize {
+        self.in_use.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of requests that have used the sandboxes.
+    pub fn all_uses(&self) -> usize {
+        self.uses.load(Ordering::SeqCst)
+    }
+
     /// Returns the number of connections whose programs still run.
     pub fn open_count(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
 }
 
-struct Running(Arc<AtomicUsize>);
+/// Increments a count until it is dropped.
+struct Counted(Arc<AtomicUsize>);
 
-impl Drop for Running {
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -129,6 +149,11 @@ impl Sandboxes for Guests {
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         self.sandboxes.lock().unwrap().get(id).cloned()
+    }
+
+    fn begin_use(&self, _: &str, _: u16) -> SandboxUse {
+        self.uses.fetch_add(1, Ordering::SeqCst);
+        Box::new(Counted::new(&self.in_use))
     }
 
     async fn links_revoked(&self, id: &str) {
@@ -175,8 +200,7 @@ impl Sandboxes for Guests {
             .ok_or(OpenError::PortClosed)?;
         let (ours, theirs) = UnixStream::pair().unwrap();
         self.opened.fetch_add(1, Ordering::SeqCst);
-        self.open.fetch_add(1, Ordering::SeqCst);
-        let running = Running(Arc::clone(&self.open));
+        let running = Counted::new(&self.open);
         tokio::spawn(async move {
             server(theirs).await;
             drop(running);

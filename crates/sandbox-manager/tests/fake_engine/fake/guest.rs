@@ -212,7 +212,9 @@ impl Guest for FakeGuest {
     }
 
     fn usage(&self) -> Option<GuestUsage> {
-        let cpu_us = self.0.cpu_us.fetch_add(1000, Ordering::Relaxed);
+        let is_busy = self.0.is_busy.load(Ordering::Relaxed);
+        let used_us = if is_busy { 60_000_000 } else { 1000 };
+        let cpu_us = self.0.cpu_us.fetch_add(used_us, Ordering::Relaxed) + used_us;
         Some(GuestUsage {
             cpu_us,
             memory_bytes: 3 << 20,
@@ -221,14 +223,24 @@ impl Guest for FakeGuest {
         })
     }
 
-    /// Answers 204 to every request. Closes the connection if the step `answer` fails.
+    /// Answers every request with the number of commands, or with 204 if there are none. Closes the
+    /// connection if the step `answer` fails.
     async fn connect(&self, _: u32) -> io::Result<UnixStream> {
         let (near, mut far) = UnixStream::pair()?;
+        self.0.requests.fetch_add(1, Ordering::Relaxed);
+        let answer = match self.0.commands.load(Ordering::Relaxed) {
+            0 => "HTTP/1.1 204 No Content\r\n\r\n".to_owned(),
+            running => {
+                let body = format!(r#"{{"running":{running}}}"#);
+                let length = body.len();
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}")
+            }
+        };
         if self.1.world.step("answer").await.is_ok() {
             tokio::spawn(async move {
                 let mut request = [0; 1024];
                 let _ = far.read(&mut request).await;
-                let _ = far.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+                let _ = far.write_all(answer.as_bytes()).await;
             });
         }
         Ok(near)

@@ -85,6 +85,12 @@ pub struct Body {
     pub sandbox_identity: Mutex<SandboxIdentity>,
     pub memory: Mutex<String>,
     pub(super) cpu_us: AtomicU64,
+    /// True if the guest uses all its processors.
+    pub is_busy: AtomicBool,
+    /// Number of commands of clients, as reported by the agent.
+    pub commands: AtomicU64,
+    /// Number of requests to the agent.
+    pub requests: AtomicU64,
     pub(super) engine: &'static str,
     /// Latest snapshot that the guest descends from, in its own view.
     pub parent: Mutex<Option<String>>,
@@ -209,6 +215,9 @@ impl World {
             sandbox_identity: Mutex::default(),
             memory: Mutex::new(memory),
             cpu_us: AtomicU64::default(),
+            is_busy: AtomicBool::default(),
+            commands: AtomicU64::default(),
+            requests: AtomicU64::default(),
             parent: Mutex::default(),
             undecided: Mutex::default(),
             captured: Mutex::default(),

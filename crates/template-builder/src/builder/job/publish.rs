@@ -31,7 +31,12 @@ impl BuildJob {
         // The image is written only if the first name has no template with the same content and
         // settings, or if the build is forced.
         let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
-        let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
+        let mut about = about.unwrap_or_default();
+        // Without an idle timeout, the key is the key of earlier versions.
+        if let Some(seconds) = self.spec.idle_timeout_s {
+            about = format!("{about}idle {seconds}");
+        }
+        let sum = step_key::template_key(&at.key, &about);
         let names = self.template_names();
         let existing = self.inner.templates.manifest(&names[0]);
         // Reserved for the write: twice the size of the sandbox's disk, plus the base's images,
@@ -194,6 +199,7 @@ impl BuildJob {
             sum.to_owned(),
         );
         let (name, history) = (self.unfinished_name(), at.history.clone());
+        let idle_timeout_s = self.spec.idle_timeout_s;
         let reader = transfer::blocking_reader(layer);
         let disk = free_bytes.map_or_else(DiskBudget::default, |free_bytes| {
             DiskBudget::new(move |bytes| {
@@ -213,6 +219,7 @@ impl BuildJob {
                 visibility: Some(Visibility::Internal),
                 base: &base,
                 defaults,
+                idle_timeout_s,
                 startup,
                 origin: Some(origin),
                 history,
