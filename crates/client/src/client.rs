@@ -187,6 +187,7 @@ impl Client {
             connections,
             server: Arc::new(server),
             host: None,
+            shows_progress: false,
         })
     }
 
