@@ -127,7 +127,7 @@ mod tests {
         near.read_u8().await.unwrap();
         assert!(uses.take_use());
         // The end of the stream is no traffic.
-        drop(far);
+        far.shutdown().await.unwrap();
         assert_eq!(near.read(&mut [0; 8]).await.unwrap(), 0);
         assert!(!uses.take_use());
     }
