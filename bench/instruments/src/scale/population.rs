@@ -194,6 +194,7 @@ fn write_template(root: &Path, at: usize) -> anyhow::Result<()> {
         startup: Default::default(),
         origin: None,
         history: Vec::new(),
+        idle_timeout_s: None,
     };
     fs::create_dir_all(&directory)?;
     fs::write(
