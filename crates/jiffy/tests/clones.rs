@@ -313,7 +313,7 @@ nohup python3 watch.py >/dev/null 2>&1 &",
         // a busy host some messages take long, but not all of them.
         let mut errors = Vec::new();
         while errors.last().is_none_or(|e| *e >= 5_000_000) {
-            assert!(errors.len() < 5, "{way}: wrong by {errors:?} ns");
+            assert!(errors.len() < 12, "{way}: wrong by {errors:?} ns");
             let woken = wake();
             let (error, monotonic) = clocks(&test_home, &woken);
             errors.push(error);

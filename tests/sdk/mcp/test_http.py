@@ -73,7 +73,7 @@ def new_key():
         headers = {"X-API-KEY": KEY}
         answer = httpx.post(os.environ["JIFFY_TEST_URL"] + "/keys", json=body, headers=headers)
         assert answer.status_code == 201, answer.text
-        ids.append(answer.json()["key"]["id"])
+        ids.append(answer.json()["key"]["keyID"])
         return answer.json()["secret"]
 
     yield create

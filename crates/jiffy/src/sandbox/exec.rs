@@ -46,10 +46,16 @@ impl RemoteSandbox {
         })
     }
 
-    /// Returns the handle of sandbox `id`. Fails unless the sandbox is running.
+    /// Returns the handle of sandbox `id`. Resumes a paused sandbox that traffic resumes. Fails
+    /// unless the sandbox is running.
     pub async fn find(host: &HostArgs, id: &str) -> anyhow::Result<Self> {
         let client = jiffy_daemon::open_client(&host.server()).await?;
-        let sandbox = client.sandbox(id).await?;
+        let mut sandbox = client.sandbox(id).await?;
+        let is_paused = matches!(sandbox.record.state, SandboxState::Paused);
+        if is_paused && sandbox.record.settings.auto_resume {
+            client.resume(&sandbox.record.id).await?;
+            sandbox = client.sandbox(&sandbox.record.id).await?;
+        }
         let full_id = &sandbox.record.id;
         match &sandbox.record.state {
             SandboxState::Running => Self::new(client, sandbox),

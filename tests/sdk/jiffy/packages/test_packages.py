@@ -103,6 +103,8 @@ def test_the_packages_have_their_licence_and_types(wheel, tarball):
     assert not [name for name in names if "node_modules" in name]
 
 
+# Two type checkers, of which each takes up to a minute on a busy host.
+@pytest.mark.timeout(240)
 def test_the_python_sdk_passes_strict_type_checks(tmp_path):
     (tmp_path / "typed.py").write_text(TYPED_PYTHON)
     builds = shutil.ignore_patterns("*.egg-info", "build")
