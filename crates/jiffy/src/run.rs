@@ -19,7 +19,6 @@ use crate::cli::EngineArgs;
 use crate::cli::{RunArgs, SizeArgs};
 use anyhow::Context;
 pub use command_target::{CommandTarget, agent};
-pub use terminal::size as terminal_size;
 use jiffy_daemon::TemplateProgress;
 use jiffy_engine_api::{EngineName, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate};
@@ -29,6 +28,7 @@ use source::GuestSource;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
+pub use terminal::size as terminal_size;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use volume::Volumes;
 

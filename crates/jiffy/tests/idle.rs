@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 /// Idle timeout of all sandboxes.
 const IDLE: &str = "2s";
+/// Idle timeout of sandboxes in use: longer than a use takes to start on a busy host.
+const IDLE_OF_USED: &str = "5s";
 /// Port of the server in a sandbox.
 const PORT: u16 = 8000;
 /// Starts a server that is no command of a client, and waits until it listens.
@@ -15,8 +17,8 @@ const SERVE: &str = "cd /tmp; setsid python3 -m http.server 8000 >/dev/null 2>&1
      until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8000))' 2>/dev/null; \
      do :; done";
 
-fn create(test_home: &TestHome) -> String {
-    test_home.ok(&["create", "--cpu", "1", "--idle-timeout", IDLE])
+fn create(test_home: &TestHome, idle: &str) -> String {
+    test_home.ok(&["create", "--cpu", "1", "--idle-timeout", idle])
 }
 
 /// Returns the causes of the pauses of a sandbox.
@@ -45,7 +47,7 @@ fn request(test_home: &TestHome, id: &str) -> u16 {
 #[jiffy_test(engine = "each")]
 fn an_idle_sandbox_is_paused_and_the_next_request_resumes_it() {
     let test_home = TestHome::new();
-    let id = create(&test_home);
+    let id = create(&test_home, IDLE);
     assert!(
         test_home
             .ok(&["inspect", &id])
@@ -71,9 +73,9 @@ fn an_idle_sandbox_is_paused_and_the_next_request_resumes_it() {
 fn a_sandbox_in_use_is_not_paused() {
     let test_home = TestHome::new();
     // A command of a client that waits for it, and a command whose client has disconnected.
-    let attached = create(&test_home);
+    let attached = create(&test_home, IDLE_OF_USED);
     let mut client = test_home.begin(&["exec", &attached, "--", "sleep", "1000"]);
-    let detached = create(&test_home);
+    let detached = create(&test_home, IDLE_OF_USED);
     let mut leaving = test_home.begin(&["exec", &detached, "--", "sleep", "1000"]);
     let has_command =
         |id: &str| test_home.call(&["exec", id, "--", "pgrep", "sleep"]).code == Some(0);
@@ -82,13 +84,13 @@ fn a_sandbox_in_use_is_not_paused() {
     }
     leaving.kill().unwrap();
     leaving.wait().unwrap();
-    let busy = create(&test_home);
+    let busy = create(&test_home, IDLE_OF_USED);
     test_home.sh(
         &busy,
         "setsid sh -c 'while :; do :; done' >/dev/null 2>&1 &",
     );
-    let idle = create(&test_home);
-    let served = create(&test_home);
+    let idle = create(&test_home, IDLE_OF_USED);
+    let served = create(&test_home, IDLE_OF_USED);
     test_home.sh(&served, SERVE);
     // More than one timeout.
     for _ in 0..2 {
