@@ -282,6 +282,7 @@ mod tests {
 
     async fn post(server: &HttpServer, secret: &str, body: Vec<u8>) -> (StatusCode, Bytes) {
         let request = Request::post("/mcp")
+            .header(header::HOST, "localhost")
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json, text/event-stream")
             .body(Full::new(Bytes::from(body)))
