@@ -12,13 +12,13 @@ export {
 } from './errors.js'
 export type { InvokeOptions, SnapshotOptions } from './calls.js'
 export type * from './models.js'
+export type { SandboxOptions } from './options.js'
 export { Function, Host, Snapshot } from './resources.js'
 export {
   type Compared,
   type DiffOptions,
   type Progress,
   Sandbox,
-  type SandboxOptions,
   type TryOptions,
   Sandbox as default,
 } from './sandbox.js'

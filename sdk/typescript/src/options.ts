@@ -1,10 +1,31 @@
 // Bodies of requests from the options of `e2b`.
-import type { SandboxNetworkOpts, SandboxNetworkUpdate } from 'e2b'
+import type { SandboxNetworkOpts, SandboxNetworkUpdate, SandboxOpts } from 'e2b'
 import { seconds } from './calls.js'
-import type { Json } from './models.js'
-import type { SandboxOptions } from './sandbox.js'
+import type { EngineName, Json } from './models.js'
 
 const ALL_TRAFFIC = '0.0.0.0/0'
+
+/** Options of a create: the options of `e2b`, and the options of Jiffy. */
+export interface SandboxOptions extends SandboxOpts {
+  /** Name, unique among the key's sandboxes. Calls accept the name instead of the id. */
+  name?: string
+  /** Defaults to the snapshot's or the host's engine. */
+  engine?: EngineName
+  /** Virtual CPUs. Defaults to the template's number. */
+  cpuCount?: number
+  /** Memory in MiB. Defaults to the template's size. */
+  memoryMB?: number
+  /** Writable disk in MiB. Defaults to the template's size. */
+  diskSizeMB?: number
+  /** Certificate authorities that the sandbox's programs trust, in PEM. */
+  caCertificates?: string
+  /** Proxy of the sandbox's programs, with the fields of `Proxy` in the API. */
+  egressProxy?: Json
+  /** Pauses the sandbox after this time without use, in milliseconds. Defaults to the template's or the key's. */
+  idleTimeoutMs?: number
+  /** A repeated create with the same key returns the same sandbox. Defaults to a random key. */
+  idempotencyKey?: string
+}
 
 type Selector = string[] | ((context: any) => string[]) | undefined
 

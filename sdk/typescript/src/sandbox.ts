@@ -13,7 +13,7 @@ import { type Connection, withAddress } from './connection.js'
 import { InUseError, PortClosedError, SandboxNotFoundError, UnavailableError, classes } from './errorCodes.js'
 import { UnreachableError, errorOf } from './errors.js'
 import type * as m from './models.js'
-import { networkBody, createBody } from './options.js'
+import { type SandboxOptions, networkBody, createBody } from './options.js'
 import { openPort } from './ports.js'
 import { Snapshot } from './resources.js'
 import { type Call, send } from './transport.js'
@@ -22,28 +22,6 @@ const PORT_POLL_MS = 50
 // Interval between attempts to delete a snapshot that is being stored.
 const DISCARD_POLL_MS = 20
 const DEFAULT_CHANGES = 10_000
-
-/** Options of a create: the options of `e2b`, and the options of Jiffy. */
-export interface SandboxOptions extends e2b.SandboxOpts {
-  /** Name, unique among the key's sandboxes. Calls accept the name instead of the id. */
-  name?: string
-  /** Defaults to the snapshot's or the host's engine. */
-  engine?: m.EngineName
-  /** Virtual CPUs. Defaults to the template's number. */
-  cpuCount?: number
-  /** Memory in MiB. Defaults to the template's size. */
-  memoryMB?: number
-  /** Writable disk in MiB. Defaults to the template's size. */
-  diskSizeMB?: number
-  /** Certificate authorities that the sandbox's programs trust, in PEM. */
-  caCertificates?: string
-  /** Proxy of the sandbox's programs, with the fields of `Proxy` in the API. */
-  egressProxy?: m.Json
-  /** Pauses the sandbox after this time without use, in milliseconds. Defaults to the template's or the key's. */
-  idleTimeoutMs?: number
-  /** A repeated create with the same key returns the same sandbox. Defaults to a random key. */
-  idempotencyKey?: string
-}
 
 /** Receives the number of copied bytes and the size of the file. */
 export type Progress = (bytes: number, size: number) => void

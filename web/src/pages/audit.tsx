@@ -63,7 +63,12 @@ function Audit() {
           value={filters.call}
           onChange={(call) => update({ call })}
         />
-        <SearchField label="Filter by key" placeholder="Key id" value={filters.key} onChange={(key) => update({ key })} />
+        <SearchField
+          label="Filter by key"
+          placeholder="Key id"
+          value={filters.key}
+          onChange={(key) => update({ key })}
+        />
         <SearchField
           label="Filter by address"
           placeholder="Address"
