@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::audit::READ_CALL;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::events::{DEFAULT_EVENTS, MAX_EVENT_WAIT_S, MAX_EVENTS, credentials, id, unreadable};
+use crate::events::{advance, credentials, page_and_wait, unreadable};
 use crate::query::Query;
 use crate::wire::event::{audited, dropped};
 use axum::http::HeaderMap;
@@ -32,10 +32,7 @@ pub(crate) struct AuditSelection {
 impl AuditSelection {
     /// Parses the parameters of `GET /audit`.
     pub fn parse(query: &Query, headers: &HeaderMap) -> Result<Self, ApiError> {
-        let orders = [("asc", Order::Ascending), ("desc", Order::Descending)];
-        let limit = query.number("limit", 1..=MAX_EVENTS as u64)?;
-        let wait = query.number("wait", 0..=MAX_EVENT_WAIT_S)?.unwrap_or(0);
-        let since = query.moment("since")?.unwrap_or(0);
+        let (page, wait) = page_and_wait(query)?;
         let text = |name: &str| match query.get(name) {
             Some(text) if text.len() > MAX_FILTER => Err(ApiError::invalid(format!(
                 "`{name}` has more than {MAX_FILTER} bytes"
@@ -43,14 +40,7 @@ impl AuditSelection {
             text => Ok(text.map(str::to_owned)),
         };
         Ok(Self {
-            page: PageQuery {
-                after: id(query, "after")?,
-                before: id(query, "before")?,
-                since_us: u64::try_from(since).unwrap_or(0).saturating_mul(1000),
-                order: query.word("order", &orders)?.unwrap_or_default(),
-                offset: 0,
-                limit: limit.map_or(DEFAULT_EVENTS, |n| usize::try_from(n).unwrap_or(MAX_EVENTS)),
-            },
+            page,
             filter: AuditFilter {
                 key: text("keyID")?,
                 sandbox: text("sandboxID")?,
@@ -58,18 +48,9 @@ impl AuditSelection {
                 call: text("call")?,
                 rejected: query.flag("rejected")?,
             },
-            wait: Duration::from_secs(wait),
+            wait,
             credentials: credentials(headers),
         })
-    }
-
-    /// Selects the entries that follow a page.
-    fn advance(&mut self, page: &AuditPage) {
-        let next = page.next.as_deref().and_then(|id| id.parse().ok());
-        match self.page.order {
-            Order::Ascending => self.page.after = next.or(self.page.after.take()),
-            Order::Descending => self.page.before = next.or(self.page.before.take()),
-        }
     }
 }
 
@@ -136,7 +117,7 @@ impl App {
                 return Ok((page, missing));
             }
             if page.entries.is_empty() {
-                selection.advance(&page);
+                advance(&mut selection.page, page.next.as_deref());
             }
             let changed = async {
                 sleep_until(start + READ_INTERVAL).await;

@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::events::EventSelection;
+use crate::events::{EventSelection, advance};
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
@@ -159,7 +159,7 @@ impl Following {
             .events(&self.caller, &self.selection, self.is_forwarded);
         // The client reconnects, and receives the error then.
         let (page, _) = read.await.ok()?;
-        self.selection.advance(&page);
+        advance(&mut self.selection.page, page.next.as_deref());
         let lost = lost.map(|id| DroppedEntries {
             count: None,
             until: crate::wire::moment(id.time_us / 1000),

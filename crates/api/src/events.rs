@@ -42,21 +42,11 @@ impl EventSelection {
         query: &Query,
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
-        let orders = [("asc", Order::Ascending), ("desc", Order::Descending)];
-        let limit = query.number("limit", 1..=MAX_EVENTS as u64)?;
-        let wait = query.number("wait", 0..=MAX_EVENT_WAIT_S)?.unwrap_or(0);
-        let since = query.moment("since")?.unwrap_or(0);
+        let (page, wait) = page_and_wait(query)?;
         let sandbox = query.get("sandboxID");
         let types = EventType::ALL.map(|kind| (kind.name(), kind));
         Ok(Self {
-            page: PageQuery {
-                after: id(query, "after")?,
-                before: id(query, "before")?,
-                since_us: u64::try_from(since).unwrap_or(0).saturating_mul(1000),
-                order: query.word("order", &orders)?.unwrap_or_default(),
-                offset: 0,
-                limit: limit.map_or(DEFAULT_EVENTS, |n| usize::try_from(n).unwrap_or(MAX_EVENTS)),
-            },
+            page,
             filter: EventFilter {
                 owner: caller.owner_scope().map(str::to_owned),
                 sandbox: sandbox
@@ -64,18 +54,9 @@ impl EventSelection {
                     .transpose()?,
                 types: query.words("types", &types)?.unwrap_or_default(),
             },
-            wait: Duration::from_secs(wait),
+            wait,
             credentials: credentials(headers),
         })
-    }
-
-    /// Selects the events that follow a page.
-    pub fn advance(&mut self, page: &EventPage) {
-        let next = page.next.as_deref().and_then(|id| id.parse().ok());
-        match self.page.order {
-            Order::Ascending => self.page.after = next.or(self.page.after.take()),
-            Order::Descending => self.page.before = next.or(self.page.before.take()),
-        }
     }
 }
 
@@ -87,8 +68,34 @@ pub(crate) fn credentials(headers: &HeaderMap) -> HeaderMap {
     present.collect()
 }
 
+/// Parses the parameters of all logs: a page, and the time for which the request waits.
+pub(crate) fn page_and_wait(query: &Query) -> Result<(PageQuery, Duration), ApiError> {
+    let orders = [("asc", Order::Ascending), ("desc", Order::Descending)];
+    let limit = query.number("limit", 1..=MAX_EVENTS as u64)?;
+    let wait = query.number("wait", 0..=MAX_EVENT_WAIT_S)?.unwrap_or(0);
+    let since = query.moment("since")?.unwrap_or(0);
+    let page = PageQuery {
+        after: id(query, "after")?,
+        before: id(query, "before")?,
+        since_us: u64::try_from(since).unwrap_or(0).saturating_mul(1000),
+        order: query.word("order", &orders)?.unwrap_or_default(),
+        offset: 0,
+        limit: limit.map_or(DEFAULT_EVENTS, |n| usize::try_from(n).unwrap_or(MAX_EVENTS)),
+    };
+    Ok((page, Duration::from_secs(wait)))
+}
+
+/// Selects the entries after a page whose end is `next`.
+pub(crate) fn advance(page: &mut PageQuery, next: Option<&str>) {
+    let next = next.and_then(|id| id.parse().ok());
+    match page.order {
+        Order::Ascending => page.after = next.or(page.after.take()),
+        Order::Descending => page.before = next.or(page.before.take()),
+    }
+}
+
 /// Parses the id of an event.
-pub(crate) fn id(query: &Query, name: &str) -> Result<Option<EntryId>, ApiError> {
+fn id(query: &Query, name: &str) -> Result<Option<EntryId>, ApiError> {
     let id = query.get(name).map(str::parse).transpose();
     id.map_err(|e| ApiError::invalid(format!("`{name}` is invalid: {e}")))
 }
@@ -177,7 +184,7 @@ impl App {
             if !page.events.is_empty() || page.more || is_over {
                 return Ok((page, missing));
             }
-            selection.advance(&page);
+            advance(&mut selection.page, page.next.as_deref());
             let _ = timeout_at(end, async {
                 tokio::select! {
                     _ = is_ended.changed() => {}

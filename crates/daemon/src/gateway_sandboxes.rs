@@ -43,6 +43,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
                 traffic_token: record.traffic_token().map(str::to_owned),
                 mask_request_host: record.settings().network.mask_request_host.clone(),
                 owner: record.settings().owner.clone(),
+                counts_uses: record.settings().idle_timeout_s.is_some(),
             };
             let states = [SandboxState::Killed, SandboxState::Creating];
             (access, states.contains(record.state()))

@@ -13,10 +13,7 @@ use jiffy_agent_client::ConnectionPool;
 use jiffy_api::{App, Caller, ClientAddress, MCP_PATH, authenticated, key_of_request};
 use jiffy_client::Client;
 use jiffy_gateway::{ForwardedConnection, HostStream, Peer};
-use jiffy_image::image_on_demand;
-use jiffy_mcp::{
-    ApiClients, HttpCaller, HttpServer, ImportFuture, LastAddress, Templates, import_image,
-};
+use jiffy_mcp::{ApiClients, HttpCaller, HttpServer, LastAddress, PrepareFuture, Templates};
 use std::io;
 use std::sync::Arc;
 use tokio::io::duplex;
@@ -65,19 +62,11 @@ impl ApiClients for InProcessClients {
     }
 }
 
-/// Templates of clients that have no part in this host.
-struct ImportedTemplates;
+/// Templates for clients over HTTP, which build no stock templates of this host.
+struct ExistingTemplates;
 
-impl Templates for ImportedTemplates {
-    fn import_image(&self, client: Client, image: String) -> ImportFuture {
-        Box::pin(async move {
-            let name = image_on_demand(&image);
-            import_image(&client, &name, &image).await?;
-            Ok(name)
-        })
-    }
-
-    fn prepare(&self, template: String) -> ImportFuture {
+impl Templates for ExistingTemplates {
+    fn prepare(&self, template: String) -> PrepareFuture {
         // The API reports a template that does not exist.
         Box::pin(std::future::ready(Ok(template)))
     }
@@ -88,7 +77,7 @@ impl Templates for ImportedTemplates {
 pub fn routes(app: &App, stopping: CancellationToken) -> (Router, McpConnections) {
     let (sender, connections) = mpsc::channel(MAX_WAITING);
     let clients = InProcessClients(sender);
-    let server = HttpServer::new(clients, Arc::new(ImportedTemplates), stopping);
+    let server = HttpServer::new(clients, Arc::new(ExistingTemplates), stopping);
     let router = Router::new()
         .route(MCP_PATH, any(answer))
         .with_state(Arc::new(server));

@@ -37,7 +37,7 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
     }
 
     /// Counts a request to `port` of a sandbox as use of the sandbox until the value is dropped.
-    /// Called after the checks of the client's access.
+    /// Called after the checks of the client's access, if the sandbox counts its uses.
     fn begin_use(&self, id: &str, port: u16) -> SandboxUse {
         let _ = (id, port);
         Box::new(())
@@ -77,6 +77,8 @@ pub struct SandboxAccess {
     pub links_revoked: bool,
     /// API key that owns the sandbox. `None` if the host's owner does.
     pub owner: Option<String>,
+    /// True if requests count as uses of the sandbox ([`Sandboxes::begin_use`]).
+    pub counts_uses: bool,
 }
 
 /// Reason why a stream into a sandbox cannot be opened.

@@ -2,7 +2,7 @@
 
 use crate::cli::AuditArgs;
 use crate::events::since;
-use crate::log_pages::{Output, print};
+use crate::log_pages::{Output, print, with_fields};
 use crate::runtime;
 use jiffy_api_types::{AuditCaller, AuditEntry, AuditPage};
 use jiffy_client::terminal;
@@ -41,9 +41,9 @@ fn line(entry: &AuditEntry) -> String {
         (AuditCaller::Key | AuditCaller::Function, Some(key)) => key,
     };
     let (caller, call) = (terminal::line(caller), terminal::line(&entry.call));
-    let mut line = format!("{} {} {caller:<20} {call}", entry.time, entry.status);
+    let line = format!("{} {} {caller:<20} {call}", entry.time, entry.status);
     let count = (entry.count > 1).then(|| entry.count.to_string());
-    for (name, value) in [
+    let fields = [
         ("sandbox", &entry.sandbox_id),
         ("object", &entry.object),
         ("from", &entry.address),
@@ -51,12 +51,8 @@ fn line(entry: &AuditEntry) -> String {
         ("error", &entry.error_code),
         ("request", &entry.request_id),
         ("count", &count),
-    ] {
-        if let Some(value) = value {
-            line += &format!(" {name}={}", terminal::line(value));
-        }
-    }
-    line + "\n"
+    ];
+    with_fields(line, &fields)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `jiffy events`: prints events of sandboxes, builds and keys.
 
 use crate::cli::{EventsArgs, HostArgs};
-use crate::log_pages::{Output, print};
+use crate::log_pages::{Output, print, with_fields};
 use crate::runtime;
 use hyper::Method;
 use jiff::Timestamp;
@@ -58,10 +58,10 @@ fn line(event: &Event) -> String {
     let object = object.into_iter().flatten().next();
     let object = object.map_or("-", String::as_str);
     let kind = event.kind.name();
-    let mut line = format!("{} {kind:<23} {}", event.time, terminal::line(object));
+    let line = format!("{} {kind:<23} {}", event.time, terminal::line(object));
     let count = event.count.map(|count| count.to_string());
     let end = event.end_at.as_ref().map(ToString::to_string);
-    for (name, value) in [
+    let fields = [
         ("name", &event.name),
         ("template", &event.template_id),
         ("snapshot", &event.snapshot_id),
@@ -71,12 +71,8 @@ fn line(event: &Event) -> String {
         ("owner", &event.owner),
         ("by", &event.caller),
         ("cause", &event.cause),
-    ] {
-        if let Some(value) = value {
-            line += &format!(" {name}={}", terminal::line(value));
-        }
-    }
-    line + "\n"
+    ];
+    with_fields(line, &fields)
 }
 
 #[cfg(test)]

@@ -67,6 +67,16 @@ pub struct Output {
     pub json: bool,
 }
 
+/// Returns the line that begins with `start` and has the fields with a value. Values are escaped.
+pub fn with_fields(mut start: String, fields: &[(&str, &Option<String>)]) -> String {
+    for (name, value) in fields {
+        if let Some(value) = value {
+            start += &format!(" {name}={}", terminal::line(value));
+        }
+    }
+    start + "\n"
+}
+
 /// Prints the entries with these parameters. `line` formats an entry, with its line feed.
 pub async fn print<P: LogPage>(
     host: &HostArgs,

@@ -3,10 +3,9 @@
 use crate::cli::{EngineArgs, McpArgs, McpCommand, McpInstallArgs};
 use crate::run::prepare;
 use anyhow::Context;
-use jiffy_client::{Client, is_remote};
+use jiffy_client::is_remote;
 use jiffy_engines::Host;
-use jiffy_image::image_on_demand;
-use jiffy_mcp::{ConfigurationChange, ImportFuture, Templates, import_image};
+use jiffy_mcp::{ConfigurationChange, PrepareFuture, Templates};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -17,15 +16,7 @@ struct LocalTemplates {
 }
 
 impl Templates for LocalTemplates {
-    fn import_image(&self, client: Client, image: String) -> ImportFuture {
-        Box::pin(async move {
-            let name = image_on_demand(&image);
-            import_image(&client, &name, &image).await?;
-            Ok(name)
-        })
-    }
-
-    fn prepare(&self, template: String) -> ImportFuture {
+    fn prepare(&self, template: String) -> PrepareFuture {
         let is_remote = self.is_remote;
         Box::pin(async move {
             if is_remote {

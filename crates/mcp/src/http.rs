@@ -247,7 +247,7 @@ fn refuse(status: StatusCode, error_code: &str, message: &str) -> HttpResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::ImportFuture;
+    use crate::images::PrepareFuture;
     use crate::tools;
     use jiffy_agent_client::ConnectionPool;
     use std::io;
@@ -267,11 +267,7 @@ mod tests {
     struct NoTemplates;
 
     impl Templates for NoTemplates {
-        fn import_image(&self, _: Client, image: String) -> ImportFuture {
-            self.prepare(image)
-        }
-
-        fn prepare(&self, template: String) -> ImportFuture {
+        fn prepare(&self, template: String) -> PrepareFuture {
             Box::pin(std::future::ready(Ok(template)))
         }
     }

@@ -2,9 +2,10 @@
 
 use anyhow::{Context, anyhow};
 use hyper::Method;
-use jiffy_api_types::{BuildState, BuildStatus, RequestedBuild};
+use jiffy_api_types::{BuildState, BuildStatus};
 use jiffy_client::Client;
-use serde_json::{Value, json};
+use jiffy_image::image_on_demand;
+use serde_json::Value;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -12,37 +13,30 @@ use std::time::Duration;
 const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Future of a preparation. The result is the name of a template.
-pub type ImportFuture = Pin<Box<dyn Future<Output = anyhow::Result<String>> + Send>>;
+pub type PrepareFuture = Pin<Box<dyn Future<Output = anyhow::Result<String>> + Send>>;
 
 /// Preparation of templates for new sandboxes.
 pub trait Templates: Send + Sync {
-    /// Imports an image of a registry, and returns the name of its template.
-    fn import_image(&self, client: Client, image: String) -> ImportFuture;
-
     /// Builds a missing stock template if the daemon is on this host. Returns the name unchanged.
-    fn prepare(&self, template: String) -> ImportFuture;
+    fn prepare(&self, template: String) -> PrepareFuture;
 }
 
-/// Imports an image of a registry as template `name`, unless it was imported before and has not
-/// changed. If the import fails, an earlier import is used.
-pub async fn import_image(client: &Client, name: &str, image: &str) -> anyhow::Result<()> {
-    let Err(e) = import(client, name, image).await else {
-        return Ok(());
+/// Imports an image of a registry, unless it was imported before and has not changed. If the import
+/// fails, an earlier import is used. Returns the name of the template.
+pub async fn import_image(client: &Client, image: &str) -> anyhow::Result<String> {
+    let name = image_on_demand(image);
+    let Err(e) = import(client, &name, image).await else {
+        return Ok(name);
     };
-    match client.has_template(name).await {
-        Ok(true) => Ok(()),
+    match client.has_template(&name).await {
+        Ok(true) => Ok(name),
         _ => Err(e.context(format!("cannot import image {image}"))),
     }
 }
 
 async fn import(client: &Client, name: &str, image: &str) -> anyhow::Result<()> {
-    let body = json!({ "name": name });
-    let requested: RequestedBuild = client.call(Method::POST, "/v3/templates", &body).await?;
-    let (template, build) = (&requested.template_id, &requested.build_id);
-    let path = format!("/v2/templates/{template}/builds/{build}");
-    let spec = json!({ "fromImage": image, "steps": [] });
-    let () = client.call(Method::POST, &path, &spec).await?;
-    let path = format!("/templates/{template}/builds/{build}/status?limit=1");
+    let path = client.import_image(name, image).await?;
+    let path = format!("{path}/status?limit=1");
     loop {
         let status: BuildStatus = client.call(Method::GET, &path, &Value::Null).await?;
         match status.status {

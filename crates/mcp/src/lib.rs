@@ -24,7 +24,7 @@ mod subscriptions;
 mod tools;
 
 pub use http::{ApiClients, HttpCaller, HttpResponse, HttpServer, LastAddress};
-pub use images::{ImportFuture, Templates, import_image};
+pub use images::{PrepareFuture, Templates};
 pub use install::{ConfigurationChange, McpClient, jsonc};
 pub use options::{McpOptions, ToolGroup};
 pub use stdio::serve_stdio;

@@ -1,9 +1,15 @@
 //! Pages of logs of all members of a fleet, merged by the ids of their entries.
 
+use super::Fleet;
+use super::forward::{BufferedCall, Purpose};
+use crate::caller::Caller;
+use crate::error::ApiError;
 use crate::wire::moment;
 use axum::body::to_bytes;
+use axum::http::{HeaderMap, Method};
 use axum::response::Response;
 use jiffy_api_types::DroppedEntries;
+use jiffy_engine_api::now_ms;
 use jiffy_event_log::{EntryId, Order, PageQuery};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
@@ -22,6 +28,51 @@ pub(super) struct LogPage<T> {
     pub next: Option<String>,
     pub more: bool,
     pub dropped: Option<DroppedEntries>,
+}
+
+/// Page of a log as the API returns it.
+pub(super) trait PageOfLog: DeserializeOwned + Send + 'static {
+    type Entry;
+
+    fn into_page(self) -> LogPage<Self::Entry>;
+    fn from_page(page: LogPage<Self::Entry>) -> Self;
+    /// Returns the id of an entry.
+    fn id(entry: &Self::Entry) -> &String;
+}
+
+impl Fleet {
+    /// Merges the page of this member with the pages that all others return for `uri`, a page of
+    /// `query`. Returns the members without an answer.
+    pub(super) async fn merged<P: PageOfLog>(
+        &self,
+        caller: &Caller,
+        (uri, credentials): (&str, &HeaderMap),
+        query: &PageQuery,
+        own: impl Future<Output = Result<P, ApiError>>,
+    ) -> Result<(P, Vec<String>), ApiError> {
+        let uri = uri.parse();
+        let call = BufferedCall {
+            method: Method::GET,
+            uri: uri.map_err(|_| ApiError::invalid("the selection of entries is invalid"))?,
+            headers: credentials.clone(),
+            body: Default::default(),
+            caller: caller.clone(),
+            client: None,
+            purpose: Purpose::Part,
+            placement: None,
+        };
+        let (own, others) = tokio::join!(own, self.send_to_all(&call, read::<P>));
+        let (mut pages, mut missing) = (vec![own?.into_page()], Vec::new());
+        for (member, _, page) in others {
+            match page {
+                Some(page) => pages.push(page.into_page()),
+                None => missing.push(member.to_string()),
+            }
+        }
+        missing.sort();
+        let merged = merge(pages, P::id, query, now_ms());
+        Ok((P::from_page(merged), missing))
+    }
 }
 
 /// Returns the request for a page of the log at `path`.
@@ -48,7 +99,7 @@ pub(super) fn add_parameter(uri: &mut String, name: &str, value: &str) {
 }
 
 /// Returns the page of a member. `None` if the member did not answer with a page.
-pub(super) async fn read<P: DeserializeOwned>(response: Response) -> Option<P> {
+async fn read<P: DeserializeOwned>(response: Response) -> Option<P> {
     if !response.status().is_success() {
         return None;
     }
@@ -58,7 +109,7 @@ pub(super) async fn read<P: DeserializeOwned>(response: Response) -> Option<P> {
 
 /// Merges pages by the ids of their entries. An entry is part of the merged page only if all pages
 /// reach its id.
-pub(super) fn merge<T>(
+fn merge<T>(
     pages: Vec<LogPage<T>>,
     id: impl Fn(&T) -> &String,
     query: &PageQuery,

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::event_streams::EVENT_STREAM;
-use crate::events::{EventSelection, MAX_EVENTS, credentials};
+use crate::events::{EventSelection, MAX_EVENTS, advance, credentials};
 use crate::fleet::{Forwarded, INCOMPLETE};
 use crate::lookup::Liveness;
 use crate::query::Query;
@@ -135,7 +135,7 @@ async fn read_all(
     let (mut events, mut missing) = (Vec::new(), Vec::new());
     loop {
         let (page, absent) = app.events(caller, &selection, is_forwarded).await?;
-        selection.advance(&page);
+        advance(&mut selection.page, page.next.as_deref());
         missing.extend(absent);
         events.extend(page.events);
         // A page of rare events may be empty before the end of the log.

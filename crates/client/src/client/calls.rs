@@ -4,9 +4,9 @@ use super::{Client, Listed, has_error_code};
 use anyhow::bail;
 use hyper::Method;
 use jiffy_api_types::{
-    EngineDescription, Forked, PauseSandbox, Prefetch, Process, Promoted, Proxy, ResumeFrom,
-    ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState, Snapshot, SnapshotInfo,
-    VerifiedSnapshot, Waited,
+    EngineDescription, Forked, PauseSandbox, Prefetch, Process, Promoted, Proxy, RequestedBuild,
+    ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState, Snapshot,
+    SnapshotInfo, VerifiedSnapshot, Waited,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -244,6 +244,18 @@ impl Client {
             Err(e) if has_error_code(&e, "template_not_found") => Ok(false),
             Err(e) => Err(e),
         }
+    }
+
+    /// Starts the import of an image of a registry as template `name`. Returns the path of the
+    /// build.
+    pub async fn import_image(&self, name: &str, image: &str) -> anyhow::Result<String> {
+        let body = json!({ "name": name });
+        let requested: RequestedBuild = self.call(Method::POST, "/v3/templates", &body).await?;
+        let (template, build) = (&requested.template_id, &requested.build_id);
+        let path = format!("/v2/templates/{template}/builds/{build}");
+        let spec = json!({ "fromImage": image, "steps": [] });
+        let () = self.call(Method::POST, &path, &spec).await?;
+        Ok(format!("/templates/{template}/builds/{build}"))
     }
 
     /// Returns a sandbox by its id, a prefix of the id, or its name.

@@ -96,7 +96,9 @@ impl<S: Sandboxes> GatewayState<S> {
         let max_exchanges = self.config.limits.exchanges;
         let mut in_flight = InFlightExchange::begin(&self.counters, max_exchanges, permit)
             .ok_or(RequestError::Overloaded)?;
-        in_flight.set_use(self.sandboxes.begin_use(&target.id, target.port));
+        if access.counts_uses {
+            in_flight.set_use(self.sandboxes.begin_use(&target.id, target.port));
+        }
         let host = requested_host(&parts);
         let rewrite = HeaderRewrite {
             peer: context.peer,

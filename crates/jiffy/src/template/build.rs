@@ -127,13 +127,7 @@ pub async fn build_from_image(
     image: &str,
     quiet: bool,
 ) -> anyhow::Result<()> {
-    let body = json!({ "name": name });
-    let requested: RequestedBuild = client.call(Method::POST, "/v3/templates", &body).await?;
-    let (template, build) = (&requested.template_id, &requested.build_id);
-    let path = format!("/v2/templates/{template}/builds/{build}");
-    let spec = json!({ "fromImage": image, "steps": [] });
-    let () = client.call(Method::POST, &path, &spec).await?;
-    let path = format!("/templates/{template}/builds/{build}");
+    let path = client.import_image(name, image).await?;
     let mut bar = TemplateProgress::plain(image, quiet);
     let result = tokio::select! {
         // Log lines of the build are hidden, because an import has no steps; the progress bar is

@@ -2,6 +2,7 @@
 
 use crate::catalog::{Effect, Reply, ToolEntry};
 use crate::error::{ToolError, ToolResult};
+use crate::images::import_image;
 use crate::options::ToolGroup;
 use crate::session::{SESSION_METADATA, Session};
 use jiffy_api_types::SandboxInfo;
@@ -149,12 +150,7 @@ pub async fn create_sandbox(
             let found = found.map_err(|e| ToolError::of_snapshot("", &snapshot, &e))?;
             found.id
         }
-        (None, Some(image), None) => {
-            let templates = &session.templates;
-            templates
-                .import_image(session.client.clone(), image)
-                .await?
-        }
+        (None, Some(image), None) => import_image(&session.client, &image).await?,
         (template, None, None) => {
             let template = template.unwrap_or_else(|| default_template.to_owned());
             // An invalid name is reported by the daemon.

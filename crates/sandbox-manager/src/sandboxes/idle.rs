@@ -27,14 +27,6 @@ impl Sandboxes {
         }
     }
 
-    /// Records a use of the sandbox with this complete id, if it exists.
-    pub(super) fn record_use(&self, id: &str) {
-        let entry = self.0.entries.lock().get(id).cloned();
-        if let Some(entry) = entry.filter(|entry| entry.idle_timeout_ms().is_some()) {
-            entry.uses().record();
-        }
-    }
-
     /// Checks the sandboxes whose check is due.
     pub(super) fn check_idle_due(&self) {
         for id in self.0.indexes.idle_checks.take_due(clock_ms()) {

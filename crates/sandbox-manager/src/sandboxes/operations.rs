@@ -102,7 +102,9 @@ impl Sandboxes {
             let started_at = Instant::now();
             let _operation = this.0.operations.begin()?;
             // Every operation is a use of its sandbox, from its start to its end.
-            this.record_use(&id);
+            if let Some(uses) = this.uses_of(&id) {
+                uses.record();
+            }
             let result = recorder.clone().scope(work).await;
             let result = result.map_err(|e| this.error_of_killed(name, &id, e));
             let took = started_at.elapsed();

@@ -148,7 +148,11 @@ impl Sandboxes for Guests {
     type Stream = UnixStream;
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
-        self.sandboxes.lock().unwrap().get(id).cloned()
+        let access = self.sandboxes.lock().unwrap().get(id).cloned()?;
+        Some(SandboxAccess {
+            counts_uses: true,
+            ..access
+        })
     }
 
     fn begin_use(&self, _: &str, _: u16) -> SandboxUse {
