@@ -366,7 +366,17 @@ impl Coordinator {
         let Some(peer) = self.peers.get_mut(&from) else {
             return;
         };
-        let is_wanted = match peer.rows.receive(from, message, &mut self.directory) {
+        let mut removed = Vec::new();
+        let received = peer
+            .rows
+            .receive(from, message, &mut self.directory, &mut removed);
+        if !removed.is_empty() {
+            effects.push(Effect::RowsRemoved {
+                member: from,
+                rows: removed,
+            });
+        }
+        let is_wanted = match received {
             Ok(is_wanted) => is_wanted,
             Err(error) => {
                 effects.push(Effect::RowsRejected {

@@ -131,6 +131,13 @@ pub enum Effect {
     },
     /// The coordinator rejects this member.
     Rejected(RejectionReason),
+    /// A member no longer has these sandboxes: their rows were removed from the directory.
+    RowsRemoved {
+        /// Member.
+        member: MemberId,
+        /// Removed rows.
+        rows: Vec<SandboxHash>,
+    },
     /// Rows of a member were not stored in the directory.
     RowsRejected {
         /// Member.

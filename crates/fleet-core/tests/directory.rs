@@ -119,7 +119,9 @@ fn a_row_of_a_moved_sandbox_is_not_replaced_by_its_former_host() {
 
 /// Delivers a message and returns whether the coordinator requests more at once.
 fn deliver(receiver: &mut RowReceiver, directory: &mut Directory, message: RowMessage) -> bool {
-    receiver.receive(H1, &message, directory).unwrap()
+    receiver
+        .receive(H1, &message, directory, &mut Vec::new())
+        .unwrap()
 }
 
 /// Answers requests for pages until the list is complete.

@@ -33,6 +33,10 @@ const MAX_ALLOWED: usize = 16;
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// Pause before a request is repeated while unused shares are recalled.
 const RECALL_PAUSE: Duration = Duration::from_millis(250);
+/// Maximum time for which the report of a create that has ended is in transit to the coordinator.
+const TRANSIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause before the coordinator is asked again for such a name.
+const TRANSIT_PAUSE: Duration = Duration::from_millis(20);
 /// Size of a sandbox from a template that this host does not have.
 const USUAL_SIZE: SandboxSize = SandboxSize {
     vcpus: 2,
@@ -287,6 +291,7 @@ impl Fleet {
         create: &mut Create,
         name: Option<&str>,
     ) -> Result<Option<Target>, ApiError> {
+        let transit_end = Instant::now() + TRANSIT_TIMEOUT;
         loop {
             let error = match self.node.place(create.request.clone()).await {
                 Ok(placed) => return Ok(Some(Target::Placed(Box::new(placed)))),
@@ -307,13 +312,16 @@ impl Fleet {
                 NotPlaced::Received(member) => return Ok(Some(Target::Received(member))),
                 NotPlaced::NameTaken(taken) => {
                     let row = create.request.name.unwrap_or(SandboxHash([0; 16]));
-                    let is_freed = create.request.freed.is_none()
-                        && self.node.has_row(taken.member, row).await == Some(false);
-                    if !is_freed {
+                    let is_absent = self.node.has_row(taken.member, row).await == Some(false);
+                    if !is_absent || Instant::now() >= transit_end {
                         return Err(name_taken(name.unwrap_or_default()));
                     }
-                    // The directory has the row of a sandbox that was killed a moment ago.
-                    create.request.freed = Some(taken);
+                    // The directory has the row of a sandbox that was killed a moment ago, or will
+                    // receive it: the report of its create may be in transit. A create in progress
+                    // ends with a row on its host.
+                    if create.request.freed.replace(taken).is_some() {
+                        tokio::time::sleep(TRANSIT_PAUSE).await;
+                    }
                 }
                 NotPlaced::Rate { wait_s } => {
                     let limit = create.request.rate.as_ref().map_or(0, |rate| rate.1);

@@ -216,7 +216,8 @@ impl RowReceiver {
         *self = Self::new(self.list & !0xffff | next);
     }
 
-    /// Applies a message to the directory. Returns whether the next request must be sent.
+    /// Applies a message to the directory. Adds the rows that the member has removed to `removed`.
+    /// Returns whether the next request must be sent.
     ///
     /// # Errors
     /// [`DirectoryError`] if a row cannot be stored. [`Self::request`] then returns the first page
@@ -226,10 +227,11 @@ impl RowReceiver {
         member: MemberId,
         message: &RowMessage,
         directory: &mut Directory,
+        removed: &mut Vec<SandboxHash>,
     ) -> Result<bool, DirectoryError> {
         let result = match message {
             RowMessage::Changes { first, changes } => {
-                self.receive_changes(member, *first, changes, directory)
+                self.receive_changes(member, (*first, changes), directory, removed)
             }
             RowMessage::Page {
                 list,
@@ -251,9 +253,9 @@ impl RowReceiver {
     fn receive_changes(
         &mut self,
         member: MemberId,
-        first: u64,
-        changes: &[RowChange],
+        (first, changes): (u64, &[RowChange]),
         directory: &mut Directory,
+        removed: &mut Vec<SandboxHash>,
     ) -> Result<bool, DirectoryError> {
         let Receiving::Changes { next } = &mut self.receiving else {
             return Ok(false);
@@ -267,7 +269,9 @@ impl RowReceiver {
             match change {
                 RowChange::Put(row) => directory.put(member, row)?,
                 RowChange::Removed(hash) => {
-                    directory.remove(member, *hash);
+                    if directory.remove(member, *hash) {
+                        removed.push(*hash);
+                    }
                 }
             }
             *next += 1;

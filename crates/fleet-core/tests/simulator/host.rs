@@ -365,7 +365,10 @@ impl World {
                     self.violate(format!("verdict on {owner} reported before its commit"));
                 }
             }
-            Effect::TermEnded { .. } | Effect::MassSilence { .. } | Effect::Rejected(_) => {}
+            Effect::TermEnded { .. }
+            | Effect::MassSilence { .. }
+            | Effect::Rejected(_)
+            | Effect::RowsRemoved { .. } => {}
             Effect::RowsRejected { error, .. } => self.violate(error.to_string()),
             Effect::Regressed { term, seq } => {
                 self.violate(format!("regression to {term}, {seq} reported"));

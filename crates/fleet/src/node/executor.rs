@@ -169,7 +169,6 @@ impl Executor {
     fn command(&mut self, command: Command) {
         match command {
             Command::Message(from, message, replies) => {
-                self.end_reservations(from, &message);
                 let mut answers = Vec::new();
                 self.handle(Event::Message { from, message }, Some((from, &mut answers)));
                 // Ignore an error: the connection was closed.
@@ -334,7 +333,6 @@ impl Executor {
             match effect {
                 Effect::Send { to, message, .. } if to == self.id => {
                     let from = self.id;
-                    self.end_reservations(from, &message);
                     self.own.push_back(Event::Message { from, message });
                 }
                 Effect::Send {
@@ -431,6 +429,7 @@ impl Executor {
                 }
                 self.view.rejected = Some(reason);
             }
+            Effect::RowsRemoved { member, rows } => self.end_reservations(member, &rows),
             Effect::RowsRejected { member, error } => {
                 tracing::warn!(%member, %error, "cannot store rows of a host");
             }

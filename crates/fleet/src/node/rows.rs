@@ -32,29 +32,42 @@ pub(super) struct Rows {
 #[derive(Debug, Default)]
 struct State {
     rows: BTreeMap<SandboxHash, Row>,
-    /// Latest unprocessed change of each row.
-    changes: BTreeMap<SandboxHash, RowChange>,
+    /// Unprocessed changes of each row.
+    changes: BTreeMap<SandboxHash, Changes>,
+}
+
+/// Unprocessed changes of a row: its latest state, its removal, or its removal after this state.
+///
+/// A row that was removed before the executor has processed its addition is reported as both. The
+/// coordinator ends the reservation of a name only when a row that it knows is removed.
+#[derive(Debug, Default)]
+struct Changes {
+    put: Option<Row>,
+    is_removed: bool,
 }
 
 impl Rows {
     /// Records a change. Returns false if the row is unchanged.
     pub fn change(&self, change: RowChange) -> bool {
         let mut state = self.state.lock();
-        let hash = match change {
+        match change {
             RowChange::Put(row) => {
                 if state.rows.insert(row.hash, row) == Some(row) {
                     return false;
                 }
-                row.hash
+                let changes = Changes {
+                    put: Some(row),
+                    is_removed: false,
+                };
+                state.changes.insert(row.hash, changes);
             }
             RowChange::Removed(hash) => {
                 if state.rows.remove(&hash).is_none() {
                     return false;
                 }
-                hash
+                state.changes.entry(hash).or_default().is_removed = true;
             }
-        };
-        state.changes.insert(hash, change);
+        }
         true
     }
 
@@ -65,7 +78,12 @@ impl Rows {
 
     /// Removes and returns the unprocessed changes.
     pub fn take_changes(&self) -> impl Iterator<Item = RowChange> + use<> {
-        std::mem::take(&mut self.state.lock().changes).into_values()
+        let changes = std::mem::take(&mut self.state.lock().changes);
+        changes.into_iter().flat_map(|(hash, changes)| {
+            let put = changes.put.map(RowChange::Put);
+            let removed = changes.is_removed.then_some(RowChange::Removed(hash));
+            put.into_iter().chain(removed)
+        })
     }
 
     /// Returns at most `limit` rows after `after`, and whether no row follows.
@@ -119,8 +137,15 @@ mod tests {
         assert!(rows.change(RowChange::Removed(SandboxHash([4; 16]))));
         assert!(!rows.change(RowChange::Removed(SandboxHash([9; 16]))));
         let changes: Vec<_> = rows.take_changes().collect();
-        assert_eq!(changes.len(), 5);
-        assert_eq!(changes[4], RowChange::Put(row(5, RowState::Paused)));
+        assert_eq!(changes.len(), 6);
+        // A row that is added and removed at once is reported as both.
+        assert_eq!(changes[3], RowChange::Put(row(4, RowState::Running)));
+        assert_eq!(changes[4], RowChange::Removed(SandboxHash([4; 16])));
+        assert_eq!(changes[5], RowChange::Put(row(5, RowState::Paused)));
+        assert!(rows.change(RowChange::Removed(SandboxHash([3; 16]))));
+        assert!(rows.change(RowChange::Put(row(3, RowState::Paused))));
+        let changes: Vec<_> = rows.take_changes().collect();
+        assert_eq!(changes, [RowChange::Put(row(3, RowState::Paused))]);
         assert_eq!(rows.take_changes().count(), 0);
         let (first, is_last) = rows.page(None, 2);
         assert!(!is_last);

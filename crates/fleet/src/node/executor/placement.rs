@@ -7,9 +7,7 @@ use crate::node::query::{
     Shares, TakenName,
 };
 use jiffy_fleet_core::record::MemberRow;
-use jiffy_fleet_core::{
-    Body, CreateError, MemberId, Message, Millis, RowChange, RowMessage, SandboxHash, Term,
-};
+use jiffy_fleet_core::{CreateError, MemberId, Millis, SandboxHash, Term};
 use jiffy_scheduler::{EngineSet, HostId, PlacementRequest, Resources, TemplateId};
 use std::collections::{HashMap, VecDeque};
 
@@ -192,22 +190,12 @@ impl Executor {
             && self.member.remove_row(freed.member, hash)
     }
 
-    /// Ends the reservations of rows that a member removes.
-    pub(super) fn end_reservations(&mut self, from: MemberId, message: &Message) {
-        let Body::Rows(RowMessage::Changes { changes, .. }) = &message.body else {
-            return;
-        };
-        let Some(directory) = self.member.directory() else {
-            return;
-        };
-        for change in changes {
-            let RowChange::Removed(hash) = change else {
-                continue;
-            };
-            // A row that is not in the directory was reserved again.
-            let has_row = directory.find(*hash).is_some_and(|row| row.host == from);
-            if has_row && self.reservations.get(hash).is_some_and(|r| r.0 == from) {
-                self.reservations.remove(hash);
+    /// Ends the reservations of rows that a member has removed. A row that was removed before by
+    /// [`Self::is_freed`] is reserved again, and is not among them.
+    pub(super) fn end_reservations(&mut self, member: MemberId, rows: &[SandboxHash]) {
+        for row in rows {
+            if self.reservations.get(row).is_some_and(|r| r.0 == member) {
+                self.reservations.remove(row);
             }
         }
     }
