@@ -228,11 +228,9 @@ fn hide(programs: &[&str]) {
 /// Assigns a range of subordinate user and group ids to the user.
 fn subordinate(uid: u32) {
     let file = Path::new("/run/subordinate");
-    fs::write(
-        file,
-        format!("{uid}:{}:65536\n", 100_000 + u64::from(uid) * 65_536),
-    )
-    .unwrap();
+    // The last id of each user has 32 bits.
+    let first = 100_000 + (uid - FIRST_USER) * 65_536;
+    fs::write(file, format!("{uid}:{first}:65536\n")).unwrap();
     for path in ["/etc/subuid", "/etc/subgid"] {
         if Path::new(path).exists() {
             bind(file, Path::new(path));
