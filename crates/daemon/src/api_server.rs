@@ -5,6 +5,7 @@ use crate::ServeOptions;
 use crate::console_server::ConsoleServer;
 use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
+use crate::documentation;
 use crate::fleet_gateway::FleetParts;
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
@@ -258,6 +259,7 @@ impl ApiServer {
         let mcp_end = CancellationToken::new();
         let (mcp_routes, mcp) = mcp_server::routes(&app, mcp_end.clone());
         routes = routes.merge(metrics_routes.clone()).merge(mcp_routes);
+        routes = routes.merge(documentation::routes());
         let console = match console {
             Some(console) => {
                 // Links that the console creates must have another origin than the console.

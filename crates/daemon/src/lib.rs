@@ -8,6 +8,7 @@ mod confinement;
 mod console_server;
 mod direct_connections;
 mod direct_listener;
+mod documentation;
 mod engine;
 mod fleet;
 pub mod fleet_gateway;

@@ -8,6 +8,8 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -124,11 +126,20 @@ def test_two_changes_are_tested_from_one_snapshot():
     assert output == ["rename: passed", "shout: failed", "FAILED (failures=1)"]
 
 
-def test_the_texts_for_agents_contain_every_page(tmp_path):
-    subprocess.run([ROOT / "scripts" / "llms", tmp_path], check=True, timeout=50)
-    index, full = ((tmp_path / name).read_text() for name in ("llms.txt", "llms-full.txt"))
+def test_the_daemon_serves_the_pages_as_texts_for_agents():
+    url = os.environ["JIFFY_TEST_URL"]
+
+    def text(path):
+        with urlopen(f"{url}/{path}", timeout=50) as answer:
+            assert answer.headers["content-type"].startswith("text/")
+            return answer.read().decode()
+
+    index, full = text("llms.txt"), text("llms-full.txt")
     listed = re.findall(r"\]\(([\w/.-]+\.md)\)", (ROOT / "docs" / "SUMMARY.md").read_text())
     assert len(listed) > 40
     for page in listed:
-        text = (ROOT / "docs" / page).read_text()
-        assert f"]({page}): " in index and text in full and (tmp_path / page).read_text() == text, page
+        content = (ROOT / "docs" / page).read_text()
+        assert f"](docs/{page}): " in index and content in full, page
+        assert text(f"docs/{page}") == content, page
+    with pytest.raises(HTTPError, match="404"):
+        text("docs/SUMMARY.md")
