@@ -75,7 +75,7 @@ impl ToolEntry {
         F: Future<Output = ToolResult<Reply<T>>> + Send + 'static,
     {
         // The types of arguments are structs, whose schemas are always valid.
-        let input = schema_for_input::<A>().unwrap_or_default();
+        let input = portable(&schema_for_input::<A>().unwrap_or_default());
         let annotations = match effect {
             Effect::ReadOnly => ToolAnnotations::new().read_only(true),
             _ => ToolAnnotations::new()
@@ -83,7 +83,7 @@ impl ToolEntry {
                 .destructive(effect == Effect::Destructive),
         };
         let tool = Tool::new(name, description, input)
-            .with_raw_output_schema(schema_for_output::<T>())
+            .with_raw_output_schema(portable(&schema_for_output::<T>()))
             .with_annotations(annotations.open_world(false));
         let call = move |session, arguments| -> CallFuture {
             Box::pin(async move { result(run(session, parse(name, arguments)?).await?) })
@@ -127,6 +127,48 @@ impl ToolEntry {
     /// Calls the tool.
     pub fn call(&self, session: Arc<Session>, arguments: JsonObject) -> CallFuture {
         (self.call)(session, arguments)
+    }
+}
+
+/// Returns a schema with one type per value and without Rust's formats of integers, because some
+/// clients support no others. Optional fields lose the type `null`: results omit them, and
+/// arguments may be omitted.
+fn portable(schema: &JsonObject) -> Arc<JsonObject> {
+    let mut schema = schema.clone();
+    make_portable(&mut schema);
+    Arc::new(schema)
+}
+
+fn make_portable(schema: &mut JsonObject) {
+    let is_null = |value: &Value| value == "null" || value["type"] == "null";
+    if let Some(Value::Array(types)) = schema.get_mut("type") {
+        types.retain(|kind| !is_null(kind));
+        if let [kind] = &types[..] {
+            let kind = kind.clone();
+            schema.insert("type".to_owned(), kind);
+        }
+    }
+    if let Some(Value::Array(forms)) = schema.get_mut("anyOf") {
+        forms.retain(|form| !is_null(form));
+        if let [Value::Object(form)] = &forms[..] {
+            let form = form.clone();
+            schema.remove("anyOf");
+            schema.extend(form);
+        }
+    }
+    let format = schema.get("format").and_then(Value::as_str);
+    if format.is_some_and(|format| format.trim_start_matches('u').starts_with("int")) {
+        schema.remove("format");
+    }
+    for value in schema.values_mut() {
+        match value {
+            Value::Object(schema) => make_portable(schema),
+            Value::Array(forms) => {
+                let forms = forms.iter_mut().filter_map(Value::as_object_mut);
+                forms.for_each(make_portable);
+            }
+            _ => {}
+        }
     }
 }
 
