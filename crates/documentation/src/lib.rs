@@ -65,19 +65,26 @@ pub fn full() -> String {
 /// Returns the first sentence of the first paragraph of a page, without links.
 fn first_sentence(text: &str) -> String {
     let mut words = String::new();
+    let mut is_code = false;
     for line in text.lines() {
-        let is_prose = !line.starts_with(['#', '|', '`', '<', '>', '-'])
-            && !line.starts_with(|c: char| c.is_ascii_digit());
-        match line.trim() {
-            "" if words.is_empty() => {}
-            "" => break,
-            line if is_prose || !words.is_empty() => {
-                if !words.is_empty() {
+        if line.starts_with("```") {
+            is_code = !is_code;
+        }
+        let is_prose = !line.starts_with(['#', '|', '<', '>', '-'])
+            && !line.starts_with(|c: char| c.is_ascii_digit())
+            && !line.starts_with("```");
+        if is_code || words.is_empty() && !is_prose {
+            continue;
+        }
+        match (line.trim(), words.is_empty()) {
+            ("", true) => {}
+            ("", false) => break,
+            (line, is_first) => {
+                if !is_first {
                     words.push(' ');
                 }
                 words.push_str(line);
             }
-            _ => {}
         }
     }
     let words = without_links(&words);
@@ -97,10 +104,11 @@ fn without_links(text: &str) -> String {
     let mut rest = text;
     while let Some((before, link)) = rest.split_once('[') {
         result.push_str(before);
-        match link.split_once("](").and_then(|(words, after)| {
-            let (_, after) = after.split_once(')')?;
+        let target = link.split_once(']').and_then(|(words, after)| {
+            let (_, after) = after.strip_prefix('(')?.split_once(')')?;
             Some((words, after))
-        }) {
+        });
+        match target {
             Some((words, after)) => {
                 result.push_str(words);
                 rest = after;
@@ -134,11 +142,12 @@ mod tests {
     #[test]
     fn the_first_sentence_of_the_first_paragraph_is_listed() {
         let text =
-            "# Page\n| table |\n\n`code` first\n\nA [link\nto](x.md) a page. Another. `C`.\n";
+            "# Page\n| table |\n\n```\ncode\n```\n\nA [link\nto](x.md) a page. Another. `C`.\n";
         assert_eq!(first_sentence(text), "A link to a page.");
         let heading = "# Page\n\n## Part\nVersions of 1. x: `jiffy` runs.\n\nNo.\n";
         assert_eq!(first_sentence(heading), "Versions of 1. x:");
         assert_eq!(first_sentence("# Page\n- a list [a]\n"), "");
-        assert_eq!(without_links("[a] (b) [c](d) [e"), "[a] (b) [c](d) [e");
+        assert_eq!(first_sentence("# Page\n`run` starts.\n"), "`run` starts.");
+        assert_eq!(without_links("[a] (b) [c](d) [e"), "[a] (b) c [e");
     }
 }
