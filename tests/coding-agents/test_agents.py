@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from models import Model
 from support import JIFFY, ProjectTest, tree
@@ -147,6 +150,40 @@ class OpenCode(Agent, ProjectTest):
         (HOME / ".config/opencode/opencode.json").write_text(json.dumps(settings))
         variables = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
         return [PROGRAMS / "opencode", "run", "go"], variables
+
+
+class McpClients(ProjectTest):
+    """Clients list the server that `jiffy mcp install` adds, and connect to it."""
+
+    def setUp(self):
+        super().setUp()
+        # Other tests change the files of the clients at the same time.
+        home = tempfile.mkdtemp(prefix="home-")
+        self.addCleanup(shutil.rmtree, home)
+        self.enterContext(mock.patch.dict(os.environ, HOME=home))
+
+    def list_servers(self, client, words):
+        if not PROGRAMS.exists():
+            self.skipTest("the programs are not installed")
+        self.addCleanup(self.jiffy, "mcp", "install", client, "--remove")
+        self.assertEqual(self.jiffy("mcp", "install", client, "--", "--read-only").returncode, 0)
+        listed = self.run_client(words)
+        self.assertEqual(self.jiffy("mcp", "install", client, "--remove").returncode, 0)
+        self.assertNotIn("jiffy", self.run_client(words))
+        return listed
+
+    def run_client(self, words):
+        done = subprocess.run(words, cwd=self.root, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, 0, done)
+        return done.stdout
+
+    def test_claude_code_connects_to_the_server(self):
+        listed = self.list_servers("claude", [PROGRAMS / "claude", "mcp", "list"])
+        self.assertRegex(listed, r"jiffy: .*mcp --read-only.*Connected")
+
+    def test_codex_lists_the_server(self):
+        listed = self.list_servers("codex", [PROGRAMS / "codex", "mcp", "list"])
+        self.assertRegex(listed, r"jiffy .*mcp --read-only.*enabled")
 
 
 class Plugin(ProjectTest):
