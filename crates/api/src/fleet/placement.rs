@@ -35,7 +35,7 @@ const MAX_ANSWER_BYTES: usize = 1 << 20;
 const RECALL_PAUSE: Duration = Duration::from_millis(250);
 /// Maximum time for which the report of a create that has ended is in transit to the coordinator.
 const TRANSIT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause before the coordinator is asked again for such a name.
+/// Pause before the coordinator is queried again for such a name.
 const TRANSIT_PAUSE: Duration = Duration::from_millis(20);
 /// Size of a sandbox from a template that this host does not have.
 const USUAL_SIZE: SandboxSize = SandboxSize {
