@@ -44,6 +44,7 @@ for (const [name, transport] of Object.entries(transports)) {
       t.after(() => Sandbox.kill(sandbox))
       await call(client, 'file_write', { sandbox, path: '/home/user/a', content: 'before\n' })
       const { snapshot } = await call(client, 'snapshot', { sandbox })
+      t.after(() => Sandbox.deleteSnapshot(snapshot))
       const broken = await call(client, 'sandbox_exec', { sandbox, command: 'rm /home/user/a; echo lost >&2; exit 3' })
       assert.deepEqual([broken.exit_code, broken.stderr], [3, 'lost\n'])
       await call(client, 'rollback', { sandbox, snapshot })

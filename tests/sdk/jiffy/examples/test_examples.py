@@ -15,6 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = ROOT / "examples" / "agents"
+NODE_ENVIRONMENT = os.environ | {
+    "JIFFY_URL": os.environ["JIFFY_TEST_URL"],
+    "JIFFY_API_KEY": os.environ["JIFFY_TEST_KEY"],
+}
 COMMANDS = ["echo 6 >number; cat number", "cat number; exit 3"]
 
 
@@ -124,6 +128,20 @@ def test_a_table_is_analysed_without_a_network():
 def test_two_changes_are_tested_from_one_snapshot():
     output = run("test_repository.py").splitlines()
     assert output == ["rename: passed", "shout: failed", "FAILED (failures=1)"]
+
+
+@pytest.mark.skipif(
+    not Path(os.environ["JIFFY_SDK_HOME"], "templates", "browser").exists(), reason="template browser is not built"
+)
+def test_a_browser_fills_a_form(tmp_path):
+    packages = Path(os.environ["JIFFY_NODE_PACKAGES"])
+    # Node.js finds packages from the directory of the program.
+    program = packages / "browser.mjs"
+    program.write_bytes((EXAMPLES / "browser.mjs").read_bytes())
+    picture = tmp_path / "page.png"
+    done = subprocess.run(["node", program, picture], capture_output=True, text=True, timeout=50, env=NODE_ENVIRONMENT)
+    assert (done.returncode, done.stdout) == (0, "greeting: Hello, Ada\n"), done
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_daemon_serves_the_pages_as_texts_for_agents():
