@@ -63,11 +63,13 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class Daemon(Home):
-    """Daemon on a new data directory `home` with links to `parts` of the real data directory."""
+    """Daemon on a new data directory `home` with links to `parts` of the real data directory. With
+    `listen` it serves the API at this address, and otherwise at its socket only."""
 
-    def __init__(self, home, program, parts=PARTS, options=(), environment=None):
+    def __init__(self, home, program, parts=PARTS, options=(), environment=None, listen=None):
         super().__init__(home, program, parts=parts, environment=environment)
-        self.jiffy("daemon", "start", "--no-listen", "--warm-pool", "0", *options)
+        address = ("--listen", listen) if listen else ("--no-listen",)
+        self.jiffy("daemon", "start", *address, "--warm-pool", "0", *options)
         self.connection = UnixConnection(self.home / "run/jiffy.sock")
 
     def copy(self):
