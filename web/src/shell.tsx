@@ -3,6 +3,7 @@ import { Link, Outlet, useNavigate } from '@tanstack/react-router'
 import { useQueryClient } from '@tanstack/react-query'
 import { callJson, CallError } from './api/client'
 import { useSession } from './session'
+import { useLiveEvents } from './api/live-events'
 import { useFleet, useSandboxes } from './api/queries'
 import { Button, Menu } from './ui/controls'
 import { Icon, type IconName, Logo } from './ui/icons'
@@ -32,6 +33,7 @@ export function Shell() {
   const queries = useQueryClient()
   const [overlay, setOverlay] = useState<'palette' | 'keys' | null>(null)
   const [current, setCurrent] = useState<Theme>(theme())
+  useLiveEvents()
   const isFleet = !!useFleet(session.isAdmin).data
   // The address of the page works without a fleet, too: the page explains the command.
   const isShown: Record<string, boolean> = { '/hosts': isFleet, '/audit': session.isAdmin }

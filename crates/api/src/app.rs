@@ -3,6 +3,7 @@
 use crate::authentication_limit::AuthenticationLimit;
 use crate::comparisons::StoredComparisons;
 use crate::console_times::ConsoleTimes;
+use crate::displayed_usage::Recent;
 use crate::event_streams::EventStreams;
 use crate::fleet::Fleet;
 
@@ -14,7 +15,7 @@ use crate::quota::{ExchangePermit, Quota};
 use jiffy_api_types::{DaemonStatus, StopHost};
 use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
-use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
+use jiffy_sandbox_manager::{FigureFamily, Sandboxes, UsageSample};
 use jiffy_template_builder::Builder;
 use std::sync::Arc;
 
@@ -88,6 +89,7 @@ pub struct App {
     pub(crate) authentication_limit: Arc<AuthenticationLimit>,
     pub(crate) console_times: Arc<ConsoleTimes>,
     pub(crate) event_streams: Arc<EventStreams>,
+    pub(crate) displayed_usage: Arc<Recent<UsageSample>>,
     pub(crate) reported_keys: Arc<ReportedKeys>,
     /// Results of comparisons, for their further pages.
     pub(crate) comparisons: Arc<StoredComparisons>,
@@ -115,6 +117,7 @@ impl Clone for App {
             authentication_limit: self.authentication_limit.clone(),
             console_times: self.console_times.clone(),
             event_streams: self.event_streams.clone(),
+            displayed_usage: self.displayed_usage.clone(),
             reported_keys: self.reported_keys.clone(),
             comparisons: self.comparisons.clone(),
             audit: self.audit.clone(),
@@ -149,6 +152,7 @@ impl App {
             authentication_limit: Arc::default(),
             console_times: Arc::default(),
             event_streams: Arc::default(),
+            displayed_usage: Arc::default(),
             reported_keys: Arc::default(),
             comparisons: Arc::default(),
             audit: None,

@@ -123,8 +123,17 @@ fn messages(page: &EventPage, gap: Option<&DroppedEntries>) -> String {
     gap.into_iter().chain(events).collect()
 }
 
-/// State of a stream.
-struct Following {
+/// Page of new events.
+#[derive(Debug)]
+pub struct FollowedEvents {
+    /// Events in their order, and the id with which the client resumes.
+    pub page: EventPage,
+    /// Events that the client cannot receive any longer.
+    pub gap: Option<DroppedEntries>,
+}
+
+/// Follows the events that a caller sees. It counts as an open stream until it is dropped.
+pub struct EventFollower {
     app: App,
     caller: Caller,
     selection: EventSelection,
@@ -134,20 +143,22 @@ struct Following {
     _permit: StreamPermit,
 }
 
-impl Following {
-    /// Returns the next messages. `None` at the end of the stream.
-    async fn next(&mut self) -> Option<String> {
+impl EventFollower {
+    /// Returns the next events, or an empty page after a time without events. `None` if the key of
+    /// the caller is not in force any longer, if the daemon stops, or after an error, which the
+    /// client receives when it reconnects.
+    pub async fn next(&mut self) -> Option<FollowedEvents> {
         let key = self.caller.owner_id();
         let keys = self.app.keys.clone();
         let mut is_ended = self.app.event_streams.ended();
         tokio::select! {
             () = keys.until_invalid(key.as_deref()) => None,
             _ = is_ended.wait_for(|ended| *ended) => None,
-            text = self.read() => text,
+            followed = self.read() => followed,
         }
     }
 
-    async fn read(&mut self) -> Option<String> {
+    async fn read(&mut self) -> Option<FollowedEvents> {
         // The log was removed: all of its events are new to the client.
         let feed = self.app.sandboxes.events();
         let lost = self.resumed.take().filter(|id| feed.is_unknown(id));
@@ -157,18 +168,14 @@ impl Following {
         let read = self
             .app
             .events(&self.caller, &self.selection, self.is_forwarded);
-        // The client reconnects, and receives the error then.
         let (page, _) = read.await.ok()?;
         advance(&mut self.selection.page, page.next.as_deref());
         let lost = lost.map(|id| DroppedEntries {
             count: None,
             until: crate::wire::moment(id.time_us / 1000),
         });
-        let text = messages(&page, lost.as_ref().or(page.dropped.as_ref()));
-        if text.is_empty() {
-            return Some(": no events\n\n".to_owned());
-        }
-        Some(text)
+        let gap = lost.or_else(|| page.dropped.clone());
+        Some(FollowedEvents { page, gap })
     }
 }
 
@@ -178,15 +185,28 @@ impl App {
         self.event_streams.end();
     }
 
-    /// Returns the response that streams events. With `resumed`, the stream continues after this
-    /// event.
-    pub(crate) fn stream_events(
+    /// Follows the events that a caller sees, after the event with the id `after`, or from now on.
+    ///
+    /// # Errors
+    /// 400 if the id is invalid, 429 if the key has too many streams, 503 if the host has too many.
+    pub fn follow_events(
+        &self,
+        caller: Caller,
+        after: Option<&str>,
+    ) -> Result<EventFollower, ApiError> {
+        let resumed = after.map(str::parse).transpose();
+        let resumed = resumed.map_err(|e| ApiError::invalid(format!("`after` is invalid: {e}")))?;
+        let selection = EventSelection::of_all(&caller);
+        self.follow(caller, selection, resumed, false)
+    }
+
+    fn follow(
         &self,
         caller: Caller,
         mut selection: EventSelection,
         resumed: Option<EntryId>,
         is_forwarded: bool,
-    ) -> Result<Response, ApiError> {
+    ) -> Result<EventFollower, ApiError> {
         let permit = self.event_streams.open(caller.owner_id())?;
         if resumed.is_some() {
             selection.page.after.clone_from(&resumed);
@@ -199,19 +219,35 @@ impl App {
             selection.page.after = self.sandboxes.events().newest();
         }
         selection.wait = KEEP_ALIVE;
-        let following = Following {
+        Ok(EventFollower {
             app: self.clone(),
             caller,
             selection,
             resumed,
             is_forwarded,
             _permit: permit,
-        };
+        })
+    }
+
+    /// Returns the response that streams events. With `resumed`, the stream continues after this
+    /// event.
+    pub(crate) fn stream_events(
+        &self,
+        caller: Caller,
+        selection: EventSelection,
+        resumed: Option<EntryId>,
+        is_forwarded: bool,
+    ) -> Result<Response, ApiError> {
+        let follower = self.follow(caller, selection, resumed, is_forwarded)?;
         // Sent at once, so that the client knows that the stream is open.
         let head = futures_util::future::ready(Bytes::from_static(b"retry: 1000\n\n"));
-        let rest = stream::unfold(following, async |mut following| {
-            let text = following.next().await?;
-            Some((Bytes::from(text), following))
+        let rest = stream::unfold(follower, async |mut follower| {
+            let followed = follower.next().await?;
+            let mut text = messages(&followed.page, followed.gap.as_ref());
+            if text.is_empty() {
+                text.push_str(": no events\n\n");
+            }
+            Some((Bytes::from(text), follower))
         });
         let chunks = futures_util::StreamExt::chain(stream::once(head), rest);
         let chunks = futures_util::StreamExt::map(chunks, Ok::<_, Infallible>);

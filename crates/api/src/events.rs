@@ -35,6 +35,22 @@ pub(crate) struct EventSelection {
 }
 
 impl EventSelection {
+    /// Selects all events that a caller sees.
+    pub fn of_all(caller: &Caller) -> Self {
+        Self {
+            page: PageQuery {
+                limit: MAX_EVENTS,
+                ..PageQuery::default()
+            },
+            filter: EventFilter {
+                owner: caller.owner_scope().map(str::to_owned),
+                ..EventFilter::default()
+            },
+            wait: Duration::ZERO,
+            credentials: HeaderMap::new(),
+        }
+    }
+
     /// Parses the parameters of `GET /events`.
     pub fn parse(
         app: &App,

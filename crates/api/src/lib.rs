@@ -14,6 +14,7 @@ mod body;
 mod caller;
 mod comparisons;
 mod console_times;
+mod displayed_usage;
 mod ending;
 mod error;
 mod event_streams;
@@ -42,6 +43,7 @@ pub use auto_resume::{AutoResume, ResumeError};
 pub use caller::{Caller, ClientAddress, MCP_PATH, authenticated, guarded, key_of_request};
 pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
+pub use event_streams::{EventFollower, FollowedEvents};
 pub use fleet::{
     ByteStream, COMPARISON_TIMEOUT, Fleet, FleetProbe, ForwardError, Forwarder, NamedTemplate,
     TableNames, TemplateHashes, TemplateNames, receive_forwarded, receive_forwarded_stream,

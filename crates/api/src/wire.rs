@@ -6,6 +6,7 @@ pub(crate) mod build;
 pub(crate) mod comparison;
 pub(crate) mod event;
 pub(crate) mod function;
+pub(crate) mod guest;
 pub(crate) mod key;
 pub(crate) mod lineage;
 pub(crate) mod sandbox;

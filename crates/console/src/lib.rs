@@ -19,6 +19,7 @@ mod codes;
 mod files;
 mod listening;
 mod live;
+mod live_feeds;
 mod refusal;
 mod session_routes;
 mod session_store;

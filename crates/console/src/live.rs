@@ -1,4 +1,5 @@
-//! `/live`: one WebSocket per browser tab. It carries terminals, and ends with its session.
+//! `/live`: one WebSocket per browser tab. It carries terminals, events and the usage of displayed
+//! sandboxes, and ends with its session.
 //!
 //! Control messages are JSON ([`Command`], [`Notice`]). Binary messages are input and output of
 //! terminals: the number of the stream as four bytes, then the data.
@@ -6,6 +7,7 @@
 use crate::Console;
 use crate::codes::random_hex;
 use crate::files::open;
+use crate::live_feeds::{Viewer, display, follow};
 use crate::refusal::Refusal;
 use crate::session_store::Session;
 use crate::terminal::{NewTerminal, Status, Terminal, View};
@@ -19,9 +21,10 @@ use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use jiffy_agent_client::PtySize;
 use jiffy_api::{Caller, ClientAddress};
+use jiffy_api_types::{Event, Metric};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,6 +35,8 @@ use tokio::task::AbortHandle;
 const MAX_MESSAGE: usize = 64 * 1024;
 /// Maximum number of terminals in one tab.
 const MAX_STREAMS: usize = 64;
+/// Maximum number of sandboxes whose usage a tab shows.
+const MAX_DISPLAYED: usize = 200;
 /// Maximum number of messages in the queue of a slow browser.
 const MAX_QUEUED: usize = 16;
 /// Interval of checks of the session. Time limit of the last message to a browser.
@@ -76,12 +81,16 @@ enum Command {
     Detach { stream: u32 },
     /// Ends a terminal.
     End { stream: u32 },
+    /// Follows the events that the caller sees, after the event with this id, or from now on.
+    Follow { after: Option<String> },
+    /// Shows the usage of these sandboxes, and of no others.
+    Display { sandboxes: Vec<String> },
 }
 
 /// Message to a browser.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase", tag = "type")]
-enum Notice {
+pub(crate) enum Notice {
     /// The terminal is shown.
     Opened { stream: u32, terminal: String },
     /// The terminal has no further output.
@@ -92,6 +101,15 @@ enum Notice {
     },
     /// A command failed.
     Failed { stream: u32, message: String },
+    /// New events, and the id after which the tab continues when it connects again. With `gap`,
+    /// earlier events cannot be received any longer.
+    Events {
+        events: Vec<Event>,
+        next: Option<String>,
+        gap: bool,
+    },
+    /// Usage of the displayed sandboxes of this host, by their ids.
+    Usage { sandboxes: BTreeMap<String, Metric> },
 }
 
 /// `GET /guest/{id}/terminals`: lists the terminals that can be attached.
@@ -138,6 +156,8 @@ async fn serve(console: Console, session: Session, from: ClientAddress, socket: 
         from,
         queue: queue.clone(),
         streams: HashMap::new(),
+        following: None,
+        displaying: None,
     };
     // The check of the session must not wait for a command, for example for input of a guest that
     // reads none.
@@ -203,19 +223,30 @@ struct Tab {
     from: ClientAddress,
     queue: mpsc::Sender<Message>,
     streams: HashMap<u32, Stream>,
+    following: Option<Task>,
+    displaying: Option<Task>,
+}
+
+/// Task of a tab, which ends when it is dropped.
+struct Task(AbortHandle);
+
+impl Task {
+    fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(tokio::spawn(work).abort_handle())
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// A terminal that a tab shows.
 struct Stream {
     viewer: u64,
     terminal: Arc<Terminal>,
-    forwarding: AbortHandle,
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.forwarding.abort();
-    }
+    _forwarding: Task,
 }
 
 impl Tab {
@@ -305,8 +336,28 @@ impl Tab {
                     self.console.terminals.forget(&shown.terminal);
                 }
             }
+            Command::Follow { after } => {
+                // The former stream is closed first, because streams of a key are limited.
+                self.following = None;
+                let (console, viewer, queue) = self.for_feed();
+                self.following = Some(Task::spawn(follow(console, viewer, after, queue)));
+            }
+            Command::Display { mut sandboxes } => {
+                sandboxes.truncate(MAX_DISPLAYED);
+                self.displaying = None;
+                if !sandboxes.is_empty() {
+                    let (console, viewer, queue) = self.for_feed();
+                    let display = display(console, viewer, sandboxes, queue);
+                    self.displaying = Some(Task::spawn(display));
+                }
+            }
         }
         Ok(())
+    }
+
+    fn for_feed(&self) -> (Console, Viewer, mpsc::Sender<Message>) {
+        let viewer = (self.session.clone(), self.from);
+        (self.console.clone(), viewer, self.queue.clone())
     }
 
     fn caller(&self) -> Result<Caller, Refusal> {
@@ -332,11 +383,11 @@ impl Tab {
         self.notify(&opened).await;
         let viewer = NEXT_VIEWER.fetch_add(1, Ordering::Relaxed);
         let view = terminal.view(viewer);
-        let forwarding = tokio::spawn(forward(view, stream, self.queue.clone())).abort_handle();
+        let forwarding = Task::spawn(forward(view, stream, self.queue.clone()));
         let shown = Stream {
             viewer,
             terminal,
-            forwarding,
+            _forwarding: forwarding,
         };
         self.streams.insert(stream, shown);
     }
@@ -359,7 +410,7 @@ impl Tab {
     }
 }
 
-fn text(notice: &Notice) -> Message {
+pub(crate) fn text(notice: &Notice) -> Message {
     Message::Text(serde_json::to_string(notice).unwrap_or_default().into())
 }
 

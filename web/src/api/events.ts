@@ -1,10 +1,9 @@
 import { keepPreviousData, useQuery } from '@tanstack/react-query'
 import { api, data, type Schemas } from './client'
+import { pollInterval } from './queries'
 
 export type SandboxEvent = Schemas['Event']
 
-/** Interval of lists of events while the page is visible. */
-const INTERVAL = 2000
 const MINUTE = 60_000
 const HOUR = 60 * MINUTE
 /** Number of events of a page. */
@@ -20,6 +19,6 @@ export const useEvents = (sandboxID?: string) =>
       const query = { ...selection, order: 'desc' as const, limit: PAGE }
       return data(await api.GET('/events', { params: { query }, signal }))!
     },
-    refetchInterval: INTERVAL,
+    refetchInterval: pollInterval,
     placeholderData: keepPreviousData,
   })

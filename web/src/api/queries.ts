@@ -1,9 +1,12 @@
 import { keepPreviousData, type QueryClient, useInfiniteQuery, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
 import { api, CallError, data, type Sandbox, type Snapshot } from './client'
+import { live, type Usage, useLiveUsage } from '../live/socket'
 
-/** Interval of lists while the page is visible. */
+/** Interval of lists while the page is visible and receives no events. */
 const LIST_INTERVAL = 2000
+/** Interval of lists that events change. Some changes, such as a remaining time, cause no event. */
+const LIVE_INTERVAL = 10_000
 /** Number of items in a page of the API. */
 const PAGE = 100
 /** States that the table shows. */
@@ -37,7 +40,8 @@ const listSnapshots = (signal: AbortSignal, all: boolean) =>
 /** Duration of the latest request for a list. Lists that take longer are requested less often. */
 let listTime = 0
 
-const polled = () => Math.max(LIST_INTERVAL, listTime * 20)
+export const pollInterval = () => (live.isConnected ? LIVE_INTERVAL : LIST_INTERVAL)
+const polled = () => Math.max(pollInterval(), listTime * 20)
 
 async function timed<T>(request: () => Promise<T>): Promise<T> {
   const start = performance.now()
@@ -46,7 +50,6 @@ async function timed<T>(request: () => Promise<T>): Promise<T> {
   return result
 }
 
-// The lists are polled. An event feed would call [refresh] instead.
 export const useSandboxes = () =>
   useQuery({
     queryKey: ['sandboxes'],
@@ -104,7 +107,7 @@ export const useSandbox = (id: string) =>
     queryKey: ['sandbox', id],
     queryFn: async ({ signal }) =>
       data(await api.GET('/sandboxes/{sandboxID}', { params: { path: { sandboxID: id } }, signal }))!,
-    refetchInterval: LIST_INTERVAL,
+    refetchInterval: pollInterval,
     placeholderData: keepPreviousData,
   })
 
@@ -148,18 +151,22 @@ export const useFleet = (enabled: boolean) =>
     retryOnMount: false,
   })
 
-/** Latest figures of the displayed sandboxes. */
-export const useFigures = (ids: string[]) =>
-  useQuery({
+/** Latest usage of the displayed sandboxes. It changes every second, or every ten on other hosts. */
+export function useFigures(ids: string[]): Usage {
+  const sampled = useQuery({
     queryKey: ['figures', ids.join(',')],
     queryFn: async ({ signal }) => {
       const query = { sandbox_ids: ids.slice(0, PAGE).join(',') }
       return data(await api.GET('/sandboxes/metrics', { params: { query: query as never }, signal }))!.sandboxes
     },
-    refetchInterval: 5000,
+    refetchInterval: () => (live.isConnected ? LIVE_INTERVAL : 5000),
     enabled: ids.length > 0,
     placeholderData: keepPreviousData,
   })
+  useEffect(() => live.display(ids), [ids.join(',')])
+  useEffect(() => () => live.display([]), [])
+  return { ...sampled.data, ...useLiveUsage() }
+}
 
 /** Requests new lists, after an action or an event. */
 export function refresh(queries: QueryClient) {

@@ -1,4 +1,8 @@
 import { useSyncExternalStore } from 'react'
+import type { Schemas } from '../api/client'
+
+export type SandboxEvent = Schemas['Event']
+export type Usage = Record<string, Schemas['Metric']>
 
 /** State of a terminal as the daemon reports it. */
 export type Ending = { state: 'exited' | 'lost'; reason: string }
@@ -16,6 +20,9 @@ export interface StreamListener {
   connected: () => void
 }
 
+/** Receives new events. Without events, earlier ones were lost and everything must be requested again. */
+export type EventListener = (events: SandboxEvent[] | undefined) => void
+
 /** Close code of the daemon if the session has ended. */
 const SESSION_ENDED = 4401
 const FIRST_DELAY = 200
@@ -23,14 +30,44 @@ const MAX_DELAY = 5000
 /** Maximum size of an input message; the daemon rejects larger messages. */
 const MAX_INPUT = 32 * 1024
 
-/** WebSocket of this browser tab. Opened with the first terminal, and reconnected after a loss. */
+/** WebSocket of this browser tab. Opened with the first terminal or listener, and reconnected after a loss. */
 class LiveSocket {
   private socket: WebSocket | undefined
   private readonly streams = new Map<number, StreamListener>()
   private next = 1
   private delay = FIRST_DELAY
   private readonly watchers = new Set<() => void>()
+  private listener: EventListener | undefined
+  /** Id of the last event. */
+  private last: string | undefined
+  private hasConnected = false
+  private displayed = ''
+  private usage: Usage = {}
   isConnected = false
+
+  /** Passes all further events to the listener. Returns a function that ends this. */
+  follow(listener: EventListener): () => void {
+    this.listener = listener
+    if (this.isConnected) this.send({ type: 'follow', after: this.last })
+    else this.connect()
+    return () => {
+      this.listener = undefined
+    }
+  }
+
+  /** Selects the sandboxes whose usage is sent every second. */
+  display(sandboxes: string[]) {
+    const displayed = [...sandboxes].sort().join(',')
+    if (displayed === this.displayed) return
+    this.displayed = displayed
+    this.sendDisplayed()
+  }
+
+  getUsage = () => this.usage
+
+  private sendDisplayed() {
+    this.send({ type: 'display', sandboxes: this.displayed ? this.displayed.split(',') : [] })
+  }
 
   /** Registers a stream. The listener is informed when the connection exists. */
   register(listener: StreamListener): number {
@@ -75,6 +112,13 @@ class LiveSocket {
     socket.onopen = () => {
       this.delay = FIRST_DELAY
       this.setConnected(true)
+      if (this.listener) {
+        this.send({ type: 'follow', after: this.last })
+        // Events since the former connection are unknown.
+        if (this.hasConnected && this.last === undefined) this.listener(undefined)
+      }
+      this.hasConnected = true
+      if (this.displayed) this.sendDisplayed()
       for (const listener of [...this.streams.values()]) listener.connected()
     }
     socket.onmessage = (event: MessageEvent) => this.receive(event.data)
@@ -87,7 +131,7 @@ class LiveSocket {
         void import('../api/client').then(({ callJson }) => callJson('GET', '/session').catch(() => {}))
         return
       }
-      if (this.streams.size === 0) return
+      if (this.streams.size === 0 && !this.listener) return
       setTimeout(() => this.connect(), this.delay * (1 + Math.random() / 4))
       this.delay = Math.min(MAX_DELAY, this.delay * 2)
     }
@@ -106,6 +150,21 @@ class LiveSocket {
       state?: Ending['state']
       reason?: string
       message?: string
+      events?: SandboxEvent[]
+      next?: string
+      gap?: boolean
+      sandboxes?: Usage
+    }
+    if (notice.type === 'events') {
+      this.last = notice.next ?? this.last
+      if (notice.gap) this.listener?.(undefined)
+      else if (notice.events?.length) this.listener?.(notice.events)
+      return
+    }
+    if (notice.type === 'usage') {
+      this.usage = notice.sandboxes ?? {}
+      for (const watcher of this.watchers) watcher()
+      return
     }
     const listener = this.streams.get(notice.stream)
     if (notice.type === 'opened') listener?.opened(notice.terminal ?? '')
@@ -122,6 +181,11 @@ class LiveSocket {
 }
 
 export const live = new LiveSocket()
+
+/** Usage of the displayed sandboxes, which changes every second. */
+export function useLiveUsage(): Usage {
+  return useSyncExternalStore(live.subscribe, live.getUsage)
+}
 
 export function useLiveConnection(): boolean {
   return useSyncExternalStore(live.subscribe, () => live.isConnected)

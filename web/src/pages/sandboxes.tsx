@@ -138,7 +138,7 @@ export function SandboxesPage() {
     const line = lines[item.index]
     return line && 'sandbox' in line && line.sandbox.state === 'running' ? [line.sandbox.sandboxID] : []
   })
-  const figures = useFigures(shownIds).data
+  const figures = useFigures(shownIds)
 
   const update = (change: Partial<Filters>) =>
     void navigate({ to: '/sandboxes', search: (old: Filters) => ({ ...old, ...change }), replace: true } as never)

@@ -15,7 +15,7 @@ import { notify } from '../ui/toast'
 export function DetailsTab() {
   const { id } = useParams({ strict: false }) as { id: string }
   const sandbox = useSandbox(id).data
-  const figures = useFigures(sandbox?.state === 'running' ? [id] : []).data?.[id]
+  const figures = useFigures(sandbox?.state === 'running' ? [id] : [])[id]
   if (!sandbox) return <Skeleton rows={8} />
   const info = sandbox.jiffy
   const env = Object.entries(info.env)

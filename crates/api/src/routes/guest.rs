@@ -8,6 +8,7 @@ use crate::keys::KeyStatus;
 use crate::lookup::Liveness;
 use crate::network::check_update;
 use crate::query::Query;
+use crate::wire::guest::metric;
 use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -17,7 +18,7 @@ use jiffy_api_types::{
     Preview, RefusalReason, Verdict,
 };
 use jiffy_engine_api::ConnectionRecord;
-use jiffy_sandbox_manager::{SandboxSettings, SandboxState, UsageSample};
+use jiffy_sandbox_manager::{SandboxSettings, SandboxState};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -45,24 +46,6 @@ pub(super) async fn network(
     let change = move |settings: &mut SandboxSettings| change(&mut settings.network);
     app.sandboxes.change_settings(record.id(), change).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Converts a sample. Values of traffic are present only together.
-fn metric(sample: &UsageSample) -> Metric {
-    let traffic = sample.net_out.zip(sample.net_in);
-    Metric {
-        timestamp: moment(sample.at_ms),
-        timestamp_unix: sample.at_ms / 1000,
-        cpu_count: sample.cpu_count,
-        cpu_used_pct: sample.cpu_used_pct.into(),
-        mem_used: sample.mem_used,
-        mem_total: sample.mem_total,
-        mem_cache: sample.mem_cache,
-        disk_used: sample.disk_used,
-        disk_total: sample.disk_total,
-        net_bytes_out: traffic.map(|(out, _)| out),
-        net_bytes_in: traffic.map(|(_, back)| back),
-    }
 }
 
 /// `GET /sandboxes/{id}/metrics`: returns samples measured on the host, oldest first.
