@@ -12,6 +12,7 @@ mod drain;
 mod events;
 mod forward;
 mod functions;
+mod lineage;
 mod lists;
 mod lost;
 mod lost_calls;

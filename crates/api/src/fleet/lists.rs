@@ -66,17 +66,22 @@ impl Answers {
     /// An error that names them if the caller requires a complete answer.
     fn respond(&self, query: &Query, body: Value) -> Result<Response, ApiError> {
         let names: Vec<_> = self.missing.iter().map(ToString::to_string).collect();
-        let names = names.join(",");
         if query.flag("complete")? && !names.is_empty() {
+            let names = names.join(",");
             return Err(unavailable(format!("hosts without an answer: {names}")));
         }
         let mut response = Json(body).into_response();
-        if !names.is_empty()
-            && let Ok(value) = HeaderValue::from_str(&names)
-        {
-            response.headers_mut().insert(INCOMPLETE, value);
-        }
+        add_incomplete(&mut response, &names);
         Ok(response)
+    }
+}
+
+/// Adds the header that names the members without an answer, if there are any.
+pub(super) fn add_incomplete(response: &mut Response, members: &[String]) {
+    if !members.is_empty()
+        && let Ok(names) = HeaderValue::from_str(&members.join(","))
+    {
+        response.headers_mut().insert(INCOMPLETE, names);
     }
 }
 

@@ -39,6 +39,8 @@ enum Call {
     Objects(Listed),
     /// On several sandboxes or snapshots.
     Compared(Vec<String>),
+    /// Lineage of a sandbox or snapshot.
+    Lineage,
     /// Limits and usage of a key.
     Limits,
     /// Events or entries of the audit log, whose handlers merge them.
@@ -51,22 +53,9 @@ impl Call {
     fn of_request(request: &Request) -> Self {
         match request.uri().path() {
             // These calls name their object in the query.
-            "/lineage" => Self::of_lineage(request.uri().query().unwrap_or_default()),
+            "/lineage" => Self::Lineage,
             "/compare" => Self::of_comparison(request.uri().query().unwrap_or_default()),
             path => Self::of(request.method(), path),
-        }
-    }
-
-    /// Returns the object of a call of `/lineage`.
-    fn of_lineage(query: &str) -> Self {
-        let Ok(query) = Query::parse(query) else {
-            return Self::Local;
-        };
-        match (query.get("sandboxID"), query.get("snapshotID")) {
-            (Some(id), None) => Self::Sandbox(id.to_owned()),
-            (None, Some(id)) => Self::Object(Object::Snapshot(id.to_owned())),
-            // The call is rejected.
-            _ => Self::Local,
         }
     }
 
@@ -147,6 +136,8 @@ pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) 
         Call::Create => fleet.create(&app, &caller, request, next).await,
         Call::Compared(_) if is_forwarded => Ok(next.run(request).await),
         Call::Compared(ids) => fleet.compare(&app, &caller, &ids, request, next).await,
+        Call::Lineage if is_forwarded => Ok(next.run(request).await),
+        Call::Lineage => fleet.lineage(&caller, request, next).await,
         Call::Limits if is_forwarded => Ok(next.run(request).await),
         Call::Limits => fleet.merge_limits(&caller, request, next).await,
         Call::Sandbox(id) => {
@@ -442,6 +433,7 @@ mod tests {
             Call::List => "list".to_owned(),
             Call::Metrics => "metrics".to_owned(),
             Call::Create => "create".to_owned(),
+            Call::Lineage => "lineage".to_owned(),
             Call::Limits => "limits".to_owned(),
             Call::Events => "events".to_owned(),
             Call::Local => "local".to_owned(),
@@ -473,14 +465,6 @@ mod tests {
             (Method::GET, "/sandboxes/%ff", "local"),
         ] {
             assert_eq!(kind(Call::of(&method, path)), expected, "{path}");
-        }
-        for (query, expected) in [
-            ("sandboxID=a%2Db", "a-b"),
-            ("snapshot_id=s", "Snapshot(\"s\")"),
-            ("sandboxID=a&snapshotID=s", "local"),
-            ("sandboxID=%ff", "local"),
-        ] {
-            assert_eq!(kind(Call::of_lineage(query)), expected, "{query}");
         }
         assert_eq!(kind(Call::of_comparison("a=x&b=y&path=/a")), "x y");
         assert_eq!(sandbox_uri("a-b").unwrap().to_string(), "/sandboxes/a%2Db");

@@ -1,6 +1,7 @@
 //! Operators' commands, through every member.
 
 use super::lab::Lab;
+use crate::support::TestCaller;
 use jiffy_api::Scope;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -10,6 +11,12 @@ async fn operate(lab: &Lab, through: u32, host: &str, action: &str) -> crate::su
     let path = format!("/fleet/nodes/{host}/{action}");
     lab.call(through, &lab.admin(), "POST", &path, Value::Null)
         .await
+}
+
+async fn snapshot(lab: &Lab, through: u32, key: &TestCaller, id: &str) -> String {
+    let path = format!("/sandboxes/{id}/snapshots");
+    let taken = lab.call(through, key, "POST", &path, json!({})).await;
+    taken.expect(201).text("snapshotID")
 }
 
 /// Waits until the first member shows a host in a state.
@@ -140,12 +147,15 @@ async fn a_drained_host_gives_up_its_sandboxes_which_resume_on_other_hosts() {
     let (key, _) = lab.key(Scope::Create);
     let drained = (1..=3).find(|&host| !lab.is_coordinator(host)).unwrap();
     let others: Vec<u32> = (1..=3).filter(|&host| host != drained).collect();
-    let mut ids = Vec::new();
+    let (mut ids, mut snapshots) = (Vec::new(), Vec::new());
     for n in 0..4 {
         let body = json!({ "templateID": "base", "name": format!("s{n}") });
         let made = lab.call(drained, &key, "POST", "/sandboxes", body).await;
         ids.push(made.expect(201).id());
         lab.located(&ids[n]).await;
+        if n == 0 {
+            snapshots.push(snapshot(&lab, drained, &key, &ids[n]).await);
+        }
         if n < 2 {
             lab.pause_durably(drained, &ids[n]).await;
         }
@@ -196,4 +206,23 @@ async fn a_drained_host_gives_up_its_sandboxes_which_resume_on_other_hosts() {
         .call(others[0], &key, "GET", "/v2/sandboxes", Value::Null)
         .await;
     assert_eq!(all.expect(200).ids().len(), 4);
+    // The lineage of a sandbox that has moved contains snapshots of both hosts.
+    snapshots.push(snapshot(&lab, others[0], &key, &ids[0]).await);
+    let (other, _) = lab.key(Scope::Create);
+    let path = format!("/lineage?sandboxID={}", ids[0]);
+    for host in 1..=3 {
+        let lineage = lab.call(host, &key, "GET", &path, Value::Null).await;
+        let lineage = lineage.expect(200).body;
+        let nodes = lineage["nodes"].as_array().unwrap();
+        let states_of = |id: &String| {
+            let of_id = nodes.iter().filter(|node| node["id"] == **id);
+            of_id.map(|node| node["state"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(states_of(&ids[0]), ["running"], "{lineage}");
+        for id in &snapshots {
+            assert_eq!(states_of(id), ["ready"], "{host}: {lineage}");
+        }
+        let hidden = lab.call(host, &other, "GET", &path, Value::Null).await;
+        assert_eq!(hidden.expect_error(404), "sandbox_not_found");
+    }
 }
