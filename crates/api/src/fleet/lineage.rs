@@ -83,8 +83,7 @@ impl Fleet {
     }
 }
 
-/// Merges lineages of one object. A node of several hosts is shown as on a host that has not removed
-/// it.
+/// Merges lineages of one object. A node of several hosts is shown as on a host that has it.
 fn merge(parts: Vec<Lineage>) -> Lineage {
     let mut merged = Lineage {
         nodes: Vec::new(),
