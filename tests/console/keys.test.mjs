@@ -13,6 +13,8 @@ before(async () => {
 after(() => browser?.close())
 
 const dialog = () => page.getByRole('dialog')
+/** The row of a key in the list of keys, not in the list of their usage. */
+const row = (name) => page.getByRole('region', { name: 'Keys', exact: true }).getByRole('row', { name })
 const button = (name) => dialog().getByRole('button', { name, exact: true })
 /** Calls the API with a secret and returns the status. */
 const call = async (secret, path, body) => {
@@ -23,8 +25,7 @@ const call = async (secret, path, body) => {
 }
 /** Opens the dialog of an action on the key. */
 const act = async (action) => {
-  await page
-    .getByRole('row', { name: NAME })
+  await row(NAME)
     .getByRole('button', { name: /^Actions on/ })
     .click()
   await page.getByRole('menuitem', { name: action }).click()
@@ -66,7 +67,7 @@ test('a key is created with limits, used, rotated and revoked, and its secret is
   const sandbox = await call(first, '/v2/sandboxes', { templateID: 'base', timeout: 600 })
   assert.equal(sandbox.status, 201, JSON.stringify(sandbox.body))
 
-  await page.getByRole('row', { name: NAME }).getByRole('button', { name: NAME, exact: true }).click()
+  await row(NAME).getByRole('button', { name: NAME, exact: true }).click()
   const meter = dialog().getByRole('meter', { name: `Running sandboxes of ${NAME}` })
   assert.equal(await meter.getAttribute('aria-valuenow'), '50')
   assert.equal(new URL(page.url()).searchParams.get('use'), created.keyID)
@@ -89,8 +90,17 @@ test('a key is created with limits, used, rotated and revoked, and its secret is
   const { state } = await owner('GET', `/sandboxes/${sandbox.body.sandboxID}`)
   assert.equal(state, 'killed')
   await page.getByLabel('State', { exact: true }).selectOption('revoked')
-  await page.getByRole('row', { name: NAME }).getByText('revoked').waitFor()
+  await row(NAME).getByText('revoked').waitFor()
   assert.equal(new URL(page.url()).searchParams.get('state'), 'revoked')
+
+  // The usage of a revoked key remains.
+  await page.reload()
+  const usage = page.getByRole('region', { name: 'Usage', exact: true })
+  await usage.getByRole('button', { name: NAME, exact: true }).click()
+  await usage.getByRole('heading', { name: `Usage of ${NAME}` }).waitFor()
+  await usage.getByRole('cell', { name: new Date().toISOString().slice(0, 10) }).waitFor()
+  assert.deepEqual(await findings(page), [])
+  await usage.getByRole('button', { name: 'All keys' }).click()
   assert.deepEqual(violations, [])
 })
 

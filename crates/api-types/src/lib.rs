@@ -22,6 +22,7 @@ mod sandbox_requests;
 mod size;
 mod snapshot;
 mod template;
+mod usage;
 
 pub use build::{
     BuildLogs, BuildProgress, BuildStart, BuildState, BuildStatus, BuildStep, FailureReason,
@@ -84,3 +85,4 @@ pub use template::{
     AddTags, AddedTags, Alias, ChangedTemplate, NewTemplate, Prune, Pruned, RemoveTags,
     RequestedBuild, Tag, Template, TemplateBuild, TemplateBuildStatus, TemplateChange, UploadLink,
 };
+pub use usage::{DailyUsage, UsagePage};

@@ -12,6 +12,7 @@ use crate::idempotency::ReplayCaches;
 use crate::key_events::ReportedKeys;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
+use crate::usage_counts::UsageCounts;
 use jiffy_api_types::{DaemonStatus, StopHost};
 use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
@@ -95,6 +96,8 @@ pub struct App {
     pub(crate) comparisons: Arc<StoredComparisons>,
     /// Record of calls. `None` if calls are not recorded.
     pub(crate) audit: Option<AuditLog>,
+    /// Basis of the next count of usage.
+    pub(crate) usage_counts: Arc<UsageCounts>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -121,6 +124,7 @@ impl Clone for App {
             reported_keys: self.reported_keys.clone(),
             comparisons: self.comparisons.clone(),
             audit: self.audit.clone(),
+            usage_counts: self.usage_counts.clone(),
             fleet: self.fleet.clone(),
         }
     }
@@ -156,6 +160,7 @@ impl App {
             reported_keys: Arc::default(),
             comparisons: Arc::default(),
             audit: None,
+            usage_counts: Arc::default(),
             fleet: None,
         }
     }

@@ -27,6 +27,7 @@ mod route;
 mod rows;
 mod streams;
 mod templates;
+mod usage;
 mod why;
 
 use crate::app::App;

@@ -35,6 +35,8 @@ mod resumable;
 mod routes;
 mod session_access;
 mod snapshot_content;
+mod usage;
+mod usage_counts;
 mod wire;
 
 pub use app::{App, Config};
@@ -61,4 +63,5 @@ pub use keys::{
 pub use quota::ExchangePermit;
 pub use routes::{FunctionHost, calls, function_router, router};
 pub use session_access::GuestAccess;
+pub use usage_counts::count_usage;
 pub use wire::moment;

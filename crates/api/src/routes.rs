@@ -24,6 +24,7 @@ mod rollback;
 mod snapshot_routes;
 mod templates;
 mod timeout;
+mod usage;
 mod wait;
 
 pub use functions::invoke::{FunctionHost, function_router};
@@ -189,6 +190,7 @@ fn guarded_calls() -> Calls {
         .get("/events/sandboxes", events::lifecycle_events)
         .get("/events/sandboxes/{sandboxID}", events::lifecycle_events_of)
         .get("/limits", limits::limits)
+        .get("/usage", usage::list)
         .get("/host", host::host)
         .get("/fleet", fleet::fleet)
         .get("/fleet/nodes", fleet::nodes)

@@ -21,7 +21,7 @@ use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{
     App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, PreviewLinks, count_rejections,
-    end_revoked, local_key, report_keys,
+    count_usage, end_revoked, local_key, report_keys,
 };
 use jiffy_api_types::StopHost;
 use jiffy_client::{VERSION, VERSION_HEADER};
@@ -325,6 +325,8 @@ impl ApiServer {
         } = self;
         let keys = report_keys(app.clone());
         let rejections = count_rejections(app.clone());
+        let usage = count_usage(app.clone());
+        let last_usage = app.clone();
         let (streams, end) = (app.clone(), stopping.clone());
         let streams = async move {
             end.cancelled().await;
@@ -381,7 +383,10 @@ impl ApiServer {
             () = revocations => {}
             () = keys => {}
             () = rejections => {}
+            () = usage => {}
         }
+        // Requests since the last count. The task does not panic.
+        let _ = tokio::task::spawn_blocking(move || last_usage.count_usage()).await;
     }
 }
 

@@ -12,7 +12,9 @@ use jiffy_engines::{EngineChoice, Host, open_engines};
 use jiffy_event_log::{AuditLog, EventFeed};
 use jiffy_image::{Home, Reference};
 use jiffy_network::Network;
-use jiffy_sandbox_manager::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes};
+use jiffy_sandbox_manager::{
+    DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes, UsageLedger,
+};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -107,8 +109,10 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let events = home.path().join("events");
     let events = EventFeed::open(&events, name.as_deref(), options.events)?;
     let audit = AuditLog::open(&home.path().join("audit"), name.as_deref(), options.audit)?;
+    let usage = UsageLedger::open(&home.path().join("usage.db"))?;
     let host_options = HostOptions {
         events,
+        usage,
         heads,
         has_shared: store::has_shared(&home),
         warm: options.warm_pool,
@@ -236,6 +240,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         member.stop().await;
     }
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
+    sandboxes.write_usage().await;
     // Unless the request kills the sandboxes, they continue to run, and the next daemon adopts
     // them.
     if !request.kill_sandboxes {

@@ -30,6 +30,7 @@ mod store;
 mod store_args;
 mod template;
 mod top;
+mod usage;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -78,6 +79,7 @@ pub use store::{
 pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
 pub use top::{SortColumn, TopArgs};
+pub use usage::UsageArgs;
 
 /// Run commands of AI agents in sandboxes: microVMs, each with its own kernel
 #[derive(Debug, Parser)]
@@ -145,6 +147,8 @@ pub enum Command {
     Events(EventsArgs),
     /// Show calls of the API with their callers and results
     Audit(AuditArgs),
+    /// Show the usage of API keys by day
+    Usage(UsageArgs),
     /// Copy a file or directory to or from a sandbox
     Cp(CpArgs),
     /// Forward ports of this host to a sandbox

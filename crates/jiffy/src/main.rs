@@ -34,6 +34,7 @@ mod store;
 mod template;
 mod top;
 mod units;
+mod usage;
 
 use anyhow::Context;
 use cli::{Cli, Command};
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         Command::Events(args) => (events::run(args), 1),
         Command::Top(args) => (top::run(args), 1),
         Command::Audit(args) => (audit::run(args), 1),
+        Command::Usage(args) => (usage::run(args), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Console { no_open } => (console::run(*no_open), 1),

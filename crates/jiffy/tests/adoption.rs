@@ -47,6 +47,7 @@ fn cause(test_home: &TestHome, id: &str) -> String {
 fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
     let test_home = TestHome::new();
     let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
+    let created = Instant::now();
     for id in &ids {
         test_home.sh(id, COUNTER);
     }
@@ -106,6 +107,7 @@ fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
     test_home.kill_daemon();
     let after: Vec<String> = living.iter().map(|id| who(id)).collect();
     assert_eq!(before, after);
+    let ran = created.elapsed().as_secs_f64();
     for id in living {
         let counted = count(&test_home, id);
         test_home.ok(&["pause", id]);
@@ -113,6 +115,17 @@ fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
         wait_for_counts(&test_home, id, counted);
     }
     assert_eq!(state(&test_home, &ids[4]), "killed");
+    // The usage includes the time before both kills of the daemon. Four sandboxes ran all the time,
+    // except for a pause, and at most eight at the same time.
+    let (mut used, mut cpu) = (0.0, 0.0);
+    for line in test_home.ok(&["usage", "--key", "owner", "--json"]).lines() {
+        let day: serde_json::Value = serde_json::from_str(line).unwrap();
+        used += day["sandboxSeconds"].as_f64().unwrap();
+        cpu += day["cpuSeconds"].as_f64().unwrap();
+    }
+    let most = 8.0 * created.elapsed().as_secs_f64();
+    assert!(used > 3.5 * ran && used < most, "{used} s of {ran} s");
+    assert!(cpu > 0.0 && cpu < 3.0 * used, "{cpu} s of {used} s");
 }
 
 #[jiffy_test]

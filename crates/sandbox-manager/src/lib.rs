@@ -24,6 +24,7 @@ mod snapshot;
 mod startup;
 mod store_copies;
 mod usage;
+mod usage_ledger;
 
 pub use admission::{
     FreeResources, HostFigures, HostLimits, HostReader, KernelReader, Pressure, ReservedResources,
@@ -60,6 +61,10 @@ pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy
 pub use snapshot::Snapshot;
 pub use startup::{StartupError, start_up};
 pub use usage::UsageSample;
+pub use usage_ledger::{
+    Day, DayUsage, OTHER_OWNERS, UsageAmounts, UsageClock, UsageError, UsageLedger, UsageMoment,
+    UsagePage, UsageQuery, UsageReading,
+};
 
 use std::time::Duration;
 

@@ -54,6 +54,7 @@ mod snapshots;
 mod start_pacer;
 mod template_snapshots;
 mod timeout;
+mod usage_writes;
 mod use_clock;
 
 pub use build_steps::BuildSteps;
@@ -85,6 +86,7 @@ use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::sandbox::{Sandbox, broken_by_end};
+use crate::usage_ledger::UsageLedger;
 use compare::ComparisonSlots;
 use deadlines::Deadlines;
 use entry::{Entries, SandboxEntry};
@@ -162,6 +164,7 @@ struct SandboxesInner {
     /// Certificate authorities and proxy of all sandboxes.
     site: SiteSettings,
     events: EventFeed,
+    usage: UsageLedger,
 }
 
 /// Sandboxes of one host. Clones share their state. Requires a tokio runtime.
@@ -226,6 +229,8 @@ impl Sandboxes {
         let unreferenced: Vec<String> = unreferenced.map(|s| s.id.clone()).collect();
         let (entries, indexes, snapshots) =
             recover::index(recovered.sandboxes, recovered.snapshots);
+        // The slot is empty: the indexes were just created.
+        let _ = indexes.usage.set(options.usage.clone());
         let catalog = Arc::new(SnapshotCatalog::new(snapshots, journal.clone()));
         let snapshot_engines = Arc::new(SnapshotEngines::new(engines.clone(), catalog.clone()));
         let (folder, uploads) = (Arc::new(folder), Arc::new(uploads));
@@ -271,6 +276,7 @@ impl Sandboxes {
             quota: Mutex::default(),
             site: options.site,
             events: options.events,
+            usage: options.usage,
         }));
         this.report_recovered(&recovered.changed);
         // The previous daemon may have crashed before it removed snapshots without users.
@@ -281,6 +287,9 @@ impl Sandboxes {
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();
         this.spawn_sampling(options.sample);
+        // A daemon that is killed before the first periodic write has a time to continue from.
+        usage_writes::write_now(&this.0.usage);
+        this.spawn_usage_writes();
         this.spawn_gc(options.gc_interval, options.lock);
         this.start_uploads();
         this.publish_earlier_pauses();
@@ -380,6 +389,7 @@ impl Sandboxes {
         let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
         for entry in entries.into_iter().filter(|e| e.guest().is_some()) {
             // Removed from the entry first, so that `watch` ignores the exit of the guest.
+            entry.meter();
             if let Some(guest) = entry.replace_guest(None) {
                 guest.stop().await;
                 let state = SandboxState::broken(recover::DAEMON_STOPPED);
@@ -424,6 +434,7 @@ impl Sandboxes {
         // Marks the reservation as started. An adopted guest has no reservation: it receives one
         // without a check, since it already uses its resources.
         entry.reserve_for_guest(|size| self.0.admission.reserve_existing(size));
+        entry.start_meter();
         // The first sample is the basis of the processor usage of the next one.
         observe::sample(entry);
         self.start_idle_timeout(entry);

@@ -46,3 +46,13 @@ export const keyCommands = {
     body: { end },
   }),
 }
+
+/** Reads the usage since a day, of one key or of all. */
+export function usageCommand(from: string, key: string | undefined): Command {
+  const query = new URLSearchParams(key === undefined ? { from } : { from, key })
+  return {
+    jiffy: ['usage', `--from=${from}`, ...(key === undefined ? [] : [`--key=${key}`])],
+    method: 'GET',
+    path: `/usage?${query}`,
+  }
+}

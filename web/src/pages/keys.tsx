@@ -12,6 +12,7 @@ import { FilterSelect, SearchField } from '../ui/filters'
 import { CreateKeyDialog, RevokeKeyDialog, RotateKeyDialog } from './key-dialogs'
 import { Budget } from './overview'
 import { Sessions } from './sessions'
+import { UsageCard } from './usage'
 
 type ApiKey = Schemas['ApiKey']
 
@@ -45,6 +46,7 @@ export function KeysPage() {
           </p>
         </>
       )}
+      <UsageCard />
       <Sessions />
     </div>
   )

@@ -99,7 +99,7 @@ pub(super) fn add_parameter(uri: &mut String, name: &str, value: &str) {
 }
 
 /// Returns the page of a member. `None` if the member did not answer with a page.
-async fn read<P: DeserializeOwned>(response: Response) -> Option<P> {
+pub(super) async fn read<P: DeserializeOwned>(response: Response) -> Option<P> {
     if !response.status().is_success() {
         return None;
     }

@@ -43,7 +43,7 @@ enum Call {
     Lineage,
     /// Limits and usage of a key.
     Limits,
-    /// Events or entries of the audit log, whose handlers merge them.
+    /// Events, entries of the audit log or usage, whose handlers merge them.
     Events,
     /// On this host.
     Local,
@@ -87,7 +87,7 @@ impl Call {
         match (method.as_str(), parts.next()) {
             (_, Some("sandboxes")) => {}
             ("GET", Some("limits")) => return Self::Limits,
-            ("GET", Some("events" | "audit")) => return Self::Events,
+            ("GET", Some("events" | "audit" | "usage")) => return Self::Events,
             _ => return Self::Local,
         }
         match (method.as_str(), parts.next()) {

@@ -6,6 +6,7 @@ mod host;
 mod observe;
 mod sandboxes;
 mod templates;
+mod usage;
 
 pub(super) use sandboxes::merged;
 
@@ -27,6 +28,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.extend(observe::observe());
     all.extend(events::events());
     all.push(events::audit());
+    all.push(usage::usage());
     all.extend(templates::templates());
     all.extend(functions::functions());
     all.extend(host::host());

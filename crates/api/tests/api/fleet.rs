@@ -263,7 +263,22 @@ async fn a_frozen_owner_ends_its_requests_and_slows_no_other_sandbox() {
         lab.located(&id).await;
         ids.push(id);
     }
+    // The usage of a key is the sum of all members.
+    let path = format!("/sandboxes/{}", ids[0]);
+    let killed = lab.call(1, &key, "DELETE", &path, Value::Null).await;
+    killed.expect(204);
+    let usage = lab.call(2, &key, "GET", "/usage", Value::Null).await;
+    let usage = usage.expect(200).body;
+    let seconds = usage["usage"][0]["sandboxSeconds"].as_f64().unwrap();
+    assert!(
+        seconds > 0.0 && usage.get("missingHosts").is_none(),
+        "{usage}"
+    );
     lab.freeze(3);
+    // A member without an answer is named.
+    let usage = lab.call(1, &key, "GET", "/usage", Value::Null).await;
+    assert_eq!(usage.header("jiffy-incomplete"), Some("h3"));
+    assert_eq!(usage.expect(200).body["missingHosts"], json!(["h3"]));
     let path = format!("/sandboxes/{}", ids[2]);
     let frozen = lab.call(1, &key, "GET", &path, Value::Null);
     let start = Instant::now();

@@ -33,3 +33,4 @@ mod spelling;
 mod support;
 mod template_names;
 mod template_pages;
+mod usage;

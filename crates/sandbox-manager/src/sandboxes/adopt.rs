@@ -55,7 +55,9 @@ impl Sandboxes {
                     .await
             });
         }
-        work.join_all().await.into_iter().collect()
+        let adopted = work.join_all().await.into_iter().collect();
+        self.0.usage.forget_unadopted();
+        adopted
     }
 
     async fn register_adopted(
@@ -73,6 +75,7 @@ impl Sandboxes {
                     ..entry.record()
                 });
                 entry.replace_guest(Some(guest.clone()));
+                entry.adopt_meter();
                 self.watch(&entry, &guest);
                 if let Some(captured) = captured {
                     self.finish_captured(entry, guest, captured).await;

@@ -1,5 +1,7 @@
 //! [`SandboxEntry`]: a sandbox in memory, with its record, guest, operation lock and history.
 
+mod meter;
+
 use super::connection_history::ConnectionHistory;
 use super::entry_indexes::{EntryIndexes, running_deadline};
 use super::use_clock::UseClock;
@@ -340,11 +342,21 @@ impl SandboxEntry {
 
     /// Replaces the guest and returns the previous one.
     pub fn replace_guest(&self, guest: Option<Arc<dyn Guest>>) -> Option<Arc<dyn Guest>> {
+        if guest.is_some() {
+            // The previous guest still runs.
+            self.meter();
+        }
         // The guard is dropped at the end of this statement, before the history is locked.
         let before = std::mem::replace(&mut *self.activity().guest.lock(), guest);
         if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
             // The connections of the previous guest remain visible after it has stopped.
             self.connection_history().add(log);
+        }
+        if before.is_some()
+            && let Some(ledger) = self.indexes.usage.get()
+        {
+            // The guest may have stopped: its counters cannot be read.
+            ledger.stop(&self.id);
         }
         before
     }

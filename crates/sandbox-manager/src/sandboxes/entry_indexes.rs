@@ -7,10 +7,12 @@ use super::names::SandboxNames;
 use super::observer::ObserverSlot;
 use super::owner_ages::OwnerAges;
 use crate::sandbox::Sandbox;
+use crate::usage_ledger::UsageLedger;
 use jiffy_api_types::SandboxState;
 use parking_lot::Mutex;
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 
 /// Indexes over the records of sandboxes. Each has a lock of its own, under which no other lock is
 /// taken.
@@ -39,6 +41,8 @@ pub(crate) struct EntryIndexes {
     pub idle_checks: IdleChecks,
     /// Receiver of changes.
     pub observer: ObserverSlot,
+    /// Counts the usage of running sandboxes.
+    pub usage: OnceLock<UsageLedger>,
 }
 
 impl EntryIndexes {
@@ -74,6 +78,7 @@ impl EntryIndexes {
             // The adoption of their guests schedules the first checks.
             idle_checks: IdleChecks::default(),
             observer: ObserverSlot::default(),
+            usage: OnceLock::new(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! [`HostOptions`]: options with which a daemon opens the sandboxes of its host.
 
 use crate::admission::{HostLimits, HostReader};
+use crate::usage_ledger::UsageLedger;
 use jiffy_event_log::EventFeed;
 use jiffy_fleet::Heads;
 use jiffy_proto::agent::SiteSettings;
@@ -41,6 +42,8 @@ pub struct HostOptions {
     pub lock: Option<Arc<crate::DirectoryLock>>,
     /// Receives the events of the sandboxes. Defaults to a feed in memory.
     pub events: EventFeed,
+    /// Counts the usage of owners. Defaults to a ledger in memory.
+    pub usage: UsageLedger,
 }
 
 impl Default for HostOptions {
@@ -59,6 +62,7 @@ impl Default for HostOptions {
             is_stock: |_| false,
             lock: None,
             events: EventFeed::in_memory(),
+            usage: UsageLedger::in_memory(),
         }
     }
 }

@@ -328,7 +328,7 @@ impl SandboxFigures<'_> {
 }
 
 /// Samples all running sandboxes. Returns `None` once the sandboxes are dropped.
-async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
+pub(super) async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
     let inner = inner.upgrade()?;
     let ids: Vec<_> = inner.indexes.running.lock().iter().cloned().collect();
     let entries = {
@@ -348,7 +348,12 @@ async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
 
 /// Adds the present usage of a running sandbox to its history.
 pub(super) fn sample(entry: &SandboxEntry) {
-    if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
+    let Some(guest) = entry.guest() else {
+        return;
+    };
+    let usage = guest.usage();
+    entry.meter_usage(usage);
+    if let Some(usage) = usage {
         let sample = entry.history().add(now_ms(), entry.size(), usage);
         if is_busy(&sample) {
             entry.uses().record();

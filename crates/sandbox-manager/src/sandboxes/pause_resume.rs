@@ -83,6 +83,7 @@ impl Sandboxes {
         // of its owner, and the pin protects the snapshot from garbage collection.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
+        entry.meter();
         // Computed before the snapshot, so that the record is committed together with it.
         let paused = Sandbox {
             snapshot: Some(draft.id.clone()),

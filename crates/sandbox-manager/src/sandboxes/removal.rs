@@ -28,6 +28,7 @@ impl Sandboxes {
                 // daemon crashes meanwhile, the sandbox counts as killed and not as lost.
                 let change = JournalChange::Sandbox(entry.record_in(SandboxState::Killed));
                 this.0.journal.commit_write_behind(&[change]);
+                entry.meter();
                 guest.halt().await;
             }
             let _op_guard = entry.op_lock().lock().await;
@@ -44,6 +45,9 @@ impl Sandboxes {
         &self,
         entry: &SandboxEntry,
     ) -> Result<Sandbox, OperationError> {
+        if !entry.is_ending() {
+            entry.meter();
+        }
         if let Some(guest) = entry.replace_guest(None) {
             self.stop_guest(guest).await;
         }

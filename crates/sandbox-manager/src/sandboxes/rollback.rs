@@ -117,7 +117,9 @@ impl Sandboxes {
             is_written
         };
         let step = steps::begin("rollback");
+        entry.meter();
         let rolled_back = guest.roll_back(snapshot, &identity, &mut commit).await;
+        entry.reset_meter();
         drop(step);
         match rolled_back {
             Ok(()) => {

@@ -26,4 +26,5 @@ mod resume_hold;
 mod rollback_in_place;
 mod shared;
 mod uploads;
+mod usage;
 mod warm_pool;
