@@ -32,7 +32,7 @@ export const overviewRoute = createRoute({ getParentRoute: () => root, path: '/o
 export const sandboxesRoute = createRoute({
   getParentRoute: () => root,
   path: '/sandboxes',
-  validateSearch: texts('q', 'state', 'template', 'engine', 'key', 'meta', 'group', 'sort', 'columns'),
+  validateSearch: texts('q', 'state', 'template', 'engine', 'key', 'host', 'meta', 'group', 'sort', 'columns'),
   component: SandboxesPage,
 })
 
@@ -63,6 +63,7 @@ const tabs = [
   tab('files', () => import('./sandbox/files-tab'), 'FilesTab', ['path', 'file']),
   tab('charts', () => import('./sandbox/charts-tab'), 'ChartsTab', ['range']),
   tab('console', () => import('./sandbox/tabs'), 'ConsoleTab', ['q']),
+  tab('processes', () => import('./sandbox/processes-tab'), 'ProcessesTab', ['q', 'sort']),
   tab('connections', () => import('./sandbox/tabs'), 'ConnectionsTab', ['q', 'verdict']),
   tab('ports', () => import('./sandbox/tabs'), 'PortsTab'),
   tab('lineage', () => import('./sandbox/lineage-tab'), 'LineageTab', ['at']),

@@ -6,6 +6,7 @@ pub mod comparison;
 pub mod files;
 pub mod metrics;
 pub mod process;
+pub mod process_list;
 pub mod tree;
 
 use crate::connection_pool::{ConnectionPool, PooledResponse};

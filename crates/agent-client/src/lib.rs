@@ -22,6 +22,7 @@ pub use client::metrics::GuestMetrics;
 pub use client::process::{
     ExitStatus, Process, ProcessEvent, ProcessInfo, ProcessLimits, ProcessSpec, PtySize,
 };
+pub use client::process_list::GuestProcess;
 pub use client::tree::{TreeEntry, TreeEntryKind};
 pub use client::{archive, comparison, files, metrics, process, tree};
 pub use connection_pool::{ConnectionPool, PooledResponse};

@@ -13,6 +13,7 @@ pub mod free_memory;
 pub mod hashes;
 pub mod init;
 pub mod metrics;
+pub mod processes;
 pub mod range;
 pub mod restart;
 pub mod signature;
@@ -47,6 +48,8 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::POST, "/disk/thaw") => disk_freeze::thaw(agent, &request).await,
         (&Method::GET, "/metrics") => metrics::answer(agent).await,
         (&Method::GET, "/commands") => Ok(commands::answer(agent)),
+        (&Method::GET, "/processes") => processes::list(agent, &request).await,
+        (&Method::POST, "/processes/signal") => processes::signal(agent, &request).await,
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
         (&Method::POST, "/init") => init::answer(agent, request).await,
         (
@@ -66,6 +69,8 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
             | "/disk/thaw"
             | "/metrics"
             | "/commands"
+            | "/processes"
+            | "/processes/signal"
             | "/envs"
             | "/init",
         ) => Err(RestError::new(

@@ -11,6 +11,7 @@ mod event;
 mod fleet;
 mod function;
 mod guest;
+mod guest_process;
 mod host;
 mod key;
 mod lineage;
@@ -51,6 +52,7 @@ pub use guest::{
     AllMetrics, Connection, Connections, ConsoleLine, LogEntry, LogLevel, Logs, LogsV2, Metric,
     Preview, Process, RefusalReason, Verdict,
 };
+pub use guest_process::{GuestProcess, GuestProcesses, SignalName, SignalProcess};
 pub use host::{
     Budget, BudgetLimits, BudgetUsage, DaemonStatus, DiskUsage, Health, HealthStatus, Host, Pool,
     PruneHost, PruneItem, PruneKind, PrunedHost, RevokeKey, RevokedKey, SetPool, StopHost, Team,

@@ -153,6 +153,7 @@ fn path_parameter_description(name: &str) -> &'static str {
         "alias" => "Name of the template",
         "hash" => "Hash of the files",
         "word" => "Secret part of the upload link",
+        "pid" => "Process id in the guest",
         "port" => "Port of the guest",
         "keyID" => "Id or name of the API key",
         "host" => "Host of the fleet, as `jiffy fleet nodes` names it",

@@ -19,6 +19,7 @@ mod list;
 mod pause_resume;
 mod pools;
 mod ports;
+mod processes;
 mod prune;
 mod rollback;
 mod snapshot_routes;
@@ -142,6 +143,11 @@ fn guarded_calls() -> Calls {
         .get("/sandboxes/{sandboxID}/connections", guest::connections)
         .get("/sandboxes/{sandboxID}/preview", guest::preview)
         .get("/sandboxes/{sandboxID}/process", host::process)
+        .get("/sandboxes/{sandboxID}/processes", processes::list)
+        .post(
+            "/sandboxes/{sandboxID}/processes/{pid}/signal",
+            processes::signal,
+        )
         .get("/sandboxes/{sandboxID}/ports/{port}", ports::stream)
         .post("/sandboxes/{sandboxID}/lease", lease::lease)
         .get("/lineage", lineage::lineage)
@@ -246,6 +252,9 @@ pub(crate) mod bounds {
     pub(crate) use super::functions::{MAX_LOG_WAIT_S, MAX_POSITION};
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK_S, MAX_MOMENT};
     pub(crate) use super::list::STATES;
+    pub(crate) use super::processes::{
+        DEFAULT_PROCESSES, MAX_PROCESS_FILTER, MAX_PROCESSES, PROCESS_ORDERS,
+    };
     pub(crate) use super::templates::MAX_UNPAGED;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
 }

@@ -18,6 +18,7 @@ mod key;
 mod list;
 mod mcp;
 mod network;
+mod processes;
 #[cfg(test)]
 mod reference;
 mod remove;
@@ -63,6 +64,7 @@ pub use key::{KeyCommand, KeyCreateArgs};
 pub use list::{Filter, LsArgs};
 pub use mcp::{McpArgs, McpCommand, McpInstallArgs};
 pub use network::{FeatureSwitch, NetworkArgs};
+pub use processes::{ProcessOrder, ProcessesArgs, SignalArgs};
 pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
@@ -135,6 +137,10 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Show processor, memory, disk and network usage of sandboxes
     Stats(StatsArgs),
+    /// Show the processes inside a sandbox
+    Processes(ProcessesArgs),
+    /// Send a signal to a process inside a sandbox
+    Signal(SignalArgs),
     /// Show a live table of all sandboxes, and pause, fork, snapshot or kill them by keys
     Top(TopArgs),
     /// Open a shell in a sandbox

@@ -9,6 +9,7 @@ pub mod inspect;
 mod lineage;
 mod list;
 pub mod logs;
+mod processes;
 mod remove;
 pub mod shell;
 mod stats;
@@ -86,6 +87,8 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
             ..
         }) => return verify(host, id, *json).await,
         Command::Logs(args) => logs::run(args).await?,
+        Command::Processes(args) => processes::list(args).await?,
+        Command::Signal(args) => processes::signal(args).await?,
         Command::Ls(args) => list::run(args).await?,
         Command::Engines(args) => {
             let all = jiffy_daemon::open_client(&args.host.server())

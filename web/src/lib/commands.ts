@@ -90,6 +90,17 @@ export const commands = {
     method: 'DELETE',
     path: `/sandboxes/${id(sandbox)}`,
   }),
+  processes: (sandbox: string): Command => ({
+    jiffy: ['processes', sandbox],
+    method: 'GET',
+    path: `/sandboxes/${id(sandbox)}/processes`,
+  }),
+  signal: (sandbox: string, pid: number, signal: string): Command => ({
+    jiffy: ['signal', sandbox, String(pid), signal],
+    method: 'POST',
+    path: `/sandboxes/${id(sandbox)}/processes/${pid}/signal`,
+    body: { signal },
+  }),
   restart: (sandbox: string): Command => ({
     jiffy: ['restart', sandbox],
     method: 'POST',

@@ -17,6 +17,7 @@ const tabs = [
   ['terminal', 'Terminal'],
   ['files', 'Files'],
   ['charts', 'Charts'],
+  ['processes', 'Processes'],
   ['console', 'Console log'],
   ['connections', 'Connections'],
   ['ports', 'Ports'],

@@ -4,6 +4,7 @@ mod events;
 mod functions;
 mod host;
 mod observe;
+mod processes;
 mod sandboxes;
 mod templates;
 mod usage;
@@ -26,6 +27,7 @@ pub(super) fn all() -> Vec<Operation> {
     ];
     all.extend(sandboxes::sandboxes());
     all.extend(observe::observe());
+    all.extend(processes::processes());
     all.extend(events::events());
     all.push(events::audit());
     all.push(usage::usage());

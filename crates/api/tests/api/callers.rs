@@ -92,6 +92,7 @@ impl Tenant {
             "{alias}" | "{name}" => self.name.clone(),
             "{keyID}" => self.key.clone(),
             "{port}" => "80".to_owned(),
+            "{pid}" => "7".to_owned(),
             "{host}" => "h1".to_owned(),
             "{hash}" => "ab".repeat(32),
             "{word}" => "0".repeat(40),
@@ -156,6 +157,13 @@ impl Tenant {
 
 /// Returns a valid value of a schema.
 fn sample(schema: &Value) -> Value {
+    if let Some(name) = schema["$ref"].as_str() {
+        let name = name.rsplit('/').next().unwrap();
+        return sample(&DOCUMENT["components"]["schemas"][name]);
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        return values[0].clone();
+    }
     let kind = match &schema["type"] {
         Value::Array(kinds) => kinds[0].clone(),
         kind => kind.clone(),

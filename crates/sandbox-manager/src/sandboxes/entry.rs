@@ -1,5 +1,6 @@
 //! [`SandboxEntry`]: a sandbox in memory, with its record, guest, operation lock and history.
 
+mod agent;
 mod meter;
 
 use super::connection_history::ConnectionHistory;

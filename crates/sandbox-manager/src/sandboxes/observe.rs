@@ -1,5 +1,7 @@
 //! Metrics of this host, and observation of single sandboxes: usage, process, console, connections.
 
+mod processes;
+
 use super::entry::SandboxEntry;
 use super::idle_verdict::is_busy;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
@@ -7,7 +9,7 @@ use crate::admission::{FreeResources, HostFigures, ReservedResources};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
 use crate::operation_times::SandboxTimes;
 use crate::usage::UsageSample;
-use jiffy_agent_client::AgentClient;
+use jiffy_agent_client::ClientError;
 use jiffy_api_types::StateName;
 use jiffy_engine_api::{ConnectionRecords, EngineError, now_ms};
 use jiffy_proto::agent::ENVD_PORT;
@@ -36,6 +38,21 @@ impl Sandboxes {
     pub fn observe(&self) -> Observation<'_> {
         Observation(&self.0)
     }
+}
+
+/// Returns the answer of the agent of a sandbox, at most [`ANSWER_LIMIT`] later.
+async fn answer_of<T>(
+    id: &str,
+    answer: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, OperationError> {
+    let failed = |problem: String| OperationError::Connect {
+        id: id.to_owned(),
+        port: ENVD_PORT,
+        source: std::io::Error::other(problem),
+    };
+    let answer = tokio::time::timeout(ANSWER_LIMIT, answer).await;
+    let answer = answer.map_err(|e| failed(e.to_string()))?;
+    answer.map_err(|e| failed(e.to_string()))
 }
 
 /// Number of sandboxes that are sampled before the task yields.
@@ -90,25 +107,9 @@ impl Observation<'_> {
     /// guest, also if it is idle.
     pub async fn measure(self, id: &str) -> Result<UsageSample, OperationError> {
         let entry = self.0.entry(id)?;
-        let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "measure")?;
+        let agent = entry.agent("measure")?;
+        let usage = answer_of(id, agent.metrics()).await?;
         let record = entry.record();
-        let agent = AgentClient::new(move || {
-            let guest = guest.clone();
-            async move { guest.connect(ENVD_PORT).await }
-        });
-        let agent = match record.agent_token {
-            Some(token) => agent.with_token(token),
-            None => agent,
-        };
-        let failed = |problem: String| OperationError::Connect {
-            id: record.id.clone(),
-            port: ENVD_PORT,
-            source: std::io::Error::other(problem),
-        };
-        let answer = tokio::time::timeout(ANSWER_LIMIT, agent.metrics()).await;
-        let usage = answer
-            .map_err(|e| failed(e.to_string()))?
-            .map_err(|e| failed(e.to_string()))?;
         Ok(UsageSample {
             at_ms: now_ms(),
             cpu_count: record.size.vcpus,
