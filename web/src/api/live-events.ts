@@ -2,7 +2,7 @@ import type { QueryClient } from '@tanstack/react-query'
 import { useQueryClient } from '@tanstack/react-query'
 import { useEffect } from 'react'
 import { live, type SandboxEvent } from '../live/socket'
-import { api, CallError, data, type Sandbox } from './client'
+import { api, CallError, data, type Sandbox, type SandboxDetail } from './client'
 import { refresh } from './queries'
 
 /** Events within this time are processed together. The first event of a burst is processed at once. */
@@ -59,6 +59,7 @@ class EventUpdates {
       if (type === 'sandbox.killed') {
         ids.delete(sandboxID)
         this.setRow(sandboxID, undefined)
+        this.queries.setQueryData<SandboxDetail>(['sandbox', sandboxID], (old) => old && { ...old, state: 'killed' })
       } else ids.add(sandboxID)
     }
     const list = this.queries.getQueryData<Sandbox[]>(['sandboxes'])
@@ -85,8 +86,10 @@ class EventUpdates {
       sandbox = data(await api.GET('/sandboxes/{sandboxID}', { params: { path: { sandboxID: id } } }))!
     } catch (error) {
       // The sandbox was removed. Other errors are reported by the list.
-      if (error instanceof CallError && error.status === 404) this.setRow(id, undefined)
-      else this.request('sandboxes')
+      if (error instanceof CallError && error.status === 404) {
+        this.setRow(id, undefined)
+        void this.queries.invalidateQueries({ queryKey: ['sandbox', id] })
+      } else this.request('sandboxes')
       return
     }
     this.setRow(id, sandbox)
@@ -95,7 +98,6 @@ class EventUpdates {
   }
 
   private setRow(id: string, sandbox: Sandbox | undefined) {
-    if (!sandbox) void this.queries.invalidateQueries({ queryKey: ['sandbox', id] })
     this.queries.setQueryData<Sandbox[]>(['sandboxes'], (list) => {
       if (!list) return list
       const at = list.findIndex((row) => row.sandboxID === id)
