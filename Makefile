@@ -101,7 +101,7 @@ kernel: ## build the guest kernel from source (long)
 	@kernel/build
 
 .PHONY: screenshots
-screenshots: build template ## screenshots of the web console in target/screenshots, with its loading time
+screenshots: build template ## screenshots of the web console in target/screenshots
 	@scripts/step "screenshots of the web console" tests/console/run --screenshots "$(TARGET_DIR)/screenshots"
 
 .PHONY: bench

@@ -16,7 +16,7 @@ use crate::usage_counts::UsageCounts;
 use jiffy_api_types::{DaemonStatus, StopHost};
 use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
-use jiffy_sandbox_manager::{FigureFamily, Sandboxes, UsageSample};
+use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_template_builder::Builder;
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ pub struct App {
     pub(crate) authentication_limit: Arc<AuthenticationLimit>,
     pub(crate) console_times: Arc<ConsoleTimes>,
     pub(crate) event_streams: Arc<EventStreams>,
-    pub(crate) displayed_usage: Arc<Recent<UsageSample>>,
+    pub(crate) displayed_usage: Arc<Recent<Arc<str>>>,
     pub(crate) reported_keys: Arc<ReportedKeys>,
     /// Results of comparisons, for their further pages.
     pub(crate) comparisons: Arc<StoredComparisons>,

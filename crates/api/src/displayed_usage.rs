@@ -4,9 +4,9 @@ use crate::app::App;
 use crate::caller::Caller;
 use crate::lookup::Liveness;
 use crate::wire::guest::metric;
-use jiffy_api_types::Metric;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Age until which a measurement is shown to further viewers. Viewers request it once per second.
@@ -44,16 +44,20 @@ impl<T: Clone> Recent<T> {
 }
 
 impl App {
-    /// Returns the present usage of those sandboxes of this host that the caller sees and that run.
-    /// Concurrent viewers share measurements.
+    /// Returns the present usage of those sandboxes of this host that the caller sees and that run:
+    /// the id of each, and a [`jiffy_api_types::Metric`] as JSON. Concurrent viewers share
+    /// measurements.
     #[must_use]
-    pub fn displayed_usage(&self, caller: &Caller, ids: &[String]) -> BTreeMap<String, Metric> {
+    pub fn displayed_usage(&self, caller: &Caller, ids: &[String]) -> Vec<(String, Arc<str>)> {
         let usage = ids.iter().filter_map(|id| {
             let sandbox = self.sandbox(caller, id, Liveness::Alive).ok()?;
             let id = sandbox.id();
-            let measure = || self.sandboxes.observe().now(id).ok().flatten();
-            let sample = self.displayed_usage.get(id, measure)?;
-            Some((caller.shown_id(id).to_owned(), metric(&sample)))
+            let measured = self.displayed_usage.get(id, || {
+                let sample = self.sandboxes.observe().now(id).ok().flatten()?;
+                let text = serde_json::to_string(&metric(&sample)).ok()?;
+                Some(Arc::<str>::from(text))
+            });
+            Some((caller.shown_id(id).to_owned(), measured?))
         });
         usage.collect()
     }

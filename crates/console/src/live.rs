@@ -21,10 +21,10 @@ use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use jiffy_agent_client::PtySize;
 use jiffy_api::{Caller, ClientAddress};
-use jiffy_api_types::{Event, Metric};
+use jiffy_api_types::Event;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -108,8 +108,6 @@ pub(crate) enum Notice {
         next: Option<String>,
         gap: bool,
     },
-    /// Usage of the displayed sandboxes of this host, by their ids.
-    Usage { sandboxes: BTreeMap<String, Metric> },
 }
 
 /// `GET /guest/{id}/terminals`: lists the terminals that can be attached.

@@ -7,6 +7,7 @@ use crate::refusal::Refusal;
 use crate::session_store::Session;
 use axum::extract::ws::Message;
 use jiffy_api::{ClientAddress, FollowedEvents};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -69,10 +70,46 @@ pub(crate) async fn display(
         let Ok(Some(caller)) = console.caller_of(&session, from) else {
             return;
         };
-        let sandboxes = console.app.displayed_usage(&caller, &sandboxes);
-        match queue.try_send(text(&Notice::Usage { sandboxes })) {
+        let usage = usage_notice(&console.app.displayed_usage(&caller, &sandboxes));
+        match queue.try_send(Message::Text(usage.into())) {
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => {}
             Err(mpsc::error::TrySendError::Closed(_)) => return,
         }
+    }
+}
+
+/// Returns the message with the usage of sandboxes by their ids. All tabs share the text of each
+/// sandbox, so that it is encoded once per second.
+fn usage_notice(sandboxes: &[(String, Arc<str>)]) -> String {
+    let mut text = String::from(r#"{"type":"usage","sandboxes":{"#);
+    for (number, (id, usage)) in sandboxes.iter().enumerate() {
+        if number > 0 {
+            text.push(',');
+        }
+        // Ids are letters and digits.
+        text.extend(["\"", id, "\":", usage]);
+    }
+    text.push_str("}}");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_with_the_usage_is_json() {
+        let usage: [(String, Arc<str>); 2] = [
+            ("a1".to_owned(), r#"{"memUsed":1}"#.into()),
+            ("b2".to_owned(), r#"{"memUsed":2}"#.into()),
+        ];
+        for count in 0..=2 {
+            let message: serde_json::Value =
+                serde_json::from_str(&usage_notice(&usage[..count])).unwrap();
+            assert_eq!(message["type"], "usage");
+            assert_eq!(message["sandboxes"].as_object().unwrap().len(), count);
+        }
+        let last: serde_json::Value = serde_json::from_str(&usage_notice(&usage)).unwrap();
+        assert_eq!(last["sandboxes"]["b2"]["memUsed"], 2);
     }
 }
