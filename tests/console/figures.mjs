@@ -1,6 +1,5 @@
-// Measures the console and writes samples to a file: loading of the first page, an echo in a terminal,
-// a flood of output, a new row after a create, and a daemon with 100 open tabs. Started by
-// tests/console/run --figures FILE, which bench/console calls with programs of `make build`.
+// Measures the console and writes samples to a file: first page, terminal, events, and a daemon with
+// 100 open tabs. Started by tests/console/run --figures FILE, which bench/console calls.
 import assert from 'node:assert/strict'
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
