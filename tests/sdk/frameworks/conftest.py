@@ -9,7 +9,11 @@ import pytest
 from fixtures import unique  # noqa: F401
 from models import Model
 
-os.environ.update({"OPENAI_AGENTS_DISABLE_TRACING": "1", "LANGSMITH_TRACING": "false", "ANONYMIZED_TELEMETRY": "false"})
+# No framework may send measurements or traces.
+os.environ.update({
+    "OPENAI_AGENTS_DISABLE_TRACING": "1", "LANGSMITH_TRACING": "false", "CREWAI_DISABLE_TELEMETRY": "true",
+    "OTEL_SDK_DISABLED": "true", "INSPECT_DISPLAY": "none",
+})
 
 
 @pytest.fixture
