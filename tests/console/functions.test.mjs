@@ -1,7 +1,18 @@
 // Functions are deployed, tested, rolled back and removed, and templates are built and tagged.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
-import { findings, go, launch, open, owner, READ_KEY, signInByCode, signInByKey, violations } from './browser.mjs'
+import {
+  createSandbox,
+  findings,
+  go,
+  launch,
+  open,
+  owner,
+  READ_KEY,
+  signInByCode,
+  signInByKey,
+  violations,
+} from './browser.mjs'
 import { moduleOf } from './wasm.mjs'
 
 let browser
@@ -148,7 +159,54 @@ test('the page of the fleet explains its state, and its absence', async () => {
   await page.getByLabel('State').selectOption('draining')
   assert.equal(new URL(page.url()).searchParams.get('state'), 'draining')
   assert.equal(await page.locator('tbody tr').count(), 1)
+  await page.getByLabel('State').selectOption('')
+
+  // Hosts are drained, with their running sandboxes if this is chosen, and receive sandboxes again.
+  const sent = []
+  await page.route('**/api/fleet/nodes/*/*', (route) => {
+    const request = route.request()
+    sent.push([new URL(request.url()).pathname.replace(/.*\/nodes/, ''), request.postDataJSON()])
+    return route.fulfill({ json: { host: 'h1', state: 'draining' } })
+  })
+  await page.getByRole('row', { name: /^h1/ }).getByRole('button', { name: 'Drain' }).click()
+  await dialog().getByRole('checkbox').check()
+  await dialog().getByRole('button', { name: 'As a command' }).click()
+  await dialog().getByText('jiffy fleet drain --force h1').waitFor()
+  assert.deepEqual(await findings(page), [])
+  await dialog().getByRole('button', { name: 'Drain', exact: true }).click()
+  await dialog().waitFor({ state: 'detached' })
+  await page.getByRole('row', { name: /^h3/ }).getByRole('button', { name: 'Undrain' }).click()
+  await dialog().getByRole('button', { name: 'Undrain', exact: true }).click()
+  await dialog().waitFor({ state: 'detached' })
+  assert.deepEqual(sent, [
+    ['/h1/drain', { wait: false, force: true }],
+    ['/h3/undrain', null],
+  ])
+  await page.unroute('**/api/fleet/nodes/*/*')
   await page.unroute('**/api/fleet')
+
+  // In a fleet, sandboxes have a host, by which they are filtered.
+  await page.route('**/api/v2/sandboxes*', async (route) => {
+    const response = await route.fetch()
+    const [sandbox] = await response.json()
+    const on = (host) => ({
+      ...sandbox,
+      sandboxID: `${sandbox.sandboxID.slice(0, 18)}${host}`,
+      name: `on-${host}`,
+      host,
+    })
+    await route.fulfill({ json: [on('h1'), on('h2')] })
+  })
+  const own = await createSandbox({})
+  await go(page, '/sandboxes')
+  await page.getByRole('row', { name: /on-h1/ }).getByRole('cell', { name: 'h1', exact: true }).waitFor()
+  await page.getByLabel('Host', { exact: true }).selectOption('h2')
+  await page.getByRole('row', { name: /on-h1/ }).waitFor({ state: 'detached' })
+  await page.getByRole('row', { name: /on-h2/ }).waitFor()
+  assert.equal(new URL(page.url()).searchParams.get('host'), 'h2')
+  await page.unroute('**/api/v2/sandboxes*')
+  await owner('DELETE', `/sandboxes/${own.sandboxID}`)
+
   const reader = await signInByKey(await open(browser), READ_KEY, '/hosts')
   await reader.getByText('Not permitted with this key').waitFor()
   await reader.context().close()

@@ -1,10 +1,13 @@
-import { CallError, type Schemas } from '../api/client'
+import { useState } from 'react'
+import { api, CallError, type Schemas } from '../api/client'
 import { useFleet } from '../api/queries'
 import { useSession } from '../session'
 import { sorted, useFilters } from '../lib/filters'
 import { count, duration, mib } from '../lib/format'
+import { hostCommands } from '../lib/host-commands'
 import { visible } from '../lib/visible'
-import { Copy, Empty, Problem, Skeleton } from '../ui/controls'
+import { ConfirmDialog } from '../ui/confirm-dialog'
+import { Button, Copy, Empty, Problem, Skeleton } from '../ui/controls'
 import { NotPermitted } from '../ui/not-permitted'
 import { SortHeading } from '../ui/sort-heading'
 import { FilterSelect, SearchField } from '../ui/filters'
@@ -46,6 +49,7 @@ function Hosts() {
   const [filters, update] = useFilters<Filters>()
   const fleet = useFleet(true)
   const info = fleet.data
+  const [changing, setChanging] = useState<Node>()
   if (fleet.error instanceof CallError && fleet.error.status === 404)
     return (
       <Empty title="This host belongs to no fleet" command="jiffy fleet init">
@@ -142,6 +146,9 @@ function Hosts() {
               <SortHeading id="memory" label="Free memory" isNumber {...heading} />
               <SortHeading id="heartbeat" label="Heartbeat" isNumber isWide {...heading} />
               <th className="wide-only">Version</th>
+              <th>
+                <span className="sr-only">Actions</span>
+              </th>
             </tr>
           </thead>
           <tbody>
@@ -175,12 +182,54 @@ function Hosts() {
                   {n.heartbeatAgeMs == null ? '–' : `${duration(n.heartbeatAgeMs / 1000)} ago`}
                 </td>
                 <td className="wide-only">{visible(n.version)}</td>
+                <td className="actions-cell">
+                  {(n.state === 'up' || n.state === 'draining') && (
+                    <Button small look="ghost" onClick={() => setChanging(n)}>
+                      {n.state === 'up' ? 'Drain' : 'Undrain'}
+                    </Button>
+                  )}
+                </td>
               </tr>
             ))}
           </tbody>
         </table>
       </div>
       <p className="muted">Paused sandboxes that are not stored are lost together with their host.</p>
+      {changing?.state === 'up' && (
+        <DrainDialog host={changing.id} onDone={() => void fleet.refetch()} onClose={() => setChanging(undefined)} />
+      )}
+      {changing?.state === 'draining' && (
+        <ConfirmDialog
+          title={`Place sandboxes on ${changing.id} again?`}
+          label="Undrain"
+          command={hostCommands.undrain(changing.id)}
+          run={() => api.POST('/fleet/nodes/{host}/undrain', { params: { path: { host: changing.id } } })}
+          onDone={() => void fleet.refetch()}
+          onClose={() => setChanging(undefined)}>
+          <p>New sandboxes are placed on this host again.</p>
+        </ConfirmDialog>
+      )}
     </>
+  )
+}
+
+/** Confirms a drain. */
+function DrainDialog({ host, onDone, onClose }: { host: string; onDone: () => void; onClose: () => void }) {
+  const [force, setForce] = useState(false)
+  return (
+    <ConfirmDialog
+      title={`Drain ${host}?`}
+      label="Drain"
+      danger={force}
+      command={hostCommands.drain(host, force)}
+      run={() => api.POST('/fleet/nodes/{host}/drain', { params: { path: { host } }, body: { wait: false, force } })}
+      onDone={onDone}
+      onClose={onClose}>
+      <p>No more sandboxes are placed on this host, and its paused sandboxes resume on other hosts.</p>
+      <label className="row">
+        <input type="checkbox" checked={force} onChange={(e) => setForce(e.target.checked)} />
+        Also pause its running sandboxes and store them, so that they resume on other hosts
+      </label>
+    </ConfirmDialog>
   )
 }

@@ -18,6 +18,7 @@ interface Props {
   metadata: string[]
   hasEngine: boolean
   hasKey: boolean
+  hasHost: boolean
   mayChange: boolean
   onSelect: (id: string, range?: boolean) => void
   onAction: (action: SandboxAction) => void
@@ -133,6 +134,7 @@ export const SandboxRow = memo(
             <code>{sandbox.jiffy.terms.owner?.slice(0, 8) ?? 'owner'}</code>
           </td>
         )}
+        {props.hasHost && <td className="wide-only">{sandbox.host === undefined ? '–' : visible(sandbox.host)}</td>}
         <td className="actions-cell">
           <Menu
             label={`Actions on ${visible(name)}`}
@@ -165,5 +167,6 @@ export const SandboxRow = memo(
     a.index === b.index &&
     a.metadata.join() === b.metadata.join() &&
     a.hasEngine === b.hasEngine &&
-    a.hasKey === b.hasKey,
+    a.hasKey === b.hasKey &&
+    a.hasHost === b.hasHost,
 )

@@ -30,6 +30,7 @@ interface Filters {
   template?: string
   engine?: string
   key?: string
+  host?: string
   meta?: string
   group?: string
   sort?: string
@@ -40,11 +41,12 @@ interface Filters {
 type Line = { sandbox: Sandbox } | { group: string; count: number }
 
 function matches(sandbox: Sandbox, filters: Filters): boolean {
-  const { q, state, template, engine, key, meta } = filters
+  const { q, state, template, engine, key, host, meta } = filters
   if (state && sandbox.state !== state) return false
   if (template && sandbox.alias !== template) return false
   if (engine && sandbox.engine !== engine) return false
   if (key && sandbox.jiffy.terms.owner !== key) return false
+  if (host && sandbox.host !== host) return false
   if (meta) {
     const at = meta.indexOf('=')
     const name = at < 0 ? meta : meta.slice(0, at)
@@ -72,6 +74,7 @@ const columns: ColumnDef<Sandbox>[] = [
   { id: 'disk', accessorFn: (s) => s.diskSizeMB },
   { id: 'engine', accessorFn: (s) => s.engine ?? '' },
   { id: 'key', accessorFn: (s) => s.jiffy.terms.owner ?? '' },
+  { id: 'host', accessorFn: (s) => s.host ?? '' },
 ]
 
 export function SandboxesPage() {
@@ -89,7 +92,7 @@ export function SandboxesPage() {
   const filtered = useMemo(
     () => (all ?? []).filter((s) => matches(s, applied)),
     // The filters are listed one by one, because each navigation creates a new object.
-    [all, applied.q, applied.state, applied.template, applied.engine, applied.key, applied.meta],
+    [all, applied.q, applied.state, applied.template, applied.engine, applied.key, applied.host, applied.meta],
   )
   const sorting: SortingState = useMemo(() => {
     const sort = applied.sort ?? 'age'
@@ -177,6 +180,8 @@ export function SandboxesPage() {
   const isFiltered = filtered.length !== (all?.length ?? 0)
   const templates = [...new Set((all ?? []).map((s) => s.alias))].sort()
   const engines = [...new Set((all ?? []).flatMap((s) => s.engine ?? []))].sort()
+  // Only sandboxes of a fleet have a host.
+  const hosts = [...new Set((all ?? []).flatMap((s) => s.host ?? []))].sort()
   const owners = [...new Set((all ?? []).flatMap((s) => s.jiffy.terms.owner ?? []))].sort()
   const before = items[0]?.start ?? 0
   const after = virtual.getTotalSize() - (items.at(-1)?.end ?? 0)
@@ -247,6 +252,9 @@ export function SandboxesPage() {
           )}
           {session.isAdmin && owners.length > 1 && (
             <FilterSelect label="Key" value={applied.key} options={owners} onChange={(key) => update({ key })} />
+          )}
+          {hosts.length > 1 && (
+            <FilterSelect label="Host" value={applied.host} options={hosts} onChange={(host) => update({ host })} />
           )}
           {metadataKeys.length > 0 && (
             <>
@@ -370,6 +378,7 @@ export function SandboxesPage() {
                 <th className="num wide-only">Network</th>
                 {engines.length > 1 && heading('engine', 'Engine', false, true)}
                 {session.isAdmin && owners.length > 1 && heading('key', 'Key', false, true)}
+                {hosts.length > 0 && heading('host', 'Host', false, true)}
                 <th className="actions-cell">
                   <span className="sr-only">Actions</span>
                 </th>
@@ -407,6 +416,7 @@ export function SandboxesPage() {
                     metadata={shownColumns}
                     hasEngine={engines.length > 1}
                     hasKey={session.isAdmin && owners.length > 1}
+                    hasHost={hosts.length > 0}
                     mayChange={session.mayChange}
                     onSelect={selection.toggle}
                     onAction={(action) => setBulk({ action, sandboxes: [sandbox] })}
