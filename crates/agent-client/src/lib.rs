@@ -24,7 +24,7 @@ pub use client::process::{
 };
 pub use client::process_list::GuestProcess;
 pub use client::tree::{TreeEntry, TreeEntryKind};
-pub use client::{archive, comparison, files, metrics, process, tree};
+pub use client::{archive, comparison, files, metrics, process, process_list, tree};
 pub use connection_pool::{ConnectionPool, PooledResponse};
 pub use error::{ClientError, RpcCode};
 pub use greeting::{AssignedGreeting, Greeting, GreetingError};

@@ -87,8 +87,8 @@ impl AgentClient {
     }
 }
 
-/// Parses the response of the agent. `None` if its form is invalid.
-fn parse_list(mut bytes: &[u8]) -> Option<Vec<GuestProcess>> {
+/// Parses the response of an agent. `None` if its form is invalid.
+pub fn parse_list(mut bytes: &[u8]) -> Option<Vec<GuestProcess>> {
     let uptime = field(&mut bytes)?;
     let uptime = std::str::from_utf8(uptime).ok()?;
     let uptime: f64 = uptime.split(' ').next()?.trim().parse().ok()?;
