@@ -76,7 +76,7 @@ impl Sandboxes {
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(every).await;
-                if sample_all(&inner).await.is_none() {
+                if each_running(&inner, sample).await.is_none() {
                     return;
                 }
             }
@@ -328,8 +328,11 @@ impl SandboxFigures<'_> {
     }
 }
 
-/// Samples all running sandboxes. Returns `None` once the sandboxes are dropped.
-pub(super) async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
+/// Calls `measure` with each running sandbox. Returns `None` once the sandboxes are dropped.
+pub(super) async fn each_running(
+    inner: &Weak<SandboxesInner>,
+    measure: fn(&SandboxEntry),
+) -> Option<()> {
     let inner = inner.upgrade()?;
     let ids: Vec<_> = inner.indexes.running.lock().iter().cloned().collect();
     let entries = {
@@ -341,7 +344,7 @@ pub(super) async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
     drop(inner);
     // A host may run thousands of sandboxes, and each sample takes several system calls.
     for batch in entries.chunks(BATCH) {
-        batch.iter().for_each(|entry| sample(entry));
+        batch.iter().for_each(|entry| measure(entry));
         tokio::task::yield_now().await;
     }
     Some(())

@@ -1,6 +1,7 @@
 //! Writes of the usage of owners to the disk.
 
-use super::observe::sample_all;
+use super::entry::SandboxEntry;
+use super::observe::each_running;
 use super::{Sandboxes, SandboxesInner};
 use crate::usage_ledger::UsageLedger;
 use std::sync::{Arc, Weak};
@@ -36,7 +37,8 @@ impl Sandboxes {
 
 /// Returns `None` once the sandboxes are dropped.
 async fn write(inner: &Weak<SandboxesInner>) -> Option<()> {
-    sample_all(inner).await?;
+    // Adds no sample to the history, whose samples have a fixed interval.
+    each_running(inner, SandboxEntry::meter).await?;
     let ledger = inner.upgrade()?.usage.clone();
     // The task does not panic.
     let _ = tokio::task::spawn_blocking(move || write_now(&ledger)).await;
