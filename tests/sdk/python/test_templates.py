@@ -1,6 +1,7 @@
 """Templates, built by the packages' own builder."""
 
 import asyncio
+import os
 
 import e2b
 import pytest
@@ -26,12 +27,18 @@ async def build(sdk, builder, unique):
 
     yield make
     await with_key(names)
+    assert not [pool for pool in await pools() if pool["templateID"] in names and pool["ready"]]
+
+
+async def pools():
+    import httpx
+
+    async with httpx.AsyncClient(base_url=os.environ["E2B_API_URL"], trust_env=False) as api:
+        return (await api.get("/pools", headers={"X-API-KEY": os.environ["E2B_API_KEY"]})).json()
 
 
 async def with_key(names):
     """Removes a template through the API, because the packages have no such call."""
-    import os
-
     import httpx
 
     async with httpx.AsyncClient(base_url=os.environ["E2B_API_URL"], trust_env=False) as api:

@@ -238,6 +238,13 @@ pub(super) async fn one(
     Ok(Json(shown))
 }
 
+/// Retires the snapshots of removed templates, whose guests in warm pools would remain otherwise.
+async fn retire_snapshots(app: App) -> Result<(), ApiError> {
+    let retire = move || app.sandboxes.templates().retire_removed();
+    let retired = tokio::task::spawn_blocking(retire).await;
+    retired.map_err(|e| ApiError::internal(e.to_string()))
+}
+
 /// `DELETE /templates/{id}`: removes a template or a snapshot. If `id` is `NAME:TAG`, only this tag
 /// of the template is removed. The data of a snapshot is removed when no other snapshot or sandbox
 /// needs it.
@@ -254,6 +261,7 @@ pub(super) async fn delete(
             Some((_, tag)) => builder.untag(&record, &[tag.to_owned()]).await?,
             None => builder.remove(&record).await?,
         }
+        retire_snapshots(app).await?;
         return Ok(StatusCode::NO_CONTENT);
     }
     let snapshot = match app.origin(&caller, &id)? {
@@ -267,7 +275,10 @@ pub(super) async fn delete(
             // On a blocking thread, because removing an image of hundreds of megabytes takes time.
             let removed = tokio::task::spawn_blocking(move || templates.remove(&reference)).await;
             return match removed {
-                Ok(Ok(())) => Ok(StatusCode::NO_CONTENT),
+                Ok(Ok(())) => {
+                    retire_snapshots(app).await?;
+                    Ok(StatusCode::NO_CONTENT)
+                }
                 // The template is a stock template whose image was not built: only its recipe
                 // exists.
                 Ok(Err(TemplateRefusal::Unknown(_))) => Err(ApiError::not_found(

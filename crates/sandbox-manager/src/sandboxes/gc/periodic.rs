@@ -92,8 +92,7 @@ impl Sandboxes {
     /// engines. Returns the number of removals, where all files of a snapshot without a record
     /// count as one. Blocks, checks everything, and holds no lock while it reads the disk.
     pub fn gc(&self) -> Result<usize, OperationError> {
-        let templates = self.templates();
-        templates.retire_outdated(&templates.retained_ids(|_| true));
+        self.templates().retire_removed();
         self.0.gc.collect_all();
         self.0.gc.remove_orphaned_files()
     }

@@ -35,6 +35,12 @@ impl TemplateSnapshots<'_> {
         self.release(unused.map(|(id, _)| id).collect());
     }
 
+    /// Retires the snapshots of all templates that were changed or removed, and stops their
+    /// warm-pool guests. Blocks, because engines read manifests from the disk.
+    pub fn retire_removed(self) {
+        self.retire_outdated(&self.retained_ids(|_| true));
+    }
+
     /// Retires the snapshots with the same template, size and engine as `newest` but another
     /// fingerprint.
     pub(in crate::sandboxes) fn retire_older(self, newest: &Snapshot) {
