@@ -2,8 +2,8 @@
 //! [`Guest`]).
 
 use crate::{
-    BootReport, ConnectionLog, EngineError, ExitReason, GuestStream, GuestUsage, NetworkRules,
-    RollbackFailure, SnapshotRequest, SnapshotTimes, Startup,
+    BootReport, ConnectionLog, EngineError, ExitReason, GuestCounters, GuestStream, GuestUsage,
+    NetworkRules, RollbackFailure, SnapshotRequest, SnapshotTimes, Startup,
 };
 use async_trait::async_trait;
 use jiffy_proto::agent::SiteSettings;
@@ -142,6 +142,11 @@ pub trait Guest: Send + Sync {
     /// Returns the resource usage, without waking an idle guest. `None` if unknown.
     fn usage(&self) -> Option<GuestUsage> {
         None
+    }
+
+    /// Returns the counters of [`Self::usage`] that operations read, with fewer system calls.
+    fn counters(&self) -> Option<GuestCounters> {
+        self.usage().map(GuestCounters::from)
     }
 
     /// Returns the number of exits from the guest to the host so far. `None` if unknown.

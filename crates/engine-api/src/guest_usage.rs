@@ -12,3 +12,21 @@ pub struct GuestUsage {
     /// Bytes sent and received over the network since the guest started. `None` without a network.
     pub net_bytes: Option<(u64, u64)>,
 }
+
+/// Counters of a guest from which its owner's usage is computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GuestCounters {
+    /// CPU time of the isolating process in microseconds since its start.
+    pub cpu_us: u64,
+    /// Bytes sent over the network since the guest started. `None` if unknown.
+    pub sent_bytes: Option<u64>,
+}
+
+impl From<GuestUsage> for GuestCounters {
+    fn from(usage: GuestUsage) -> Self {
+        Self {
+            cpu_us: usage.cpu_us,
+            sent_bytes: usage.net_bytes.map(|(sent, _)| sent),
+        }
+    }
+}

@@ -44,7 +44,7 @@ pub use exit_reason::ExitReason;
 pub use first_use::{FirstUse, FirstUseAction};
 pub use guest::{Guest, GuestHandle, RollbackCommit, SandboxIdentity, UnassignedGuest};
 pub use guest_stream::GuestStream;
-pub use guest_usage::GuestUsage;
+pub use guest_usage::{GuestCounters, GuestUsage};
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
 pub use jiffy_api_types::{
     BootMode, Capabilities, DamagedChunk, EngineDescription, SandboxSize, SizeError,

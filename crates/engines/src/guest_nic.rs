@@ -79,6 +79,11 @@ impl GuestNic {
         self.lease()?.traffic()
     }
 
+    /// Returns the number of bytes that the guest sent.
+    pub fn sent_bytes(&self) -> Option<u64> {
+        self.lease()?.sent_bytes()
+    }
+
     /// Returns the record of the guest's connections. The record remains readable after the guest
     /// exited.
     pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {

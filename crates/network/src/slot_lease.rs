@@ -61,13 +61,20 @@ impl SlotLease {
     /// Returns the numbers of bytes that its guest sent and received, from the counters of the
     /// host's end. `None` if the counters cannot be read.
     pub fn traffic(&self) -> Option<(u64, u64)> {
-        let device = self.state.config.name(self.number);
-        let count = |counter: &str| -> Option<u64> {
-            let file = format!("/sys/class/net/{device}/statistics/{counter}");
-            std::fs::read_to_string(file).ok()?.trim().parse().ok()
-        };
+        Some((self.sent_bytes()?, self.counter("tx_bytes")?))
+    }
+
+    /// Returns the number of bytes that its guest sent. `None` if the counter cannot be read.
+    pub fn sent_bytes(&self) -> Option<u64> {
         // The host receives the packets that the guest sends.
-        Some((count("rx_bytes")?, count("tx_bytes")?))
+        self.counter("rx_bytes")
+    }
+
+    /// Returns a counter of the host's end.
+    fn counter(&self, counter: &str) -> Option<u64> {
+        let device = self.state.config.name(self.number);
+        let file = format!("/sys/class/net/{device}/statistics/{counter}");
+        std::fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
     /// Takes the tap for the VMM. `None` on later calls.

@@ -63,7 +63,7 @@ pub use startup::{StartupError, start_up};
 pub use usage::UsageSample;
 pub use usage_ledger::{
     Day, DayUsage, OTHER_OWNERS, UsageAmounts, UsageClock, UsageError, UsageLedger, UsageMoment,
-    UsagePage, UsageQuery, UsageReading,
+    UsagePage, UsageQuery,
 };
 
 use std::time::Duration;

@@ -15,11 +15,11 @@ mod tests;
 
 pub use amounts::UsageAmounts;
 pub use day_clock::{UsageClock, UsageMoment};
-pub use meter::UsageReading;
 
 use amounts::DAY_MS;
 use database::{EarlierLedger, UsageDatabase, UsageRows};
 use day_clock::{DayClock, HostClock};
+use jiffy_engine_api::GuestCounters;
 use meter::Meter;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -201,7 +201,7 @@ impl UsageLedger {
         sandbox: &str,
         owner: Option<&str>,
         memory_mib: u32,
-        reading: Option<UsageReading>,
+        reading: Option<GuestCounters>,
     ) {
         let now = self.0.clock.now();
         let mut state = self.0.state.lock();
@@ -255,7 +255,7 @@ impl UsageLedger {
     }
 
     /// Counts the usage of a sandbox until now.
-    pub fn sample(&self, sandbox: &str, reading: Option<UsageReading>) {
+    pub fn sample(&self, sandbox: &str, reading: Option<GuestCounters>) {
         let now = self.0.clock.now();
         let mut state = self.0.state.lock();
         let Some(meter) = state.meters.get_mut(sandbox) else {
@@ -267,7 +267,7 @@ impl UsageLedger {
     }
 
     /// Sets the counters of a sandbox whose guest may have other counters than before.
-    pub fn reset(&self, sandbox: &str, reading: UsageReading) {
+    pub fn reset(&self, sandbox: &str, reading: GuestCounters) {
         if let Some(meter) = self.0.state.lock().meters.get_mut(sandbox) {
             meter.reset(reading);
         }

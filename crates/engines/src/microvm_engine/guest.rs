@@ -8,9 +8,9 @@ use crate::guest_nic::GuestNic;
 use crate::rehearsal::{rehearse, report_free_memory};
 use async_trait::async_trait;
 use jiffy_engine_api::{
-    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
-    GuestUsage, MICROVM, NetworkRules, ProcessInstance, RollbackCommit, RollbackFailure,
-    SandboxIdentity, SnapshotRequest, SnapshotTimes,
+    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestCounters, GuestHandle,
+    GuestStream, GuestUsage, MICROVM, NetworkRules, ProcessInstance, RollbackCommit,
+    RollbackFailure, SandboxIdentity, SnapshotRequest, SnapshotTimes,
 };
 use jiffy_microvm_engine::MicroVm;
 use jiffy_proto::agent::{Hello, Identity};
@@ -209,10 +209,6 @@ impl Guest for MicroVmGuest {
 
     fn usage(&self) -> Option<GuestUsage> {
         let pid = self.vm.vmm_pid();
-        // One system call instead of three for /proc/PID/stat. The clock is exact, whereas that
-        // file counts ticks.
-        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
-        let cpu = clock.now().ok()?;
         // Fields of statm, in pages: total, resident, resident and shared with files. Resident
         // pages that are not shared belong to the guest alone.
         let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
@@ -221,12 +217,18 @@ impl Guest for MicroVmGuest {
             .skip(1)
             .map_while(|n| n.parse::<u64>().ok());
         let (resident, shared) = (pages.next()?, pages.next()?);
-        let cpu_us = Duration::from(cpu).as_micros();
         Some(GuestUsage {
-            cpu_us: u64::try_from(cpu_us).unwrap_or(u64::MAX),
+            cpu_us: cpu_us(pid)?,
             memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE_BYTES),
             disk_bytes: self.vm.overlay_bytes(),
             net_bytes: self.nic.traffic(),
+        })
+    }
+
+    fn counters(&self) -> Option<GuestCounters> {
+        Some(GuestCounters {
+            cpu_us: cpu_us(self.vm.vmm_pid())?,
+            sent_bytes: self.nic.sent_bytes(),
         })
     }
 
@@ -279,4 +281,12 @@ impl Guest for MicroVmGuest {
         self.vm.halt_shared().await;
         self.nic.end_connections();
     }
+}
+
+/// Returns the processor time of a process in microseconds. One system call instead of three for
+/// /proc/PID/stat. The clock is exact, whereas that file counts ticks.
+fn cpu_us(pid: u32) -> Option<u64> {
+    let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+    let cpu = Duration::from(clock.now().ok()?).as_micros();
+    Some(u64::try_from(cpu).unwrap_or(u64::MAX))
 }

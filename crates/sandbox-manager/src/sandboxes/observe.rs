@@ -11,7 +11,7 @@ use crate::operation_times::SandboxTimes;
 use crate::usage::UsageSample;
 use jiffy_agent_client::ClientError;
 use jiffy_api_types::StateName;
-use jiffy_engine_api::{ConnectionRecords, EngineError, now_ms};
+use jiffy_engine_api::{ConnectionRecords, EngineError, GuestCounters, now_ms};
 use jiffy_proto::agent::ENVD_PORT;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -356,7 +356,7 @@ pub(super) fn sample(entry: &SandboxEntry) {
         return;
     };
     let usage = guest.usage();
-    entry.meter_usage(usage);
+    entry.meter_counters(usage.map(GuestCounters::from));
     if let Some(usage) = usage {
         let sample = entry.history().add(now_ms(), entry.size(), usage);
         if is_busy(&sample) {

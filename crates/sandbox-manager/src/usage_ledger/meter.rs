@@ -1,25 +1,7 @@
 //! [`Meter`]: measures the usage of one running sandbox.
 
 use super::UsageAmounts;
-use jiffy_engine_api::GuestUsage;
-
-/// Counters of a guest at one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct UsageReading {
-    /// Processor time in microseconds.
-    pub cpu_us: u64,
-    /// Sent bytes. `None` if unknown.
-    pub sent_bytes: Option<u64>,
-}
-
-impl From<GuestUsage> for UsageReading {
-    fn from(usage: GuestUsage) -> Self {
-        Self {
-            cpu_us: usage.cpu_us,
-            sent_bytes: usage.net_bytes.map(|(sent, _)| sent),
-        }
-    }
-}
+use jiffy_engine_api::GuestCounters;
 
 /// Owner and size of a running sandbox, and its counters at the last measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +21,7 @@ pub(super) struct Meter {
 impl Meter {
     /// Returns the usage since the last measurement, and its duration in milliseconds. A counter
     /// that has decreased adds nothing: its present value may have been counted before.
-    pub fn measure(&mut self, up_ms: u64, reading: Option<UsageReading>) -> (UsageAmounts, u64) {
+    pub fn measure(&mut self, up_ms: u64, reading: Option<GuestCounters>) -> (UsageAmounts, u64) {
         let elapsed_ms = up_ms.saturating_sub(self.up_ms);
         self.up_ms = self.up_ms.max(up_ms);
         let mut amounts = UsageAmounts {
@@ -59,7 +41,7 @@ impl Meter {
     }
 
     /// Sets the counters without measuring.
-    pub fn reset(&mut self, reading: UsageReading) {
+    pub fn reset(&mut self, reading: GuestCounters) {
         self.cpu_us = Some(reading.cpu_us);
         self.sent_bytes = reading.sent_bytes.or(self.sent_bytes);
     }

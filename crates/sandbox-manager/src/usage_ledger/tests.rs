@@ -93,8 +93,8 @@ fn open(directory: &tempfile::TempDir, clock: &Arc<FakeClock>) -> UsageLedger {
     UsageLedger::open_with(&directory.path().join("usage.db"), clock.clone()).unwrap()
 }
 
-fn reading(cpu_us: u64, sent: u64) -> Option<UsageReading> {
-    Some(UsageReading {
+fn reading(cpu_us: u64, sent: u64) -> Option<GuestCounters> {
+    Some(GuestCounters {
         cpu_us,
         sent_bytes: Some(sent),
     })

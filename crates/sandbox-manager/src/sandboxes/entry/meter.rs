@@ -1,22 +1,21 @@
 //! Measures the usage of a sandbox for the ledger of the host.
 
 use super::SandboxEntry;
-use crate::usage_ledger::UsageReading;
-use jiffy_engine_api::GuestUsage;
+use jiffy_engine_api::GuestCounters;
 
 impl SandboxEntry {
     /// Counts the usage of the guest until now. Called before an operation stops the guest, whose
     /// counters cannot be read afterwards.
     pub fn meter(&self) {
         if let Some(guest) = self.guest() {
-            self.meter_usage(guest.usage());
+            self.meter_counters(guest.counters());
         }
     }
 
     /// Like [`Self::meter`], with the counters of the guest.
-    pub fn meter_usage(&self, usage: Option<GuestUsage>) {
+    pub fn meter_counters(&self, counters: Option<GuestCounters>) {
         if let Some(ledger) = self.indexes.usage.get() {
-            ledger.sample(&self.id, usage.map(UsageReading::from));
+            ledger.sample(&self.id, counters);
         }
     }
 
@@ -44,9 +43,9 @@ impl SandboxEntry {
 
     /// Continues to count the usage of a guest whose counters may have changed in a rollback.
     pub fn reset_meter(&self) {
-        let usage = self.guest().and_then(|guest| guest.usage());
-        if let (Some(ledger), Some(usage)) = (self.indexes.usage.get(), usage) {
-            ledger.reset(&self.id, usage.into());
+        let counters = self.guest().and_then(|guest| guest.counters());
+        if let (Some(ledger), Some(counters)) = (self.indexes.usage.get(), counters) {
+            ledger.reset(&self.id, counters);
         }
     }
 }
