@@ -165,6 +165,8 @@ fn string(schema: &Value, name: &str) -> Value {
         "url" => "https://jiffy.example/sandboxes/j5xc8vu3pd4ik2nrmssr/proxy/8000/",
         "digest" | "fingerprint" => HASH,
         _ if schema["format"] == "uuid" => BUILD,
+        // A letter, such as the state of a process.
+        _ if schema["maxLength"] == 1 => "S",
         _ => "text",
     })
 }
