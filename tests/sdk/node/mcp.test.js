@@ -86,8 +86,10 @@ test('the inspector accepts all schemas without a warning and calls tools over b
     assert.equal(done.stderr, '')
     return JSON.parse(done.stdout)
   }
+  // The inspector passes no other variables to the server. Without an address it would start a daemon.
+  const variables = Object.entries(env).flatMap(([name, value]) => ['-e', `${name}=${value}`])
   const servers = [
-    [program, 'mcp'],
+    [...variables, program, 'mcp'],
     [new URL('/mcp', url).href, '--transport', 'http', '--header', `Authorization: ${authorization}`],
   ]
   for (const server of servers) {
