@@ -21,7 +21,7 @@ from sandbox import Failed, sandboxes_of_thread
 
 # Name, function, engines of every run, and engines of long runs only.
 WORKLOADS = [
-    ("postgresql", postgres.consistent, ["microvm", "gvisor"], []),
+    ("postgresql", postgres.consistent, ["microvm"], ["gvisor"]),
     ("cpython", languages.cpython, ["microvm"], ["gvisor"]),
     ("go", languages.golang, ["microvm"], ["gvisor"]),
     ("docker", containers.docker, ["microvm", "gvisor"], []),
