@@ -82,7 +82,7 @@ async fn administrators_read_the_usage_of_all_keys_and_others_their_own() {
         assert_eq!(one["usage"][0]["keyName"], "gone");
         let owner = api.call_as(admin, "GET", "/usage?key=owner", Value::Null);
         assert_eq!(keys(&owner.await.expect(200).body), [None]);
-        let unknown = api.call_as(admin, "GET", "/usage?key=nobody", Value::Null);
+        let unknown = api.call_as(admin, "GET", "/usage?key=unknown", Value::Null);
         assert_eq!(unknown.await.expect_error(404), "key_not_found");
     }
     let own = api.call_as(&alice, "GET", "/usage", Value::Null).await;
@@ -99,7 +99,7 @@ async fn administrators_read_the_usage_of_all_keys_and_others_their_own() {
     assert_eq!(none.expect(200).body, json!({ "usage": [] }));
     // Another key, an unknown key and the host's owner have the same answer.
     let mut answers = Vec::new();
-    for key in [&*gone.key.id, "nobody", "owner"] {
+    for key in [&*gone.key.id, "unknown", "owner"] {
         let path = format!("/usage?key={key}");
         let refused = api.call_as(&alice, "GET", &path, Value::Null).await;
         answers.push(refused.expect(403).body);
