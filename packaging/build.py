@@ -42,6 +42,8 @@ def options():
     parser.add_argument("--templates", type=Path, help="directory of template files (NAME.tpl)")
     parser.add_argument("--cache", type=Path, default=target / "package-cache",
                         help="directory for the root of the image and for listed templates")
+    parser.add_argument("--sdk", type=Path,
+                        help="directory of packages that scripts/sdk-packages built; they are added")
     parser.add_argument("--only", action="append", choices=KINDS,
                         help="build only this kind of package; may be repeated")
     parser.add_argument("--fast", action="store_true", help="compress as fast as possible, for tests")
@@ -68,8 +70,10 @@ def read_inputs(chosen, work: Path) -> Inputs:
     )
 
 
-def build(inputs: Inputs, kinds: list[str]) -> None:
+def build(inputs: Inputs, kinds: list[str], sdk: Path | None) -> None:
     inputs.out.mkdir()
+    for package in sorted(sdk.iterdir()) if sdk else []:
+        write_file(inputs.out / package.name, package.read_bytes())
     components = Components(inputs)
     inputs.licences["host"] = licences.notice(
         "Licences of Jiffy", components.host, "kernel-patches.gz")
@@ -104,7 +108,7 @@ def main() -> None:
             place(entries, chosen.install, inputs.epoch)
             print(f"   installed {len(entries)} files below {chosen.install}")
             return
-        build(inputs, [kind for kind in KINDS if not chosen.only or kind in chosen.only])
+        build(inputs, [kind for kind in KINDS if not chosen.only or kind in chosen.only], chosen.sdk)
         publish(inputs.out, chosen.out.absolute())
 
 

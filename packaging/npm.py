@@ -7,7 +7,7 @@ from files import FILE_MODE, PROGRAM_MODE, Entry, write_tar_gz
 from inputs import DESCRIPTION, ROOT, Inputs
 
 HOST = "@jiffy/host-linux-x64"
-MAIN = "@jiffy/sandbox"
+MAIN = "@jiffy/host"
 
 
 def write_package(inputs: Inputs, about: dict, entries: list[Entry]) -> str:

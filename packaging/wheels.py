@@ -10,7 +10,6 @@ from files import FILE_MODE, PROGRAM_MODE, Entry
 from inputs import DESCRIPTION, GVISOR, Inputs
 
 HOST_TAG = "py3-none-manylinux_2_34_x86_64"
-ANY_TAG = "py3-none-any"
 # Suffixes of compressed files and their parts, which are stored without compression.
 STORED = (".tpl", ".gz", ".zst", ".1", ".2", ".3", ".4")
 # Maximum size of a part of the template file in bytes: PyPI accepts files of up to 100 MB.
@@ -57,8 +56,7 @@ def write_wheel(
     """Writes a wheel and returns its name. Names of `entries` are below its `.data` directory."""
     stem = f"{name.replace('-', '_')}-{inputs.version}"
     info = f"{stem}.dist-info"
-    is_pure = str(tag == ANY_TAG).lower()
-    wheel = f"Wheel-Version: 1.0\nGenerator: jiffy\nRoot-Is-Purelib: {is_pure}\nTag: {tag}\n"
+    wheel = f"Wheel-Version: 1.0\nGenerator: jiffy\nRoot-Is-Purelib: false\nTag: {tag}\n"
     entries = [entry.below(f"{stem}.data") for entry in entries]
     entries += [
         Entry(f"{info}/METADATA", metadata(name, inputs.version, summary, requires, text)),
@@ -132,7 +130,3 @@ def build(inputs: Inputs) -> None:
         summary = "Engine of Jiffy for hosts without KVM"
         name = write_wheel(inputs, "jiffy-sandbox-gvisor", HOST_TAG, summary, program)
         inputs.contents[name] = "gvisor"
-    host_wheel = f'Requires-Dist: jiffy-sandbox-host=={version} ; extra == "host"'
-    extra = ("Provides-Extra: host", host_wheel)
-    text = "This name is reserved for the SDK of Jiffy. `jiffy-sandbox[host]` installs the programs."
-    write_wheel(inputs, "jiffy-sandbox", ANY_TAG, "SDK of Jiffy (reserved name)", [], extra, text)

@@ -6,7 +6,19 @@ import * as e2b from 'e2b'
 import { NoDaemonError, Sandbox, Snapshot, errors, isApiError } from '@jiffy/sandbox'
 import * as jiffy from '@jiffy/sandbox'
 import { scenario, unique } from './harness.js'
-import { create, daemon, directory, isBun, key, output, shared, url, withVariables } from './servers.js'
+import {
+  create,
+  daemon,
+  directory,
+  installProgram,
+  isBun,
+  key,
+  output,
+  prepare,
+  shared,
+  url,
+  withVariables,
+} from './servers.js'
 
 const UNKNOWN_KEY = `e2b_${'0'.repeat(40)}`
 
@@ -143,6 +155,26 @@ scenario(
     await withVariables({ JIFFY_HOME: home, PATH: home }, () =>
       assert.rejects(async () => Sandbox.create(), isExpected)
     )
+  },
+  { alone: true }
+)
+
+scenario(
+  'the daemon of the host is started if none runs',
+  async (t) => {
+    const home = directory(t)
+    prepare(home)
+    const programs = path.join(home, 'bin')
+    installProgram(programs)
+    const variables = { JIFFY_HOME: home, PATH: `${programs}:${process.env.PATH}` }
+    try {
+      await works(variables)
+    } finally {
+      const program = path.join(process.env.JIFFY_BIN_DIR, 'jiffy')
+      const env = { ...process.env, JIFFY_HOME: home }
+      const { status, stderr } = await output(program, ['daemon', 'stop', '--kill-sandboxes'], env)
+      assert.equal(status, 0, stderr)
+    }
   },
   { alone: true }
 )

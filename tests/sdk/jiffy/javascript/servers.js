@@ -11,6 +11,7 @@ import {
   realpathSync,
   rmSync,
   symlinkSync,
+  writeFileSync,
 } from 'node:fs'
 import http from 'node:http'
 import { tmpdir } from 'node:os'
@@ -102,15 +103,28 @@ export async function scripted(context, ...answers) {
   return { connection: { apiUrl, apiKey: `e2b_${'1'.repeat(40)}` }, requests }
 }
 
-/** Starts a daemon in its own data directory, and stops it after the scenario. */
-export async function daemon(context, home, ...options) {
+const program = path.join(process.env.JIFFY_BIN_DIR, 'jiffy')
+
+/** Prepares a data directory with the template base. */
+export function prepare(home) {
   const real = process.env.JIFFY_SDK_HOME
   for (const name of ['templates', 'images']) mkdirSync(path.join(home, name), { recursive: true })
   const images = readdirSync(path.join(real, 'images')).map((name) => `images/${name}`)
   for (const name of ['kernel', 'disks', 'templates/base', ...images]) {
     if (!existsSync(path.join(home, name))) symlinkSync(realpathSync(path.join(real, name)), path.join(home, name))
   }
-  const program = path.join(process.env.JIFFY_BIN_DIR, 'jiffy')
+}
+
+/** Writes a program `jiffy` that starts daemons at a free port instead of port 3000. */
+export function installProgram(place) {
+  mkdirSync(place)
+  const text = `#!/bin/sh\nexec "${program}" "$@" --listen 127.0.0.1:0 --console off\n`
+  writeFileSync(path.join(place, 'jiffy'), text, { mode: 0o755 })
+}
+
+/** Starts a daemon in its own data directory, and stops it after the scenario. */
+export async function daemon(context, home, ...options) {
+  prepare(home)
   const env = { ...process.env, JIFFY_HOME: home }
   const child = spawn(program, ['serve', ...options], { env, stdio: ['ignore', 'pipe', 'pipe'] })
   const log = createWriteStream(path.join(home, 'daemon.log'), { flags: 'a' })

@@ -60,20 +60,36 @@ def scripted(*answers):
         thread.join()
 
 
+PROGRAM = Path(os.environ["JIFFY_BIN_DIR"]) / "jiffy"
+
+
+def prepare(home: Path) -> None:
+    """Prepares a data directory with the template base."""
+    for name in ("templates", "images"):
+        (home / name).mkdir(parents=True, exist_ok=True)
+    real = Path(os.environ["JIFFY_SDK_HOME"])
+    images = [f"images/{file.name}" for file in (real / "images").iterdir()]
+    for name in ("kernel", "disks", "templates/base", *images):
+        if not (home / name).exists():
+            (home / name).symlink_to((real / name).resolve())
+
+
+def install_program(directory: Path) -> None:
+    """Writes a program `jiffy` that starts daemons at a free port instead of port 3000."""
+    directory.mkdir()
+    program = directory / "jiffy"
+    program.write_text(f'#!/bin/sh\nexec "{PROGRAM}" "$@" --listen 127.0.0.1:0 --console off\n')
+    program.chmod(0o755)
+
+
 class Daemon:
     """A daemon of a single test, in its own data directory."""
 
     def __init__(self, home: Path, *options: str, listen="127.0.0.1:0") -> None:
         self.home = home
-        for name in ("templates", "images"):
-            (home / name).mkdir(parents=True, exist_ok=True)
-        real = Path(os.environ["JIFFY_SDK_HOME"])
-        images = [f"images/{file.name}" for file in (real / "images").iterdir()]
-        for name in ("kernel", "disks", "templates/base", *images):
-            if not (home / name).exists():
-                (home / name).symlink_to((real / name).resolve())
+        prepare(home)
         self.log = (home / "daemon.log").open("ab")
-        command = [Path(os.environ["JIFFY_BIN_DIR"]) / "jiffy", "serve", "--listen", listen, *options]
+        command = [PROGRAM, "serve", "--listen", listen, *options]
         environment = os.environ | {"JIFFY_HOME": str(home)}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=environment, text=True)
         for line in self.process.stdout:

@@ -7,6 +7,7 @@ import sys
 import jiffy
 import pytest
 from jiffy import Sandbox, error_codes
+from servers import PROGRAM, install_program, prepare
 
 
 async def test_a_sandbox_is_an_instance_of_the_class_of_e2b(sdk, shared):
@@ -123,6 +124,19 @@ async def test_an_error_without_a_daemon_names_the_missing_package(sdk, without_
     without_variables.setenv("PATH", str(tmp_path))
     with pytest.raises(jiffy.NoDaemonError, match=r"pip install 'jiffy-sandbox\[host\]'"):
         await sdk(sdk.Sandbox.create)
+
+
+async def test_the_daemon_of_the_host_is_started_if_none_runs(sdk, without_variables, tmp_path):
+    home = tmp_path / "home"
+    prepare(home)
+    install_program(tmp_path / "bin")
+    without_variables.setenv("JIFFY_HOME", str(home))
+    without_variables.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    try:
+        async with sdk.within(await sdk(sdk.Sandbox.create)) as sandbox:
+            assert (await sdk(sandbox.commands.run, "echo started")).stdout == "started\n"
+    finally:
+        subprocess.run([PROGRAM, "daemon", "stop", "--kill-sandboxes"], check=True, capture_output=True)
 
 
 TLS = """
