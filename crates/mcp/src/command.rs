@@ -19,6 +19,8 @@ const SIGKILL: i32 = 9;
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time after the timeout of a command for the agent to kill it.
 const KILL_TIMEOUT: Duration = Duration::from_secs(8);
+/// Time after the end of a command for the agent to end its stream.
+const STREAM_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum size of a file with complete output. Further output is discarded.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Directory of files with complete output in the sandbox.
@@ -158,7 +160,7 @@ async fn start(
     agent: &AgentClient,
     spec: &CommandSpec,
     stdin: bool,
-) -> ToolResult<Process> {
+) -> ToolResult<Result<Process, ClientError>> {
     let (starting, killing) = (agent.clone(), agent.clone());
     let mut process = ProcessSpec::new("/bin/bash", ["-c", &spec.command]);
     process.cwd = spec.cwd.clone();
@@ -166,27 +168,61 @@ async fn start(
     process.timeout = spec.timeout;
     process.stdin = stdin;
     let work = async move {
-        let result = match starting.start(&process).await {
+        Ok(match starting.start(&process).await {
             // Small images have no bash.
             Err(ClientError::CommandNotFound(_)) => {
                 process.cmd = "/bin/sh".to_owned();
                 starting.start(&process).await
             }
             result => result,
-        };
-        result.map_err(|e| ToolError::new(format!("cannot start the command: {e}")))
+        })
     };
-    let undo = |process: Process| async move { kill(&killing, process.pid()).await };
+    let undo = |started: Result<Process, ClientError>| async move {
+        if let Ok(process) = started {
+            kill(&killing, process.pid()).await;
+        }
+    };
     session.uncancelled(work, undo).await
 }
 
-/// Runs a command to its end.
+/// Starts a process in the sandbox `id`. If the session has used the sandbox, its agent is called
+/// without a request for the state of the sandbox.
+async fn start_in(
+    session: &Arc<Session>,
+    id: &str,
+    spec: &CommandSpec,
+    stdin: bool,
+) -> ToolResult<(AgentClient, Process)> {
+    let used = session.used_agent(id);
+    let is_used = used.is_some();
+    let mut agent = match used {
+        Some(agent) => agent,
+        None => session.agent(id).await?,
+    };
+    let mut started = start(session, &agent, spec, stdin).await?;
+    if is_used && started.as_ref().is_err_and(is_not_running) {
+        // Paused, or ended. The gateway has not passed the request to a guest.
+        agent = session.agent(id).await?;
+        started = start(session, &agent, spec, stdin).await?;
+    }
+    let process = started.map_err(|e| ToolError::new(format!("cannot start the command: {e}")))?;
+    Ok((agent, process))
+}
+
+/// Returns whether the gateway has rejected a request because the sandbox does not run.
+fn is_not_running(error: &ClientError) -> bool {
+    matches!(error, ClientError::Status { status: 502, message }
+        if message.starts_with("The sandbox was not found"))
+}
+
+/// Runs a command in the sandbox `id` to its end.
 pub async fn run(
     session: &Arc<Session>,
-    agent: &AgentClient,
+    id: &str,
     spec: &CommandSpec,
 ) -> ToolResult<CommandResult> {
-    let mut process = start(session, agent, spec, false).await?;
+    let (agent, mut process) = start_in(session, id, spec, false).await?;
+    let agent = &agent;
     let mut guard = KillOnDrop {
         session: Arc::clone(session),
         agent: agent.clone(),
@@ -221,6 +257,9 @@ pub async fn run(
     };
     if status.is_some() {
         guard.pid = None;
+        // After the end of the stream, its connection serves the next request. Ignore a late end:
+        // the connection is closed instead.
+        let _ = tokio::time::timeout(STREAM_END_TIMEOUT, process.next_event()).await;
     }
     Ok(CommandResult {
         status,
@@ -286,14 +325,14 @@ pub struct BackgroundOutput {
 }
 
 impl Background {
-    /// Starts a command in the background.
+    /// Starts a command in the background in the sandbox `id`.
     pub async fn start(
         session: &Arc<Session>,
-        agent: &AgentClient,
+        id: &str,
         spec: &CommandSpec,
     ) -> ToolResult<Arc<Self>> {
-        let process = start(session, agent, spec, true).await?;
-        Ok(Self::follow(agent, process))
+        let (agent, process) = start_in(session, id, spec, true).await?;
+        Ok(Self::follow(&agent, process))
     }
 
     /// Receives the events of a running process. Its earlier output is lost.

@@ -19,6 +19,8 @@ use tokio::task::JoinSet;
 pub const SESSION_METADATA: &str = "mcp-session";
 /// Maximum length of the client's name in the name of a session.
 const MAX_CLIENT_NAME: usize = 40;
+/// Maximum number of agents of used sandboxes.
+const MAX_AGENTS: usize = 1000;
 /// Time for the requests that are in flight at the end of a session.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -37,6 +39,8 @@ pub struct Session {
     pub templates: Arc<dyn Templates>,
     /// Commands in the background, by sandbox and process id.
     pub background: Mutex<HashMap<(String, u32), Arc<Background>>>,
+    /// Agents of sandboxes that the session has used, by sandbox id.
+    agents: Mutex<HashMap<String, AgentClient>>,
     /// Ids of contexts of the code interpreter.
     pub contexts: Mutex<HashMap<ContextKey, String>>,
     name: OnceLock<String>,
@@ -66,6 +70,7 @@ impl Session {
             options,
             templates,
             background: Mutex::default(),
+            agents: Mutex::default(),
             contexts: Mutex::default(),
             name: OnceLock::new(),
             leases: Mutex::default(),
@@ -126,6 +131,7 @@ impl Session {
             if !keep {
                 session.lease(&sandbox.record.id).await?;
             }
+            session.use_agent(&sandbox)?;
             Ok(sandbox)
         };
         let undo = |sandbox: Sandbox| async move { undoing.remove(&sandbox.record.id).await };
@@ -160,6 +166,7 @@ impl Session {
     /// Removes the state of a sandbox that has ended.
     pub fn forget(&self, id: &str) {
         self.leases.lock().remove(id);
+        self.agents.lock().remove(id);
         self.background
             .lock()
             .retain(|(sandbox, _), _| sandbox != id);
@@ -179,7 +186,7 @@ impl Session {
         }
         match &sandbox.record.state {
             SandboxState::Running => {
-                let agent = self.client.agent(&sandbox)?;
+                let agent = self.use_agent(&sandbox)?;
                 Ok((sandbox, agent))
             }
             SandboxState::Broken { cause, .. } => Err(ToolError::new(format!(
@@ -192,6 +199,23 @@ impl Session {
                 state.name()
             ))),
         }
+    }
+
+    /// Returns the agent of a sandbox, and stores it for [`Self::used_agent`].
+    fn use_agent(&self, sandbox: &Sandbox) -> ToolResult<AgentClient> {
+        let agent = self.client.agent(sandbox)?;
+        let mut agents = self.agents.lock();
+        if agents.len() >= MAX_AGENTS {
+            agents.clear();
+        }
+        agents.insert(sandbox.record.id.clone(), agent.clone());
+        Ok(agent)
+    }
+
+    /// Returns the agent of a sandbox that ran at an earlier call. `id` must be its id: a name may
+    /// refer to another sandbox later.
+    pub fn used_agent(&self, id: &str) -> Option<AgentClient> {
+        self.agents.lock().get(id).cloned()
     }
 
     /// Returns the agent of a sandbox that runs.

@@ -135,6 +135,20 @@ async def test_snapshots_undo_changes_and_forks_try_alternatives(unique):
             request("DELETE", f"/templates/{snapshot}")
 
 
+async def test_a_command_resumes_a_paused_sandbox_and_names_one_that_has_ended():
+    headers = {"x-api-key": os.environ["E2B_API_KEY"]}
+    async with serve() as client, httpx.AsyncClient(base_url=os.environ["E2B_API_URL"], headers=headers) as api:
+        sandbox = (await call(client, "sandbox_create"))["sandbox"]
+        for number in range(2):
+            result = await call(client, "sandbox_exec", sandbox=sandbox, command=f"echo {number} >>log; cat log")
+            assert result["stdout"].splitlines()[-1] == str(number)
+            assert (await api.post(f"/sandboxes/{sandbox}/pause")).status_code == 204
+        result = await call(client, "sandbox_exec", sandbox=sandbox, command="cat log")
+        assert result["stdout"] == "0\n1\n"
+        assert (await api.delete(f"/sandboxes/{sandbox}")).status_code == 204
+        assert "does not exist" in await failure(client, "sandbox_exec", sandbox=sandbox, command="true")
+
+
 async def test_a_link_shows_a_server_of_the_sandbox(eventually):
     async with serve() as client:
         sandbox = (await call(client, "sandbox_create"))["sandbox"]

@@ -136,14 +136,16 @@ async fn exec(session: Arc<Session>, arguments: ExecArguments) -> ToolResult<Rep
         env: arguments.env,
         timeout: limit,
     };
-    let (sandbox, agent) = session.running(&arguments.sandbox).await?;
     if !arguments.background {
-        let result = command::run(&session, &agent, &spec).await?;
+        let result = command::run(&session, &arguments.sandbox, &spec).await?;
         return Ok(ExecOutput::from(result).into());
     }
-    let background = Background::start(&session, &agent, &spec).await?;
+    // A command in the background belongs to the sandbox, not to its name.
+    let (sandbox, _) = session.running(&arguments.sandbox).await?;
+    let sandbox = sandbox.record.id;
+    let background = Background::start(&session, &sandbox, &spec).await?;
     let id = background.pid;
-    let key = (sandbox.record.id, id);
+    let key = (sandbox, id);
     session.background.lock().insert(key, background);
     let output = ExecOutput {
         exit_code: None,

@@ -102,7 +102,7 @@ async fn run_in(
             timeout: Some(limit),
             ..CommandSpec::default()
         };
-        let mut output = ExecOutput::from(command::run(session, &agent, &spec).await?);
+        let mut output = ExecOutput::from(command::run(session, &sandbox.record.id, &spec).await?);
         // The files are removed with the sandbox.
         output.stdout_file = None;
         output.stderr_file = None;
