@@ -1,4 +1,4 @@
-//! Events of sandboxes, builds and keys, and entries of the audit log.
+//! Events of sandboxes, builds, keys and secrets, and entries of the audit log.
 
 use crate::parts::Moment;
 use schemars::JsonSchema;
@@ -61,11 +61,20 @@ pub enum EventType {
     /// An API key was revoked.
     #[serde(rename = "key.revoked")]
     KeyRevoked,
+    /// A secret was created.
+    #[serde(rename = "secret.created")]
+    SecretCreated,
+    /// The value of a secret was replaced.
+    #[serde(rename = "secret.changed")]
+    SecretChanged,
+    /// A secret was removed.
+    #[serde(rename = "secret.deleted")]
+    SecretDeleted,
 }
 
 impl EventType {
     /// All types, in the order of the documentation.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::SandboxCreated,
         Self::SandboxReady,
         Self::SandboxPaused,
@@ -84,6 +93,9 @@ impl EventType {
         Self::BuildFinished,
         Self::KeyCreated,
         Self::KeyRevoked,
+        Self::SecretCreated,
+        Self::SecretChanged,
+        Self::SecretDeleted,
     ];
 
     /// Returns the name of the type.
@@ -108,6 +120,9 @@ impl EventType {
             Self::BuildFinished => "build.finished",
             Self::KeyCreated => "key.created",
             Self::KeyRevoked => "key.revoked",
+            Self::SecretCreated => "secret.created",
+            Self::SecretChanged => "secret.changed",
+            Self::SecretDeleted => "secret.deleted",
         }
     }
 }
@@ -137,7 +152,7 @@ pub struct Event {
     /// Sandbox.
     #[serde(default, rename = "sandboxID", skip_serializing_if = "Option::is_none")]
     pub sandbox_id: Option<String>,
-    /// Name of the sandbox, of the snapshot, of the template or of the key.
+    /// Name of the sandbox, of the snapshot, of the template, of the key or of the secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Template of the sandbox or of the build.

@@ -20,6 +20,7 @@ mod parts;
 mod sandbox;
 mod sandbox_info;
 mod sandbox_requests;
+mod secret;
 mod size;
 mod snapshot;
 mod template;
@@ -77,6 +78,9 @@ pub use sandbox_requests::{
     MAX_NO_PROXY, MAX_PAIRS, MAX_PROXY_URL, MAX_REFRESH_S, MAX_RESTART_GRACE_MS, MAX_SANDBOX_NAME,
     MAX_VALUE, NewLifecycle, NewSandbox, OnNodeLoss, PauseSandbox, Prefetch, Proxy, Refresh,
     RestartSandbox, ResumeFrom, ResumeSandbox, RollbackSandbox, SetTimeout,
+};
+pub use secret::{
+    MAX_SECRET_NAME, MAX_SECRET_VALUE, NewSecret, Secret, SecretMetadata, SecretUpdate,
 };
 pub use size::{SandboxSize, SizeError};
 pub use snapshot::{

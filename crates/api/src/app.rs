@@ -17,6 +17,7 @@ use jiffy_api_types::{DaemonStatus, StopHost};
 use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
+use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
 use std::sync::Arc;
 
@@ -98,6 +99,8 @@ pub struct App {
     pub(crate) audit: Option<AuditLog>,
     /// Basis of the next count of usage.
     pub(crate) usage_counts: Arc<UsageCounts>,
+    /// Secrets of API keys. `None` if this host stores none.
+    pub(crate) secrets: Option<Secrets>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -125,6 +128,7 @@ impl Clone for App {
             comparisons: self.comparisons.clone(),
             audit: self.audit.clone(),
             usage_counts: self.usage_counts.clone(),
+            secrets: self.secrets.clone(),
             fleet: self.fleet.clone(),
         }
     }
@@ -161,6 +165,7 @@ impl App {
             comparisons: Arc::default(),
             audit: None,
             usage_counts: Arc::default(),
+            secrets: None,
             fleet: None,
         }
     }
@@ -214,6 +219,12 @@ impl App {
         // Modules count against the disk quotas of their keys.
         self.quota.count_functions(&functions);
         self.functions = Some(FunctionHooks { functions, invoker });
+        self
+    }
+
+    /// Adds secrets of API keys. Without them, calls on secrets are rejected.
+    pub fn with_secrets(mut self, secrets: Secrets) -> Self {
+        self.secrets = Some(secrets);
         self
     }
 

@@ -360,7 +360,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
 /// remedy for each.
-pub const ERROR_CODES: [&str; 74] = [
+pub const ERROR_CODES: [&str; 76] = [
     "address_not_allowed",
     "already_paused",
     "already_running",
@@ -395,6 +395,7 @@ pub const ERROR_CODES: [&str; 74] = [
     "max_memory",
     "max_paused",
     "max_sandboxes",
+    "max_secrets",
     "max_snapshots",
     "max_templates",
     "max_vcpus",
@@ -415,6 +416,7 @@ pub const ERROR_CODES: [&str; 74] = [
     "sandbox_moved",
     "sandbox_not_found",
     "sandbox_snapshot_guest_agent_unresponsive",
+    "secret_not_found",
     "snapshot_damaged",
     "snapshot_incompatible",
     "snapshot_not_found",

@@ -156,6 +156,7 @@ fn path_parameter_description(name: &str) -> &'static str {
         "pid" => "Process id in the guest",
         "port" => "Port of the guest",
         "keyID" => "Id or name of the API key",
+        "secretID" => "Id or name of the secret",
         "host" => "Host of the fleet, as `jiffy fleet nodes` names it",
         _ => "Name of the function",
     }

@@ -22,6 +22,7 @@ mod ports;
 mod processes;
 mod prune;
 mod rollback;
+mod secrets;
 mod snapshot_routes;
 mod templates;
 mod timeout;
@@ -214,6 +215,11 @@ fn guarded_calls() -> Calls {
         .post("/keys", keys::create)
         .post("/keys/{keyID}/rotate", keys::rotate)
         .post("/keys/{keyID}/revoke", keys::revoke)
+        .get("/secrets", secrets::list)
+        .post("/secrets", secrets::create)
+        .get("/secrets/{secretID}", secrets::one)
+        .post("/secrets/{secretID}", secrets::update)
+        .delete("/secrets/{secretID}", secrets::remove)
         .post("/prune", prune::prune)
         .get("/pools", pools::list)
         .put("/pools/{templateID}", pools::set)
@@ -255,6 +261,7 @@ pub(crate) mod bounds {
     pub(crate) use super::processes::{
         DEFAULT_PROCESSES, MAX_PROCESS_FILTER, MAX_PROCESSES, PROCESS_ORDERS,
     };
+    pub(crate) use super::secrets::DEFAULT_PAGE as DEFAULT_SECRETS;
     pub(crate) use super::templates::MAX_UNPAGED;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
 }

@@ -10,6 +10,7 @@ pub(crate) mod guest;
 pub(crate) mod key;
 pub(crate) mod lineage;
 pub(crate) mod sandbox;
+pub(crate) mod secret;
 pub(crate) mod snapshot;
 pub(crate) mod template;
 

@@ -37,6 +37,7 @@ use jiffy_network::Network;
 use jiffy_proto::internal::InternalOrigin;
 use jiffy_registry_pull::Registries;
 use jiffy_sandbox_manager::Sandboxes;
+use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
 use nix::unistd::geteuid;
 use std::io::Write;
@@ -136,6 +137,8 @@ pub struct HostParts {
     pub fleet: Option<FleetParts>,
     /// Record of calls.
     pub audit: AuditLog,
+    /// Secrets of API keys. `None` for a member of a fleet.
+    pub secrets: Option<Secrets>,
 }
 
 impl ApiServer {
@@ -154,6 +157,7 @@ impl ApiServer {
             network,
             fleet,
             audit,
+            secrets,
         } = parts;
         let (keys, hosts, forwarded, signing_key, members) = match fleet {
             None => {
@@ -227,6 +231,9 @@ impl ApiServer {
                 Arc::new(FunctionGateway(functions.clone())),
             )
             .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
+        if let Some(secrets) = secrets {
+            app = app.with_secrets(secrets);
+        }
         let page_links = public.clone().map(|public| {
             let signer = signer.clone();
             let link = move |id: &str, port, expires| public.page_link(&signer, id, port, expires);

@@ -15,6 +15,7 @@ use jiffy_network::Network;
 use jiffy_sandbox_manager::{
     DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes, UsageLedger,
 };
+use jiffy_secrets::Secrets;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -123,6 +124,11 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };
+    // Members of a fleet have no secrets, because they would exist on one host only.
+    let secrets = match member {
+        None => Some(Secrets::open(home.path())?),
+        Some(_) => None,
+    };
     site::log_settings(&options.site, &options.network.allow_private);
     // VMMs and function processes receive these limits, so no process may start earlier.
     let cgroups = confine(&mut host, &options.confinement)?;
@@ -180,6 +186,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             network: network.clone(),
             fleet: parts,
             audit: audit.clone(),
+            secrets,
         },
         start,
         stop,

@@ -24,6 +24,7 @@ mod reference;
 mod remove;
 mod run;
 mod sandbox;
+mod secret;
 mod serve;
 mod site;
 mod skill;
@@ -72,6 +73,7 @@ pub use sandbox::{
     RenameArgs, ResumeArgs, ResumeState, RollbackArgs, SandboxExecArgs, SandboxIdArgs,
     SandboxIdsArgs, SizeArgs, SnapshotArgs, SnapshotsArgs,
 };
+pub use secret::{SecretCommand, SecretCreateArgs};
 pub use serve::{ConsoleAddress, ServeArgs};
 pub use site::SiteArgs;
 pub use skill::{SkillCommand, SkillInstallArgs};
@@ -120,6 +122,9 @@ pub enum Command {
     /// Create, list and revoke API keys of this host
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Store, list and remove secrets for headers of requests that sandboxes send
+    #[command(subcommand)]
+    Secret(SecretCommand),
     /// Verify the shared snapshot store, remove its garbage, and show its size
     #[command(subcommand)]
     Store(StoreCommand),
@@ -149,7 +154,7 @@ pub enum Command {
     Exec(SandboxExecArgs),
     /// Show the last console lines or the network connections of a sandbox
     Logs(LogsArgs),
-    /// Show events of sandboxes, builds and keys
+    /// Show events of sandboxes, builds, keys and secrets
     Events(EventsArgs),
     /// Show calls of the API with their callers and results
     Audit(AuditArgs),

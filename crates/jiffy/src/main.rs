@@ -28,6 +28,7 @@ mod mcp;
 mod rootless;
 mod run;
 mod sandbox;
+mod secret;
 mod serve_command;
 mod skill;
 mod store;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Fleet(command) => (fleet::run(command), 1),
         Command::Function(command) => (function::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
+        Command::Secret(command) => (secret::run(command), 1),
         Command::Events(args) => (events::run(args), 1),
         Command::Top(args) => (top::run(args), 1),
         Command::Audit(args) => (audit::run(args), 1),

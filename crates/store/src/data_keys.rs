@@ -124,12 +124,12 @@ impl DataKeys {
     }
 
     /// Encrypts `bytes`. Decryption requires the same `context`. Returns nonce, ciphertext and tag.
-    pub(crate) fn seal(&self, context: &[u8], bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
+    pub fn seal(&self, context: &[u8], bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
         seal(&self.cipher, context, bytes)
     }
 
     /// Decrypts the output of [`Self::seal`].
-    pub(crate) fn open(&self, context: &[u8], sealed: &[u8]) -> Result<Vec<u8>, FormatError> {
+    pub fn open(&self, context: &[u8], sealed: &[u8]) -> Result<Vec<u8>, FormatError> {
         open(&self.cipher, context, sealed)
     }
 }

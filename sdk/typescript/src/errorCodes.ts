@@ -81,6 +81,14 @@ export class AuthenticationFailuresError extends apiError(e2b.RateLimitError, 'a
  */
 export class KeyNotFoundError extends apiError(e2b.NotFoundError, 'key_not_found') {}
 /**
+ * The key has no secret with this id or name.
+ */
+export class SecretNotFoundError extends apiError(e2b.NotFoundError, 'secret_not_found') {}
+/**
+ * The key has 256 secrets.
+ */
+export class MaxSecretsError extends apiError(e2b.SandboxError, 'max_secrets') {}
+/**
  * The key of the sandbox was revoked or has expired, so that links to the sandbox are invalid.
  */
 export class KeyOverError extends apiError(e2b.SandboxError, 'key_over') {}
@@ -105,7 +113,7 @@ export class AlreadyRunningError extends apiError(e2b.SandboxError, 'already_run
  */
 export class WrongStateError extends apiError(e2b.SandboxError, 'wrong_state') {}
 /**
- * Another sandbox or template of the key has this name.
+ * Another sandbox, template or secret of the key has this name.
  */
 export class NameTakenError extends apiError(e2b.SandboxError, 'name_taken') {}
 /**
@@ -363,6 +371,8 @@ export const classes: Record<string, ApiErrorClass> = {
   forbidden: ForbiddenError,
   authentication_failures: AuthenticationFailuresError,
   key_not_found: KeyNotFoundError,
+  secret_not_found: SecretNotFoundError,
+  max_secrets: MaxSecretsError,
   key_over: KeyOverError,
   sandbox_not_found: SandboxNotFoundError,
   sandbox_broken: SandboxBrokenError,

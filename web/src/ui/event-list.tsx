@@ -11,6 +11,7 @@ const looks: Record<string, string> = {
   'sandbox.ready': 'good',
   'sandbox.resumed': 'good',
   'key.revoked': 'warn',
+  'secret.deleted': 'warn',
 }
 
 /** Returns the details of an event as a text. */
@@ -22,7 +23,7 @@ function details(event: SandboxEvent): string {
     event.type === 'sandbox.forked' && count(event.count ?? 0, 'child', 'children'),
     event.type === 'sandbox.promoted' && `${count(event.count ?? 0, 'sandbox', 'sandboxes')} removed`,
     event.type === 'sandbox.snapshotTaken' && event.name,
-    event.type.startsWith('key.') && event.name,
+    /^(key|secret)\./.test(event.type) && event.name,
     event.forkedFrom && `forked from ${event.forkedFrom}`,
   ]
   return parts.filter(Boolean).join(', ')

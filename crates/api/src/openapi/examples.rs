@@ -41,6 +41,8 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
         "createKey" => json!({ "name": "ci", "scope": "create", "limits": { "sandboxes": 20 } }),
         "rotateKey" => json!({ "overlapMs": 3_600_000 }),
         "revokeKey" => json!({ "end": true }),
+        "createSecret" => json!({ "name": "github-token", "value": "ghp_16C7e42F292c6912E7" }),
+        "updateSecret" => json!({ "value": "ghp_16C7e42F292c6912E8" }),
         "signalProcess" => json!({ "signal": "SIGTERM" }),
         "setPool" => json!({ "size": 4 }),
         "stopHost" => json!({ "killSandboxes": false }),
@@ -85,6 +87,7 @@ pub(super) fn path_value(name: &str) -> &'static str {
         "pid" => "812",
         "port" => "5432",
         "keyID" => "ci",
+        "secretID" => "github-token",
         "host" => "h2",
         _ => "hello",
     }

@@ -53,7 +53,14 @@ impl Operation {
         id: &'static str,
         summary: &'static str,
     ) -> Self {
-        let tags = ["sandboxes", "snapshots", "templates", "functions", "pools"];
+        let tags = [
+            "sandboxes",
+            "snapshots",
+            "templates",
+            "functions",
+            "pools",
+            "secrets",
+        ];
         // The first resource in the path is the tag.
         let tag = path.split('/').find(|part| tags.contains(part));
         Self {

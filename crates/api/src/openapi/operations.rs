@@ -6,6 +6,7 @@ mod host;
 mod observe;
 mod processes;
 mod sandboxes;
+mod secrets;
 mod templates;
 mod usage;
 
@@ -33,6 +34,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.push(usage::usage());
     all.extend(templates::templates());
     all.extend(functions::functions());
+    all.extend(secrets::secrets());
     all.extend(host::host());
     all
 }

@@ -40,6 +40,7 @@ struct Tenant {
     template: String,
     build: String,
     name: String,
+    secret: String,
 }
 
 impl Tenant {
@@ -55,6 +56,8 @@ impl Tenant {
         let path = format!("/sandboxes/{sandbox}/snapshots");
         let body = json!({ "name": "mine" });
         let taken = api.call_as(&caller, "POST", &path, body).await.expect(201);
+        let body = json!({ "name": "token", "value": SECRET });
+        let stored = api.call_as(&caller, "POST", "/secrets", body).await;
         let name = "app".to_owned();
         built(api, &name, &key.key.id, &["default"]);
         Self {
@@ -65,6 +68,7 @@ impl Tenant {
             template: id_of(&name),
             build: format!("build-of-{name}"),
             name,
+            secret: stored.expect(201).text("secretID"),
         }
     }
 
@@ -79,6 +83,7 @@ impl Tenant {
             template: other(&self.template),
             build: other(&self.build),
             name: other(&self.name),
+            secret: other(&self.secret),
         }
     }
 
@@ -91,6 +96,7 @@ impl Tenant {
             "{buildID}" => self.build.clone(),
             "{alias}" | "{name}" => self.name.clone(),
             "{keyID}" => self.key.clone(),
+            "{secretID}" => self.secret.clone(),
             "{port}" => "80".to_owned(),
             "{pid}" => "7".to_owned(),
             "{host}" => "h1".to_owned(),
@@ -144,13 +150,14 @@ impl Tenant {
     }
 
     /// Returns all values that identify the tenant's resources.
-    fn marks(&self) -> [&str; 5] {
+    fn marks(&self) -> [&str; 6] {
         [
             &self.key,
             &self.sandbox,
             &self.snapshot,
             &self.template,
             &self.build,
+            &self.secret,
         ]
     }
 }
@@ -253,6 +260,7 @@ async fn view(api: &Api, tenant: &Tenant) -> String {
         "/v2/sandboxes".to_owned(),
         format!("/sandboxes/{}", tenant.sandbox),
         "/snapshots".to_owned(),
+        "/secrets".to_owned(),
         format!("/templates/{}", tenant.template),
         format!("/templates/{}/tags", tenant.template),
         format!(

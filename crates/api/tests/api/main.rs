@@ -28,6 +28,7 @@ mod reference;
 mod refusal_form;
 mod released_fields;
 mod sandbox_names;
+mod secrets;
 mod snapshots;
 mod spelling;
 mod support;

@@ -5,8 +5,8 @@ use anyhow::bail;
 use hyper::Method;
 use jiffy_api_types::{
     EngineDescription, Forked, PauseSandbox, Prefetch, Process, Promoted, Proxy, RequestedBuild,
-    ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState, Snapshot,
-    SnapshotInfo, VerifiedSnapshot, Waited,
+    ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState, Secret,
+    Snapshot, SnapshotInfo, VerifiedSnapshot, Waited,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -196,6 +196,11 @@ impl Client {
                 None => return Ok(all),
             }
         }
+    }
+
+    /// Returns the secrets of the caller, without their values.
+    pub async fn secrets(&self) -> anyhow::Result<Vec<Secret>> {
+        self.all_pages("/secrets?limit=100").await
     }
 
     /// Returns the engines of the daemon.

@@ -114,6 +114,16 @@ class KeyNotFoundError(ApiError, NotFoundException):
 
     code = "key_not_found"
 
+class SecretNotFoundError(ApiError, NotFoundException):
+    """The key has no secret with this id or name."""
+
+    code = "secret_not_found"
+
+class MaxSecretsError(ApiError, SandboxException):
+    """The key has 256 secrets."""
+
+    code = "max_secrets"
+
 class KeyOverError(ApiError, SandboxException):
     """The key of the sandbox was revoked or has expired, so that links to the sandbox are
     invalid."""
@@ -146,7 +156,7 @@ class WrongStateError(ApiError, SandboxException):
     code = "wrong_state"
 
 class NameTakenError(ApiError, SandboxException):
-    """Another sandbox or template of the key has this name."""
+    """Another sandbox, template or secret of the key has this name."""
 
     code = "name_taken"
 

@@ -18,6 +18,7 @@ use jiffy_engine_api::SandboxSize;
 use jiffy_function_manager::Functions;
 use jiffy_image::{Home, Templates, Visibility};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
+use jiffy_secrets::Secrets;
 use jiffy_template_builder::{Builder, BuilderSettings};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -195,7 +196,9 @@ impl Api {
     pub fn with_reopened_builder(self, builder: Builder) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let templates = Arc::new(Templates::new(&self.home()));
-        let app = App::new(host, keys, templates, Config::default()).with_builder(builder);
+        let app = App::new(host, keys, templates, Config::default())
+            .with_builder(builder)
+            .with_secrets(Secrets::open(self.bench.dir.path()).unwrap());
         Self {
             router: router(app),
             ..self
@@ -243,6 +246,7 @@ impl Api {
             Arc::new(base_templates()),
             config,
         );
+        let app = app.with_secrets(Secrets::open(bench.dir.path()).unwrap());
         Self {
             router: router(change(app)),
             admin: TestCaller::Key(admin.secret),

@@ -1,0 +1,72 @@
+//! Secrets of API keys.
+
+use crate::parts::Moment;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Maximum length of a secret's name in bytes.
+pub const MAX_SECRET_NAME: usize = 128;
+/// Maximum length of a secret's value in bytes.
+pub const MAX_SECRET_VALUE: usize = 8192;
+/// Pattern of names of secrets in the OpenAPI document. The daemon also accepts capitals.
+const NAME: &str = "^[a-rt-z0-9][a-z0-9_.-]{0,100}$";
+/// Pattern of values in the OpenAPI document: a part of the accepted characters.
+const VALUE: &str = "^[!-~]+$";
+
+/// Metadata of a secret. The descriptions are in the schemas of the fields.
+pub type SecretMetadata = BTreeMap<String, String>;
+
+/// A new secret.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct NewSecret {
+    /// Name, unique among the secrets of the key. It is stored in lower case.
+    #[schemars(length(min = 1, max = MAX_SECRET_NAME), regex(pattern = NAME))]
+    pub name: String,
+    /// Value. No call returns it.
+    #[schemars(length(min = 1, max = MAX_SECRET_VALUE), regex(pattern = VALUE))]
+    pub value: String,
+    /// Metadata, which is returned with the secret.
+    #[serde(default)]
+    #[schemars(extend("maxProperties" = 8, "propertyNames" = metadata_names(), "additionalProperties" = metadata_values()))]
+    pub metadata: Option<SecretMetadata>,
+}
+
+/// New value of a secret.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct SecretUpdate {
+    /// Value. No call returns it.
+    #[schemars(length(min = 1, max = MAX_SECRET_VALUE), regex(pattern = VALUE))]
+    pub value: String,
+    /// Metadata that replaces the present metadata. Absent metadata remain unchanged.
+    #[serde(default)]
+    #[schemars(extend("maxProperties" = 8, "propertyNames" = metadata_names(), "additionalProperties" = metadata_values()))]
+    pub metadata: Option<SecretMetadata>,
+}
+
+/// A secret, without its value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Secret {
+    /// Id.
+    #[serde(rename = "secretID")]
+    pub secret_id: String,
+    /// Name.
+    pub name: String,
+    /// Number of values that were set.
+    pub current_version: u64,
+    /// Metadata.
+    pub metadata: SecretMetadata,
+    /// Time of the creation.
+    pub created_at: Moment,
+    /// Time of the last change.
+    pub updated_at: Moment,
+}
+
+fn metadata_names() -> serde_json::Value {
+    serde_json::json!({ "maxLength": 32 })
+}
+
+fn metadata_values() -> serde_json::Value {
+    serde_json::json!({ "type": "string", "maxLength": 64 })
+}

@@ -1,0 +1,168 @@
+//! Calls on secrets. A caller of any scope sees its own secrets only.
+
+use crate::app::App;
+use crate::body::Required;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::page::{NEXT, Page};
+use crate::query::Query;
+use crate::wire::secret::shown;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use jiffy_api_types::{EventType, NewSecret, Secret, SecretUpdate};
+use jiffy_engine_api::steps;
+use jiffy_event_log::Event;
+use jiffy_secrets::{SecretError, Secrets};
+use zeroize::Zeroizing;
+
+/// Default number of secrets per page.
+pub(crate) const DEFAULT_PAGE: usize = 100;
+
+/// `GET /secrets`: lists the secrets of the caller by name.
+pub(super) async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    query: Query,
+) -> Result<Response, ApiError> {
+    let page = Page::by_name(&query, DEFAULT_PAGE)?;
+    let (after, limit) = (page.after_name().map(str::to_owned), page.limit());
+    let fetch = page.fetch_limit();
+    let list = move |secrets: &Secrets, owner: &str| secrets.list(owner, after.as_deref(), fetch);
+    let mut found = app.on_secrets(&caller, list).await?;
+    let has_more = found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| has_more);
+    let next = next.and_then(|last| Page::next_name(&last.name));
+    let all: Vec<Secret> = found.into_iter().map(shown).collect();
+    let mut response = Json(all).into_response();
+    if let Some(next) = next {
+        response.headers_mut().insert(NEXT, next);
+    }
+    Ok(response)
+}
+
+/// `GET /secrets/{secretID}`: returns a secret without its value.
+pub(super) async fn one(
+    State(app): State<App>,
+    caller: Caller,
+    Path(which): Path<String>,
+) -> Result<Json<Secret>, ApiError> {
+    let get = move |secrets: &Secrets, owner: &str| secrets.get(owner, &which);
+    Ok(Json(shown(app.on_secrets(&caller, get).await?)))
+}
+
+/// `POST /secrets`: creates a secret.
+pub(super) async fn create(
+    State(app): State<App>,
+    caller: Caller,
+    Required(body): Required<NewSecret>,
+) -> Result<(StatusCode, Json<Secret>), ApiError> {
+    let new = jiffy_secrets::NewSecret {
+        name: body.name,
+        value: Zeroizing::new(body.value),
+        metadata: body.metadata.unwrap_or_default(),
+    };
+    let create = move |secrets: &Secrets, owner: &str| secrets.create(owner, &new);
+    let created = app.on_secrets(&caller, create).await?;
+    app.report_secret(EventType::SecretCreated, caller.owner_id(), &created.name);
+    Ok((StatusCode::CREATED, Json(shown(created))))
+}
+
+/// `POST /secrets/{secretID}`: replaces the value of a secret.
+pub(super) async fn update(
+    State(app): State<App>,
+    caller: Caller,
+    Path(which): Path<String>,
+    Required(body): Required<SecretUpdate>,
+) -> Result<Json<Secret>, ApiError> {
+    let value = Zeroizing::new(body.value);
+    let update = move |secrets: &Secrets, owner: &str| {
+        secrets.update(owner, &which, &value, body.metadata.as_ref())
+    };
+    let changed = app.on_secrets(&caller, update).await?;
+    app.report_secret(EventType::SecretChanged, caller.owner_id(), &changed.name);
+    Ok(Json(shown(changed)))
+}
+
+/// `DELETE /secrets/{secretID}`: removes a secret.
+pub(super) async fn remove(
+    State(app): State<App>,
+    caller: Caller,
+    Path(which): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    let remove = move |secrets: &Secrets, owner: &str| secrets.remove(owner, &which);
+    let removed = app.on_secrets(&caller, remove).await?;
+    app.report_secret(EventType::SecretDeleted, caller.owner_id(), &removed.name);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+impl App {
+    /// Returns the secrets of this host.
+    pub(crate) fn secrets(&self) -> Result<&Secrets, ApiError> {
+        self.secrets.as_ref().ok_or_else(|| {
+            ApiError::unsupported_option(
+                "secrets are not supported: this host is a member of a fleet, and would store them \
+                 on one host only",
+            )
+        })
+    }
+
+    /// Calls `work` with the secrets of this host and the owner of the caller's secrets.
+    async fn on_secrets<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        work: impl FnOnce(&Secrets, &str) -> Result<T, SecretError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (secrets, owner) = (self.secrets()?.clone(), caller.owner_id());
+        // Writes wait for the disk.
+        let done = tokio::task::spawn_blocking(move || {
+            work(&secrets, owner.as_deref().unwrap_or_default())
+        });
+        let done = done.await.map_err(|e| ApiError::internal(e.to_string()))?;
+        done.map_err(refused)
+    }
+
+    /// Removes the secrets of a revoked key whose resources are removed.
+    pub(crate) async fn remove_secrets_of(&self, key: &str) -> Result<(), ApiError> {
+        let (Some(secrets), owner) = (self.secrets.clone(), key.to_owned()) else {
+            return Ok(());
+        };
+        let removed = tokio::task::spawn_blocking(move || secrets.remove_all(&owner)).await;
+        let removed = removed.map_err(|e| ApiError::internal(e.to_string()))?;
+        for secret in removed.map_err(refused)? {
+            self.report_secret(EventType::SecretDeleted, Some(key.to_owned()), &secret.name);
+        }
+        Ok(())
+    }
+
+    /// Records an event of a secret, with the caller of the request in flight.
+    fn report_secret(&self, kind: EventType, owner: Option<String>, name: &str) {
+        let request = steps::request();
+        let caller = request.as_ref().map(|request| match &request.caller {
+            Some(caller) => caller.to_string(),
+            None => Event::HOST_OWNER.to_owned(),
+        });
+        self.sandboxes.events().append(Event {
+            owner,
+            caller,
+            request: request.and_then(|request| request.id.as_ref().map(|id| id.to_string())),
+            name: Some(name.to_owned()),
+            ..Event::new(kind)
+        });
+    }
+}
+
+fn refused(error: SecretError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        SecretError::Name(_) | SecretError::Value | SecretError::Metadata => {
+            ApiError::invalid(message)
+        }
+        SecretError::Exists(_) => ApiError::conflict("name_taken", message),
+        SecretError::Full => ApiError::conflict("max_secrets", message),
+        SecretError::Unknown(_) => ApiError::not_found("secret_not_found", message),
+        _ => ApiError::internal(message),
+    }
+}

@@ -1,0 +1,43 @@
+"""Secrets are written, listed without values, changed and removed by the unmodified package."""
+
+import uuid
+
+import pytest
+from e2b import AsyncSecret, Secret, SecretException, SecretNotFoundException
+
+
+@pytest.fixture
+def secrets(sdk):
+    return AsyncSecret if not sdk.blocking else Secret
+
+
+@pytest.fixture
+def name():
+    return f"token-{uuid.uuid4().hex[:8]}"
+
+
+async def names(sdk, secrets):
+    found, pages = [], secrets.list(limit=2)
+    while pages.has_next:
+        found += [secret.name for secret in await sdk(pages.next_items)]
+    return found
+
+
+async def test_a_secret_is_created_changed_and_destroyed(sdk, secrets, name):
+    created = await sdk(secrets.create, name.upper(), "first value", metadata={"team": "a"})
+    assert (created.name, created.version, created.metadata) == (name, 1, {"team": "a"})
+    try:
+        assert name in await names(sdk, secrets)
+        changed = await sdk(secrets.update, name, "second value")
+        assert (changed.secret_id, changed.version, changed.metadata) == (created.secret_id, 2, {"team": "a"})
+        info = await sdk(secrets.get_info, created.secret_id)
+        assert info.updated_at >= info.created_at
+        assert "value" not in repr(info)
+        with pytest.raises(SecretException):
+            await sdk(secrets.create, name, "another")
+    finally:
+        assert await sdk(secrets.destroy, name) is True
+    assert await sdk(secrets.exists, name) is False
+    assert await sdk(secrets.destroy, name) is False
+    with pytest.raises(SecretNotFoundException):
+        await sdk(secrets.update, name, "x")
