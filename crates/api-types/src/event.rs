@@ -326,7 +326,10 @@ pub enum AuditCaller {
     Key,
     /// A function with a key for sandboxes.
     Function,
-    /// A caller without a valid key.
+    /// The holder of a sandbox's access token, or any client of a sandbox without one. The entry
+    /// names the key that owns the sandbox.
+    Token,
+    /// A caller without a valid key or token.
     Unknown,
 }
 
@@ -362,6 +365,14 @@ pub struct AuditEntry {
     /// Other object of the call, as the caller wrote it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
+    /// Command that the call started in the sandbox, in one line of at most 1 KiB. Only recorded
+    /// with `jiffy serve --audit-commands`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Paths in the sandbox that the call accessed, at most 8 and 4 KiB. Only recorded with `jiffy
+    /// serve --audit-commands`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<String>,
     /// Status of the response. 499 if the client has closed the connection before.
     pub status: u16,
     /// Error code of the response. Absent if the call succeeded.

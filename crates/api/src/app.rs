@@ -97,6 +97,8 @@ pub struct App {
     pub(crate) comparisons: Arc<StoredComparisons>,
     /// Record of calls. `None` if calls are not recorded.
     pub(crate) audit: Option<AuditLog>,
+    /// True if the log also contains commands and file paths of calls on guests.
+    pub(crate) audits_commands: bool,
     /// Basis of the next count of usage.
     pub(crate) usage_counts: Arc<UsageCounts>,
     /// Secrets of API keys. `None` if this host stores none.
@@ -127,6 +129,7 @@ impl Clone for App {
             reported_keys: self.reported_keys.clone(),
             comparisons: self.comparisons.clone(),
             audit: self.audit.clone(),
+            audits_commands: self.audits_commands,
             usage_counts: self.usage_counts.clone(),
             secrets: self.secrets.clone(),
             fleet: self.fleet.clone(),
@@ -164,6 +167,7 @@ impl App {
             reported_keys: Arc::default(),
             comparisons: Arc::default(),
             audit: None,
+            audits_commands: false,
             usage_counts: Arc::default(),
             secrets: None,
             fleet: None,

@@ -21,7 +21,7 @@ const MAX_TEXT: usize = 128;
 /// Maximum length of a recorded method in characters: clients may send methods of any length.
 const MAX_METHOD: usize = 16;
 /// Status of a call whose client has closed the connection before the response.
-const CLIENT_CLOSED: u16 = 499;
+pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// The call that reads the audit log, as it is recorded.
 pub(crate) const READ_CALL: &str = "GET /audit";
 /// Paths that are not recorded: they need no key, or are requests to functions.
@@ -102,20 +102,26 @@ impl Drop for PendingCall {
         let Some(mut call) = self.call.take() else {
             return;
         };
-        match self.caller.0.get() {
-            None => {}
-            Some(Caller::Owner) => call.caller = AuditCaller::Owner,
-            Some(Caller::Key(key)) => {
-                call.caller = AuditCaller::Key;
-                call.key = Some(key.id.clone());
-            }
-            Some(Caller::Function(function)) => {
-                call.caller = AuditCaller::Function;
-                call.key = Some(function.key.id.clone());
-            }
+        if let Some(caller) = self.caller.0.get() {
+            set_caller(&mut call, caller);
         }
         call.ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.log.record(call);
+    }
+}
+
+/// Sets the caller of a call.
+pub(crate) fn set_caller(call: &mut AuditedCall, caller: &Caller) {
+    match caller {
+        Caller::Owner => call.caller = AuditCaller::Owner,
+        Caller::Key(key) => {
+            call.caller = AuditCaller::Key;
+            call.key = Some(key.id.clone());
+        }
+        Caller::Function(function) => {
+            call.caller = AuditCaller::Function;
+            call.key = Some(function.key.id.clone());
+        }
     }
 }
 

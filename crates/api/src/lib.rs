@@ -21,6 +21,7 @@ mod event_streams;
 mod events;
 mod fleet;
 mod function_key;
+mod guest_audit;
 mod hooks;
 mod idempotency;
 mod key_events;
@@ -51,6 +52,7 @@ pub use fleet::{
     TableNames, TemplateHashes, TemplateNames, receive_forwarded, receive_forwarded_stream,
 };
 pub use function_key::FunctionCaller;
+pub use guest_audit::{GuestNames, PendingGuestAudit, SharedGuestNames};
 pub use hooks::{
     FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,
     TemplateInfo, TemplateRefusal, TemplateSource,

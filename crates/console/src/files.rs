@@ -3,6 +3,7 @@
 
 use crate::Console;
 use crate::codes::Download;
+use crate::guest_audit::CallNames;
 use crate::refusal::Refusal;
 use crate::session_store::Session;
 use axum::body::Body;
@@ -153,10 +154,12 @@ pub(crate) async fn limited<T>(
 pub(crate) async fn list(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Path(id): Path<String>,
     Query(query): Query<FileQuery>,
 ) -> Result<Json<serde_json::Value>, Refusal> {
     let path = check_path(&query.path)?;
+    names.set_paths(&id, &[path]);
     let guest = open(&console.app, &caller, &id)?;
     let entries = limited(guest.client.list_dir(path, Some(query.user()), 1)).await?;
     let entries: Vec<Entry> = entries.into_iter().map(Entry::from).collect();
@@ -167,10 +170,12 @@ pub(crate) async fn list(
 pub(crate) async fn remove(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Path(id): Path<String>,
     Query(query): Query<FileQuery>,
 ) -> Result<StatusCode, Refusal> {
     let path = check_path(&query.path)?;
+    names.set_paths(&id, &[path]);
     let guest = open(&console.app, &caller, &id)?;
     limited(guest.client.remove(path, Some(query.user()))).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -187,10 +192,12 @@ pub(crate) struct NewDirectory {
 pub(crate) async fn make_directory(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Path(id): Path<String>,
     Json(body): Json<NewDirectory>,
 ) -> Result<StatusCode, Refusal> {
     let path = check_path(&body.path)?;
+    names.set_paths(&id, &[path]);
     let user = body.user.as_deref().unwrap_or(DEFAULT_USER);
     let guest = open(&console.app, &caller, &id)?;
     limited(guest.client.make_dir(path, Some(user))).await?;
@@ -209,10 +216,12 @@ pub(crate) struct Rename {
 pub(crate) async fn rename(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Path(id): Path<String>,
     Json(body): Json<Rename>,
 ) -> Result<StatusCode, Refusal> {
     let (from, to) = (check_path(&body.from)?, check_path(&body.to)?);
+    names.set_paths(&id, &[from, to]);
     let user = body.user.as_deref().unwrap_or(DEFAULT_USER);
     let guest = open(&console.app, &caller, &id)?;
     if limited(guest.client.stat(to, Some(user))).await.is_ok() {
@@ -231,28 +240,26 @@ pub(crate) async fn rename(
 pub(crate) async fn read(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Path(id): Path<String>,
     Query(query): Query<FileQuery>,
 ) -> Result<Response, Refusal> {
-    send(
-        &console,
-        &caller,
-        &id,
-        check_path(&query.path)?,
-        query.user(),
-    )
-    .await
+    let path = check_path(&query.path)?;
+    names.set_paths(&id, &[path]);
+    send(&console, &caller, &id, path, query.user()).await
 }
 
 /// `PUT /guest/{id}/file`: writes a file from the body as a stream.
 pub(crate) async fn write(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Path(id): Path<String>,
     Query(query): Query<FileQuery>,
     body: Body,
 ) -> Result<StatusCode, Refusal> {
     let path = check_path(&query.path)?;
+    names.set_paths(&id, &[path]);
     let user = query.user();
     let guest = open(&console.app, &caller, &id)?;
     if let Some(expected) = &query.unless_changed_since {
@@ -289,11 +296,13 @@ pub(crate) struct NewDownload {
 pub(crate) async fn ticket(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Extension(session): Extension<Session>,
     Path(id): Path<String>,
     Json(body): Json<NewDownload>,
 ) -> Result<Json<serde_json::Value>, Refusal> {
     let path = check_path(&body.path)?;
+    names.set_paths(&id, &[path]);
     let guest = open(&console.app, &caller, &id)?;
     limited(guest.client.stat(path, Some(DEFAULT_USER))).await?;
     let ticket = console.codes.create_ticket(Download {
@@ -308,6 +317,7 @@ pub(crate) async fn ticket(
 pub(crate) async fn download(
     State(console): State<Console>,
     Extension(caller): Extension<Caller>,
+    Extension(names): Extension<CallNames>,
     Extension(session): Extension<Session>,
     Path(ticket): Path<String>,
 ) -> Result<Response, Refusal> {
@@ -317,6 +327,7 @@ pub(crate) async fn download(
         let message = "the link was used or has expired: start the download again";
         return Err(Refusal::new(StatusCode::NOT_FOUND, "link_expired", message));
     };
+    names.set_paths(&download.sandbox, &[&download.path]);
     send(
         &console,
         &caller,

@@ -17,9 +17,11 @@ mod assets;
 mod checks;
 mod codes;
 mod files;
+mod guest_audit;
 mod listening;
 mod live;
 mod live_feeds;
+pub mod live_messages;
 mod refusal;
 mod session_routes;
 mod session_store;
@@ -89,21 +91,23 @@ impl Console {
 
     /// Returns the router of the console's listener.
     pub fn router(&self) -> Router {
-        let calls = Router::new()
-            .route("/api/{*path}", any(api))
-            .route("/session", get(session_routes::current))
-            .route("/session", delete(session_routes::sign_out))
-            .route("/sessions", get(session_routes::list))
-            .route("/sessions/{id}", delete(session_routes::end))
+        let files = Router::new()
             .route("/guest/{id}/entries", get(files::list))
             .route("/guest/{id}/entries", delete(files::remove))
             .route("/guest/{id}/directories", post(files::make_directory))
             .route("/guest/{id}/moves", post(files::rename))
             .route("/guest/{id}/file", get(files::read).put(files::write))
             .route("/guest/{id}/downloads", post(files::ticket))
+            .route("/download/{ticket}", get(files::download))
+            .route_layer(from_fn_with_state(self.clone(), guest_audit::record));
+        let calls = files
+            .route("/api/{*path}", any(api))
+            .route("/session", get(session_routes::current))
+            .route("/session", delete(session_routes::sign_out))
+            .route("/sessions", get(session_routes::list))
+            .route("/sessions/{id}", delete(session_routes::end))
             .route("/guest/{id}/ports", get(listening::list))
             .route("/guest/{id}/terminals", get(live::list))
-            .route("/download/{ticket}", get(files::download))
             .route("/live", any(live::upgrade))
             .route_layer(from_fn_with_state(self.clone(), authenticate))
             // Sign-in has no session yet.

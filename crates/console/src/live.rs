@@ -1,13 +1,17 @@
 //! `/live`: one WebSocket per browser tab. It carries terminals, events and the usage of displayed
 //! sandboxes, and ends with its session.
 //!
-//! Control messages are JSON ([`Command`], [`Notice`]). Binary messages are input and output of
-//! terminals: the number of the stream as four bytes, then the data.
+//! Control messages are JSON (`live_messages.rs`, [`Notice`]). Binary messages are input and output
+//! of terminals: the number of the stream as four bytes, then the data.
 
 use crate::Console;
 use crate::codes::random_hex;
 use crate::files::open;
+use crate::guest_audit::record_terminal;
 use crate::live_feeds::{Viewer, display, follow};
+use crate::live_messages::{
+    MAX_MESSAGE, RequestedTerminal, TabActions, TabMessages, TerminalRequest,
+};
 use crate::refusal::Refusal;
 use crate::session_store::Session;
 use crate::terminal::{NewTerminal, Status, Terminal, View};
@@ -22,70 +26,22 @@ use futures_util::{SinkExt, StreamExt};
 use jiffy_agent_client::PtySize;
 use jiffy_api::{Caller, ClientAddress};
 use jiffy_api_types::Event;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-/// Maximum size of a message of a browser. Pasted text is sent in several messages.
-const MAX_MESSAGE: usize = 64 * 1024;
-/// Maximum number of terminals in one tab.
-const MAX_STREAMS: usize = 64;
-/// Maximum number of sandboxes whose usage a tab shows.
-const MAX_DISPLAYED: usize = 200;
 /// Maximum number of messages in the queue of a slow browser.
 const MAX_QUEUED: usize = 16;
 /// Interval of checks of the session. Time limit of the last message to a browser.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of rows and columns of a terminal.
-const MAX_CELLS: u16 = 1000;
 /// Close code for a session that has ended (private range of RFC 6455).
 const SESSION_ENDED: u16 = 4401;
 
 static NEXT_VIEWER: AtomicU64 = AtomicU64::new(1);
-
-/// Message of a browser.
-#[derive(Debug, Deserialize)]
-#[serde(
-    rename_all = "camelCase",
-    rename_all_fields = "camelCase",
-    tag = "type"
-)]
-enum Command {
-    /// Starts a shell.
-    Open {
-        stream: u32,
-        sandbox: String,
-        cols: u16,
-        rows: u16,
-        user: Option<String>,
-        shell: Option<String>,
-    },
-    /// Shows an existing terminal.
-    Attach {
-        stream: u32,
-        sandbox: String,
-        terminal: String,
-        cols: u16,
-        rows: u16,
-    },
-    /// Changes the size of a terminal.
-    Resize { stream: u32, cols: u16, rows: u16 },
-    /// Acknowledges output that was drawn.
-    Ack { stream: u32, bytes: u64 },
-    /// Stops showing a terminal, which continues to run.
-    Detach { stream: u32 },
-    /// Ends a terminal.
-    End { stream: u32 },
-    /// Follows the events that the caller sees, after the event with this id, or from now on.
-    Follow { after: Option<String> },
-    /// Shows the usage of these sandboxes, and of no others.
-    Display { sandboxes: Vec<String> },
-}
 
 /// Message to a browser.
 #[derive(Debug, Serialize)]
@@ -148,19 +104,18 @@ async fn serve(console: Console, session: Session, from: ClientAddress, socket: 
     let (sink, messages) = socket.split();
     let (queue, queued) = mpsc::channel(MAX_QUEUED);
     let mut sender = tokio::spawn(send(sink, queued));
-    let mut tab = Tab {
+    let mut tab = TabMessages::new(Tab {
         console: console.clone(),
         session: session.clone(),
         from,
         queue: queue.clone(),
-        streams: HashMap::new(),
         following: None,
         displaying: None,
-    };
+    });
     // The check of the session must not wait for a command, for example for input of a guest that
     // reads none.
     let has_ended = tokio::select! {
-        () = tab.receive(messages) => false,
+        () = receive(&mut tab, messages) => false,
         _ = &mut sender => false,
         () = session_end(&console, &session, from) => true,
     };
@@ -220,7 +175,6 @@ struct Tab {
     session: Session,
     from: ClientAddress,
     queue: mpsc::Sender<Message>,
-    streams: HashMap<u32, Stream>,
     following: Option<Task>,
     displaying: Option<Task>,
 }
@@ -247,110 +201,116 @@ struct Stream {
     _forwarding: Task,
 }
 
+/// Processes the messages of the browser until it disconnects.
+async fn receive(tab: &mut TabMessages<Tab>, mut messages: SplitStream<WebSocket>) {
+    while let Some(Ok(message)) = messages.next().await {
+        match message {
+            Message::Text(text) => tab.text(&text).await,
+            Message::Binary(bytes) => tab.binary(bytes).await,
+            Message::Close(_) => return,
+            _ => {}
+        }
+    }
+}
+
+impl TabActions for Tab {
+    type Shown = Stream;
+
+    async fn show(&mut self, request: TerminalRequest) -> Option<Stream> {
+        let stream = request.stream;
+        let terminal = match request.terminal {
+            RequestedTerminal::New { user, shell } => {
+                self.start(&request.sandbox, request.size, user, shell)
+                    .await
+            }
+            RequestedTerminal::Existing(id) => {
+                self.attach(&request.sandbox, request.size, &id).await
+            }
+        };
+        match terminal {
+            Ok(terminal) => Some(self.view(stream, terminal).await),
+            Err(refusal) => {
+                self.fail(stream, &refusal.message()).await;
+                None
+            }
+        }
+    }
+
+    async fn fail(&mut self, stream: u32, message: &str) {
+        let message = message.to_owned();
+        self.notify(&Notice::Failed { stream, message }).await;
+    }
+
+    async fn resize(&mut self, shown: &Stream, size: PtySize) {
+        shown.terminal.resize(size).await;
+    }
+
+    fn acknowledge(&mut self, shown: &Stream, bytes: u64) {
+        shown.terminal.acknowledge(shown.viewer, bytes);
+    }
+
+    async fn input(&mut self, shown: &Stream, input: Bytes) {
+        shown.terminal.write(input).await;
+    }
+
+    async fn end(&mut self, shown: Stream) {
+        shown.terminal.hang_up().await;
+        self.console.terminals.forget(&shown.terminal);
+    }
+
+    fn follow(&mut self, after: Option<String>) {
+        // The former stream is closed first, because streams of a key are limited.
+        self.following = None;
+        let (console, viewer, queue) = self.for_feed();
+        self.following = Some(Task::spawn(follow(console, viewer, after, queue)));
+    }
+
+    fn display(&mut self, sandboxes: Vec<String>) {
+        self.displaying = None;
+        if !sandboxes.is_empty() {
+            let (console, viewer, queue) = self.for_feed();
+            let display = display(console, viewer, sandboxes, queue);
+            self.displaying = Some(Task::spawn(display));
+        }
+    }
+}
+
 impl Tab {
-    /// Processes the messages of the browser until it disconnects.
-    async fn receive(&mut self, mut messages: SplitStream<WebSocket>) {
-        while let Some(Ok(message)) = messages.next().await {
-            match message {
-                Message::Text(text) => self.command(&text).await,
-                Message::Binary(bytes) => self.input(bytes).await,
-                Message::Close(_) => return,
-                _ => {}
-            }
-        }
+    async fn start(
+        &self,
+        sandbox: &str,
+        size: PtySize,
+        user: Option<String>,
+        shell: Option<String>,
+    ) -> Result<Arc<Terminal>, Refusal> {
+        let caller = self.caller()?;
+        let guest = open(&self.console.app, &caller, sandbox)?;
+        let new = NewTerminal {
+            id: random_hex::<8>()?,
+            size,
+            user,
+            shell: shell.clone(),
+        };
+        let started = self.console.terminals.start(guest, new).await;
+        let status = if started.is_ok() { 200 } else { 502 };
+        let by = (&caller, &self.session, self.from);
+        record_terminal(&self.console, by, sandbox, shell.as_deref(), status);
+        started
     }
 
-    async fn command(&mut self, text: &str) {
-        let command: Command = match serde_json::from_str(text) {
-            Ok(command) => command,
-            Err(e) => {
-                tracing::debug!(error = %e, "invalid message of a browser");
-                return;
-            }
-        };
-        let stream = match &command {
-            Command::Open { stream, .. } | Command::Attach { stream, .. } => *stream,
-            _ => 0,
-        };
-        if let Err(refusal) = self.run(command).await {
-            let message = refusal.message();
-            self.notify(&Notice::Failed { stream, message }).await;
+    async fn attach(
+        &self,
+        sandbox: &str,
+        size: PtySize,
+        id: &str,
+    ) -> Result<Arc<Terminal>, Refusal> {
+        let access = self.console.app.guest_access(&self.caller()?, sandbox)?;
+        let found = self.console.terminals.find(&access.id, id);
+        let terminal = found.ok_or_else(|| Refusal::invalid("the terminal has ended"))?;
+        if terminal.status() == Status::Running {
+            terminal.resize(size).await;
         }
-    }
-
-    async fn run(&mut self, command: Command) -> Result<(), Refusal> {
-        match command {
-            Command::Open {
-                stream,
-                sandbox,
-                cols,
-                rows,
-                user,
-                shell,
-            } => {
-                self.check_stream(stream)?;
-                let guest = open(&self.console.app, &self.caller()?, &sandbox)?;
-                let new = NewTerminal {
-                    id: random_hex::<8>()?,
-                    size: size(cols, rows),
-                    user: user.filter(|user| !user.is_empty()),
-                    shell: shell.filter(|shell| !shell.is_empty()),
-                };
-                let terminal = self.console.terminals.start(guest, new).await?;
-                self.show(stream, terminal).await;
-            }
-            Command::Attach {
-                stream,
-                sandbox,
-                terminal,
-                cols,
-                rows,
-            } => {
-                self.check_stream(stream)?;
-                let access = self.console.app.guest_access(&self.caller()?, &sandbox)?;
-                let found = self.console.terminals.find(&access.id, &terminal);
-                let Some(terminal) = found else {
-                    return Err(Refusal::invalid("the terminal has ended"));
-                };
-                if terminal.status() == Status::Running {
-                    terminal.resize(size(cols, rows)).await;
-                }
-                self.show(stream, terminal).await;
-            }
-            Command::Resize { stream, cols, rows } => {
-                if let Some(shown) = self.streams.get(&stream) {
-                    shown.terminal.resize(size(cols, rows)).await;
-                }
-            }
-            Command::Ack { stream, bytes } => {
-                if let Some(shown) = self.streams.get(&stream) {
-                    shown.terminal.acknowledge(shown.viewer, bytes);
-                }
-            }
-            Command::Detach { stream } => drop(self.streams.remove(&stream)),
-            Command::End { stream } => {
-                if let Some(shown) = self.streams.remove(&stream) {
-                    shown.terminal.hang_up().await;
-                    self.console.terminals.forget(&shown.terminal);
-                }
-            }
-            Command::Follow { after } => {
-                // The former stream is closed first, because streams of a key are limited.
-                self.following = None;
-                let (console, viewer, queue) = self.for_feed();
-                self.following = Some(Task::spawn(follow(console, viewer, after, queue)));
-            }
-            Command::Display { mut sandboxes } => {
-                sandboxes.truncate(MAX_DISPLAYED);
-                self.displaying = None;
-                if !sandboxes.is_empty() {
-                    let (console, viewer, queue) = self.for_feed();
-                    let display = display(console, viewer, sandboxes, queue);
-                    self.displaying = Some(Task::spawn(display));
-                }
-            }
-        }
-        Ok(())
+        Ok(terminal)
     }
 
     fn for_feed(&self) -> (Console, Viewer, mpsc::Sender<Message>) {
@@ -363,17 +323,8 @@ impl Tab {
         caller.ok_or_else(Refusal::signed_out)
     }
 
-    fn check_stream(&self, stream: u32) -> Result<(), Refusal> {
-        if self.streams.contains_key(&stream) || self.streams.len() >= MAX_STREAMS {
-            return Err(Refusal::invalid(
-                "the stream is in use, or the tab has too many",
-            ));
-        }
-        Ok(())
-    }
-
     /// Shows a terminal in the tab.
-    async fn show(&mut self, stream: u32, terminal: Arc<Terminal>) {
+    async fn view(&self, stream: u32, terminal: Arc<Terminal>) -> Stream {
         let opened = Notice::Opened {
             stream,
             terminal: terminal.id.clone(),
@@ -382,23 +333,10 @@ impl Tab {
         let viewer = NEXT_VIEWER.fetch_add(1, Ordering::Relaxed);
         let view = terminal.view(viewer);
         let forwarding = Task::spawn(forward(view, stream, self.queue.clone()));
-        let shown = Stream {
+        Stream {
             viewer,
             terminal,
             _forwarding: forwarding,
-        };
-        self.streams.insert(stream, shown);
-    }
-
-    async fn input(&self, bytes: Bytes) {
-        let Some((stream, input)) = bytes.split_at_checked(4) else {
-            return;
-        };
-        let Ok(stream) = stream.try_into().map(u32::from_be_bytes) else {
-            return;
-        };
-        if let Some(shown) = self.streams.get(&stream) {
-            shown.terminal.write(Bytes::copy_from_slice(input)).await;
         }
     }
 
@@ -410,13 +348,6 @@ impl Tab {
 
 pub(crate) fn text(notice: &Notice) -> Message {
     Message::Text(serde_json::to_string(notice).unwrap_or_default().into())
-}
-
-fn size(cols: u16, rows: u16) -> PtySize {
-    PtySize {
-        cols: cols.clamp(1, MAX_CELLS),
-        rows: rows.clamp(1, MAX_CELLS),
-    }
 }
 
 /// Sends the output of a terminal to a tab.

@@ -9,6 +9,7 @@ use crate::documentation;
 use crate::fleet_gateway::FleetParts;
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
+use crate::guest_call_audit::GuestCallAudit;
 use crate::mcp_server::{self, McpConnections};
 use crate::metrics::{self, MetricsServer};
 use crate::public_address::PublicAddress;
@@ -30,7 +31,7 @@ use jiffy_function_manager::Functions;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
     ClientRequestBody, ControlPlane, ForwardedConnection, FunctionLabel, Gateway, GatewayConfig,
-    InternalConnection, KnownCaller, LinkSigner, Peer, RequestId, Tls,
+    GuestCallLog, InternalConnection, KnownCaller, LinkSigner, Peer, RequestId, Tls,
 };
 use jiffy_image::{Home, Templates};
 use jiffy_network::Network;
@@ -225,7 +226,7 @@ impl ApiServer {
         let mut app = App::new(sandboxes.clone(), keys.clone(), templates, config)
             .with_stop(stop)
             .with_builder(builder)
-            .with_audit(audit)
+            .with_audit(audit.clone())
             .with_functions(
                 functions.clone(),
                 Arc::new(FunctionGateway(functions.clone())),
@@ -252,6 +253,10 @@ impl ApiServer {
             let mut families = budgets.figures();
             families.extend(functions::figures(&functions));
             families
+        });
+        let guest_calls = options.audit_commands.then(|| {
+            app = app.clone().with_audited_commands();
+            Arc::new(GuestCallAudit(audit)) as Arc<dyn GuestCallLog>
         });
         let exchanges = AutoResume::new(app.clone());
         let guests = GatewaySandboxes::new(sandboxes.clone(), exchanges.clone(), keys.clone());
@@ -286,7 +291,8 @@ impl ApiServer {
             functions: function_routes,
         };
         let config = gateway_config.clone();
-        let gateway = Gateway::in_fleet(config, guests, control, Some(signer), hosts);
+        let signer = Some(signer);
+        let gateway = Gateway::in_fleet(config, guests, control, signer, hosts, guest_calls);
         let direct = direct.map(|listener| DirectListener {
             listener,
             functions: direct_functions,

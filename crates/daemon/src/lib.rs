@@ -15,6 +15,7 @@ pub mod fleet_gateway;
 mod front;
 mod functions;
 mod gateway_sandboxes;
+mod guest_call_audit;
 mod host_facts;
 mod internal;
 pub mod local_daemon;

@@ -75,6 +75,8 @@ pub struct ServeOptions {
     pub events: Retention,
     /// Retention of the audit log.
     pub audit: Retention,
+    /// True if the audit log also contains commands and file paths of calls on guests.
+    pub audit_commands: bool,
     /// Log on standard error.
     pub log: LogOptions,
 }

@@ -46,6 +46,12 @@ pub struct AuditedCall {
     /// Other object in the path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
+    /// Command that the call started in the sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Paths in the sandbox that the call accessed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<String>,
     /// Status of the response.
     pub status: u16,
     /// Error code of the response.
@@ -77,6 +83,8 @@ impl AuditedCall {
             call,
             sandbox: None,
             object: None,
+            command: None,
+            paths: Vec::new(),
             status,
             error: None,
             ms: 0,
@@ -87,7 +95,11 @@ impl AuditedCall {
     /// Returns whether the call was rejected because of its caller, its object or a limit.
     #[must_use]
     pub fn is_rejected(&self) -> bool {
-        matches!(self.status, 401 | 403 | 404 | 429)
+        match self.caller {
+            // The agent of a guest returns 403 and 404 for files, too.
+            AuditCaller::Token => self.status == 429,
+            _ => matches!(self.status, 401 | 403 | 404 | 429),
+        }
     }
 }
 

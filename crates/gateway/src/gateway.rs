@@ -6,6 +6,7 @@ use crate::body::Body;
 use crate::config::GatewayConfig;
 use crate::control_plane::ControlPlane;
 use crate::counters::{GatewayCounters, add};
+use crate::guest_calls::GuestCallLog;
 use crate::internal;
 use crate::other_hosts::OtherHosts;
 use crate::peer::{KnownCaller, Peer};
@@ -57,16 +58,18 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
         control: C,
         signer: Option<LinkSigner>,
     ) -> Self {
-        Self::in_fleet(config, sandboxes, control, signer, None)
+        Self::in_fleet(config, sandboxes, control, signer, None, None)
     }
 
-    /// Like [`Self::new`]. Forwards requests to sandboxes of the hosts `hosts`.
+    /// Like [`Self::new`]. Forwards requests to sandboxes of the hosts `hosts`, and records calls
+    /// to agents in `guest_calls`.
     pub fn in_fleet(
         config: GatewayConfig,
         sandboxes: S,
         control: C,
         signer: Option<LinkSigner>,
         hosts: Option<Arc<dyn OtherHosts>>,
+        guest_calls: Option<Arc<dyn GuestCallLog>>,
     ) -> Self {
         let counters = Arc::new(GatewayCounters::default());
         let admission = ConnectionAdmission::new(&config.limits, Arc::clone(&counters));
@@ -80,6 +83,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                 hosts,
                 host_pool: Arc::new(GuestConnectionPool::default()),
                 admission: Arc::new(admission),
+                guest_calls,
             }),
             control,
             origin: None,

@@ -18,6 +18,7 @@ pub mod file_link;
 mod first_bytes;
 pub mod front;
 pub mod gateway;
+pub mod guest_calls;
 pub mod headers;
 pub mod host_name;
 pub mod host_only_path;
@@ -49,6 +50,7 @@ pub use counters::{GatewayCounters, GatewayTotals};
 pub use file_link::FileLink;
 pub use front::{FrontHosts, serve_front};
 pub use gateway::Gateway;
+pub use guest_calls::{GuestCall, GuestCallLog, bounded_command, bounded_paths};
 pub use internal::{InternalConnection, serve_internal};
 pub use listener::{serve, serve_local};
 pub use other_hosts::{

@@ -2,6 +2,7 @@
 
 use crate::body::count;
 use crate::counters::GatewayCounters;
+use crate::guest_calls::CopiedBody;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
@@ -26,6 +27,8 @@ pub struct ClientRequestBody {
     /// `None` if the body is empty or was read to its end.
     inner: Option<Incoming>,
     unread: UnreadBody,
+    /// Receives a copy of the first bytes.
+    copied: Option<CopiedBody>,
 }
 
 /// Remainder of a request body that was dropped before its end.
@@ -70,6 +73,7 @@ impl ClientRequestBody {
         Self {
             inner: Some(inner),
             unread,
+            copied: None,
         }
     }
 
@@ -78,7 +82,13 @@ impl ClientRequestBody {
         Self {
             inner: None,
             unread: UnreadBody::default(),
+            copied: None,
         }
+    }
+
+    /// Copies the first bytes of the body while it is read.
+    pub(crate) fn copy_to(&mut self, copied: CopiedBody) {
+        self.copied = Some(copied);
     }
 }
 
@@ -101,6 +111,11 @@ impl HttpBody for ClientRequestBody {
             return Poll::Ready(None);
         };
         let frame = ready!(Pin::new(inner).poll_frame(cx));
+        if let (Some(copied), Some(Ok(frame))) = (&self.copied, &frame)
+            && let Some(bytes) = frame.data_ref()
+        {
+            copied.add(bytes);
+        }
         // The body is complete: dropping it later must leave no remainder.
         if frame.is_none() {
             self.inner = None;

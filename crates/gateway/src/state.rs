@@ -9,6 +9,7 @@ use crate::admission::ConnectionAdmission;
 use crate::config::GatewayConfig;
 use crate::counters::{GatewayCounters, add};
 use crate::file_link::FileLink;
+use crate::guest_calls::GuestCallLog;
 use crate::other_hosts::OtherHosts;
 use crate::pool::GuestConnectionPool;
 use crate::preview_link::LinkSigner;
@@ -42,6 +43,8 @@ pub(crate) struct GatewayState<S> {
     /// Connections to gateways of other hosts.
     pub(crate) host_pool: Arc<GuestConnectionPool>,
     pub(crate) admission: Arc<ConnectionAdmission>,
+    /// Record of calls to agents. `None` if they are not recorded.
+    pub(crate) guest_calls: Option<Arc<dyn GuestCallLog>>,
 }
 
 impl<S: Sandboxes> GatewayState<S> {

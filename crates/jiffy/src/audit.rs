@@ -37,15 +37,19 @@ pub fn run(args: &AuditArgs) -> anyhow::Result<ExitCode> {
 fn line(entry: &AuditEntry) -> String {
     let caller = match (entry.caller, &entry.key_id) {
         (AuditCaller::Owner, _) => "owner",
+        (AuditCaller::Token, None) => "token",
         (AuditCaller::Unknown, _) | (_, None) => "unknown",
-        (AuditCaller::Key | AuditCaller::Function, Some(key)) => key,
+        (AuditCaller::Key | AuditCaller::Function | AuditCaller::Token, Some(key)) => key,
     };
     let (caller, call) = (terminal::line(caller), terminal::line(&entry.call));
     let line = format!("{} {} {caller:<20} {call}", entry.time, entry.status);
     let count = (entry.count > 1).then(|| entry.count.to_string());
+    let paths = (!entry.paths.is_empty()).then(|| entry.paths.join(" "));
     let fields = [
         ("sandbox", &entry.sandbox_id),
         ("object", &entry.object),
+        ("command", &entry.command),
+        ("paths", &paths),
         ("from", &entry.address),
         ("session", &entry.session_id),
         ("error", &entry.error_code),

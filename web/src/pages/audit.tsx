@@ -117,6 +117,16 @@ function Entries({ entries }: { entries: Entry[] }) {
             <tr key={entry.id}>
               <td className="name">
                 <code>{visible(entry.call)}</code>
+                {entry.command && (
+                  <span className="sub">
+                    <code>{visible(entry.command)}</code>
+                  </span>
+                )}
+                {entry.paths?.map((path) => (
+                  <span className="sub" key={path}>
+                    <code>{visible(path)}</code>
+                  </span>
+                ))}
                 {entry.count > 1 && <span className="sub">{count(entry.count, 'call')}, the last of them</span>}
               </td>
               <td className="card-line" data-label="Time">
@@ -130,6 +140,7 @@ function Entries({ entries }: { entries: Entry[] }) {
               </td>
               <td className="card-line" data-label="Caller">
                 {entry.keyID ? <code>{visible(entry.keyID)}</code> : entry.caller}
+                {entry.caller === 'token' && <span className="sub">with the token of the sandbox</span>}
                 {entry.sessionID && <span className="sub">in the console</span>}
               </td>
               <td className="card-line" data-label="Object">

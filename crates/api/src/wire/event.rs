@@ -69,6 +69,8 @@ pub(crate) fn audited((id, call): (EntryId, AuditedCall)) -> AuditEntry {
         call: call.call,
         sandbox_id: call.sandbox,
         object: call.object,
+        command: call.command,
+        paths: call.paths,
         status: call.status,
         error_code: call.error,
         ms: call.ms,

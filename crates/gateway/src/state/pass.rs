@@ -4,6 +4,7 @@ use super::GatewayState;
 use crate::body::{Body, full};
 use crate::counters::add;
 use crate::exchange::{self, Upstream};
+use crate::guest_calls::PendingGuestCall;
 use crate::headers::{HeaderRewrite, TRAFFIC_TOKEN, requested_host, upgrade};
 use crate::host_only_path::is_host_only;
 use crate::in_flight_exchange::InFlightExchange;
@@ -50,9 +51,9 @@ impl<S: Sandboxes> GatewayState<S> {
     /// Forwards a request to a guest, and returns the response for the client.
     pub(crate) async fn pass(
         &self,
-        mut target: SandboxTarget,
-        mut parts: Parts,
-        body: ClientRequestBody,
+        target: SandboxTarget,
+        parts: Parts,
+        mut body: ClientRequestBody,
         context: RequestContext,
     ) -> Result<Response<Body>, RequestError> {
         // Checked for all forms of addressing, including internal connections.
@@ -75,6 +76,29 @@ impl<S: Sandboxes> GatewayState<S> {
             // Respond as if the sandbox did not exist, so that its existence is not revealed.
             return Err(RequestError::NotFound);
         }
+        let pending = self.guest_calls.as_ref().and_then(|log| {
+            PendingGuestCall::begin(log, &context, (&target, &access), &parts, &mut body)
+        });
+        let result = self.exchange(target, parts, body, context, access).await;
+        if let Some(pending) = pending {
+            let status = match &result {
+                Ok(answer) => answer.status(),
+                Err(error) => error.status(),
+            };
+            pending.complete(status.as_u16());
+        }
+        result
+    }
+
+    /// Forwards a request to a guest of this host.
+    async fn exchange(
+        &self,
+        mut target: SandboxTarget,
+        mut parts: Parts,
+        body: ClientRequestBody,
+        context: RequestContext,
+        access: SandboxAccess,
+    ) -> Result<Response<Body>, RequestError> {
         let protocol = upgrade(parts.version, &parts.headers);
         // Redirect before `admit` removes the parameters of a signed link: the new URL needs them.
         if protocol.is_none()

@@ -8,6 +8,7 @@ mod file_links;
 mod forwarded;
 mod forwarded_channel;
 mod fronts;
+mod guest_calls;
 mod keys;
 mod limits;
 mod local;

@@ -196,6 +196,9 @@ pub struct ServeArgs {
     /// Maximum size of the audit log. The oldest entries are removed first
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::mebibytes)]
     pub audit_size: u64,
+    /// Also record commands and file paths of calls on sandboxes in the audit log
+    #[arg(long)]
+    pub audit_commands: bool,
     /// Format of the log on standard error. Set the level with JIFFY_LOG (debug, info, warn)
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -264,6 +267,7 @@ impl ServeArgs {
             site: self.site.read()?,
             events: retention(self.event_days, self.event_size),
             audit: retention(self.audit_days, self.audit_size),
+            audit_commands: self.audit_commands,
             log: LogOptions {
                 format: self.log_format.into(),
                 file: self.log_file.clone(),

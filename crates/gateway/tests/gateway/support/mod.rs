@@ -92,6 +92,7 @@ impl Setup {
             control_plane(),
             signer,
             Some(hosts),
+            None,
         );
         let (sender, streams) = mpsc::channel(8);
         let end = std::future::pending();
@@ -99,7 +100,7 @@ impl Setup {
         (Self::of(gateway, None).await, sender)
     }
 
-    async fn of<C>(gateway: Gateway<Guests, C>, tls: Option<Tls>) -> Self
+    pub async fn of<C>(gateway: Gateway<Guests, C>, tls: Option<Tls>) -> Self
     where
         C: ControlPlane + Sync,
     {

@@ -1,0 +1,98 @@
+//! Record of commands and file paths in the audit log, if the owner of the host enables it.
+
+use crate::app::App;
+use crate::audit::{CLIENT_CLOSED, ConsoleSession, set_caller};
+use crate::caller::{Caller, ClientAddress};
+use jiffy_event_log::{AuditLog, AuditedCall};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Names in a call on a guest, which handlers of the call add: bounded and escaped texts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GuestNames {
+    /// Sandbox.
+    pub sandbox: Option<String>,
+    /// Command that the call starts.
+    pub command: Option<String>,
+    /// Paths that the call accesses.
+    pub paths: Vec<String>,
+}
+
+/// Names in a call on a guest. Clones share the names.
+#[derive(Debug, Clone, Default)]
+pub struct SharedGuestNames(Arc<Mutex<GuestNames>>);
+
+impl SharedGuestNames {
+    /// Changes the names.
+    pub fn update(&self, change: impl FnOnce(&mut GuestNames)) {
+        change(&mut self.0.lock());
+    }
+}
+
+/// Call on a guest whose response has not begun. It is recorded when it is dropped: also if the
+/// client closes the connection. Calls without names are not recorded.
+#[derive(Debug)]
+pub struct PendingGuestAudit {
+    log: AuditLog,
+    call: AuditedCall,
+    names: SharedGuestNames,
+    start: Instant,
+}
+
+impl PendingGuestAudit {
+    /// Records the call with the status of its response.
+    pub fn complete(mut self, status: u16) {
+        self.call.status = status;
+    }
+}
+
+impl Drop for PendingGuestAudit {
+    fn drop(&mut self) {
+        let names = self.names.0.lock().clone();
+        if names.command.is_none() && names.paths.is_empty() {
+            return;
+        }
+        let ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.log.record(AuditedCall {
+            sandbox: names.sandbox,
+            command: names.command,
+            paths: names.paths,
+            ms,
+            ..self.call.clone()
+        });
+    }
+}
+
+impl App {
+    /// Records commands and file paths of calls on guests in the audit log.
+    #[must_use]
+    pub fn with_audited_commands(mut self) -> Self {
+        self.audits_commands = true;
+        self
+    }
+
+    /// Begins the record of a call on a guest that does not pass through the gateway. `None` if
+    /// commands and paths are not recorded.
+    #[must_use]
+    pub fn begin_guest_audit(
+        &self,
+        call: String,
+        caller: &Caller,
+        session: &ConsoleSession,
+        from: ClientAddress,
+        names: SharedGuestNames,
+    ) -> Option<PendingGuestAudit> {
+        let log = self.audit.clone().filter(|_| self.audits_commands)?;
+        let mut call = AuditedCall::new(call, CLIENT_CLOSED);
+        set_caller(&mut call, caller);
+        call.session = Some(session.0.clone());
+        call.address = Some(from.0.to_string());
+        Some(PendingGuestAudit {
+            log,
+            call,
+            names,
+            start: Instant::now(),
+        })
+    }
+}
