@@ -14,8 +14,15 @@ use tokio::sync::{Notify, mpsc, watch};
 
 /// Maximum number of bytes of output that are retained for viewers that attach later.
 const RETAINED_BYTES: usize = 1024 * 1024;
-/// Number of unacknowledged bytes of a viewer above which the terminal is no longer read.
-const MAX_UNACKNOWLEDGED: u64 = 512 * 1024;
+/// Number of unacknowledged bytes of a viewer above which the terminal is no longer read. A browser
+/// acknowledges each 128 KiB. The output that is in transit delays the response to input.
+const MAX_UNACKNOWLEDGED: u64 = 256 * 1024;
+/// Maximum number of bytes that a viewer receives at a time.
+const MAX_PIECE_BYTES: usize = 64 * 1024;
+/// Size of a piece of output from which on more output is likely to follow at once.
+const FLOOD_BYTES: usize = 4096;
+/// Time in which output is collected during a flood, so that a browser receives few large messages.
+const COLLECT_TIME: Duration = Duration::from_millis(4);
 /// Time without an acknowledgement after which a viewer no longer delays the other viewers.
 const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of queued inputs. If the queue is full, the viewer waits.
@@ -80,6 +87,8 @@ pub(crate) struct View {
     id: u64,
     /// Position of the next byte to send.
     position: u64,
+    /// True if the last piece was large.
+    is_flooded: bool,
     changes: watch::Receiver<()>,
 }
 
@@ -249,6 +258,7 @@ impl Terminal {
             terminal: self.clone(),
             id,
             position,
+            is_flooded: false,
             changes,
         }
     }
@@ -267,9 +277,18 @@ impl Terminal {
 }
 
 impl View {
+    /// Returns the number of bytes that were not sent yet.
+    fn available(&self) -> u64 {
+        let output = self.terminal.output.lock();
+        output.total.saturating_sub(self.position)
+    }
+
     /// Waits for output and returns it, or the final state of the terminal after all output. Output
     /// that is no longer retained is skipped. Cancel-safe.
     pub async fn next(&mut self) -> Result<Bytes, Status> {
+        if std::mem::take(&mut self.is_flooded) && self.available() < MAX_PIECE_BYTES as u64 {
+            tokio::time::sleep(COLLECT_TIME).await;
+        }
         loop {
             {
                 let output = self.terminal.output.lock();
@@ -277,15 +296,19 @@ impl View {
                 self.position = self.position.max(first);
                 let skip = usize::try_from(self.position - first).unwrap_or(usize::MAX);
                 // Large output is sent in several messages.
-                let bytes: Vec<u8> = output
+                let end = output
                     .retained
-                    .iter()
-                    .skip(skip)
-                    .take(64 * 1024)
-                    .copied()
-                    .collect();
-                if !bytes.is_empty() {
+                    .len()
+                    .min(skip.saturating_add(MAX_PIECE_BYTES));
+                if skip < end {
+                    let (first, second) = output.retained.as_slices();
+                    let middle = first.len();
+                    let mut bytes = Vec::with_capacity(end - skip);
+                    bytes.extend_from_slice(&first[skip.min(middle)..end.min(middle)]);
+                    let rest = skip.max(middle) - middle..end.max(middle) - middle;
+                    bytes.extend_from_slice(&second[rest]);
                     self.position += bytes.len() as u64;
+                    self.is_flooded = bytes.len() >= FLOOD_BYTES;
                     return Ok(bytes.into());
                 }
                 if output.status != Status::Running {

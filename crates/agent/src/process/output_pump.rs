@@ -8,7 +8,7 @@ use crate::sys;
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -16,12 +16,13 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Sleep, sleep};
 
-/// Maximum number of bytes in one data event from a pipe.
-pub const PIPE_CHUNK_BYTES: usize = 32 * 1024;
+/// Maximum number of bytes in one data event.
+pub const CHUNK_BYTES: usize = 32 * 1024;
 /// Capacity of the pipe of a process that writes much output, in bytes.
 const WIDE_PIPE_BYTES: libc::c_int = 256 * 1024;
-/// Maximum number of bytes in one data event from a terminal.
-pub const PTY_CHUNK_BYTES: usize = 16 * 1024;
+/// Number of bytes of a read from a terminal from which on another read is made for the same event.
+/// The kernel returns at most 4 KiB per read.
+const PTY_MORE_BYTES: usize = 1024;
 /// Time after a process's exit during which background processes with an open output delay the
 /// `end` event. Later output is dropped, and the `end` event states this.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
@@ -66,11 +67,6 @@ impl ProcessOutput {
     }
 
     fn drain(&self, hub: &FrameHub, scratch: &mut [u8], cx: &mut Context<'_>) -> OutputStatus {
-        let chunk = if self.field == "pty" {
-            PTY_CHUNK_BYTES
-        } else {
-            PIPE_CHUNK_BYTES
-        };
         for _ in 0..READS_PER_POLL {
             if hub.poll_room(cx).is_pending() {
                 return OutputStatus::Blocked;
@@ -80,11 +76,15 @@ impl ProcessOutput {
                 Poll::Ready(Ok(ready)) => ready,
                 Poll::Ready(Err(_)) => return OutputStatus::Closed,
             };
-            match ready.try_io(|fd| sys::read(fd.as_raw_fd(), &mut scratch[..chunk])) {
+            let read = |fd: &AsyncFd<OwnedFd>| match self.field {
+                "pty" => read_terminal(fd.as_raw_fd(), scratch),
+                _ => sys::read(fd.as_raw_fd(), scratch),
+            };
+            match ready.try_io(read) {
                 Ok(Ok(0)) => return OutputStatus::Closed,
                 Ok(Ok(n)) => {
                     // A full read indicates that the process writes faster than the agent reads.
-                    if n == PIPE_CHUNK_BYTES {
+                    if n == CHUNK_BYTES {
                         self.widen();
                     }
                     // Output without a reader is discarded, as the process must not block.
@@ -100,6 +100,21 @@ impl ProcessOutput {
         }
         OutputStatus::Yielded
     }
+}
+
+/// Reads from a terminal until it has little output or the buffer is full.
+fn read_terminal(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut total = sys::read(fd, buffer)?;
+    let mut last = total;
+    while last >= PTY_MORE_BYTES && total < buffer.len() {
+        // An error is returned again by the next call.
+        let Ok(count) = sys::read(fd, &mut buffer[total..]) else {
+            break;
+        };
+        total += count;
+        last = count;
+    }
+    Ok(total)
 }
 
 /// Timeout of a process.

@@ -128,7 +128,7 @@ impl ProcessTable {
             running: RefCell::default(),
             ended: RefCell::default(),
             starting: RefCell::default(),
-            scratch: RefCell::new(vec![0; super::output_pump::PIPE_CHUNK_BYTES].into()),
+            scratch: RefCell::new(vec![0; super::output_pump::CHUNK_BYTES].into()),
             null: Arc::new(null.into()),
             oom: OomWatch::new(),
             victims: OomVictims::new(),

@@ -1,0 +1,152 @@
+// Throughput of a terminal that runs `yes`, with a browser and in parts. One part is a client of the
+// WebSocket that discards the output. The other is the page with a WebSocket that produces output.
+import http from 'node:http'
+import { CONSOLE, go, open, terminalShows, type } from './browser.mjs'
+
+const ACKNOWLEDGE = 128 * 1024
+const WARM_UP = 1000
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
+const focus = (page) => page.locator('.terminal-pane:not([hidden]) .xterm-helper-textarea').focus()
+
+// Bytes per second of `count` over `seconds`, in MB/s.
+async function rate(count, seconds) {
+  await sleep(WARM_UP)
+  const [before, began] = [await count(), performance.now()]
+  await sleep(seconds * 1000)
+  return ((await count()) - before) / (performance.now() - began) / 1000
+}
+
+/** `yes` in a terminal of the page. Returns MB/s, and the time from an interrupt to the prompt in ms. */
+export async function inBrowser(page, id, seconds) {
+  await go(page, `/sandboxes/${id}/terminal`)
+  let received = 0
+  page.on('websocket', (socket) => socket.on('framereceived', ({ payload }) => (received += payload.length)))
+  await page.reload()
+  await terminalShows(page, /[$#] *$/)
+  await type(page, 'yes')
+  const speed = await rate(() => received, seconds)
+  await focus(page)
+  const interrupted = performance.now()
+  await page.keyboard.press('Control+c')
+  await terminalShows(page, /[$#] *$/)
+  return { speed, interrupt: performance.now() - interrupted }
+}
+
+// Frame of a client, with the mask 0.
+function frame(kind, data) {
+  const long = data.length > 125
+  const head = Buffer.from(
+    long ? [0x80 | kind, 0xfe, data.length >> 8, data.length & 255] : [0x80 | kind, 0x80 | data.length],
+  )
+  return Buffer.concat([head, Buffer.alloc(4), data])
+}
+
+// Calls `receive` with kind and data of each frame that a server sends.
+function frames(socket, receive) {
+  let buffer = Buffer.alloc(0)
+  socket.on('data', (data) => {
+    buffer = buffer.length === 0 ? data : Buffer.concat([buffer, data])
+    for (;;) {
+      if (buffer.length < 2) return
+      let [length, start] = [buffer[1] & 127, 2]
+      if (length === 126 && buffer.length >= 4) [length, start] = [buffer.readUInt16BE(2), 4]
+      else if (length === 127 && buffer.length >= 10) [length, start] = [Number(buffer.readBigUInt64BE(2)), 10]
+      else if (length > 125) return
+      if (buffer.length < start + length) return
+      receive(buffer[0] & 15, buffer.subarray(start, start + length))
+      buffer = buffer.subarray(start + length)
+    }
+  })
+}
+
+/** `yes` in a terminal whose output is acknowledged and discarded. Returns MB/s and messages per second. */
+export async function withoutBrowser(context, id, seconds) {
+  const { cookies } = await context.storageState()
+  const { host, hostname, port, origin } = new URL(CONSOLE)
+  const headers = {
+    host,
+    origin,
+    cookie: cookies.map(({ name, value }) => `${name}=${value}`).join('; '),
+    connection: 'Upgrade',
+    upgrade: 'websocket',
+    'sec-websocket-version': '13',
+    'sec-websocket-key': 'AAAAAAAAAAAAAAAAAAAAAA==',
+  }
+  const socket = await new Promise((resolve, reject) => {
+    const request = http.request({ hostname, port, path: '/live', headers })
+    request.on('upgrade', (_, socket) => resolve(socket))
+    request.on('response', ({ statusCode }) => reject(new Error(`/live: ${statusCode}`)))
+    request.on('error', reject).end()
+  })
+  const command = (message) => socket.write(frame(1, Buffer.from(JSON.stringify(message))))
+  let [received, messages, unacknowledged] = [0, 0, 0]
+  const opened = new Promise((resolve) => {
+    frames(socket, (kind, data) => {
+      if (kind === 1) resolve()
+      if (kind !== 2) return
+      received += data.length - 4
+      messages += 1
+      unacknowledged += data.length - 4
+      if (unacknowledged < ACKNOWLEDGE) return
+      command({ type: 'ack', stream: 1, bytes: unacknowledged })
+      unacknowledged = 0
+    })
+  })
+  command({ type: 'open', stream: 1, sandbox: id, cols: 120, rows: 40, shell: 'sh' })
+  await opened
+  socket.write(frame(2, Buffer.from('\0\0\0\x01yes\r')))
+  const speed = await rate(() => received, seconds)
+  const perSecond = messages / (seconds + WARM_UP / 1000)
+  command({ type: 'end', stream: 1 })
+  socket.end()
+  return { speed, perSecond }
+}
+
+/** The page alone: a WebSocket inside the page produces output of `yes`. Returns MB/s. */
+export async function pageAlone(browser, storageState, id, seconds) {
+  const context = await open(browser, { storageState })
+  const page = await context.newPage()
+  await page.addInitScript(() => {
+    const WINDOW = 512 * 1024
+    class LocalSocket {
+      static OPEN = 1
+      readyState = 1
+      constructor() {
+        setTimeout(() => this.onopen?.())
+      }
+      close() {}
+      send(text) {
+        if (typeof text !== 'string') return
+        const message = JSON.parse(text)
+        if (message.type === 'open' || message.type === 'attach') {
+          this.stream = message.stream
+          this.unacknowledged = 0
+          const notice = { type: 'opened', stream: message.stream, terminal: 'local' }
+          this.onmessage({ data: JSON.stringify(notice) })
+          this.produce()
+        } else if (message.type === 'ack') {
+          globalThis.acknowledged = (globalThis.acknowledged ?? 0) + message.bytes
+          this.unacknowledged -= message.bytes
+          this.produce()
+        }
+      }
+      produce() {
+        setTimeout(() => {
+          while (this.unacknowledged < WINDOW) {
+            const data = new Uint8Array(4 + 60 * 1024)
+            new DataView(data.buffer).setUint32(0, this.stream)
+            for (let at = 4; at < data.length; at += 3) data.set([0x79, 13, 10], at)
+            this.unacknowledged += data.length - 4
+            this.onmessage({ data: data.buffer })
+          }
+        })
+      }
+    }
+    globalThis.WebSocket = LocalSocket
+  })
+  await page.goto(`${CONSOLE}/sandboxes/${id}/terminal`)
+  await terminalShows(page, /y/)
+  const speed = await rate(() => page.evaluate(() => globalThis.acknowledged ?? 0), seconds)
+  await context.close()
+  return speed
+}
