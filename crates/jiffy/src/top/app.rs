@@ -41,6 +41,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_MEASURED: usize = 200;
 /// Maximum number of sandboxes whose samples are read.
 const MAX_SAMPLED: usize = 10_000;
+/// Minimum interval of drawings that no key has caused.
+const DRAW_INTERVAL: Duration = Duration::from_millis(250);
 /// Exit code of a process that a signal ended, minus the number of the signal.
 const SIGNAL_EXIT_CODE: u8 = 128;
 
@@ -143,9 +145,18 @@ impl App {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let events = requests::follow_events(self.client.clone(), self.updates.clone());
         tokio::spawn(events);
+        let mut next_drawing = Some(Instant::now());
+        let mut drawn = Instant::now();
         loop {
             self.start_reads();
-            self.draw()?;
+            let now = Instant::now();
+            if next_drawing.is_some_and(|time| time <= now) {
+                self.draw()?;
+                next_drawing = None;
+                drawn = now;
+            }
+            // Changes that follow each other are drawn together.
+            let soon = Some(next_drawing.unwrap_or(drawn + DRAW_INTERVAL));
             let next_read = self.reads.sandboxes.next_time();
             tokio::select! {
                 keys = self.input.next() => {
@@ -153,17 +164,26 @@ impl App {
                     if let Some(code) = self.press_all(keys, &mut signals).await? {
                         return Ok(code);
                     }
+                    next_drawing = Some(Instant::now());
                 }
                 number = signals.next() => return Ok(signal_code(number)),
-                _ = resized.recv() => self.resize()?,
+                _ = resized.recv() => {
+                    self.resize()?;
+                    next_drawing = Some(Instant::now());
+                }
                 Some(update) = self.received.recv() => {
                     self.apply(update);
                     while let Ok(update) = self.received.try_recv() {
                         self.apply(update);
                     }
+                    next_drawing = soon;
                 }
-                _ = ticks.tick() => self.tick(),
+                _ = ticks.tick() => {
+                    self.tick();
+                    next_drawing = soon;
+                }
                 () = sleep_until(next_read) => {}
+                () = sleep_until(next_drawing) => {}
             }
         }
     }

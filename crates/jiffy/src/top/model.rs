@@ -74,6 +74,9 @@ pub struct Model {
     rows: BTreeMap<String, Row>,
     /// Ids of the rows that match the filter, in order.
     shown: Vec<String>,
+    /// Numbers of rows by state.
+    counts: Vec<(StateName, usize)>,
+    has_hosts: bool,
     selected: Option<String>,
     /// Index of the first row on the screen.
     first: usize,
@@ -114,6 +117,7 @@ impl Model {
             self.insert(row);
         }
         self.is_loaded = true;
+        self.count_rows();
         self.arrange();
     }
 
@@ -126,6 +130,7 @@ impl Model {
                 self.insert(row);
             }
         }
+        self.count_rows();
         self.arrange();
     }
 
@@ -230,12 +235,28 @@ impl Model {
 
     /// Returns the number of sandboxes in a state.
     pub fn count_in(&self, state: StateName) -> usize {
-        self.rows.values().filter(|row| row.state == state).count()
+        let mut counts = self.counts.iter();
+        counts
+            .find(|(s, _)| *s == state)
+            .map_or(0, |(_, count)| *count)
+    }
+
+    /// Counts the rows, so that drawing does not visit all of them.
+    fn count_rows(&mut self) {
+        self.counts.clear();
+        self.has_hosts = false;
+        for row in self.rows.values() {
+            self.has_hosts |= !row.host.is_empty();
+            match self.counts.iter_mut().find(|(s, _)| *s == row.state) {
+                Some((_, count)) => *count += 1,
+                None => self.counts.push((row.state, 1)),
+            }
+        }
     }
 
     /// Returns whether a sandbox is on a named host.
     pub fn has_hosts(&self) -> bool {
-        self.rows.values().any(|row| !row.host.is_empty())
+        self.has_hosts
     }
 
     /// Returns the ids of all running sandboxes that match the filter.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 const MAX_SINGLE_READS: usize = 16;
 /// Minimum pause between two reads.
 const MIN_PAUSE: Duration = Duration::from_millis(250);
-/// Pause after a read of the list as a multiple of its duration.
-const LIST_PAUSE_FACTOR: u32 = 20;
+/// Pause after a read of the list as a multiple of its duration: less than 2 % of a processor.
+const LIST_PAUSE_FACTOR: u32 = 50;
 /// Pause after a read of single sandboxes, whose duration is mostly the latency of the server.
 const SINGLE_PAUSE_FACTOR: u32 = 2;
 /// Maximum pause after a read.
@@ -163,6 +163,6 @@ mod tests {
         let end = start + Duration::from_millis(500);
         schedule.finish(end);
         schedule.request_list();
-        assert_eq!(schedule.next_time(), Some(end + Duration::from_secs(10)));
+        assert_eq!(schedule.next_time(), Some(end + Duration::from_secs(25)));
     }
 }
