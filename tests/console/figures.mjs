@@ -1,14 +1,22 @@
-// Measures the console and writes samples to a file: first page, terminal, events, and a daemon with
-// 100 open tabs. Started by tests/console/run --figures FILE, which bench/console calls.
+// Measures the console and writes samples to a file: first page, terminal, a table of 10,000 rows, a
+// lineage of 2,000 objects, events, and a daemon with 100 open tabs. Started by tests/console/run --figures FILE, which bench/console calls.
 import assert from 'node:assert/strict'
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
-import { CONSOLE, createSandbox, go, launch, open, owner, signInByCode, terminalShows, type } from './browser.mjs'
+import { CONSOLE, createSandbox, go, launch, open, owner, signInByCode, terminalShows } from './browser.mjs'
+import { drawLineage, simulateLineage } from './large-lineage.mjs'
+import { openTable, scroll, simulate } from './large-table.mjs'
+import { inBrowser, pageAlone, withoutBrowser } from './terminal-figures.mjs'
 
 const { FIGURES, DAEMON } = process.env
 const LOADS = 10
 const KEYS = 100
 const FLOOD_SECONDS = 10
+const ROWS = 10_000
+const CHANGES_PER_SECOND = 50
+const SCROLL_SECONDS = 10
+const NODES = 2000
+const DRAWINGS = 5
 const CREATES = 20
 const TABS = 100
 const SANDBOXES = 50
@@ -87,22 +95,33 @@ for (let key = 0; key < KEYS; key++) {
 }
 note('key press to drawn echo', 'ms', echoes)
 
-// A flood of output, and the time until an interrupt ends it.
+// A flood of output, and the time until an interrupt ends it. Then the parts of its way alone.
 await page.keyboard.press('Control+u')
-let received = 0
-page.on('websocket', (socket) => socket.on('framereceived', ({ payload }) => (received += payload.length)))
-await page.reload()
-await terminalShows(page, /[$#] *$/)
-await type(page, 'yes')
-await sleep(2000)
-const [before, began] = [received, performance.now()]
-await sleep(FLOOD_SECONDS * 1000)
-note('output of `yes`', 'MB/s', [(received - before) / (performance.now() - began) / 1000])
-await page.locator('.terminal-pane:not([hidden]) .xterm-helper-textarea').focus()
-const interrupted = performance.now()
-await page.keyboard.press('Control+c')
-await terminalShows(page, /[$#] *$/)
-note('interrupt of `yes` to prompt', 'ms', [performance.now() - interrupted])
+const flood = await inBrowser(page, id, FLOOD_SECONDS)
+note('output of `yes`', 'MB/s', [flood.speed])
+note('interrupt of `yes` to prompt', 'ms', [flood.interrupt])
+note('`yes`, no browser', 'MB/s', [(await withoutBrowser(context, id, FLOOD_SECONDS)).speed])
+note('`yes`, page alone', 'MB/s', [await pageAlone(browser, state, id, FLOOD_SECONDS)])
+
+// A large table with changes, and a large lineage, in contexts of their own.
+const large = await open(browser, { storageState: state })
+const table = await large.newPage()
+const simulated = await simulate(table, id, ROWS)
+await openTable(table, ROWS)
+simulated.start(CHANGES_PER_SECOND)
+const scrolled = await scroll(table, SCROLL_SECONDS)
+simulated.stop()
+note(`scrolling ${ROWS} rows, frame`, 'ms', scrolled.frames)
+note(`scrolling ${ROWS} rows, P95`, 'frames/s', [scrolled.framesPerSecond])
+note(`scrolling ${ROWS} rows, longest task`, 'ms', [scrolled.longestTask])
+note(`scrolling ${ROWS} rows, heap`, 'MB', [scrolled.heap])
+await table.close()
+const tree = await large.newPage()
+await simulateLineage(tree, id, NODES)
+const drawings = []
+while (drawings.length < DRAWINGS) drawings.push(await drawLineage(tree, id))
+note(`lineage of ${NODES} nodes`, 'ms', drawings)
+await large.close()
 
 // Time from the answer to a create by another client until its row is visible.
 await go(page, '/sandboxes')
@@ -161,7 +180,7 @@ note(`daemon, ${TABS} tabs, ${SANDBOXES} sandboxes`, '% of a processor', [share(
 note('daemon, memory per tab', 'MiB', [(shared.memory - alone.memory) / (TABS - 1)])
 await browser.close()
 for (const sandbox of ids) await owner('DELETE', `/sandboxes/${sandbox}`)
-assert.ok(series.length === 10)
+assert.ok(series.length === 17)
 const commit = execFileSync('git', ['rev-parse', '--short=12', 'HEAD'], { encoding: 'utf8' }).trim()
 const load = readFileSync('/proc/loadavg', 'utf8').trim()
 writeFileSync(FIGURES, `${JSON.stringify({ task: 'console', commit, load, series }, null, 1)}\n`)

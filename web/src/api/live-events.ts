@@ -9,6 +9,8 @@ import { refresh } from './queries'
 const WINDOW = 100
 /** If more sandboxes have changed, the list is requested instead of each sandbox. */
 const MAX_SINGLE = 8
+/** Pause between two changes of the list in milliseconds, per 1,000 rows: each change draws the table. */
+const ROW_PAUSE = 50
 /** Interval at which lists and figures of the host are requested again because of events. */
 const LIST_PAUSE = 1000
 
@@ -29,6 +31,10 @@ class EventUpdates {
   private timer: ReturnType<typeof setTimeout> | undefined
   private flushed = 0
   private readonly requested = new Map<string, number>()
+  /** Rows of the list that are changed together. `undefined` removes a row. */
+  private readonly rows = new Map<string, Sandbox | undefined>()
+  private rowTimer: ReturnType<typeof setTimeout> | undefined
+  private changed = 0
 
   constructor(private readonly queries: QueryClient) {}
 
@@ -41,6 +47,7 @@ class EventUpdates {
 
   close() {
     clearTimeout(this.timer)
+    clearTimeout(this.rowTimer)
   }
 
   private flush() {
@@ -98,11 +105,27 @@ class EventUpdates {
   }
 
   private setRow(id: string, sandbox: Sandbox | undefined) {
+    this.rows.set(id, sandbox)
+    if (this.rowTimer) return
+    const count = this.queries.getQueryData<Sandbox[]>(['sandboxes'])?.length ?? 0
+    const due = this.changed + (count * ROW_PAUSE) / 1000
+    this.rowTimer = setTimeout(() => this.setRows(), Math.max(0, due - performance.now()))
+  }
+
+  private setRows() {
+    this.rowTimer = undefined
+    this.changed = performance.now()
+    const rows = new Map(this.rows)
+    this.rows.clear()
     this.queries.setQueryData<Sandbox[]>(['sandboxes'], (list) => {
       if (!list) return list
-      const at = list.findIndex((row) => row.sandboxID === id)
-      if (!sandbox) return at < 0 ? list : list.toSpliced(at, 1)
-      return at < 0 ? [sandbox, ...list] : list.with(at, sandbox)
+      const changed: Sandbox[] = []
+      for (const old of list) {
+        const row = rows.has(old.sandboxID) ? rows.get(old.sandboxID) : old
+        rows.delete(old.sandboxID)
+        if (row) changed.push(row)
+      }
+      return [...[...rows.values()].filter((row) => row !== undefined).reverse(), ...changed]
     })
     // A list that is being loaded may be older than this row.
     if (this.queries.isFetching({ queryKey: ['sandboxes'] }) > 0) this.request('sandboxes')

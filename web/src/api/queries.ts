@@ -1,5 +1,12 @@
-import { keepPreviousData, type QueryClient, useInfiniteQuery, useQuery, useQueryClient } from '@tanstack/react-query'
-import { useEffect, useState } from 'react'
+import {
+  keepPreviousData,
+  type QueryClient,
+  replaceEqualDeep,
+  useInfiniteQuery,
+  useQuery,
+  useQueryClient,
+} from '@tanstack/react-query'
+import { useEffect, useState, useSyncExternalStore } from 'react'
 import { api, CallError, data, type Sandbox, type Snapshot } from './client'
 import { live, type Usage, useLiveUsage } from '../live/socket'
 
@@ -24,12 +31,19 @@ async function pages<T>(load: (nextToken?: string) => Promise<{ data?: T[]; resp
   return all
 }
 
-/** Returns all sandboxes that the caller sees. */
-const listSandboxes = (signal: AbortSignal) =>
-  pages<Sandbox>((nextToken) => {
+/**
+ * Returns all sandboxes that the caller sees. Unchanged sandboxes remain the objects of the `former`
+ * list. They are compared page by page: a comparison of a long list would block the page.
+ */
+const listSandboxes = (signal: AbortSignal, former: Sandbox[] = []) => {
+  const known = new Map(former.map((sandbox) => [sandbox.sandboxID, sandbox]))
+  return pages<Sandbox>(async (nextToken) => {
     const query = { state: STATES, limit: PAGE, nextToken }
-    return api.GET('/v2/sandboxes', { params: { query: query as never }, signal })
+    const page = await api.GET('/v2/sandboxes', { params: { query: query as never }, signal })
+    const data = page.data?.map((sandbox) => replaceEqualDeep(known.get(sandbox.sandboxID), sandbox))
+    return { ...page, data }
   })
+}
 
 const listSnapshots = (signal: AbortSignal, all: boolean) =>
   pages<Snapshot>((nextToken) => {
@@ -50,12 +64,15 @@ async function timed<T>(request: () => Promise<T>): Promise<T> {
   return result
 }
 
-export const useSandboxes = () =>
-  useQuery({
+export const useSandboxes = () => {
+  const queries = useQueryClient()
+  return useQuery({
     queryKey: ['sandboxes'],
-    queryFn: ({ signal }) => timed(() => listSandboxes(signal)),
+    queryFn: ({ signal }) => timed(() => listSandboxes(signal, queries.getQueryData(['sandboxes']))),
     refetchInterval: polled,
+    structuralSharing: false,
   })
+}
 
 export const useSnapshots = (all = true) =>
   useQuery({
@@ -151,8 +168,23 @@ export const useFleet = (enabled: boolean) =>
     retryOnMount: false,
   })
 
+/** Pause after a change of the displayed sandboxes before their usage is requested. */
+const SCROLL_PAUSE = 150
+
+/** Returns the ids once they have not changed for a moment: while a table is scrolled they change often. */
+function useSettled(ids: string[]): string[] {
+  const [settled, setSettled] = useState(ids)
+  const key = ids.join(',')
+  useEffect(() => {
+    const timer = setTimeout(() => setSettled(ids), SCROLL_PAUSE)
+    return () => clearTimeout(timer)
+  }, [key])
+  return settled
+}
+
 /** Latest usage of the displayed sandboxes. It changes every second, or every ten on other hosts. */
-export function useFigures(ids: string[]): Usage {
+export function useFigures(displayed: string[]): Usage {
+  const ids = useSettled(displayed)
   const sampled = useQuery({
     queryKey: ['figures', ids.join(',')],
     queryFn: async ({ signal }) => {
@@ -180,12 +212,32 @@ export function useRefresh() {
   return () => refresh(queries)
 }
 
-/** The current time, which changes every second. */
-export function useNow(): number {
-  const [now, setNow] = useState(Date.now)
-  useEffect(() => {
-    const timer = setInterval(() => setNow(Date.now()), 1000)
-    return () => clearInterval(timer)
-  }, [])
+let now = Date.now()
+let clock: ReturnType<typeof setInterval> | undefined
+const clockWatchers = new Set<() => void>()
+
+function watchClock(watcher: () => void) {
+  clockWatchers.add(watcher)
+  if (clock === undefined) {
+    now = Date.now()
+    clock = setInterval(() => {
+      now = Date.now()
+      for (const watcher of clockWatchers) watcher()
+    }, 1000)
+  }
+  return () => {
+    clockWatchers.delete(watcher)
+    if (clockWatchers.size > 0) return
+    clearInterval(clock)
+    clock = undefined
+  }
+}
+
+function currentTime(): number {
+  // Without a watcher, the clock does not run.
+  if (clock === undefined && Date.now() - now >= 1000) now = Date.now()
   return now
 }
+
+/** The current time, which changes every second. All components share one clock. */
+export const useNow = (): number => useSyncExternalStore(watchClock, currentTime)

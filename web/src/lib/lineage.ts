@@ -99,7 +99,9 @@ function order(lanes: Lane[], points: Map<string, Point>): Lane[] {
   const children = new Map<string | undefined, Lane[]>()
   for (const lane of lanes) {
     const parent = lane.from ? points.get(lane.from)?.lane : undefined
-    children.set(parent, [...(children.get(parent) ?? []), lane])
+    const siblings = children.get(parent)
+    if (siblings) siblings.push(lane)
+    else children.set(parent, [lane])
   }
   const result: Lane[] = []
   const visited = new Set<string>()

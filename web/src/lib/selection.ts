@@ -1,4 +1,4 @@
-import { useState } from 'react'
+import { useMemo, useState } from 'react'
 
 /** Selected rows by id. A range extends from the row that was selected last. */
 export function useSelection(ids: string[]) {
@@ -18,7 +18,7 @@ export function useSelection(ids: string[]) {
     setSelected(next)
   }
   // Rows that no longer match are not acted upon.
-  const shown = ids.filter((id) => selected.has(id))
+  const shown = useMemo(() => (selected.size === 0 ? [] : ids.filter((id) => selected.has(id))), [ids, selected])
   return {
     ids: shown,
     has: (id: string) => selected.has(id),

@@ -1,12 +1,5 @@
-import { useEffect, useMemo, useRef, useState } from 'react'
+import { useCallback, useEffect, useMemo, useRef, useState } from 'react'
 import { Link, useMatchRoute, useNavigate, useSearch } from '@tanstack/react-router'
-import {
-  type ColumnDef,
-  getCoreRowModel,
-  getSortedRowModel,
-  type SortingState,
-  useReactTable,
-} from '@tanstack/react-table'
 import { useVirtualizer } from '@tanstack/react-virtual'
 import type { Sandbox } from '../api/client'
 import { useFigures, useSandboxes } from '../api/queries'
@@ -14,6 +7,7 @@ import { useSession } from '../session'
 import { type SandboxAction, sandboxActions } from '../lib/actions'
 import { isTyping } from '../lib/keyboard'
 import { useSelection } from '../lib/selection'
+import { useSorted } from '../lib/sorted'
 import { visible } from '../lib/visible'
 import { Button, Empty, Problem, Skeleton } from '../ui/controls'
 import { Icon } from '../ui/icons'
@@ -23,6 +17,8 @@ import { CreateDialog } from './create'
 import { SandboxRow } from './sandbox-row'
 
 const ROW = 38
+
+const measureElement = (element: Element) => element.getBoundingClientRect().height
 
 interface Filters {
   q?: string
@@ -63,19 +59,30 @@ function matches(sandbox: Sandbox, filters: Filters): boolean {
   )
 }
 
-const columns: ColumnDef<Sandbox>[] = [
-  { id: 'name', accessorFn: (s) => s.name ?? `\uffff${s.sandboxID}` },
-  { id: 'state', accessorKey: 'state' },
-  { id: 'template', accessorKey: 'alias' },
-  { id: 'age', accessorFn: (s) => -s.jiffy.created_ms },
-  { id: 'remaining', accessorFn: (s) => s.jiffy.deadline_ms ?? Number.MAX_SAFE_INTEGER },
-  { id: 'cpu', accessorFn: (s) => s.cpuCount },
-  { id: 'memory', accessorFn: (s) => s.memoryMB },
-  { id: 'disk', accessorFn: (s) => s.diskSizeMB },
-  { id: 'engine', accessorFn: (s) => s.engine ?? '' },
-  { id: 'key', accessorFn: (s) => s.jiffy.terms.owner ?? '' },
-  { id: 'host', accessorFn: (s) => s.host ?? '' },
-]
+/** Values of the columns by which the table can be sorted. */
+const columns: Record<string, (sandbox: Sandbox) => string | number> = {
+  name: (s) => s.name ?? `\uffff${s.sandboxID}`,
+  state: (s) => s.state,
+  template: (s) => s.alias,
+  age: (s) => -s.jiffy.created_ms,
+  remaining: (s) => s.jiffy.deadline_ms ?? Number.MAX_SAFE_INTEGER,
+  cpu: (s) => s.cpuCount,
+  memory: (s) => s.memoryMB,
+  disk: (s) => s.diskSizeMB,
+  engine: (s) => s.engine ?? '',
+  key: (s) => s.jiffy.terms.owner ?? '',
+  host: (s) => s.host ?? '',
+}
+
+/** Returns the different values of all sandboxes, sorted. */
+function valuesOf(all: Sandbox[], of: (sandbox: Sandbox) => string | null | undefined): string[] {
+  const values = new Set<string>()
+  for (const sandbox of all) {
+    const value = of(sandbox)
+    if (value) values.add(value)
+  }
+  return [...values].sort()
+}
 
 export function SandboxesPage() {
   const filters = useSearch({ strict: false }) as Filters & { template?: string; snapshot?: string }
@@ -94,26 +101,18 @@ export function SandboxesPage() {
     // The filters are listed one by one, because each navigation creates a new object.
     [all, applied.q, applied.state, applied.template, applied.engine, applied.key, applied.host, applied.meta],
   )
-  const sorting: SortingState = useMemo(() => {
-    const sort = applied.sort ?? 'age'
-    return [{ id: sort.replace(/^-/, ''), desc: sort.startsWith('-') }]
-  }, [applied.sort])
-  const table = useReactTable({
-    data: filtered,
-    columns,
-    state: { sorting },
-    getCoreRowModel: getCoreRowModel(),
-    getSortedRowModel: getSortedRowModel(),
-    getRowId: (s) => s.sandboxID,
-  })
-  const rows = table.getRowModel().rows
+  const sort = applied.sort ?? 'age'
+  const sortedBy = sort.replace(/^-/, '')
+  const isDescending = sort.startsWith('-')
+  const sorted = useSorted(filtered, columns[sortedBy] ?? columns.age!, isDescending)
   const lines: Line[] = useMemo(() => {
-    const sandboxes = rows.map((row) => row.original)
-    if (!applied.group) return sandboxes.map((sandbox) => ({ sandbox }))
+    if (!applied.group) return sorted.map((sandbox) => ({ sandbox }))
     const groups = new Map<string, Sandbox[]>()
-    for (const s of sandboxes) {
+    for (const s of sorted) {
       const value = s.metadata[applied.group] ?? ''
-      groups.set(value, [...(groups.get(value) ?? []), s])
+      const members = groups.get(value)
+      if (members) members.push(s)
+      else groups.set(value, [s])
     }
     return [...groups.entries()]
       .sort(([a], [b]) => a.localeCompare(b))
@@ -121,20 +120,25 @@ export function SandboxesPage() {
         { group, count: members.length },
         ...members.map((sandbox) => ({ sandbox })),
       ])
-  }, [rows, applied.group])
+  }, [sorted, applied.group])
   const order = useMemo(() => lines.flatMap((line) => ('sandbox' in line ? [line.sandbox.sandboxID] : [])), [lines])
   const selection = useSelection(order)
 
+  // The virtualizer measures all rows again if this function changes.
+  const getItemKey = useCallback(
+    (index: number) => {
+      const line = lines[index]
+      return !line ? index : 'sandbox' in line ? line.sandbox.sandboxID : `group ${line.group}`
+    },
+    [lines],
+  )
   const virtual = useVirtualizer({
     count: lines.length,
     getScrollElement: () => scroller.current,
     estimateSize: () => ROW,
     overscan: 8,
-    measureElement: (element) => element.getBoundingClientRect().height,
-    getItemKey: (index) => {
-      const line = lines[index]
-      return !line ? index : 'sandbox' in line ? line.sandbox.sandboxID : `group ${line.group}`
-    },
+    measureElement,
+    getItemKey,
   })
   const items = virtual.getVirtualItems()
   const shownIds = items.flatMap((item) => {
@@ -178,17 +182,22 @@ export function SandboxesPage() {
     return (all ?? []).filter((s) => ids.has(s.sandboxID))
   }, [all, selection.ids.join(',')])
   const isFiltered = filtered.length !== (all?.length ?? 0)
-  const templates = [...new Set((all ?? []).map((s) => s.alias))].sort()
-  const engines = [...new Set((all ?? []).flatMap((s) => s.engine ?? []))].sort()
-  // Only sandboxes of a fleet have a host.
-  const hosts = [...new Set((all ?? []).flatMap((s) => s.host ?? []))].sort()
-  const owners = [...new Set((all ?? []).flatMap((s) => s.jiffy.terms.owner ?? []))].sort()
+  const { templates, engines, hosts, owners } = useMemo(() => {
+    const of = (value: (sandbox: Sandbox) => string | null | undefined) => valuesOf(all ?? [], value)
+    return {
+      templates: of((s) => s.alias),
+      engines: of((s) => s.engine),
+      // Only sandboxes of a fleet have a host.
+      hosts: of((s) => s.host),
+      owners: of((s) => s.jiffy.terms.owner),
+    }
+  }, [all])
   const before = items[0]?.start ?? 0
   const after = virtual.getTotalSize() - (items.at(-1)?.end ?? 0)
 
   const heading = (id: string, label: string, isNumber = false, isWide = false) => {
-    const active = sorting[0]?.id === id
-    const descending = active && sorting[0]?.desc
+    const active = sortedBy === id
+    const descending = active && isDescending
     return (
       <th
         key={id}

@@ -1,4 +1,4 @@
-import { useEffect, useMemo, useRef, useState } from 'react'
+import { memo, startTransition, useEffect, useMemo, useRef, useState } from 'react'
 import type { Lane, Point, Tree } from '../lib/lineage'
 import { bytes, localTime } from '../lib/format'
 import { visible } from '../lib/visible'
@@ -8,6 +8,8 @@ const LANE = 168
 const STEP = 54
 const TOP = 74
 const LEFT = 30
+/** Distance around the visible part within which points are drawn, and by which the part changes. */
+const MARGIN = 400
 
 /** A selected point, or the present of a sandbox. */
 export type Selected = { point: Point } | { lane: Lane }
@@ -21,6 +23,30 @@ interface Placed {
   detail: string
 }
 
+/** Line or arrow, and the rectangle that contains it. */
+interface Edge {
+  key: string
+  path: string
+  kind: 'line' | 'branch' | 'rollback'
+  box: Box
+}
+
+interface Box {
+  left: number
+  top: number
+  right: number
+  bottom: number
+}
+
+const meets = (a: Box, b: Box) => a.left <= b.right && b.left <= a.right && a.top <= b.bottom && b.top <= a.bottom
+
+const boxOf = (x1: number, y1: number, x2: number, y2: number): Box => ({
+  left: Math.min(x1, x2),
+  top: Math.min(y1, y2),
+  right: Math.max(x1, x2),
+  bottom: Math.max(y1, y2),
+})
+
 /** Places points by time: later points are lower, and no two are at the same height in a lane. */
 function place(lanes: Lane[], tree: Tree) {
   const all = lanes.flatMap((lane) => [...lane.points, ...lane.rollbacks].map((one) => one.at))
@@ -29,7 +55,7 @@ function place(lanes: Lane[], tree: Tree) {
   const bottom = TOP + Math.max(1, times.length) * STEP
   const xs = new Map(lanes.map((lane, index) => [lane.sandbox, LEFT + index * LANE]))
   const placed: Placed[] = []
-  const edges: { key: string; path: string; kind: 'line' | 'branch' | 'rollback' }[] = []
+  const edges: Edge[] = []
   for (const lane of lanes) {
     const x = xs.get(lane.sandbox) ?? 0
     let previous: number | undefined
@@ -44,13 +70,17 @@ function place(lanes: Lane[], tree: Tree) {
           key: `from ${lane.sandbox}`,
           kind: 'branch',
           path: `M${fx} ${fy} C${fx} ${fy + STEP * 0.6} ${x} ${fy + STEP * 0.2} ${x} ${target}`,
+          box: boxOf(fx, fy, x, target),
         })
         previous = target
       }
     }
     for (const point of lane.points) {
       const y = height.get(point.at) ?? TOP
-      if (previous !== undefined) edges.push({ key: `to ${point.id}`, kind: 'line', path: `M${x} ${previous} V${y}` })
+      if (previous !== undefined) {
+        const box = boxOf(x, previous, x, y)
+        edges.push({ key: `to ${point.id}`, kind: 'line', path: `M${x} ${previous} V${y}`, box })
+      }
       previous = y
       placed.push({
         key: point.id,
@@ -73,13 +103,16 @@ function place(lanes: Lane[], tree: Tree) {
         key: `back ${lane.sandbox} ${rollback.at}`,
         kind: 'rollback',
         path: `M${x} ${y} C${side} ${y} ${side} ${ty} ${tx - 9} ${ty}`,
+        box: boxOf(side, y, Math.max(x, tx), ty),
       })
     }
     if (lane.live) {
+      const start = previous ?? bottom - STEP * 0.6
       edges.push({
         key: `now ${lane.sandbox}`,
         kind: 'line',
-        path: `M${x} ${previous ?? bottom - STEP * 0.6} V${bottom}`,
+        path: `M${x} ${start} V${bottom}`,
+        box: boxOf(x, start, x, bottom),
       })
       placed.push({ key: lane.sandbox, x, y: bottom, selected: { lane }, label: lane.live.state, detail: 'now' })
     }
@@ -103,6 +136,39 @@ export function purposeName(purpose: string): string {
 const keyOf = (selected: Selected | undefined) =>
   selected && ('point' in selected ? selected.point.id : selected.lane.sandbox)
 
+/** Returns the part of the graph that is visible, enlarged by the margin. It changes in steps of the margin. */
+function useVisible(scroller: React.RefObject<HTMLDivElement | null>, zoom: number): Box {
+  const [visible, setVisible] = useState<Box>({ left: 0, top: 0, right: 2 * MARGIN, bottom: 2 * MARGIN })
+  useEffect(() => {
+    const box = scroller.current
+    if (!box) return
+    const measure = () => {
+      const down = (pixels: number) => Math.floor(pixels / zoom / MARGIN - 1) * MARGIN
+      const up = (pixels: number) => Math.ceil(pixels / zoom / MARGIN + 1) * MARGIN
+      const next = {
+        left: down(box.scrollLeft),
+        top: down(box.scrollTop),
+        right: up(box.scrollLeft + box.clientWidth),
+        bottom: up(box.scrollTop + box.clientHeight),
+      }
+      setVisible((old) =>
+        old.left === next.left && old.top === next.top && old.right === next.right && old.bottom === next.bottom
+          ? old
+          : next,
+      )
+    }
+    measure()
+    box.addEventListener('scroll', measure, { passive: true })
+    const observer = new ResizeObserver(measure)
+    observer.observe(box)
+    return () => {
+      box.removeEventListener('scroll', measure)
+      observer.disconnect()
+    }
+  }, [scroller, zoom])
+  return visible
+}
+
 export function LineageGraph({
   lanes,
   tree,
@@ -119,6 +185,11 @@ export function LineageGraph({
   const drag = useRef<{ x: number; y: number; left: number; top: number }>(undefined)
   const graph = useMemo(() => place(lanes, tree), [lanes, tree])
   const current = keyOf(selected)
+  const shown = useVisible(scroller, zoom)
+  const isShown = (x: number, y: number) => meets(shown, boxOf(x - 12, y - 19, x + LANE, y + 19))
+  // The list is drawn after the graph.
+  const [hasList, setHasList] = useState(false)
+  useEffect(() => startTransition(() => setHasList(true)), [])
 
   const move = (event: React.KeyboardEvent) => {
     const now = graph.placed.find((p) => p.key === current)
@@ -137,10 +208,16 @@ export function LineageGraph({
     if (nearest) onSelect(nearest.selected)
   }
   useEffect(() => {
-    scroller.current
-      ?.querySelector(`[data-key="${CSS.escape(current ?? '')}"]`)
-      ?.scrollIntoView({ block: 'nearest', inline: 'nearest' })
-  }, [current])
+    const box = scroller.current
+    const point = graph.placed.find((p) => p.key === current)
+    if (!box || !point) return
+    const nearest = (start: number, size: number, from: number, to: number) =>
+      from < start ? from : to > start + size ? to - size : start
+    const [x, y] = [point.x * zoom, point.y * zoom]
+    const left = nearest(box.scrollLeft, box.clientWidth, x - 24, x + LANE * zoom)
+    const top = nearest(box.scrollTop, box.clientHeight, y - 30, y + 30)
+    if (left !== box.scrollLeft || top !== box.scrollTop) box.scrollTo({ left, top })
+  }, [current, graph, zoom])
 
   return (
     <div className="graph-frame">
@@ -184,17 +261,21 @@ export function LineageGraph({
           height={graph.height * zoom}
           viewBox={`0 0 ${graph.width} ${graph.height}`}
           aria-hidden="true">
-          {lanes.map((lane, index) => (
-            <g key={lane.sandbox} transform={`translate(${LEFT + index * LANE} 0)`}>
-              <text x={-8} y={26} className="lane-name">
-                {clip(visible(lane.live?.name ?? lane.name ?? (lane.sandbox.slice(0, 12) || 'unknown')), 20)}
-              </text>
-              <text x={-8} y={43} className={`lane-state${lane.live ? '' : ' gone'}`}>
-                {lane.live ? `${lane.live.state} · ${visible(lane.live.alias)}` : 'deleted'}
-              </text>
-              <line x1={0} y1={56} x2={0} y2={graph.height - 20} className="lane-line" />
-            </g>
-          ))}
+          {lanes.map((lane, index) => {
+            const x = LEFT + index * LANE
+            if (x + LANE < shown.left || x > shown.right) return null
+            return (
+              <g key={lane.sandbox} transform={`translate(${x} 0)`}>
+                <text x={-8} y={26} className="lane-name">
+                  {clip(visible(lane.live?.name ?? lane.name ?? (lane.sandbox.slice(0, 12) || 'unknown')), 20)}
+                </text>
+                <text x={-8} y={43} className={`lane-state${lane.live ? '' : ' gone'}`}>
+                  {lane.live ? `${lane.live.state} · ${visible(lane.live.alias)}` : 'deleted'}
+                </text>
+                <line x1={0} y1={56} x2={0} y2={graph.height - 20} className="lane-line" />
+              </g>
+            )
+          })}
           <defs>
             <marker
               id="rollback-end"
@@ -207,75 +288,102 @@ export function LineageGraph({
               <path d="M0 0 L8 4 L0 8 z" className="arrow" />
             </marker>
           </defs>
-          {graph.edges.map((edge) => (
-            <path
-              key={edge.key}
-              d={edge.path}
-              className={`edge ${edge.kind}`}
-              markerEnd={edge.kind === 'rollback' ? 'url(#rollback-end)' : undefined}
-            />
-          ))}
-          {graph.placed.map((p) => (
-            <g
-              key={p.key}
-              data-key={p.key}
-              className="point"
-              data-selected={p.key === current}
-              transform={`translate(${p.x} ${p.y})`}
-              onClick={() => onSelect(p.selected)}>
-              <rect x={-12} y={-19} width={LANE - 14} height={38} rx={7} className="hit" />
-              {'lane' in p.selected ? (
-                <rect
-                  x={-6}
-                  y={-6}
-                  width={12}
-                  height={12}
-                  rx={3}
-                  className={`dot now ${p.selected.lane.live?.state ?? ''}`}
-                />
-              ) : (
-                <circle r={p.selected.point.count > 1 ? 8 : 6} className={`dot ${p.selected.point.purpose}`} />
-              )}
-              <text x={16} y={-2} className="point-name">
-                {clip(visible(p.label), 18)}
-              </text>
-              <text x={16} y={13} className="point-detail">
-                {'point' in p.selected
-                  ? `${p.selected.point.at ? localTime(p.selected.point.at).slice(-8) : '–'} · ${bytes(p.selected.point.bytes)}`
-                  : p.detail}
-              </text>
-            </g>
-          ))}
+          {graph.edges
+            .filter((edge) => meets(edge.box, shown))
+            .map((edge) => (
+              <path
+                key={edge.key}
+                d={edge.path}
+                className={`edge ${edge.kind}`}
+                markerEnd={edge.kind === 'rollback' ? 'url(#rollback-end)' : undefined}
+              />
+            ))}
+          {graph.placed
+            .filter((p) => isShown(p.x, p.y))
+            .map((p) => (
+              <g
+                key={p.key}
+                data-key={p.key}
+                className="point"
+                data-selected={p.key === current}
+                transform={`translate(${p.x} ${p.y})`}
+                onClick={() => onSelect(p.selected)}>
+                <rect x={-12} y={-19} width={LANE - 14} height={38} rx={7} className="hit" />
+                {'lane' in p.selected ? (
+                  <rect
+                    x={-6}
+                    y={-6}
+                    width={12}
+                    height={12}
+                    rx={3}
+                    className={`dot now ${p.selected.lane.live?.state ?? ''}`}
+                  />
+                ) : (
+                  <circle r={p.selected.point.count > 1 ? 8 : 6} className={`dot ${p.selected.point.purpose}`} />
+                )}
+                <text x={16} y={-2} className="point-name">
+                  {clip(visible(p.label), 18)}
+                </text>
+                <text x={16} y={13} className="point-detail">
+                  {'point' in p.selected
+                    ? `${p.selected.point.at ? localTime(p.selected.point.at).slice(-8) : '–'} · ${bytes(p.selected.point.bytes)}`
+                    : p.detail}
+                </text>
+              </g>
+            ))}
         </svg>
       </div>
-      <ul className="sr-only" aria-label="Points as a list">
-        {lanes.map((lane) => (
-          <li key={lane.sandbox}>
-            {visible(lane.live?.name ?? lane.name ?? lane.sandbox)}: {lane.live?.state ?? 'deleted'}
-            {lane.from && `, started from ${lane.from}`}
-            {lane.rollbacks.map((r) => `, rolled back to ${r.to} at ${localTime(r.at)}`).join('')}
-            <ul>
-              {graph.placed
-                .filter((p) =>
-                  'point' in p.selected ? p.selected.point.lane === lane.sandbox : p.selected.lane === lane,
-                )
-                .map((p) => (
-                  <li key={p.key}>
-                    <button
-                      type="button"
-                      tabIndex={-1}
-                      aria-pressed={p.key === current}
-                      onClick={() => onSelect(p.selected)}>
-                      {visible(p.label)}, {p.detail}
-                    </button>
-                  </li>
-                ))}
-            </ul>
-          </li>
-        ))}
-      </ul>
+      {hasList && <PointList lanes={lanes} placed={graph.placed} current={current} onSelect={onSelect} />}
     </div>
   )
 }
+
+/** The points as a list, for screen readers. */
+const PointList = memo(function PointList({
+  lanes,
+  placed,
+  current,
+  onSelect,
+}: {
+  lanes: Lane[]
+  placed: Placed[]
+  current?: string
+  onSelect: (selected: Selected) => void
+}) {
+  const points = useMemo(() => {
+    const points = new Map<string, Placed[]>()
+    for (const one of placed) {
+      const lane = 'point' in one.selected ? one.selected.point.lane : one.selected.lane.sandbox
+      const own = points.get(lane)
+      if (own) own.push(one)
+      else points.set(lane, [one])
+    }
+    return points
+  }, [placed])
+  return (
+    <ul className="sr-only" aria-label="Points as a list">
+      {lanes.map((lane) => (
+        <li key={lane.sandbox}>
+          {visible(lane.live?.name ?? lane.name ?? lane.sandbox)}: {lane.live?.state ?? 'deleted'}
+          {lane.from && `, started from ${lane.from}`}
+          {lane.rollbacks.map((r) => `, rolled back to ${r.to} at ${localTime(r.at)}`).join('')}
+          <ul>
+            {points.get(lane.sandbox)?.map((p) => (
+              <li key={p.key}>
+                <button
+                  type="button"
+                  tabIndex={-1}
+                  aria-pressed={p.key === current}
+                  onClick={() => onSelect(p.selected)}>
+                  {visible(p.label)}, {p.detail}
+                </button>
+              </li>
+            ))}
+          </ul>
+        </li>
+      ))}
+    </ul>
+  )
+})
 
 const clip = (text: string, length: number) => (text.length > length ? `${text.slice(0, length - 1)}…` : text)

@@ -1,0 +1,60 @@
+// The table of sandboxes with 10,000 rows and 50 changes per second stays usable and shows the
+// changes, and a lineage of 2,000 objects is drawn at once. bench/console measures both for longer.
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { createSandbox, go, launch, open, owner, signInByCode, violations } from './browser.mjs'
+import { drawLineage, simulateLineage } from './large-lineage.mjs'
+import { openTable, scroll, simulate } from './large-table.mjs'
+
+const ROWS = 10_000
+let browser
+let page
+let id
+before(async () => {
+  browser = await launch()
+  page = await signInByCode(await open(browser))
+  id = (await createSandbox({})).sandboxID
+})
+after(async () => {
+  await owner('DELETE', `/sandboxes/${id}`).catch(() => {})
+  await browser?.close()
+})
+
+test('a table of 10,000 rows with 50 changes per second stays usable', async () => {
+  const simulated = await simulate(page, id, ROWS)
+  await openTable(page, ROWS)
+  simulated.start(50)
+  const figures = await scroll(page, 4)
+  simulated.stop()
+  const { framesPerSecond, longestTask, heap } = figures
+  const text = `${framesPerSecond.toFixed(1)} frames/s, longest task ${longestTask.toFixed(0)} ms, heap ${heap.toFixed(0)} MB`
+  console.log(text)
+  // The targets are 50 frames/s, 100 ms and 150 MB. The limits are generous, because other tests run.
+  assert.ok(framesPerSecond > 3 && longestTask < 500 && heap < 100, text)
+  assert.ok(figures.position > 0 && simulated.changed() > 50)
+  // A change of a visible row is shown.
+  await page.evaluate(() => document.querySelector('.table-wrap[aria-label="Sandboxes"]').scrollTo(0, 0))
+  const first = page.getByRole('row').filter({ has: page.getByRole('link', { name: 'sandbox-0', exact: true }) })
+  await first.getByText(simulated.stateOf(0)).waitFor()
+  assert.deepEqual(violations, [])
+})
+
+test('a lineage of 2,000 objects is drawn at once, and all its points are listed', async () => {
+  const fresh = await page.context().newPage()
+  const nodes = await simulateLineage(fresh, id, 2000)
+  const duration = await drawLineage(fresh, id)
+  console.log(`lineage drawn in ${duration.toFixed(0)} ms`)
+  // The target is 300 ms.
+  assert.ok(duration < 1500, `${duration} ms`)
+  const listed = fresh.getByRole('list', { name: 'Points as a list' })
+  const snapshots = nodes.filter((node) => node.kind === 'snapshot')
+  await listed.getByRole('button').nth(snapshots.length).waitFor({ state: 'attached' })
+  assert.equal(await listed.getByRole('button').count(), snapshots.length + 1)
+  // A point far below is drawn when it is selected.
+  const last = snapshots.at(-1).id
+  assert.equal(await fresh.locator(`.graph [data-key="${last}"]`).count(), 0)
+  await go(fresh, `/sandboxes/${id}/lineage?at=${last}`)
+  await fresh.locator(`.graph [data-key="${last}"][data-selected=true]`).waitFor()
+  await fresh.close()
+  assert.deepEqual(violations, [])
+})
