@@ -122,7 +122,7 @@ pub enum Command {
     /// Create, list and revoke API keys of this host
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Store, list and remove secrets for headers of requests that sandboxes send
+    /// Store, list and remove secrets of an API key
     #[command(subcommand)]
     Secret(SecretCommand),
     /// Verify the shared snapshot store, remove its garbage, and show its size

@@ -1,5 +1,4 @@
-//! Secrets of API keys. A value can be written, but no call returns it: it is only added to
-//! requests of sandboxes, by rules that name the secret.
+//! Secrets of API keys. A value can be written, but no call returns it.
 //!
 //! [`Secrets`] stores them in `<home>/secrets.db`, encrypted with the key of the host
 //! ([`HostKey`]). [`HeaderTemplate`] is the value of a header that refers to secrets.

@@ -18,7 +18,7 @@ pub enum SecretCommand {
         #[command(flatten)]
         host: HostArgs,
     },
-    /// Remove secrets. Requests of sandboxes that need them then fail
+    /// Remove secrets
     Rm {
         /// Secrets: ids or names
         #[arg(required = true)]

@@ -31,15 +31,11 @@ pub(super) fn secrets() -> Vec<Operation> {
         Operation::post(
             "/secrets/{secretID}",
             "updateSecret",
-            "Replace the value of a secret. Requests of sandboxes contain the new value at once",
+            "Replace the value of a secret",
         )
         .takes::<SecretUpdate>()
         .answers::<Secret>(200, "Secret without its value"),
-        Operation::delete(
-            "/secrets/{secretID}",
-            "deleteSecret",
-            "Remove a secret. Requests of sandboxes that need it then fail",
-        )
-        .answers_no_content(),
+        Operation::delete("/secrets/{secretID}", "deleteSecret", "Remove a secret")
+            .answers_no_content(),
     ]
 }
