@@ -132,7 +132,7 @@ fn command(message: &[u8]) -> Option<Vec<String>> {
         args: Option<Vec<String>>,
     }
     let Process { cmd, args } = serde_json::from_slice::<Start>(message).ok()?.process;
-    let mut command = vec![cmd.unwrap_or_default()];
+    let mut command = vec![cmd.filter(|cmd| !cmd.is_empty())?];
     command.extend(args.unwrap_or_default());
     Some(command)
 }
