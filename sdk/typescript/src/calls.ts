@@ -326,3 +326,35 @@ export function invoke(name: string, path: string, options: InvokeOptions): Call
     accepts: () => true,
   }
 }
+
+const build = (template: string, id: string, ...parts: string[]) => route('templates', template, 'builds', id, ...parts)
+
+/** The result has the ids of template and build. */
+export function requestBuild(name: string): Call<{ template: string; build: string }> {
+  const parse = (reply: Reply) => {
+    const { templateID, buildID }: m.Json = reply.json()
+    return { template: templateID, build: buildID }
+  }
+  return { method: 'POST', path: '/v3/templates', parse, body: { name } }
+}
+
+export function startImport(template: string, id: string, image: string): Call<void> {
+  const body = { fromImage: image, steps: [] }
+  return { method: 'POST', path: `/v2${build(template, id)}`, parse: nothing, body, repeatable: false }
+}
+
+/** State of a build, with the log after the first lines. */
+export interface BuildStatus {
+  status: string
+  logs: string[]
+  reason?: { message?: string }
+}
+
+export function buildStatus(template: string, id: string, lines: number): Call<BuildStatus> {
+  const parse = (reply: Reply) => reply.json() as BuildStatus
+  return { method: 'GET', path: build(template, id, 'status'), parse, query: { logsOffset: lines } }
+}
+
+export function hasTemplate(name: string): Call<boolean> {
+  return { method: 'GET', path: route('templates', 'aliases', name), parse: exists, accepts: isMissing }
+}

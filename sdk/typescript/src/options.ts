@@ -9,6 +9,13 @@ const ALL_TRAFFIC = '0.0.0.0/0'
 export interface SandboxOptions extends SandboxOpts {
   /** Name, unique among the key's sandboxes. Calls accept the name instead of the id. */
   name?: string
+  /**
+   * Image of a registry, for example `python:3.12`, instead of a template. It is imported first, unless it is unchanged
+   * since its last import.
+   */
+  image?: string
+  /** Receives the lines of the log of an import. */
+  onImageLog?: (line: string) => void
   /** Defaults to the snapshot's or the host's engine. */
   engine?: EngineName
   /** Virtual CPUs. Defaults to the template's number. */

@@ -12,6 +12,7 @@ import * as calls from './calls.js'
 import { type Connection, withAddress } from './connection.js'
 import { InUseError, PortClosedError, SandboxNotFoundError, UnavailableError, classes } from './errorCodes.js'
 import { UnreachableError, errorOf } from './errors.js'
+import { importImage } from './images.js'
 import type * as m from './models.js'
 import { type SandboxOptions, networkBody, createBody } from './options.js'
 import { openPort } from './ports.js'
@@ -449,7 +450,12 @@ async function create<S extends AnySandbox>(
 ): Promise<InstanceType<S>> {
   const connection = resolved(kind, options)
   const { defaultTemplate } = kind as unknown as { defaultTemplate: string }
-  const body = createBody(template ?? defaultTemplate, options)
+  const { image, onImageLog } = options
+  if (template !== undefined && image !== undefined) {
+    throw new e2b.InvalidArgumentError('pass either template or image')
+  }
+  const imported = image === undefined ? undefined : await importImage(connection, image, onImageLog)
+  const body = createBody(imported ?? template ?? defaultTemplate, options)
   return build(kind, await send(connection, calls.create(body, options.idempotencyKey)), connection)
 }
 

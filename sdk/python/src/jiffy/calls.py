@@ -386,3 +386,32 @@ def invoke(
         repeatable=verb in ("GET", "HEAD", "OPTIONS"),
         accepts=range(400, 600),
     )
+
+
+def request_build(name: str) -> Call[tuple[str, str]]:
+    """The result has the ids of template and build."""
+
+    def parse(reply: Reply) -> tuple[str, str]:
+        requested = reply.json()
+        return requested["templateID"], requested["buildID"]
+
+    return Call("POST", "/v3/templates", parse, body={"name": name})
+
+
+def _build(template: str, build: str, *parts: str) -> str:
+    return _path("templates", template, "builds", build, *parts)
+
+
+def start_import(template: str, build: str, image: str) -> Call[None]:
+    body = {"fromImage": image, "steps": []}
+    return Call("POST", "/v2" + _build(template, build), _nothing, body=body, repeatable=False)
+
+
+def build_status(template: str, build: str, lines: int) -> Call[Any]:
+    """The result has the log after `lines` lines."""
+    return Call("GET", _build(template, build, "status"), lambda reply: reply.json(), query={"logsOffset": lines})
+
+
+def has_template(name: str) -> Call[bool]:
+    path = _path("templates", "aliases", name)
+    return Call("GET", path, lambda reply: reply.status != 404, accepts=(404,))

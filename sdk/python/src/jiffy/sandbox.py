@@ -21,6 +21,8 @@ from e2b.sandbox.sandbox_api import build_network_update_body
 from jiffy import calls
 from jiffy.connection import Connected
 from jiffy.error_codes import SandboxNotFoundError
+from jiffy.images import ImageLog, import_image
+from jiffy.images import check as check_source
 from jiffy.models import (
     Ack,
     AwaitedState,
@@ -101,11 +103,16 @@ class Sandbox(Connected, OriginProperties, e2b.Sandbox):
         ca_certificates: str | None = None,
         egress_proxy: dict[str, Any] | None = None,
         idle_timeout: int | None = None,
+        image: str | None = None,
+        on_image_log: ImageLog | None = None,
         **opts: Unpack[ApiParams],
     ) -> Self:
         """Creates a sandbox.
 
         :param template: Name of a template, or id or name of a snapshot. Defaults to `base`.
+        :param image: Image of a registry, for example `python:3.12`, instead of a template. It is
+            imported first, unless it is unchanged since its last import.
+        :param on_image_log: Receives the lines of the log of an import.
         :param timeout: Timeout in seconds. -1 means no limit. Defaults to 300.
         :param name: Name, unique among the key's sandboxes. Calls accept the name instead of the id.
         :param engine: `microvm` or `gvisor`. Defaults to the snapshot's or the host's engine.
@@ -121,7 +128,10 @@ class Sandbox(Connected, OriginProperties, e2b.Sandbox):
 
         The other options are the options of `e2b.Sandbox.create`.
         """
+        check_source(template, image)
         params = cls._resolve_api_params(**opts)
+        if image is not None:
+            template = import_image(cls._config(**params), image, on_image_log)
         body = create_body(
             template or cls.default_template,
             timeout=timeout,

@@ -174,7 +174,7 @@ async def send_async(config: ConnectionConfig, call: Call[T]) -> T:
     while True:
         try:
             response = await asyncio.wait_for(client.execute(**request), timeout)
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             raise format_request_timeout_error() from None
         except _LOST as error:
             delay = retries.delay_after_loss(error)

@@ -53,6 +53,31 @@ scenario('a create is repeated with its key', async (t) => {
   assert.equal(new Set(requests.map(({ headers }) => headers['idempotency-key'])).size, 1)
 })
 
+scenario('an image is imported before the create', async (t) => {
+  const bodies = [
+    { templateID: 't', buildID: 'b' },
+    {},
+    { status: 'building', logs: ['layer 1 of 2\n'] },
+    { status: 'ready', logs: ['layer 2 of 2\n'] },
+  ]
+  const answers = bodies.map((body) => [202, {}, JSON.stringify(body)])
+  const { connection, requests } = await scripted(t, ...answers, [201, {}, CREATED])
+  const log = []
+  await Sandbox.create({ ...connection, image: 'library/Python:3.12', onImageLog: (line) => log.push(line) })
+  assert.deepEqual(log, ['layer 1 of 2', 'layer 2 of 2'])
+  const status = '/templates/t/builds/b/status?logsOffset='
+  const paths = ['/v3/templates', '/v2/templates/t/builds/b', `${status}0`, `${status}1`, '/v2/sandboxes']
+  assert.deepEqual(requests.map(({ path }) => path), paths)
+})
+
+scenario('an image that cannot be imported is an error', async () => {
+  // Registries in private networks need a permission of the host's owner.
+  await assert.rejects(Sandbox.create({ image: '127.0.0.1:1/absent' }), (error) =>
+    error instanceof e2b.BuildError && /cannot import image 127\.0\.0\.1:1\/absent: .*127\.0\.0\.1/.test(error.message)
+  )
+  await assert.rejects(Sandbox.create('base', { image: 'python:3.12' }), /either template or image/)
+})
+
 scenario('retry after is the time before a retry', async (t) => {
   // A rejected fork was not executed.
   const { connection, requests } = await scripted(t, [503, { 'Retry-After': '1' }, BUSY], [201, {}, '[]'])

@@ -1,5 +1,6 @@
 """Errors and retries."""
 
+import json
 import re
 import time
 from pathlib import Path
@@ -54,6 +55,33 @@ async def test_a_create_is_repeated_with_its_key(sdk):
         sandbox = await sdk(sdk.Sandbox.create, api_url=url, api_key=KEY)
     assert sandbox.sandbox_id == "a" and len(requests) == 3
     assert len({headers["idempotency-key"] for _, _, headers, _ in requests}) == 1
+
+
+async def test_an_image_is_imported_before_the_create(sdk):
+    statuses = [
+        {"status": "building", "logs": ["layer 1 of 2\n"]},
+        {"status": "ready", "logs": ["layer 2 of 2\n"]},
+    ]
+    answers = [(202, {}, json.dumps(body).encode()) for body in ({"templateID": "t", "buildID": "b"}, {}, *statuses)]
+    log = []
+    with scripted(*answers, (201, {}, CREATED)) as (url, requests):
+        await sdk(sdk.Sandbox.create, image="library/Python:3.12", on_image_log=log.append, api_url=url, api_key=KEY)
+    assert log == ["layer 1 of 2", "layer 2 of 2"]
+    paths = [path for _, path, _, _ in requests]
+    status = "/templates/t/builds/b/status?logsOffset="
+    assert paths == ["/v3/templates", "/v2/templates/t/builds/b", status + "0", status + "1", "/v2/sandboxes"]
+    name = json.loads(requests[0][3])["name"]
+    assert re.fullmatch("img--ython-3.12-[0-9a-f]{8}", name)
+    assert json.loads(requests[1][3])["fromImage"] == "library/Python:3.12"
+    assert json.loads(requests[4][3])["templateID"] == name
+
+
+async def test_an_image_that_cannot_be_imported_is_an_error(sdk):
+    # Registries in private networks need a permission of the host's owner.
+    with pytest.raises(e2b.BuildException, match=r"cannot import image 127\.0\.0\.1:1/absent: .*127\.0\.0\.1"):
+        await sdk(sdk.Sandbox.create, image="127.0.0.1:1/absent")
+    with pytest.raises(e2b.InvalidArgumentException, match="either template or image"):
+        await sdk(sdk.Sandbox.create, "base", image="python:3.12")
 
 
 async def test_retry_after_is_the_time_before_a_retry(sdk):
