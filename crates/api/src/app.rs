@@ -9,6 +9,7 @@ use crate::fleet::Fleet;
 
 use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
+use crate::ignored_fields::IgnoredFieldCounts;
 use crate::key_events::ReportedKeys;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
@@ -93,6 +94,7 @@ pub struct App {
     pub(crate) event_streams: Arc<EventStreams>,
     pub(crate) displayed_usage: Arc<Recent<Arc<str>>>,
     pub(crate) reported_keys: Arc<ReportedKeys>,
+    pub(crate) ignored_fields: Arc<IgnoredFieldCounts>,
     /// Results of comparisons, for their further pages.
     pub(crate) comparisons: Arc<StoredComparisons>,
     /// Record of calls. `None` if calls are not recorded.
@@ -127,6 +129,7 @@ impl Clone for App {
             event_streams: self.event_streams.clone(),
             displayed_usage: self.displayed_usage.clone(),
             reported_keys: self.reported_keys.clone(),
+            ignored_fields: self.ignored_fields.clone(),
             comparisons: self.comparisons.clone(),
             audit: self.audit.clone(),
             audits_commands: self.audits_commands,
@@ -165,6 +168,7 @@ impl App {
             event_streams: Arc::default(),
             displayed_usage: Arc::default(),
             reported_keys: Arc::default(),
+            ignored_fields: Arc::default(),
             comparisons: Arc::default(),
             audit: None,
             audits_commands: false,
@@ -196,9 +200,12 @@ impl App {
         self.quota.exchange(owner).map_err(|e| e.message)
     }
 
-    /// Returns the usage and the limits of each key in force, for a metrics scrape.
+    /// Returns the usage and the limits of each key in force, and the counts of ignored fields, for
+    /// a metrics scrape.
     pub fn figures(&self) -> Vec<FigureFamily> {
-        self.quota.figures()
+        let mut figures = self.quota.figures();
+        figures.push(self.ignored_fields.figures());
+        figures
     }
 
     /// Adds signed links to ports. Without them, requests for such a link are rejected.

@@ -5,6 +5,7 @@ mod spelling;
 pub(crate) use spelling::folded;
 
 use crate::error::ApiError;
+use crate::ignored_fields::IgnoredFields;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_path_to_error::Track;
 use spelling::{Distinct, Spelled};
 
 /// Maximum size of a request body in bytes.
@@ -23,14 +25,16 @@ pub(crate) struct Required<T>(pub T);
 /// A body that may be absent, empty or `null`.
 pub(crate) struct Optional<T>(pub T);
 
-/// The bytes of a body. The content type, if present, must be JSON.
-pub(crate) struct Raw(pub Bytes);
+/// The bytes of a body, and its ignored fields, which parsing adds. The content type, if present,
+/// must be JSON.
+pub(crate) struct Raw(pub Bytes, pub IgnoredFields);
 
 impl<S: Send + Sync> FromRequest<S> for Raw {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
+        let ignored = parts.extensions.remove().unwrap_or_default();
         let bytes = read(body).await?;
         // Clients often omit the content type of an empty body.
         if !bytes.is_empty() && !is_json(&parts.headers) {
@@ -40,7 +44,7 @@ impl<S: Send + Sync> FromRequest<S> for Raw {
                 "the body must be `application/json`",
             ));
         }
-        Ok(Self(bytes))
+        Ok(Self(bytes, ignored))
     }
 }
 
@@ -48,8 +52,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Required<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let Raw(bytes) = Raw::from_request(request, state).await?;
-        Ok(Self(parse(&bytes)?))
+        let Raw(bytes, ignored) = Raw::from_request(request, state).await?;
+        Ok(Self(parse(&bytes, &ignored)?))
     }
 }
 
@@ -57,18 +61,22 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Optional<
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let Raw(bytes) = Raw::from_request(request, state).await?;
+        let Raw(bytes, ignored) = Raw::from_request(request, state).await?;
         let text = bytes.trim_ascii();
         // Clients in some languages send `null` for absent options.
         if text.is_empty() || text == b"null" {
             return Ok(Self(T::default()));
         }
-        Ok(Self(parse(text)?))
+        Ok(Self(parse(text, &ignored)?))
     }
 }
 
-/// Parses a JSON object as `T`. Names of fields are accepted in camel case and in snake case.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+/// Parses a JSON object as `T`. Names of fields are accepted in camel case and in snake case. Adds
+/// unknown fields to `ignored`.
+pub(crate) fn parse<T: DeserializeOwned>(
+    bytes: &[u8],
+    ignored: &IgnoredFields,
+) -> Result<T, ApiError> {
     let text = bytes.trim_ascii();
     if text.is_empty() {
         return Err(ApiError::invalid("the request needs a body: a JSON object"));
@@ -84,13 +92,19 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         .end()
         .map_err(|e| ApiError::invalid(format!("the body has data after its JSON value: {e}")))?;
     // The path names the invalid field in the error.
-    serde_path_to_error::deserialize(Spelled(value)).map_err(|e| {
-        let (path, inner) = (e.path().to_string(), e.inner().to_string());
-        match path.as_str() {
-            "." => ApiError::invalid(format!("the body is invalid: {inner}")),
-            path => ApiError::invalid(format!("`{path}` is invalid: {inner}")),
+    let mut track = Track::new();
+    let deserializer = serde_path_to_error::Deserializer::new(Spelled(value), &mut track);
+    serde_ignored::deserialize(deserializer, |path| ignored.add(&path)).map_err(|e| {
+        match track.path().to_string().as_str() {
+            "." => ApiError::invalid(format!("the body is invalid: {e}")),
+            path => ApiError::invalid(format!("`{path}` is invalid: {e}")),
         }
     })
+}
+
+/// Parses a JSON object whose unknown fields are rejected, or are reported by a later parser.
+pub(crate) fn parse_part<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    parse(bytes, &IgnoredFields::default())
 }
 
 /// Reads a body of at most [`MAX_BODY`] bytes.
@@ -130,13 +144,15 @@ mod tests {
 
     #[test]
     fn an_error_names_the_field() {
-        let message = |text: &str| parse::<Thing>(text.as_bytes()).unwrap_err().message;
+        let ignored = IgnoredFields::default();
+        let parsed = |text: &str| parse::<Thing>(text.as_bytes(), &ignored);
+        let message = |text: &str| parsed(text).unwrap_err().message;
         assert!(message(r#"{"inner":{"a":1}}"#).contains("`inner"));
         assert!(message("[]").contains("object"));
         assert!(message(r#"{"inner":[]}"#).contains("`inner"));
         assert!(message("").contains("needs a body"));
         assert!(message("{} x").contains("has data after its JSON value"));
         assert!(message("{").contains("not valid JSON"));
-        assert!(parse::<Thing>(b" {} ").unwrap().inner.is_empty());
+        assert!(parsed(" {} ").unwrap().inner.is_empty());
     }
 }

@@ -24,6 +24,7 @@ mod function_key;
 mod guest_audit;
 mod hooks;
 mod idempotency;
+mod ignored_fields;
 mod key_events;
 mod keys;
 mod lookup;

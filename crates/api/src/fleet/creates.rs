@@ -28,7 +28,7 @@ struct Named {
 
 /// Returns the names in the body of a call. The handler rejects malformed bodies.
 fn names_in(call: &BufferedCall) -> Named {
-    crate::body::parse(&call.body).unwrap_or_default()
+    crate::body::parse_part(&call.body).unwrap_or_default()
 }
 
 impl Fleet {

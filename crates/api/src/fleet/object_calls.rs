@@ -145,7 +145,7 @@ impl Fleet {
         next: Next,
     ) -> Result<Response, ApiError> {
         let (call, request) = buffer(caller, request).await?;
-        let named: Named = crate::body::parse(&call.body).unwrap_or_default();
+        let named: Named = crate::body::parse_part(&call.body).unwrap_or_default();
         let name = named.target.or(named.name).or(named.alias);
         match name.filter(|name| !name.is_empty()) {
             Some(name) => {

@@ -7,7 +7,7 @@ use super::forward::BufferedCall;
 use super::why::LocalDecision;
 use super::{FLEET_UNAVAILABLE, Fleet, host_lost, unavailable};
 use crate::app::App;
-use crate::body::parse;
+use crate::body::parse_part;
 use crate::caller::Caller;
 use crate::error::{ApiError, HOST_BUSY, HOST_LOST};
 use crate::lookup::{Origin, short};
@@ -158,7 +158,7 @@ impl Fleet {
         next: Next,
     ) -> Result<Response, ApiError> {
         // The handler rejects an invalid body.
-        let Ok(body) = parse::<NewSandbox>(&call.body) else {
+        let Ok(body) = parse_part::<NewSandbox>(&call.body) else {
             return Ok(next.run(request).await);
         };
         check_labels(&body)?;

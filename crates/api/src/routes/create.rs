@@ -6,6 +6,7 @@ use crate::body::{Raw, parse};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::idempotency::{digest, key_of};
+use crate::ignored_fields::IgnoredFields;
 use crate::lookup::Origin;
 use crate::network::check_rules;
 use axum::Json;
@@ -51,11 +52,11 @@ async fn create(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
-    Raw(body): Raw,
+    Raw(body, ignored): Raw,
     secure: Option<bool>,
 ) -> Result<Response, ApiError> {
     let Some(key) = key_of(&headers)? else {
-        return create_once(&app, &caller, &body, secure, None).await;
+        return create_once(&app, &caller, (&body, &ignored), secure, None).await;
     };
     // The digest includes the version of the call, because the same body may mean another sandbox.
     let request = digest(&format!("create {secure:?}"), &body);
@@ -67,7 +68,7 @@ async fn create(
     let (replays, owner) = (app.replays.clone(), caller.owner_id());
     let creation = app.creation(&key, &request);
     let work = async move {
-        create_once(&app, &caller, &body, secure, creation)
+        create_once(&app, &caller, (&body, &ignored), secure, creation)
             .await
             .into_response()
     };
@@ -79,11 +80,11 @@ async fn create(
 async fn create_once(
     app: &App,
     caller: &Caller,
-    body: &Bytes,
+    (body, ignored): (&Bytes, &IgnoredFields),
     secure: Option<bool>,
     creation: Option<Creation>,
 ) -> Result<Response, ApiError> {
-    let request: NewSandbox = parse(body)?;
+    let request: NewSandbox = parse(body, ignored)?;
     // Functions create sandboxes on their own host.
     let selects_host = app.fleet.is_some() && !matches!(caller, Caller::Function(_));
     reject_unsupported(&request, selects_host)?;

@@ -4,7 +4,8 @@ use crate::support;
 
 use jiffy_api::openapi;
 use serde_json::{Value, json};
-use support::Api;
+use std::sync::{Arc, OnceLock};
+use support::{Answer, Api};
 
 fn snake(name: &str) -> String {
     let mut text = String::new();
@@ -189,4 +190,40 @@ async fn unknown_members_of_objects_that_restrict_access_are_rejected() {
         assert!(refused.text("message").contains("unknown field"));
     }
     assert_eq!(api.host.list().len(), 1);
+}
+
+#[tokio::test]
+async fn other_unknown_fields_are_named_in_the_response_and_counted() {
+    let counts = Arc::new(OnceLock::new());
+    let app = counts.clone();
+    let api = Api::with(move |created| {
+        let _ = app.set(created.clone());
+        created
+    });
+    let ignored = |answer: &Answer| answer.header("jiffy-ignored-fields").map(str::to_owned);
+    let sandbox = json!({ "templateID": "base", "env_vars": { "any": "name" } });
+    let known = api.post("/v2/sandboxes", sandbox).await.expect(201);
+    assert_eq!(ignored(&known), None);
+    let newer = json!({ "templateID": "base", "future": { "deep": 1 }, "x\r\ny": 2 });
+    for _ in 0..2 {
+        let answer = api.post("/v2/sandboxes", newer.clone()).await.expect(201);
+        assert_eq!(ignored(&answer).as_deref(), Some("future, x??y"));
+    }
+    let id = known.id();
+    let path = format!("/sandboxes/{id}/pause");
+    let paused = api.post(&path, json!({ "later": true })).await.expect(204);
+    assert_eq!(ignored(&paused).as_deref(), Some("later"));
+    // Errors name the fields too, which may be their cause.
+    let absent = json!({ "templateID": "absent", "future": 1 });
+    let refused = api.post("/v2/sandboxes", absent).await.expect(404);
+    assert_eq!(ignored(&refused).as_deref(), Some("future"));
+    let families = counts.get().unwrap().figures();
+    let family = families.iter().find(|f| f.name == "api_ignored_fields");
+    let mut values = family.unwrap().values.clone();
+    values.sort_by(|a, b| a.0.cmp(&b.0));
+    let expected = [("future", 3.0), ("later", 1.0), ("x??y", 2.0)];
+    assert_eq!(
+        values,
+        expected.map(|(name, count)| (name.to_owned(), count))
+    );
 }

@@ -1,7 +1,7 @@
 //! `POST /functions/{name}`: deployment of functions.
 
 use crate::app::App;
-use crate::body::{MAX_BODY, parse};
+use crate::body::{MAX_BODY, parse_part};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::wire::function;
@@ -44,7 +44,7 @@ pub(in crate::routes) async fn deploy(
     let (mut settings, mut module) = (DeploySettings::default(), None);
     while let Some(mut field) = form.next_field().await.map_err(malformed)? {
         match field.name() {
-            Some("settings") => settings = parse(&read_settings(&mut field).await?)?,
+            Some("settings") => settings = parse_part(&read_settings(&mut field).await?)?,
             Some("module") if module.is_none() => {
                 // Reserve before receiving, so that an upload cannot exceed the quota.
                 let quota = reserve_module_space(&app, &caller, expected).await?;
