@@ -104,7 +104,7 @@ pub struct App {
     /// Basis of the next count of usage.
     pub(crate) usage_counts: Arc<UsageCounts>,
     /// Secrets of API keys. `None` if this host stores none.
-    pub(crate) secrets: Option<Secrets>,
+    pub(crate) secrets: Option<Arc<Secrets>>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -235,7 +235,7 @@ impl App {
 
     /// Adds secrets of API keys. Without them, calls on secrets are rejected.
     pub fn with_secrets(mut self, secrets: Secrets) -> Self {
-        self.secrets = Some(secrets);
+        self.secrets = Some(Arc::new(secrets));
         self
     }
 

@@ -5,8 +5,10 @@ use crate::audit::AuditedCaller;
 use crate::error::{ApiError, convert_error, reveal};
 use crate::function_key::FunctionCaller;
 use crate::hooks::TemplateInfo;
+use crate::ignored_fields::IgnoredFields;
 use crate::keys::{Key, KeyError, Scope, Verdict, hash};
 use axum::Router;
+use axum::body::HttpBody;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, header};
@@ -224,6 +226,11 @@ pub(crate) async fn authenticate(
     let is_admin = caller.is_admin();
     // Handlers extract the caller from the request.
     request.extensions_mut().insert(caller.clone());
+    let has_body = !request.body().is_end_stream();
+    let ignored = has_body.then(IgnoredFields::default);
+    if let Some(ignored) = &ignored {
+        request.extensions_mut().insert(ignored.clone());
+    }
     let served = ServedRequest {
         id: request_id(request.headers()),
         caller: caller.key().map(|key| key.id.as_str().into()),
@@ -231,6 +238,9 @@ pub(crate) async fn authenticate(
     let response = steps::serve_request(served, next.run(request)).await;
     // Only administrators see messages of internal errors, which may name files of the host.
     let mut response = if is_admin { reveal(response) } else { response };
+    if let Some(ignored) = ignored {
+        app.report_ignored(&ignored, &caller, &mut response);
+    }
     // The listener reads the caller from the response.
     response.extensions_mut().insert(caller);
     response

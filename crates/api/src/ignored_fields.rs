@@ -4,9 +4,7 @@
 
 use crate::app::App;
 use crate::caller::Caller;
-use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
-use axum::middleware::Next;
 use axum::response::Response;
 use jiffy_sandbox_manager::FigureFamily;
 use parking_lot::Mutex;
@@ -86,33 +84,34 @@ impl IgnoredFieldCounts {
     }
 }
 
-/// Reports the ignored fields of each request.
-pub(crate) async fn report(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let fields = IgnoredFields::default();
-    request.extensions_mut().insert(fields.clone());
-    let owner = request.extensions().get::<Caller>();
-    let owner = owner.and_then(Caller::owner_id);
-    let path = request.extensions().get::<MatchedPath>().cloned();
-    let method = request.method().clone();
-    let mut response = next.run(request).await;
-    let names = std::mem::take(&mut *fields.0.lock());
-    if names.is_empty() {
-        return response;
-    }
-    for name in &names {
-        if app.ignored_fields.count(owner.clone(), name) {
-            let call = path.as_ref().map_or("", MatchedPath::as_str);
-            tracing::warn!(
-                %method, call, key = owner.as_deref(), field = name,
-                "ignored a field that this version does not know",
-            );
+impl App {
+    /// Reports the ignored fields of a request of `caller` in its response, the metrics and the
+    /// log.
+    pub(crate) fn report_ignored(
+        &self,
+        fields: &IgnoredFields,
+        caller: &Caller,
+        response: &mut Response,
+    ) {
+        let names = std::mem::take(&mut *fields.0.lock());
+        if names.is_empty() {
+            return;
+        }
+        let owner = caller.owner_id();
+        for name in &names {
+            if self.ignored_fields.count(owner.clone(), name) {
+                tracing::warn!(
+                    key = owner.as_deref(),
+                    field = name,
+                    "ignored a field that this version does not know",
+                );
+            }
+        }
+        // The names have no characters that a header cannot have.
+        if let Ok(value) = HeaderValue::try_from(names.join(", ")) {
+            response.headers_mut().insert(HEADER, value);
         }
     }
-    // The names have no characters that a header cannot have.
-    if let Ok(value) = HeaderValue::try_from(names.join(", ")) {
-        response.headers_mut().insert(HEADER, value);
-    }
-    response
 }
 
 #[cfg(test)]

@@ -38,7 +38,6 @@ use crate::audit::record;
 use crate::caller::authenticate;
 use crate::error::convert_error;
 use crate::fleet as members;
-use crate::ignored_fields;
 use crate::openapi;
 use axum::handler::Handler;
 use axum::http::{Method, StatusCode};
@@ -236,7 +235,6 @@ pub fn calls() -> Vec<(Method, &'static str)> {
 pub fn router(app: App) -> Router {
     let guarded = guarded_calls().router.merge(functions::invoke::by_path());
     guarded
-        .route_layer(from_fn_with_state(app.clone(), ignored_fields::report))
         // Runs after `authenticate`, which inserts the caller: layers that are added later run
         // earlier.
         .route_layer(from_fn_with_state(app.clone(), members::route))

@@ -113,7 +113,8 @@ def test_only_the_latest_snapshots_are_retained(model, backend):
 def test_a_command_that_exceeds_its_timeout_is_killed(backend):
     result = backend.execute("echo begun; exec sleep 1000", timeout=3)
     assert result.exit_code == 124 and result.output.startswith("begun") and "after 3 s" in result.output
-    assert backend.execute("pgrep -x sleep").exit_code == 1
+    # The call ends at the timeout, and the agent kills the command at the same time.
+    assert any(backend.execute("pgrep -x sleep").exit_code == 1 for _ in range(100))
 
 
 def test_the_output_of_a_command_is_bounded(backend):

@@ -15,6 +15,7 @@ use jiffy_api_types::{EventType, NewSecret, Secret, SecretUpdate};
 use jiffy_engine_api::steps;
 use jiffy_event_log::Event;
 use jiffy_secrets::{SecretError, Secrets};
+use std::sync::Arc;
 use zeroize::Zeroizing;
 
 /// Default number of secrets per page.
@@ -100,7 +101,7 @@ pub(super) async fn remove(
 
 impl App {
     /// Returns the secrets of this host.
-    pub(crate) fn secrets(&self) -> Result<&Secrets, ApiError> {
+    pub(crate) fn secrets(&self) -> Result<&Arc<Secrets>, ApiError> {
         self.secrets.as_ref().ok_or_else(|| {
             ApiError::unsupported_option(
                 "secrets are not supported: this host is a member of a fleet, and would store them \
