@@ -1,5 +1,6 @@
 // Measures the console and writes samples to a file: first page, terminal, a table of 10,000 rows, a
-// lineage of 2,000 objects, events, and a daemon with 100 open tabs. Started by tests/console/run --figures FILE, which bench/console calls.
+// lineage of 2,000 objects, events, and a daemon with 100 open tabs. Started by
+// tests/console/run --figures FILE, which bench/console calls.
 import assert from 'node:assert/strict'
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'

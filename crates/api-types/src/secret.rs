@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 pub const MAX_SECRET_NAME: usize = 128;
 /// Maximum length of a secret's value in bytes.
 pub const MAX_SECRET_VALUE: usize = 8192;
-/// Pattern of names of secrets in the OpenAPI document. The daemon also accepts capitals.
-const NAME: &str = "^[a-rt-z0-9][a-z0-9_.-]{0,100}$";
-/// Pattern of values in the OpenAPI document: a part of the accepted characters.
+/// Pattern of names of secrets. Ids begin with `sec_`.
+const NAME: &str = "^(?!sec_)[A-Za-z0-9_.-]+$";
+/// Pattern of values in the OpenAPI document, whose lengths are in characters: without the accepted
+/// characters that are longer than a byte, and without spaces.
 const VALUE: &str = "^[!-~]+$";
 
 /// Metadata of a secret. The descriptions are in the schemas of the fields.
@@ -20,27 +21,34 @@ pub type SecretMetadata = BTreeMap<String, String>;
 /// A new secret.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct NewSecret {
-    /// Name, unique among the secrets of the key. It is stored in lower case.
+    /// Name of 1 to 128 letters, digits, `-`, `_` and `.`, unique among the secrets of the key. It
+    /// is stored in lower case, and must not begin with `sec_`.
     #[schemars(length(min = 1, max = MAX_SECRET_NAME), regex(pattern = NAME))]
     pub name: String,
-    /// Value. No call returns it.
+    /// Value of 1 to 8,192 bytes of UTF-8, without control characters and without spaces at the
+    /// ends. No call returns it.
     #[schemars(length(min = 1, max = MAX_SECRET_VALUE), regex(pattern = VALUE))]
     pub value: String,
-    /// Metadata, which is returned with the secret.
+    /// Metadata, which is returned with the secret: at most 32 entries with names of 128 and values
+    /// of 1,024 bytes, 8,192 bytes in total.
     #[serde(default)]
-    #[schemars(extend("maxProperties" = 8, "propertyNames" = metadata_names(), "additionalProperties" = metadata_values()))]
+    #[schemars(extend("maxProperties" = 8, "propertyNames" = metadata_names()))]
+    #[schemars(extend("additionalProperties" = metadata_values()))]
     pub metadata: Option<SecretMetadata>,
 }
 
 /// New value of a secret.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct SecretUpdate {
-    /// Value. No call returns it.
+    /// Value of 1 to 8,192 bytes of UTF-8, without control characters and without spaces at the
+    /// ends. No call returns it.
     #[schemars(length(min = 1, max = MAX_SECRET_VALUE), regex(pattern = VALUE))]
     pub value: String,
-    /// Metadata that replaces the present metadata. Absent metadata remain unchanged.
+    /// Metadata that replaces the present metadata, with the same limits as at the creation. Absent
+    /// metadata remain unchanged.
     #[serde(default)]
-    #[schemars(extend("maxProperties" = 8, "propertyNames" = metadata_names(), "additionalProperties" = metadata_values()))]
+    #[schemars(extend("maxProperties" = 8, "propertyNames" = metadata_names()))]
+    #[schemars(extend("additionalProperties" = metadata_values()))]
     pub metadata: Option<SecretMetadata>,
 }
 
@@ -63,6 +71,7 @@ pub struct Secret {
     pub updated_at: Moment,
 }
 
+// Bounds of schemas are in characters: these stay below the bounds in bytes with any text.
 fn metadata_names() -> serde_json::Value {
     serde_json::json!({ "maxLength": 32 })
 }

@@ -6,6 +6,7 @@
 use crate::error::ApiError;
 use crate::query::Query;
 use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiffy_sandbox_manager::{ListOrder, ListPosition};
@@ -129,6 +130,14 @@ impl Page {
         let next = last.and_then(|(position, _)| token(position));
         (sorted.into_iter().map(|(_, item)| item).collect(), next)
     }
+}
+
+/// Adds the token of the next page to the response with a page.
+pub(crate) fn with_next(mut response: Response, next: Option<HeaderValue>) -> Response {
+    if let Some(next) = next {
+        response.headers_mut().insert(NEXT, next);
+    }
+    response
 }
 
 fn token((ms, id): &PagePosition) -> Option<HeaderValue> {

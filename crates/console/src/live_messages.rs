@@ -169,14 +169,8 @@ impl<A: TabActions> TabMessages<A> {
                     user: user.filter(|user| !user.is_empty()),
                     shell: shell.filter(|shell| !shell.is_empty()),
                 };
-                let size = size(cols, rows);
-                self.show(TerminalRequest {
-                    stream,
-                    sandbox,
-                    size,
-                    terminal,
-                })
-                .await;
+                self.show((stream, sandbox), terminal, size(cols, rows))
+                    .await;
             }
             Command::Attach {
                 stream,
@@ -186,14 +180,8 @@ impl<A: TabActions> TabMessages<A> {
                 rows,
             } => {
                 let terminal = RequestedTerminal::Existing(terminal);
-                let size = size(cols, rows);
-                self.show(TerminalRequest {
-                    stream,
-                    sandbox,
-                    size,
-                    terminal,
-                })
-                .await;
+                self.show((stream, sandbox), terminal, size(cols, rows))
+                    .await;
             }
             Command::Resize { stream, cols, rows } => {
                 if let Some(shown) = self.streams.get(&stream) {
@@ -219,13 +207,23 @@ impl<A: TabActions> TabMessages<A> {
         }
     }
 
-    async fn show(&mut self, request: TerminalRequest) {
-        let stream = request.stream;
+    async fn show(
+        &mut self,
+        (stream, sandbox): (u32, String),
+        terminal: RequestedTerminal,
+        size: PtySize,
+    ) {
         if self.streams.contains_key(&stream) || self.streams.len() >= MAX_STREAMS {
             let message = "the stream is in use, or the tab has too many";
             self.actions.fail(stream, message).await;
             return;
         }
+        let request = TerminalRequest {
+            stream,
+            sandbox,
+            size,
+            terminal,
+        };
         if let Some(shown) = self.actions.show(request).await {
             self.streams.insert(stream, shown);
         }

@@ -131,7 +131,6 @@ impl Session {
             if !keep {
                 session.lease(&sandbox.record.id).await?;
             }
-            session.use_agent(&sandbox)?;
             Ok(sandbox)
         };
         let undo = |sandbox: Sandbox| async move { undoing.remove(&sandbox.record.id).await };
@@ -202,7 +201,7 @@ impl Session {
     }
 
     /// Returns the agent of a sandbox, and stores it for [`Self::used_agent`].
-    fn use_agent(&self, sandbox: &Sandbox) -> ToolResult<AgentClient> {
+    pub fn use_agent(&self, sandbox: &Sandbox) -> ToolResult<AgentClient> {
         let agent = self.client.agent(sandbox)?;
         let mut agents = self.agents.lock();
         if agents.len() >= MAX_AGENTS {

@@ -37,7 +37,8 @@ pub enum SecretError {
     },
     /// A value cannot be decrypted.
     #[error(
-        "the secret `{0}` cannot be decrypted: the file `secrets-key` of the data directory was replaced, or the record is damaged; set the value again"
+        "the secret `{0}` cannot be decrypted: the file `secrets-key` of the data directory was \
+         replaced, or the record is damaged; set the value again"
     )]
     Sealed(String),
     /// Random bytes are not available.
@@ -45,17 +46,21 @@ pub enum SecretError {
     Entropy(#[from] IdentityError),
     /// The name is invalid.
     #[error(
-        "`{0}` is not a name for a secret: use 1 to {MAX_SECRET_NAME} letters, digits, `-`, `_` and `.`, not starting with `sec_`"
+        "`{0}` is not a name for a secret: use 1 to {MAX_SECRET_NAME} letters, digits, `-`, `_` and \
+         `.`, not starting with `sec_`"
     )]
     Name(String),
     /// The value is invalid. The value is not part of the message.
     #[error(
-        "the value of the secret is invalid: use 1 to {MAX_SECRET_VALUE} bytes of UTF-8 without control characters and without spaces at the ends"
+        "the value of the secret is invalid: use 1 to {MAX_SECRET_VALUE} bytes of UTF-8 without control \
+         characters and without spaces at the ends"
     )]
     Value,
     /// The metadata is too large.
     #[error(
-        "`metadata` is too large: at most {MAX_METADATA_ENTRIES} entries with names of {MAX_METADATA_NAME} and values of {MAX_METADATA_VALUE} bytes, {MAX_METADATA_BYTES} bytes in total"
+        "`metadata` is too large: at most {MAX_METADATA_ENTRIES} entries with names of \
+         {MAX_METADATA_NAME} and values of {MAX_METADATA_VALUE} bytes, {MAX_METADATA_BYTES} bytes in \
+         total"
     )]
     Metadata,
     /// The owner has a secret with this name.

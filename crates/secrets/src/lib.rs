@@ -1,19 +1,15 @@
-//! Secrets of API keys. A value can be written, but no call returns it.
+//! Secrets of API keys. A value can be written, but no call of the API returns it.
 //!
-//! [`Secrets`] stores them in `<home>/secrets.db`, encrypted with the key of the host
-//! ([`HostKey`]). [`HeaderTemplate`] is the value of a header that refers to secrets.
+//! [`Secrets`] stores them in `<home>/secrets.db`, encrypted with the key of the host.
 
 mod error;
-mod header_template;
 mod host_key;
 mod secret;
 mod secrets;
 
 pub use error::SecretError;
-pub use header_template::{HeaderTemplate, TemplateError};
-pub use host_key::HostKey;
 pub use secret::{
     MAX_METADATA_BYTES, MAX_METADATA_ENTRIES, MAX_METADATA_NAME, MAX_METADATA_VALUE,
-    MAX_SECRET_NAME, MAX_SECRET_VALUE, MAX_SECRETS, NewSecret, Secret, is_header_text,
+    MAX_SECRET_NAME, MAX_SECRET_VALUE, MAX_SECRETS, NewSecret, Secret,
 };
 pub use secrets::Secrets;

@@ -325,9 +325,7 @@ export function LineageGraph({
                   {clip(visible(p.label), 18)}
                 </text>
                 <text x={16} y={13} className="point-detail">
-                  {'point' in p.selected
-                    ? `${p.selected.point.at ? localTime(p.selected.point.at).slice(-8) : '–'} · ${bytes(p.selected.point.bytes)}`
-                    : p.detail}
+                  {'point' in p.selected ? pointDetail(p.selected.point) : p.detail}
                 </text>
               </g>
             ))}
@@ -387,3 +385,5 @@ const PointList = memo(function PointList({
 })
 
 const clip = (text: string, length: number) => (text.length > length ? `${text.slice(0, length - 1)}…` : text)
+
+const pointDetail = (point: Point) => `${point.at ? localTime(point.at).slice(-8) : '–'} · ${bytes(point.bytes)}`

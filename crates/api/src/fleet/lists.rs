@@ -5,7 +5,7 @@ use super::route::buffer;
 use super::{Fleet, unavailable};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::page::{NEXT, Page, PagePosition};
+use crate::page::{NEXT, Page, PagePosition, with_next};
 use crate::query::Query;
 use crate::routes::bounds::MAX_UNPAGED;
 use axum::Json;
@@ -136,11 +136,8 @@ impl Fleet {
         let (items, token) =
             page.cut_merged(items, answers.has_next, |(position, _)| position.clone());
         let items = items.into_iter().map(|(_, item)| item).collect();
-        let mut response = answers.respond(&query, Value::Array(items))?;
-        if let Some(token) = token {
-            response.headers_mut().insert(NEXT, token);
-        }
-        Ok(response)
+        let response = answers.respond(&query, Value::Array(items))?;
+        Ok(with_next(response, token))
     }
 
     /// Merges the usage of sandboxes on all members.
@@ -227,11 +224,8 @@ impl Fleet {
             }
             Listed::Pools => (merge_pools(items), None),
         };
-        let mut response = answers.respond(&query, Value::Array(items))?;
-        if let Some(token) = token {
-            response.headers_mut().insert(NEXT, token);
-        }
-        Ok(response)
+        let response = answers.respond(&query, Value::Array(items))?;
+        Ok(with_next(response, token))
     }
 
     /// Sends a call to all members at the same time. Returns the response of this member instead if

@@ -6,14 +6,12 @@ use crate::body::{Raw, parse};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::idempotency::{digest, key_of};
-use crate::ignored_fields::IgnoredFields;
 use crate::lookup::Origin;
 use crate::network::check_rules;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use jiffy_api_types::{
     AutoResume, MAX_AUTHORITIES_BYTES, MAX_NAME, MAX_PAIRS, MAX_VALUE, NewLifecycle, NewSandbox,
     OnNodeLoss, OnTimeout, Proxy, SnapshotContent, Unsupported,
@@ -52,14 +50,14 @@ async fn create(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
-    Raw(body, ignored): Raw,
+    body: Raw,
     secure: Option<bool>,
 ) -> Result<Response, ApiError> {
     let Some(key) = key_of(&headers)? else {
-        return create_once(&app, &caller, (&body, &ignored), secure, None).await;
+        return create_once(&app, &caller, &body, secure, None).await;
     };
     // The digest includes the version of the call, because the same body may mean another sandbox.
-    let request = digest(&format!("create {secure:?}"), &body);
+    let request = digest(&format!("create {secure:?}"), &body.0);
     // In a fleet, the record of the sandbox contains the key and outlives this process. The
     // responses in `replays` are in memory.
     if let Some(answer) = app.earlier_create(&caller, &key, &request) {
@@ -68,7 +66,7 @@ async fn create(
     let (replays, owner) = (app.replays.clone(), caller.owner_id());
     let creation = app.creation(&key, &request);
     let work = async move {
-        create_once(&app, &caller, (&body, &ignored), secure, creation)
+        create_once(&app, &caller, &body, secure, creation)
             .await
             .into_response()
     };
@@ -80,7 +78,7 @@ async fn create(
 async fn create_once(
     app: &App,
     caller: &Caller,
-    (body, ignored): (&Bytes, &IgnoredFields),
+    Raw(body, ignored): &Raw,
     secure: Option<bool>,
     creation: Option<Creation>,
 ) -> Result<Response, ApiError> {

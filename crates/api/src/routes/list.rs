@@ -5,7 +5,7 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::fleet::Forwarded;
 use crate::lookup::Liveness;
-use crate::page::{NEXT, Page};
+use crate::page::{Page, with_next};
 use crate::query::Query;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -121,11 +121,7 @@ pub(super) async fn list_v2(
     );
     let (items, next) = page.cut(items, position);
     let shown: Vec<ListedSandbox> = items.iter().map(|r| app.listed(&caller, r)).collect();
-    let mut response = Json(shown).into_response();
-    if let Some(next) = next {
-        response.headers_mut().insert(NEXT, next);
-    }
-    Ok(response)
+    Ok(with_next(Json(shown).into_response(), next))
 }
 
 /// `GET /sandboxes`: lists all running sandboxes.

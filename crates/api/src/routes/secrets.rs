@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::page::{NEXT, Page};
+use crate::page::{Page, with_next};
 use crate::query::Query;
 use crate::wire::secret::shown;
 use axum::Json;
@@ -37,11 +37,7 @@ pub(super) async fn list(
     let next = found.last().filter(|_| has_more);
     let next = next.and_then(|last| Page::next_name(&last.name));
     let all: Vec<Secret> = found.into_iter().map(shown).collect();
-    let mut response = Json(all).into_response();
-    if let Some(next) = next {
-        response.headers_mut().insert(NEXT, next);
-    }
-    Ok(response)
+    Ok(with_next(Json(all).into_response(), next))
 }
 
 /// `GET /secrets/{secretID}`: returns a secret without its value.

@@ -5,7 +5,7 @@ use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::lookup::Liveness;
-use crate::page::{NEXT, Page};
+use crate::page::{Page, with_next};
 use crate::query::Query;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -143,11 +143,7 @@ pub(super) async fn list(
     let (found, next) = page.cut(found, position);
     let shown = found.iter().map(|s| app.snapshot_info(&caller, s));
     let shown: Vec<Snapshot> = shown.collect();
-    let mut response = Json(shown).into_response();
-    if let Some(next) = next {
-        response.headers_mut().insert(NEXT, next);
-    }
-    Ok(response)
+    Ok(with_next(Json(shown).into_response(), next))
 }
 
 /// `GET /snapshots/{id}`.

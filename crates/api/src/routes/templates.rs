@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::fleet::ListPart;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::lookup::{Origin, short};
-use crate::page::{NEXT, Page, unknown_token};
+use crate::page::{Page, unknown_token, with_next};
 use crate::query::Query;
 use crate::wire::build::state;
 use crate::wire::moment;
@@ -70,16 +70,13 @@ pub(super) async fn list(
     // On a blocking thread, because manifests that are not cached are read from the disk.
     let page = tokio::task::spawn_blocking(move || list_page(&app, &caller, &page)).await;
     let (shown, next) = page.map_err(|e| ApiError::internal(e.to_string()))??;
-    let mut response = if part.is_some() {
+    let response = if part.is_some() {
         Json(shown).into_response()
     } else {
         let shown: Vec<_> = shown.into_iter().map(|(_, template)| template).collect();
         Json(shown).into_response()
     };
-    if let Some(next) = next {
-        response.headers_mut().insert(NEXT, next);
-    }
-    Ok(response)
+    Ok(with_next(response, next))
 }
 
 /// Templates with their complete names, and the token of the next page.

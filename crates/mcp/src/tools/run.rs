@@ -91,7 +91,7 @@ async fn run_in(
     arguments: RunArguments,
     limit: Duration,
 ) -> ToolResult<Reply<RunOutput>> {
-    let agent = session.client.agent(sandbox)?;
+    let agent = session.use_agent(sandbox)?;
     for (path, text) in arguments.files {
         let written = agent.write(&path, None, text).await;
         written.map_err(|e| ToolError::of_path("write", &path, &e))?;

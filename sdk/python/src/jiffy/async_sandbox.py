@@ -22,8 +22,7 @@ from jiffy.async_commands import AsyncCommands
 from jiffy.async_resources import AsyncSnapshot
 from jiffy.connection import Connected
 from jiffy.error_codes import SandboxNotFoundError
-from jiffy.images import ImageLog, import_image_async
-from jiffy.images import check as check_source
+from jiffy.images import ImageLog, check_source, import_image_async
 from jiffy.models import (
     Ack,
     AwaitedState,

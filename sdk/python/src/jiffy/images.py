@@ -28,7 +28,11 @@ def template_of(image: str) -> str:
     return f"img-{last}-{hashlib.sha256(image.encode()).hexdigest()[:8]}"
 
 
-def check(template: str | None, image: str | None) -> None:
+def check_source(template: str | None, image: str | None) -> None:
+    """Checks that at most one of them is given.
+
+    :raises InvalidArgumentException: If both are given.
+    """
     if template is not None and image is not None:
         raise InvalidArgumentException("pass either template or image")
 

@@ -21,8 +21,7 @@ from e2b.sandbox.sandbox_api import build_network_update_body
 from jiffy import calls
 from jiffy.connection import Connected
 from jiffy.error_codes import SandboxNotFoundError
-from jiffy.images import ImageLog, import_image
-from jiffy.images import check as check_source
+from jiffy.images import ImageLog, check_source, import_image
 from jiffy.models import (
     Ack,
     AwaitedState,
