@@ -369,8 +369,8 @@ pub struct AuditEntry {
     /// with `jiffy serve --audit-commands`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Paths in the sandbox that the call accessed, at most 8 and 4 KiB. Only recorded with `jiffy
-    /// serve --audit-commands`.
+    /// Paths in the sandbox that the call accessed, at most 8 with 4 KiB in total. Only recorded
+    /// with `jiffy serve --audit-commands`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<String>,
     /// Status of the response. 499 if the client has closed the connection before.

@@ -11,8 +11,8 @@ pub const MAX_SECRET_NAME: usize = 128;
 pub const MAX_SECRET_VALUE: usize = 8192;
 /// Pattern of names of secrets. Ids begin with `sec_`.
 const NAME: &str = "^(?!sec_)[A-Za-z0-9_.-]+$";
-/// Pattern of values in the OpenAPI document, whose lengths are in characters: without the accepted
-/// characters that are longer than a byte, and without spaces.
+/// Pattern of values in the OpenAPI document. It excludes accepted characters that are longer than
+/// a byte, because lengths in the document are in characters. It also excludes spaces.
 const VALUE: &str = "^[!-~]+$";
 
 /// Metadata of a secret. The descriptions are in the schemas of the fields.

@@ -19,7 +19,7 @@ const RETAINED_BYTES: usize = 1024 * 1024;
 const MAX_UNACKNOWLEDGED: u64 = 256 * 1024;
 /// Maximum number of bytes that a viewer receives at a time.
 const MAX_PIECE_BYTES: usize = 64 * 1024;
-/// Size of a piece of output from which on more output is likely to follow at once.
+/// Minimum size of a piece of output after which more output is likely to follow at once.
 const FLOOD_BYTES: usize = 4096;
 /// Time in which output is collected during a flood, so that a browser receives few large messages.
 const COLLECT_TIME: Duration = Duration::from_millis(4);

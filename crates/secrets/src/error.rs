@@ -64,12 +64,12 @@ pub enum SecretError {
     )]
     Metadata,
     /// The owner has a secret with this name.
-    #[error("a secret named `{0}` exists: change it, or choose another name")]
+    #[error("a secret named `{0}` exists: replace its value, or choose another name")]
     Exists(String),
     /// The owner has the maximum number of secrets.
     #[error("the key has {MAX_SECRETS} secrets, which is the maximum: remove one first")]
     Full,
     /// The owner has no such secret.
-    #[error("secret `{0}` does not exist")]
+    #[error("secret `{0}` does not exist: list the secrets of this key")]
     Unknown(String),
 }

@@ -20,8 +20,8 @@ use tokio::time::{Sleep, sleep};
 pub const CHUNK_BYTES: usize = 32 * 1024;
 /// Capacity of the pipe of a process that writes much output, in bytes.
 const WIDE_PIPE_BYTES: libc::c_int = 256 * 1024;
-/// Number of bytes of a read from a terminal from which on another read is made for the same event.
-/// The kernel returns at most 4 KiB per read.
+/// If a read from a terminal returns at least this many bytes, the next read is part of the same
+/// event. The kernel returns at most 4 KiB per read.
 const PTY_MORE_BYTES: usize = 1024;
 /// Time after a process's exit during which background processes with an open output delay the
 /// `end` event. Later output is dropped, and the `end` event states this.
