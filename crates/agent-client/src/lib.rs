@@ -7,6 +7,7 @@
 
 pub mod chunk_channel;
 pub mod client;
+mod clock_correction;
 pub mod connection_pool;
 pub mod error;
 pub mod frame;
@@ -27,6 +28,6 @@ pub use client::tree::{TreeEntry, TreeEntryKind};
 pub use client::{archive, comparison, files, metrics, process, process_list, tree};
 pub use connection_pool::{ConnectionPool, PooledResponse};
 pub use error::{ClientError, RpcCode};
-pub use greeting::{AssignedGreeting, Greeting, GreetingError};
+pub use greeting::{AssignedGreeting, Greeting, GreetingError, ReadyAgent};
 pub use request_body::RequestBody;
 pub use stdin_stream::StdinStream;

@@ -2,7 +2,7 @@
 //! a boot, restore or rollback: the agent sends a message and receives the guest's identity.
 
 use crate::boot_steps::BootStep;
-use jiffy_agent_client::{Greeting, GreetingError};
+use jiffy_agent_client::{Greeting, GreetingError, ReadyAgent};
 use jiffy_proto::agent::{Hello, Identity};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -102,8 +102,7 @@ impl GreetingTask {
             self.id = Some(identity.id.clone());
             let greeting = Greeting::receive_assigned(stream, &identity).await?;
             self.on_hello(&greeting.hello).await;
-            let (stream, _) = greeting.ready().await?;
-            return Ok(Some(stream));
+            return Ok(Some(self.on_ready(greeting.ready().await?)));
         }
         let greeting = Greeting::receive(stream).await?;
         self.on_hello(&greeting.hello).await;
@@ -115,8 +114,14 @@ impl GreetingTask {
             return Ok(None);
         };
         self.id = Some(identity.id.clone());
-        let (stream, _) = greeting.answer(&identity).await?;
-        Ok(Some(stream))
+        Ok(Some(self.on_ready(greeting.answer(&identity).await?)))
+    }
+
+    fn on_ready(&self, agent: ReadyAgent) -> UnixStream {
+        if agent.has_new_hooks {
+            self.hooks.store(true, Ordering::Release);
+        }
+        agent.stream
     }
 
     async fn on_hello(&mut self, hello: &Hello) {

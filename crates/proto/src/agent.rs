@@ -2,10 +2,11 @@
 //! to a sandbox.
 //!
 //! The agent connects to [`HELLO_PORT`] on the host, and each side writes one JSON object per line:
-//! the agent [`Hello`], the host [`Identity`], the agent [`Ready`]. The connection then remains
-//! open. If it breaks, for example because the VM was restored on another host, the agent greets
-//! again. All other communication uses the envd protocol on [`ENVD_PORT`]. A sandbox without vsock
-//! uses [`LINK_SOCKET`] instead.
+//! the agent [`Hello`], the host [`Identity`], the agent [`Ready`]. If the transfer took long, the
+//! host then corrects the guest's clock with [`ClockStep`]. The connection remains open. If it
+//! breaks, for example because the VM was restored on another host, the agent greets again. All
+//! other communication uses the envd protocol on [`ENVD_PORT`]. A sandbox without vsock uses
+//! [`LINK_SOCKET`] instead.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -193,6 +194,25 @@ pub struct Ready {
     /// Error of applying the identity. If set, the host must not use the sandbox.
     #[serde(default)]
     pub error: Option<String>,
+    /// Time from the receipt of the identity until this message, in microseconds. Only set by
+    /// agents that answer a [`ClockStep`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applied_us: Option<u64>,
+}
+
+/// Message of the host to an agent after [`Ready`]: change of the guest's wall clock. The agent
+/// answers at once with a [`ClockReading`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockStep {
+    /// Number of nanoseconds by which the clock is advanced. Negative if the clock is set back.
+    pub step_ns: i64,
+}
+
+/// Response of the agent to a [`ClockStep`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockReading {
+    /// Wall clock of the guest after the change, in nanoseconds since 1970.
+    pub time_ns: u64,
 }
 
 /// Maximum size in bytes of a keepalive of the agent's streams, with the framing of HTTP. All other

@@ -6,11 +6,13 @@
 use super::{GuestEngine, identity};
 use crate::state::Agent;
 use crate::{sys, vsock};
-use jiffy_proto::agent::{HELLO_PORT, Hello, Identity, MAX_GREETING, Ready};
+use jiffy_proto::agent::{
+    ClockReading, ClockStep, HELLO_PORT, Hello, Identity, MAX_GREETING, Ready,
+};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
@@ -20,6 +22,8 @@ use tokio::time::sleep;
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Maximum pause between attempts.
 const LAST_RETRY: Duration = Duration::from_secs(1);
+/// Maximum length of a [`ClockStep`] in bytes.
+const MAX_CLOCK_STEP: usize = 64;
 
 /// Repeats the greeting forever. `began_us` is the time since boot at which the agent started, in
 /// microseconds. `early` is a connection that was opened in advance. `broken` is notified when an
@@ -108,8 +112,9 @@ async fn greet(
     .await?;
     // No timeout: a guest of the warm pool waits here until the host assigns an identity.
     let line = read_line(&mut stream).await?;
+    let received = Instant::now();
     let error = match serde_json::from_slice::<Identity>(&line) {
-        Ok(identity) => applier.apply(agent, identity).await.err(),
+        Ok(identity) => applier.apply(agent, identity, received).await.err(),
         Err(e) => Some(format!("cannot parse the identity: {e}")),
     };
     if let Some(error) = &error {
@@ -120,6 +125,10 @@ async fn greet(
         &Ready {
             ready_us: sys::boot_us(),
             error,
+            applied_us: applier.sets_clock().then(|| {
+                let applied = received.elapsed().as_micros();
+                u64::try_from(applied).unwrap_or(u64::MAX)
+            }),
         },
     )
     .await?;
@@ -129,16 +138,16 @@ async fn greet(
             () = agent.hooks.appear() => {}
         }
         // Ignore the error: a broken connection is noticed below.
-        let _ = stream.write_all(b"\n").await;
+        let _ = stream.try_write(b"\n");
     }
     until_broken(&stream).await;
     Ok(())
 }
 
-/// Waits until the connection breaks. Received bytes are discarded. A restore resets a connection
+/// Answers messages about the clock until the connection breaks. A restore resets a connection
 /// without closing it: the socket then has an error, but no data to read.
 async fn until_broken(stream: &UnixStream) {
-    let mut rest = [0; 64];
+    let mut rest = [0; MAX_CLOCK_STEP];
     loop {
         match stream.ready(Interest::READABLE | Interest::ERROR).await {
             Ok(ready) if !ready.is_error() => {}
@@ -146,10 +155,29 @@ async fn until_broken(stream: &UnixStream) {
         }
         match stream.try_read(&mut rest) {
             Ok(0) => return,
-            Ok(_) => {}
+            // The host waits for the response to each message, so a message arrives alone.
+            Ok(length) => answer_clock(stream, &rest[..length]),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => return,
         }
+    }
+}
+
+/// Changes the clock if the message is a [`ClockStep`]. Other messages are ignored.
+fn answer_clock(stream: &UnixStream, message: &[u8]) {
+    let Ok(step) = serde_json::from_slice::<ClockStep>(message) else {
+        return;
+    };
+    let time_ns = identity::step_clock(step.step_ns).unwrap_or_else(|e| {
+        eprintln!("jiffy-agent: cannot correct the clock: {e}");
+        // The host ends the correction after a time that cannot be right.
+        0
+    });
+    if let Ok(mut line) = serde_json::to_vec(&ClockReading { time_ns }) {
+        line.push(b'\n');
+        // The line fits into the empty buffer of the socket. Ignore the error: a broken connection
+        // is noticed by the caller.
+        let _ = stream.try_write(&line);
     }
 }
 

@@ -25,6 +25,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Minimum number of bytes of entropy that make the clones of one snapshot differ.
 const MIN_ENTROPY: usize = 32;
@@ -48,21 +49,33 @@ impl IdentityApplier {
         }
     }
 
-    /// Applies an identity completely, or returns an error.
-    pub async fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
+    /// Returns true if the agent sets the clock of the guest. In gVisor, it is the host's clock.
+    pub fn sets_clock(&self) -> bool {
+        self.engine == GuestEngine::MicroVm
+    }
+
+    /// Applies an identity completely, or returns an error. `received` is the time at which the
+    /// identity was received.
+    pub async fn apply(
+        &mut self,
+        agent: &Agent,
+        identity: Identity,
+        received: Instant,
+    ) -> Result<(), String> {
         let labels = SandboxLabels {
             sandbox: identity.id.clone(),
             template: identity.template_id.clone(),
             team: identity.team_id.clone(),
         };
         let work = Arc::new(IdentityWork {
-            has_kernel: self.engine == GuestEngine::MicroVm,
+            has_kernel: self.sets_clock(),
             is_first: self.last_id.is_none(),
             is_same: self.last_id.as_ref() == Some(&identity.id),
             last_seen: Arc::clone(&self.last_seen),
             site: Arc::clone(&agent.site),
             labels,
             identity,
+            received,
             site_variables: Mutex::default(),
             owner: Mutex::default(),
             position: Mutex::default(),
@@ -114,6 +127,7 @@ async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String
 /// An identity that is being applied.
 struct IdentityWork {
     identity: Identity,
+    received: Instant,
     labels: SandboxLabels,
     /// Set if the guest has its own kernel. gVisor sets the clock and the randomness itself, and
     /// resets connections during a restore.
@@ -254,17 +268,23 @@ impl IdentityWork {
         // suspend.
         let may_have_slept = self.is_same && !identity.rewound;
         if let Some(seen) = last_seen.filter(|_| may_have_slept) {
-            let slept = slept_ns(seen, (identity.time_ns, boot_ns()));
+            let slept = slept_ns(seen, (self.host_time_ns(), boot_ns()));
             count_sleep(slept).map_err(|e| format!("cannot advance the boot-time clock: {e}"))?;
         }
-        set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
-        *last_seen = Some((identity.time_ns, boot_ns()));
+        set_clock(self.host_time_ns()).map_err(|e| format!("cannot set the clock: {e}"))?;
+        *last_seen = Some((self.host_time_ns(), boot_ns()));
         mix_entropy(&identity.entropy)?;
         if self.is_first {
             return Ok(());
         }
         clone_renewal::wipe_on_fork()
             .map_err(|e| format!("cannot clear memory marked MADV_WIPEONFORK: {e}"))
+    }
+
+    /// Returns the current time of the host's clock, without the duration of the transfer.
+    fn host_time_ns(&self) -> u64 {
+        let since = u64::try_from(self.received.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.identity.time_ns.saturating_add(since)
     }
 
     fn set_name(&self) -> Result<(), String> {
@@ -391,6 +411,19 @@ pub fn set_clock(time_ns: u64) -> io::Result<()> {
     };
     // SAFETY: `time` is a valid timespec.
     sys::check(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &time) }).map(drop)
+}
+
+/// Changes the wall clock by a number of nanoseconds, and returns the new time.
+pub fn step_clock(step_ns: i64) -> io::Result<u64> {
+    let now_ns = || {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since = since.map_err(|_| io::ErrorKind::InvalidData)?;
+        u64::try_from(since.as_nanos()).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+    };
+    if step_ns != 0 {
+        set_clock(now_ns()?.saturating_add_signed(step_ns))?;
+    }
+    now_ns()
 }
 
 /// Adds the host's bytes to the kernel's entropy pool and reseeds its generator immediately.

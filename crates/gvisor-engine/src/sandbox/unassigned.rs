@@ -93,7 +93,7 @@ impl UnassignedSandbox {
         let started_at = Instant::now();
         let hello = greeting.hello.clone();
         let answered = tokio::time::timeout(BOOT_TIMEOUT, greeting.answer(identity)).await;
-        let (stream, _) = answered
+        let agent = answered
             .map_err(|_| body.timed_out(BOOT_TIMEOUT))?
             .map_err(|source| GvisorError::Greeting {
                 source,
@@ -121,7 +121,7 @@ impl UnassignedSandbox {
         Ok(Sandbox {
             body,
             report,
-            _greeting: Some(stream),
+            _greeting: Some(agent.stream),
             snapshot_lock: tokio::sync::Mutex::default(),
         })
     }

@@ -1,5 +1,6 @@
 """The built packages of the SDKs: types, generated files, installation."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -125,14 +126,36 @@ def test_the_typescript_sdk_passes_strict_type_checks(tmp_path):
     run(NODE_MODULES / ".bin" / "tsc", *options, *libraries, "typed.mts", cwd=tmp_path)
 
 
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Interpreter of a fresh environment with the wheel and the newest `e2b` that it accepts."""
+    directory = tmp_path_factory.mktemp("installed") / "venv"
+    run(sys.executable, "-m", "venv", directory)
+    python = directory / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel, env=plain_variables())
+    return python
+
+
+def plain_variables():
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 @pytest.mark.timeout(120)
-def test_the_wheel_installs_in_a_fresh_environment(wheel, tmp_path):
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    # The newest version of `e2b` in the tested range.
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel, env=variables)
-    assert run(python, "-c", PYTHON_PROGRAM, cwd=tmp_path, env=variables) == "installed\n"
+def test_the_wheel_installs_in_a_fresh_environment(installed, tmp_path):
+    assert run(installed, "-c", PYTHON_PROGRAM, cwd=tmp_path, env=plain_variables()) == "installed\n"
+
+
+# The scenarios run again only if the registry has a newer version than the pinned one.
+@pytest.mark.timeout(600)
+def test_the_scenarios_pass_with_the_newest_e2b(installed):
+    newest = run(installed, "-c", "import importlib.metadata as m; print(m.version('e2b'))").strip()
+    if newest == importlib.metadata.version("e2b"):
+        return
+    newer = run(installed, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    scenarios = ("-m", "pytest", "-q", "-c", "pytest.ini", "--rootdir", ".")
+    options = {"cwd": ROOT / "tests" / "sdk" / "jiffy" / "python", "env": os.environ | {"PYTHONPATH": newer}}
+    done = subprocess.run((sys.executable, *scenarios), capture_output=True, text=True, timeout=580, **options)
+    assert done.returncode == 0, f"e2b {newest}: {done.stdout[-20000:]}{done.stderr}"
 
 
 @pytest.mark.timeout(120)
