@@ -1,4 +1,4 @@
-//! Events of sandboxes, builds, keys and secrets, and entries of the audit log.
+//! Events of sandboxes, builds, keys, secrets and volumes, and entries of the audit log.
 
 use crate::parts::Moment;
 use schemars::JsonSchema;
@@ -67,6 +67,12 @@ pub enum EventType {
     /// The value of a secret was replaced.
     #[serde(rename = "secret.changed")]
     SecretChanged,
+    /// A volume was created.
+    #[serde(rename = "volume.created")]
+    VolumeCreated,
+    /// A volume was removed with its files.
+    #[serde(rename = "volume.deleted")]
+    VolumeDeleted,
     /// A secret was removed.
     #[serde(rename = "secret.deleted")]
     SecretDeleted,
@@ -74,7 +80,7 @@ pub enum EventType {
 
 impl EventType {
     /// All types, in the order of the documentation.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::SandboxCreated,
         Self::SandboxReady,
         Self::SandboxPaused,
@@ -96,6 +102,8 @@ impl EventType {
         Self::SecretCreated,
         Self::SecretChanged,
         Self::SecretDeleted,
+        Self::VolumeCreated,
+        Self::VolumeDeleted,
     ];
 
     /// Returns the name of the type.
@@ -123,6 +131,8 @@ impl EventType {
             Self::SecretCreated => "secret.created",
             Self::SecretChanged => "secret.changed",
             Self::SecretDeleted => "secret.deleted",
+            Self::VolumeCreated => "volume.created",
+            Self::VolumeDeleted => "volume.deleted",
         }
     }
 }
@@ -152,7 +162,7 @@ pub struct Event {
     /// Sandbox.
     #[serde(default, rename = "sandboxID", skip_serializing_if = "Option::is_none")]
     pub sandbox_id: Option<String>,
-    /// Name of the sandbox, of the snapshot, of the template, of the key or of the secret.
+    /// Name of the sandbox, snapshot, template, key, secret or volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Template of the sandbox or of the build.

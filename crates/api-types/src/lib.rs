@@ -25,6 +25,7 @@ mod size;
 mod snapshot;
 mod template;
 mod usage;
+mod volume;
 
 pub use build::{
     BuildLogs, BuildProgress, BuildStart, BuildState, BuildStatus, BuildStep, FailureReason,
@@ -92,3 +93,7 @@ pub use template::{
     RequestedBuild, Tag, Template, TemplateBuild, TemplateBuildStatus, TemplateChange, UploadLink,
 };
 pub use usage::{DailyUsage, UsagePage};
+pub use volume::{
+    MAX_VOLUME_FILES, MAX_VOLUME_MB, NewVolume, Volume, VolumeAndToken, VolumeDriver, VolumeEntry,
+    VolumeEntryChange, VolumeEntryType,
+};

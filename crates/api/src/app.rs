@@ -20,6 +20,7 @@ use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
+use jiffy_volumes::HostVolumes;
 use std::sync::Arc;
 
 /// Configuration of the control plane.
@@ -105,6 +106,8 @@ pub struct App {
     pub(crate) usage_counts: Arc<UsageCounts>,
     /// Secrets of API keys. `None` if this host stores none.
     pub(crate) secrets: Option<Arc<Secrets>>,
+    /// Volumes of API keys. `None` if this host stores none.
+    pub(crate) volumes: Option<Arc<HostVolumes>>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -135,6 +138,7 @@ impl Clone for App {
             audits_commands: self.audits_commands,
             usage_counts: self.usage_counts.clone(),
             secrets: self.secrets.clone(),
+            volumes: self.volumes.clone(),
             fleet: self.fleet.clone(),
         }
     }
@@ -174,6 +178,7 @@ impl App {
             audits_commands: false,
             usage_counts: Arc::default(),
             secrets: None,
+            volumes: None,
             fleet: None,
         }
     }
@@ -236,6 +241,12 @@ impl App {
     /// Adds secrets of API keys. Without them, calls on secrets are rejected.
     pub fn with_secrets(mut self, secrets: Secrets) -> Self {
         self.secrets = Some(Arc::new(secrets));
+        self
+    }
+
+    /// Adds volumes of API keys. Without them, calls on volumes are rejected.
+    pub fn with_volumes(mut self, volumes: Option<Arc<HostVolumes>>) -> Self {
+        self.volumes = volumes;
         self
     }
 

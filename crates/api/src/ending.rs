@@ -1,4 +1,4 @@
-//! Removal of all resources (sandboxes, builds, functions, secrets) of a revoked key.
+//! Removal of all resources (sandboxes, builds, functions, secrets, volumes) of a revoked key.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -67,13 +67,15 @@ impl App {
         Ok(cancelled)
     }
 
-    /// Terminates the builds and sandboxes of a key and removes its functions and secrets.
+    /// Terminates the builds and sandboxes of a key and removes its functions, secrets and
+    /// volumes.
     pub(crate) async fn remove_resources_of(&self, key: &str) -> Result<Ended, ApiError> {
         // Builds first: the sandboxes of a build terminate with the build.
         let builds = self.cancel_builds_of(key)?;
         let sandboxes = self.kill_sandboxes_of(key).await?;
         self.remove_functions_of(key).await;
         self.remove_secrets_of(key).await?;
+        self.remove_volumes_of(key).await?;
         // Wait last: the builds terminate concurrently.
         for build in &builds {
             self.await_build_end(build).await?;
@@ -121,6 +123,9 @@ pub async fn end_revoked(app: App) {
             app.remove_functions_of(&key).await;
             if let Err(e) = app.remove_secrets_of(&key).await {
                 tracing::error!(key = %key, error = %e.message, "cannot remove the secrets of a revoked key");
+            }
+            if let Err(e) = app.remove_volumes_of(&key).await {
+                tracing::error!(key = %key, error = %e.message, "cannot remove the volumes of a revoked key");
             }
             // Repeated in every pass: an operation in flight may still create a sandbox for the
             // key.

@@ -360,7 +360,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
 /// remedy for each.
-pub const ERROR_CODES: [&str; 76] = [
+pub const ERROR_CODES: [&str; 81] = [
     "address_not_allowed",
     "already_paused",
     "already_running",
@@ -399,6 +399,7 @@ pub const ERROR_CODES: [&str; 76] = [
     "max_snapshots",
     "max_templates",
     "max_vcpus",
+    "max_volumes",
     "method_not_allowed",
     "module_damaged",
     "module_not_found",
@@ -434,6 +435,10 @@ pub const ERROR_CODES: [&str; 76] = [
     "upload_not_found",
     "upload_too_large",
     "version_not_found",
+    "volume_full",
+    "volume_not_found",
+    "volume_path_exists",
+    "volume_path_not_found",
     "wrong_content",
     "wrong_snapshot",
     "wrong_state",

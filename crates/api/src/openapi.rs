@@ -157,6 +157,7 @@ fn path_parameter_description(name: &str) -> &'static str {
         "port" => "Port of the guest",
         "keyID" => "Id or name of the API key",
         "secretID" => "Id or name of the secret",
+        "volumeID" => "Id or name of the volume",
         "host" => "Host of the fleet, as `jiffy fleet nodes` names it",
         _ => "Name of the function",
     }

@@ -27,6 +27,8 @@ mod snapshot_routes;
 mod templates;
 mod timeout;
 mod usage;
+mod volume_content;
+mod volumes;
 mod wait;
 
 pub use functions::invoke::{FunctionHost, function_router};
@@ -108,6 +110,21 @@ fn public_calls() -> Calls {
         .get("/openapi.json", async || Json(openapi::document()))
         // The secret part of the path authorises the upload.
         .put("/templates/uploads/{word}", builds::upload)
+        // The token of the volume or a key authorises calls on its content.
+        .get("/volumecontent/{volumeID}/path", volume_content::stat)
+        .add(
+            Method::PATCH,
+            "/volumecontent/{volumeID}/path",
+            volume_content::change,
+        )
+        .delete("/volumecontent/{volumeID}/path", volume_content::remove)
+        .get("/volumecontent/{volumeID}/dir", volume_content::list)
+        .post(
+            "/volumecontent/{volumeID}/dir",
+            volume_content::make_directory,
+        )
+        .get("/volumecontent/{volumeID}/file", volume_content::read)
+        .put("/volumecontent/{volumeID}/file", volume_content::write)
 }
 
 /// Calls that need a key.
@@ -220,6 +237,10 @@ fn guarded_calls() -> Calls {
         .get("/secrets/{secretID}", secrets::one)
         .post("/secrets/{secretID}", secrets::update)
         .delete("/secrets/{secretID}", secrets::remove)
+        .get("/volumes", volumes::list)
+        .post("/volumes", volumes::create)
+        .get("/volumes/{volumeID}", volumes::one)
+        .delete("/volumes/{volumeID}", volumes::remove)
         .post("/prune", prune::prune)
         .get("/pools", pools::list)
         .put("/pools/{templateID}", pools::set)
@@ -263,5 +284,9 @@ pub(crate) mod bounds {
     };
     pub(crate) use super::secrets::DEFAULT_PAGE as DEFAULT_SECRETS;
     pub(crate) use super::templates::MAX_UNPAGED;
+    pub(crate) use super::volume_content::{
+        MAX_DEPTH as MAX_VOLUME_DEPTH, MAX_MODE as MAX_VOLUME_MODE,
+    };
+    pub(crate) use super::volumes::DEFAULT_PAGE as DEFAULT_VOLUMES;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
 }

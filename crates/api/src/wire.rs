@@ -13,6 +13,7 @@ pub(crate) mod sandbox;
 pub(crate) mod secret;
 pub(crate) mod snapshot;
 pub(crate) mod template;
+pub(crate) mod volume;
 
 /// Formats `ms` since 1970 as RFC 3339.
 pub fn moment(ms: u64) -> Moment {

@@ -308,10 +308,10 @@ impl Client {
     }
 
     /// Uploads the chunks from the returned channel to `path`. The returned task has the result.
-    pub fn upload(
+    pub fn upload<T: DeserializeOwned + Send + 'static>(
         &self,
         path: &str,
-    ) -> anyhow::Result<(Sender<Bytes>, JoinHandle<anyhow::Result<()>>)> {
+    ) -> anyhow::Result<(Sender<Bytes>, JoinHandle<anyhow::Result<T>>)> {
         let (chunks, body) = RequestBody::channel();
         let mut request = Request::builder().method(Method::PUT).uri(path);
         let headers = request.headers_mut().context("invalid path")?;
@@ -324,9 +324,22 @@ impl Client {
                 .send(request)
                 .await
                 .map_err(|e| client.server.request_error(e))?;
-            client.parse(response).await.map(|(_, ())| ())
+            client.parse(response).await.map(|(_, value)| value)
         });
         Ok((chunks, task))
+    }
+
+    /// Returns the response to a GET, whose body the caller reads in parts.
+    pub async fn download(&self, path: &str) -> anyhow::Result<PooledResponse> {
+        let response = self.send(Method::GET, path, &()).await?;
+        if response.status.is_success() {
+            return Ok(response);
+        }
+        match self.parse::<Value>(response).await {
+            Err(e) => Err(e),
+            // The status is an error, so that parsing fails.
+            Ok(_) => anyhow::bail!("{} did not send the content", self.server.name),
+        }
     }
 
     /// Sends a request to a server in a sandbox through the gateway.

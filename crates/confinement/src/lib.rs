@@ -2,7 +2,7 @@
 //! its own list of system calls:
 //!
 //! 1. descriptors and limits: [`close_descriptors`], [`set_limits`], [`prefer_for_oom_kill`]
-//! 2. namespaces and files: [`leave_host`], or [`detach`] and [`FsView`], or [`enter_root`]
+//! 2. namespaces and files: [`leave_host`], or [`detach`] and [`FsView`], or [`enter_own_root`]
 //! 3. user and capabilities: [`become_own_user`], [`drop_capabilities`], [`limit_privileges`]
 //! 4. attributes of the process: [`forbid_inspection`], [`end_with_parent`]
 //! 5. filters, last: [`restrict_files`], [`AllowedCalls`], [`DeniedCalls`]
@@ -13,6 +13,7 @@ mod capabilities;
 mod cgroups;
 mod files;
 mod fs_view;
+mod own_root;
 mod own_user;
 mod process;
 mod root;
@@ -25,6 +26,7 @@ pub use capabilities::{
 pub use cgroups::{CgroupError, Cgroups, GroupLimits};
 pub use files::{restrict_everything, restrict_files};
 pub use fs_view::{FsView, PROGRAM_DIRECTORIES};
+pub use own_root::{OwnRoot, enter_own_root, in_new_pid_namespace};
 pub use own_user::{OwnUser, become_own_user, enter_user_namespace, own_user_id, switch_user};
 pub use process::{
     close_descriptors, end_with_parent, forbid_inspection, forbid_new_privileges,

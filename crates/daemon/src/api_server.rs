@@ -40,6 +40,7 @@ use jiffy_registry_pull::Registries;
 use jiffy_sandbox_manager::Sandboxes;
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
+use jiffy_volumes::HostVolumes;
 use nix::unistd::geteuid;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -140,6 +141,8 @@ pub struct HostParts {
     pub audit: AuditLog,
     /// Secrets of API keys. `None` for a member of a fleet.
     pub secrets: Option<Secrets>,
+    /// Volumes of API keys. `None` for a member of a fleet.
+    pub volumes: Option<Arc<HostVolumes>>,
 }
 
 impl ApiServer {
@@ -159,6 +162,7 @@ impl ApiServer {
             fleet,
             audit,
             secrets,
+            volumes,
         } = parts;
         let (keys, hosts, forwarded, signing_key, members) = match fleet {
             None => {
@@ -227,6 +231,7 @@ impl ApiServer {
             .with_stop(stop)
             .with_builder(builder)
             .with_audit(audit.clone())
+            .with_volumes(volumes)
             .with_functions(
                 functions.clone(),
                 Arc::new(FunctionGateway(functions.clone())),

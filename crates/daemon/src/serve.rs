@@ -16,6 +16,7 @@ use jiffy_sandbox_manager::{
     DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes, UsageLedger,
 };
 use jiffy_secrets::Secrets;
+use jiffy_volumes::{HostVolumes, ServerProgram};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -129,6 +130,15 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         None => Some(Secrets::open(home.path())?),
         Some(_) => None,
     };
+    // For the same reason, members of a fleet have no volumes.
+    let volumes = match member {
+        None => {
+            let (home, run) = (home.path(), home.run());
+            let open = HostVolumes::open(home, &run, ServerProgram::Own)?;
+            Some(Arc::new(open))
+        }
+        Some(_) => None,
+    };
     site::log_settings(&options.site, &options.network.allow_private);
     // VMMs and function processes receive these limits, so no process may start earlier.
     let cgroups = confine(&mut host, &options.confinement)?;
@@ -187,6 +197,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             fleet: parts,
             audit: audit.clone(),
             secrets,
+            volumes,
         },
         start,
         stop,

@@ -33,6 +33,7 @@ mod store_args;
 mod template;
 mod top;
 mod usage;
+mod volume;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -84,6 +85,7 @@ pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
 pub use top::{SortColumn, TopArgs};
 pub use usage::UsageArgs;
+pub use volume::{VolumeCommand, VolumeCreateArgs};
 
 /// Run commands of AI agents in sandboxes: microVMs, each with its own kernel
 #[derive(Debug, Parser)]
@@ -122,6 +124,9 @@ pub enum Command {
     /// Create, list and revoke API keys of this host
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Create, list and remove volumes, and copy their files
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Store, list and remove secrets of an API key
     #[command(subcommand)]
     Secret(SecretCommand),

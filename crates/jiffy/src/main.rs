@@ -36,6 +36,7 @@ mod template;
 mod top;
 mod units;
 mod usage;
+mod volume;
 
 use anyhow::Context;
 use cli::{Cli, Command};
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         Command::Function(command) => (function::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
         Command::Secret(command) => (secret::run(command), 1),
+        Command::Volume(command) => (volume::run(command), 1),
         Command::Events(args) => (events::run(args), 1),
         Command::Top(args) => (top::run(args), 1),
         Command::Audit(args) => (audit::run(args), 1),
@@ -108,9 +110,14 @@ type Role = fn() -> ExitCode;
 
 /// Returns the main function of the role that `argument` selects.
 fn role(argument: &OsStr) -> Option<fn() -> ExitCode> {
-    let roles: [(&str, Role); 6] = [
+    let roles: [(&str, Role); 7] = [
         // Sends requests to registries.
         (PULLER_ARGUMENT, jiffy_registry_pull::process::main),
+        // Serves the files of a volume.
+        (
+            jiffy_volume_server::process::VOLUME_SERVER_ARGUMENT,
+            jiffy_volume_server::process::main,
+        ),
         // Unpacks untrusted archives.
         (jiffy_image::UNPACK_ARGUMENT, jiffy_image::unpacker),
         // Removes the network of a finished `jiffy run`.

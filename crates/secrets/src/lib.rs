@@ -8,6 +8,7 @@ mod secret;
 mod secrets;
 
 pub use error::SecretError;
+pub use host_key::HostKey;
 pub use secret::{
     MAX_METADATA_BYTES, MAX_METADATA_ENTRIES, MAX_METADATA_NAME, MAX_METADATA_VALUE,
     MAX_SECRET_NAME, MAX_SECRET_VALUE, MAX_SECRETS, NewSecret, Secret,

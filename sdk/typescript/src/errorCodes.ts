@@ -89,6 +89,26 @@ export class SecretNotFoundError extends apiError(e2b.NotFoundError, 'secret_not
  */
 export class MaxSecretsError extends apiError(e2b.SandboxError, 'max_secrets') {}
 /**
+ * The key has no volume with this id or name.
+ */
+export class VolumeNotFoundError extends apiError(e2b.NotFoundError, 'volume_not_found') {}
+/**
+ * The key has 100 volumes, or its volumes have 1 TiB or 100,000,000 files in total.
+ */
+export class MaxVolumesError extends apiError(e2b.SandboxError, 'max_volumes') {}
+/**
+ * The volume has no file or directory at this path.
+ */
+export class VolumePathNotFoundError extends apiError(e2b.NotFoundError, 'volume_path_not_found') {}
+/**
+ * The volume has a file or directory at this path.
+ */
+export class VolumePathExistsError extends apiError(e2b.SandboxError, 'volume_path_exists') {}
+/**
+ * The volume or the disk of the host is full.
+ */
+export class VolumeFullError extends apiError(e2b.NotEnoughSpaceError, 'volume_full') {}
+/**
  * The key of the sandbox was revoked or has expired, so that links to the sandbox are invalid.
  */
 export class KeyOverError extends apiError(e2b.SandboxError, 'key_over') {}
@@ -113,7 +133,7 @@ export class AlreadyRunningError extends apiError(e2b.SandboxError, 'already_run
  */
 export class WrongStateError extends apiError(e2b.SandboxError, 'wrong_state') {}
 /**
- * Another sandbox, template or secret of the key has this name.
+ * Another sandbox, template, secret or volume of the key has this name.
  */
 export class NameTakenError extends apiError(e2b.SandboxError, 'name_taken') {}
 /**
@@ -373,6 +393,11 @@ export const classes: Record<string, ApiErrorClass> = {
   key_not_found: KeyNotFoundError,
   secret_not_found: SecretNotFoundError,
   max_secrets: MaxSecretsError,
+  volume_not_found: VolumeNotFoundError,
+  max_volumes: MaxVolumesError,
+  volume_path_not_found: VolumePathNotFoundError,
+  volume_path_exists: VolumePathExistsError,
+  volume_full: VolumeFullError,
   key_over: KeyOverError,
   sandbox_not_found: SandboxNotFoundError,
   sandbox_broken: SandboxBrokenError,

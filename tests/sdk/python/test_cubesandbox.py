@@ -1,7 +1,7 @@
 """CubeSandbox's client uses the same API by host name, as root, and with rollbacks."""
 
 import pytest
-from cubesandbox import ApiError, Config, FilesystemNotFoundError, PtySize, Sandbox, SandboxNotFoundError, TemplateNotFoundError
+from cubesandbox import ApiError, Config, FilesystemNotFoundError, PtySize, Sandbox, SandboxNotFoundError, TemplateNotFoundError, Volume
 from cubesandbox._exceptions import AuthenticationError
 
 
@@ -195,3 +195,16 @@ def test_a_killed_sandbox_no_longer_exists(cube):
 def test_a_wrong_key_is_rejected():
     with pytest.raises(AuthenticationError):
         Sandbox.create(config=Config(api_key="wrong"))
+
+
+def test_volumes_are_created_listed_and_destroyed():
+    volume = Volume.create()
+    try:
+        assert volume.name == volume.volume_id
+        assert volume.volume_id in [found.volume_id for found in Volume.list()]
+        assert Volume.connect(volume.volume_id).token == volume.token
+        with pytest.raises(ApiError):
+            Volume.create("other", driver="cos")
+    finally:
+        assert Volume.destroy(volume.volume_id) is True
+    assert Volume.destroy(volume.volume_id) is False

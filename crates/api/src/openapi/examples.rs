@@ -43,6 +43,8 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
         "revokeKey" => json!({ "end": true }),
         "createSecret" => json!({ "name": "github-token", "value": "ghp_16C7e42F292c6912E7" }),
         "updateSecret" => json!({ "value": "ghp_16C7e42F292c6912E8" }),
+        "createVolume" => json!({ "name": "datasets", "sizeMB": 20480 }),
+        "changeVolumeEntry" => json!({ "uid": 1000, "gid": 1000, "mode": 0o644 }),
         "signalProcess" => json!({ "signal": "SIGTERM" }),
         "setPool" => json!({ "size": 4 }),
         "stopHost" => json!({ "killSandboxes": false }),
@@ -70,6 +72,7 @@ pub(super) fn query(operation_id: &str, name: &str) -> Option<Value> {
         ("logsV2", "limit") => json!(100),
         ("connections", "limit") => json!(50),
         ("functionLogs", "after") | ("buildStatus", "logsOffset") => json!(0),
+        (_, "path") => json!("/models/small.bin"),
         _ => return None,
     };
     Some(value)
@@ -88,6 +91,7 @@ pub(super) fn path_value(name: &str) -> &'static str {
         "port" => "5432",
         "keyID" => "ci",
         "secretID" => "github-token",
+        "volumeID" => "datasets",
         "host" => "h2",
         _ => "hello",
     }

@@ -60,6 +60,7 @@ impl Operation {
             "functions",
             "pools",
             "secrets",
+            "volumes",
         ];
         // The first resource in the path is the tag.
         let tag = path.split('/').find(|part| tags.contains(part));

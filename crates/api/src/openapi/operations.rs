@@ -9,6 +9,7 @@ mod sandboxes;
 mod secrets;
 mod templates;
 mod usage;
+mod volumes;
 
 pub(super) use sandboxes::merged;
 
@@ -35,6 +36,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.extend(templates::templates());
     all.extend(functions::functions());
     all.extend(secrets::secrets());
+    all.extend(volumes::volumes());
     all.extend(host::host());
     all
 }

@@ -63,7 +63,7 @@ pub(super) async fn create(
     };
     let create = move |secrets: &Secrets, owner: &str| secrets.create(owner, &new);
     let created = app.on_secrets(&caller, create).await?;
-    app.report_secret(EventType::SecretCreated, caller.owner_id(), &created.name);
+    app.report_object(EventType::SecretCreated, caller.owner_id(), &created.name);
     Ok((StatusCode::CREATED, Json(shown(created))))
 }
 
@@ -79,7 +79,7 @@ pub(super) async fn update(
         secrets.update(owner, &which, &value, body.metadata.as_ref())
     };
     let changed = app.on_secrets(&caller, update).await?;
-    app.report_secret(EventType::SecretChanged, caller.owner_id(), &changed.name);
+    app.report_object(EventType::SecretChanged, caller.owner_id(), &changed.name);
     Ok(Json(shown(changed)))
 }
 
@@ -91,7 +91,7 @@ pub(super) async fn remove(
 ) -> Result<StatusCode, ApiError> {
     let remove = move |secrets: &Secrets, owner: &str| secrets.remove(owner, &which);
     let removed = app.on_secrets(&caller, remove).await?;
-    app.report_secret(EventType::SecretDeleted, caller.owner_id(), &removed.name);
+    app.report_object(EventType::SecretDeleted, caller.owner_id(), &removed.name);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -129,13 +129,13 @@ impl App {
         let removed = tokio::task::spawn_blocking(move || secrets.remove_all(&owner)).await;
         let removed = removed.map_err(|e| ApiError::internal(e.to_string()))?;
         for secret in removed.map_err(refused)? {
-            self.report_secret(EventType::SecretDeleted, Some(key.to_owned()), &secret.name);
+            self.report_object(EventType::SecretDeleted, Some(key.to_owned()), &secret.name);
         }
         Ok(())
     }
 
-    /// Records an event of a secret, with the caller of the request in flight.
-    fn report_secret(&self, kind: EventType, owner: Option<String>, name: &str) {
+    /// Records an event of a secret or a volume, with the caller of the request in flight.
+    pub(super) fn report_object(&self, kind: EventType, owner: Option<String>, name: &str) {
         let request = steps::request();
         let caller = request.as_ref().map(|request| match &request.caller {
             Some(caller) => caller.to_string(),

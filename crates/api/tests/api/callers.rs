@@ -15,7 +15,10 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
 /// Calls that need no key.
 const OPEN: [&str; 3] = ["/health", "/openapi.json", "/templates/uploads/{word}"];
 /// Calls that name their resources in the query instead of the path.
-const BY_QUERY: [(&str, &[&str]); 2] = [
+const BY_QUERY: [(&str, &[&str]); 5] = [
+    ("/volumecontent/{volumeID}/path", &["path=/"]),
+    ("/volumecontent/{volumeID}/dir", &["path=/"]),
+    ("/volumecontent/{volumeID}/file", &["path=/"]),
     (
         "/lineage",
         &["sandboxID={sandboxID}", "snapshotID={snapshotID}"],
@@ -41,6 +44,7 @@ struct Tenant {
     build: String,
     name: String,
     secret: String,
+    volume: String,
 }
 
 impl Tenant {
@@ -58,6 +62,8 @@ impl Tenant {
         let taken = api.call_as(&caller, "POST", &path, body).await.expect(201);
         let body = json!({ "name": "token", "value": SECRET });
         let stored = api.call_as(&caller, "POST", "/secrets", body).await;
+        let body = json!({ "name": "data", "sizeMB": 1 });
+        let volume = api.call_as(&caller, "POST", "/volumes", body).await;
         let name = "app".to_owned();
         built(api, &name, &key.key.id, &["default"]);
         Self {
@@ -69,6 +75,7 @@ impl Tenant {
             build: format!("build-of-{name}"),
             name,
             secret: stored.expect(201).text("secretID"),
+            volume: volume.expect(201).text("volumeID"),
         }
     }
 
@@ -84,6 +91,7 @@ impl Tenant {
             build: other(&self.build),
             name: other(&self.name),
             secret: other(&self.secret),
+            volume: other(&self.volume),
         }
     }
 
@@ -97,6 +105,7 @@ impl Tenant {
             "{alias}" | "{name}" => self.name.clone(),
             "{keyID}" => self.key.clone(),
             "{secretID}" => self.secret.clone(),
+            "{volumeID}" => self.volume.clone(),
             "{port}" => "80".to_owned(),
             "{pid}" => "7".to_owned(),
             "{host}" => "h1".to_owned(),
@@ -150,7 +159,7 @@ impl Tenant {
     }
 
     /// Returns all values that identify the tenant's resources.
-    fn marks(&self) -> [&str; 6] {
+    fn marks(&self) -> [&str; 7] {
         [
             &self.key,
             &self.sandbox,
@@ -158,6 +167,7 @@ impl Tenant {
             &self.template,
             &self.build,
             &self.secret,
+            &self.volume,
         ]
     }
 }
@@ -261,6 +271,7 @@ async fn view(api: &Api, tenant: &Tenant) -> String {
         format!("/sandboxes/{}", tenant.sandbox),
         "/snapshots".to_owned(),
         "/secrets".to_owned(),
+        "/volumes".to_owned(),
         format!("/templates/{}", tenant.template),
         format!("/templates/{}/tags", tenant.template),
         format!(

@@ -35,3 +35,4 @@ mod support;
 mod template_names;
 mod template_pages;
 mod usage;
+mod volumes;

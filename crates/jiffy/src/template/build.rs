@@ -255,7 +255,7 @@ async fn send_files(
         bar.on_phase(&format!("sending files ({})", mib(size)));
         // Only the path of the link is used: its host name may not be reachable from here.
         let at = link.url.find("/templates/uploads/").unwrap_or(0);
-        let (chunks, request) = client.upload(&link.url[at..])?;
+        let (chunks, request) = client.upload::<()>(&link.url[at..])?;
         let mut file = tokio::fs::File::from_std(file);
         loop {
             let mut chunk = vec![0; CHUNK_BYTES];

@@ -4,8 +4,7 @@ use crate::host::fetch_grants::GrantDirectory;
 use crate::host::fetcher::FetcherLock;
 use crate::host::fetcher::{FETCHER_ARGUMENT, FetcherSettings};
 use crate::host::{RemoteError, RemoteSettings};
-use nix::errno::Errno;
-use nix::sched::{CloneFlags, setns, unshare};
+use jiffy_confinement::in_new_pid_namespace;
 use nix::unistd::geteuid;
 use std::fs::{self, File};
 use std::io;
@@ -97,20 +96,4 @@ impl FetcherProcess {
             command.spawn()
         }
     }
-}
-
-/// Runs `start` on this thread. The first process that `start` creates is process 1 of a new PID
-/// namespace.
-fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let own = File::open("/proc/self/ns/pid")?;
-    match unshare(CloneFlags::CLONE_NEWPID) {
-        // The root user of an unprivileged container.
-        Err(Errno::EPERM) => return start(),
-        other => other?,
-    }
-    let started = start();
-    // Restore the namespace. Otherwise later children of this thread would be in the fetcher's
-    // namespace, and none could be started after the fetcher has exited.
-    setns(&own, CloneFlags::CLONE_NEWPID)?;
-    started
 }

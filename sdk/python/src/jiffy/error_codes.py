@@ -124,6 +124,31 @@ class MaxSecretsError(ApiError, SandboxException):
 
     code = "max_secrets"
 
+class VolumeNotFoundError(ApiError, NotFoundException):
+    """The key has no volume with this id or name."""
+
+    code = "volume_not_found"
+
+class MaxVolumesError(ApiError, SandboxException):
+    """The key has 100 volumes, or its volumes have 1 TiB or 100,000,000 files in total."""
+
+    code = "max_volumes"
+
+class VolumePathNotFoundError(ApiError, NotFoundException):
+    """The volume has no file or directory at this path."""
+
+    code = "volume_path_not_found"
+
+class VolumePathExistsError(ApiError, SandboxException):
+    """The volume has a file or directory at this path."""
+
+    code = "volume_path_exists"
+
+class VolumeFullError(ApiError, NotEnoughSpaceException):
+    """The volume or the disk of the host is full."""
+
+    code = "volume_full"
+
 class KeyOverError(ApiError, SandboxException):
     """The key of the sandbox was revoked or has expired, so that links to the sandbox are
     invalid."""
@@ -156,7 +181,7 @@ class WrongStateError(ApiError, SandboxException):
     code = "wrong_state"
 
 class NameTakenError(ApiError, SandboxException):
-    """Another sandbox, template or secret of the key has this name."""
+    """Another sandbox, template, secret or volume of the key has this name."""
 
     code = "name_taken"
 

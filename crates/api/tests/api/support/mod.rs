@@ -20,6 +20,7 @@ use jiffy_image::{Home, Templates, Visibility};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::{Builder, BuilderSettings};
+use jiffy_volumes::{HostVolumes, ServerProgram};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -162,6 +163,12 @@ pub struct Api {
     pub admin: TestCaller,
 }
 
+/// Opens volumes whose servers are threads.
+fn volumes(home: &std::path::Path) -> Arc<HostVolumes> {
+    let open = HostVolumes::open(home, &home.join("run"), ServerProgram::Thread);
+    Arc::new(open.unwrap())
+}
+
 impl Api {
     /// Creates a control plane with default options.
     pub fn new() -> Self {
@@ -198,7 +205,8 @@ impl Api {
         let templates = Arc::new(Templates::new(&self.home()));
         let app = App::new(host, keys, templates, Config::default())
             .with_builder(builder)
-            .with_secrets(Secrets::open(self.bench.dir.path()).unwrap());
+            .with_secrets(Secrets::open(self.bench.dir.path()).unwrap())
+            .with_volumes(Some(volumes(self.bench.dir.path())));
         Self {
             router: router(app),
             ..self
@@ -247,6 +255,7 @@ impl Api {
             config,
         );
         let app = app.with_secrets(Secrets::open(bench.dir.path()).unwrap());
+        let app = app.with_volumes(Some(volumes(bench.dir.path())));
         Self {
             router: router(change(app)),
             admin: TestCaller::Key(admin.secret),

@@ -4,18 +4,11 @@ use super::seccomp;
 use crate::host::RemoteSettings;
 use crate::host::fetch_grants::GrantDirectory;
 use crate::{DirectoryCheck, StoreUrl};
-use jiffy_confinement::{
-    self as confinement, MountTable, OwnUser, VisiblePath, drop_capabilities, enter_root,
-    enter_user_namespace,
-};
-use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
+use jiffy_confinement::{self as confinement, MountTable, VisiblePath};
+use nix::sched::CloneFlags;
 use nix::sys::resource::{Resource, getrlimit};
-use nix::unistd::Uid;
 use std::error::Error;
-use std::fs;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 /// Maximum length in bytes of a file that the fetcher writes: more than any guest's disk.
@@ -47,7 +40,15 @@ pub(super) fn confine(
 ) -> Result<(), Box<dyn Error>> {
     limit_resources()?;
     let visible = visible(settings, grants);
-    if let Some(mounts) = leave_host(&visible)? {
+    let is_host = jiffy_rootless::is_host_root();
+    let own = confinement::enter_own_root(&visible, CloneFlags::empty(), is_host)?;
+    if let Some(reason) = own.weakness {
+        tracing::warn!(
+            reason,
+            "the confinement of the fetcher is weaker than intended"
+        );
+    }
+    if let Some(mounts) = own.mounts {
         watch_directory(settings, mounts, check)?;
     }
     confinement::forbid_inspection()?;
@@ -91,71 +92,6 @@ fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePat
         }
     }
     visible
-}
-
-/// Enters new namespaces, a new root and, if the host permits it, a separate user. Returns the
-/// mount table, or `None` if the process still has the host's root or the table is unavailable.
-fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Error>> {
-    let namespaces = CloneFlags::CLONE_NEWNS
-        | CloneFlags::CLONE_NEWIPC
-        | CloneFlags::CLONE_NEWUTS
-        | CloneFlags::CLONE_NEWCGROUP;
-    if !Uid::effective().is_root() {
-        if let Err(e) = enter_user_namespace() {
-            tracing::warn!(error = %e, "cannot create a user namespace: the fetcher is confined by Landlock only");
-            return Ok(None);
-        }
-        unshare(namespaces)?;
-        let mounts = enter_root(visible, None)?;
-        drop_capabilities()?;
-        return Ok(mounts);
-    }
-    let is_host = jiffy_rootless::is_host_root();
-    // `/proc` still belongs to the daemon's PID namespace: the link contains this process's id
-    // there.
-    let own_pid = fs::read_link("/proc/self")?;
-    let own_pid = own_pid.to_str().and_then(|pid| pid.parse().ok());
-    match unshare(namespaces) {
-        // The root user of an unprivileged container. VMMs have no jail there either.
-        Err(Errno::EPERM) => {
-            tracing::warn!("cannot create namespaces: the fetcher is confined by Landlock only");
-            drop_capabilities()?;
-            return Ok(None);
-        }
-        other => other?,
-    }
-    let user = match (is_host, own_pid, std::process::id()) {
-        // Creating a user requires a PID namespace. The daemon starts the fetcher as process 1 of
-        // one unless the host denies this.
-        (true, Some(host_pid), 1) => match OwnUser::create(host_pid) {
-            Ok(user) => Some(user),
-            Err(e) => {
-                tracing::warn!(error = %e, "cannot create a user for the fetcher: it runs as root without capabilities");
-                None
-            }
-        },
-        _ => None,
-    };
-    let Some(user) = user else {
-        let mounts = enter_root(visible, None)?;
-        drop_capabilities()?;
-        return Ok(mounts);
-    };
-    match enter_root(visible, Some(user.as_fd())) {
-        Ok(mounts) => {
-            user.enter()?;
-            Ok(mounts)
-        }
-        Err(e) => {
-            tracing::warn!(
-                error = %e,
-                "a file system does not support ID-mapped mounts: the fetcher runs as root without capabilities"
-            );
-            let mounts = enter_root(visible, None)?;
-            drop_capabilities()?;
-            Ok(mounts)
-        }
-    }
 }
 
 /// Sets the check for renames and removals of the store's directory on the host, which are not

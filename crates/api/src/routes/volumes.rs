@@ -1,0 +1,163 @@
+//! Calls on volumes. A caller of any scope sees its own volumes only.
+
+use crate::app::App;
+use crate::body::Required;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::page::{Page, with_next};
+use crate::query::Query;
+use crate::wire::volume::shown;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use jiffy_api_types::{EventType, NewVolume, Volume, VolumeAndToken};
+use jiffy_volumes::{DEFAULT_BYTES, DEFAULT_FILES, HostVolumes, VolumeError};
+use std::sync::Arc;
+
+/// Default number of volumes per page. Clients of E2B request one page only.
+pub(crate) const DEFAULT_PAGE: usize = 100;
+
+/// `GET /volumes`: lists the volumes of the caller by name.
+pub(super) async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    query: Query,
+) -> Result<Response, ApiError> {
+    let page = Page::by_name(&query, DEFAULT_PAGE)?;
+    let (after, limit) = (page.after_name().map(str::to_owned), page.limit());
+    let fetch = page.fetch_limit();
+    let list =
+        move |host: &HostVolumes, owner: &str| host.volumes().list(owner, after.as_deref(), fetch);
+    let mut found = app.on_volumes(&caller, list).await?;
+    let has_more = found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| has_more);
+    let next = next.and_then(|last| Page::next_name(&last.name));
+    let all: Vec<Volume> = found.iter().map(shown).collect();
+    Ok(with_next(Json(all).into_response(), next))
+}
+
+/// `GET /volumes/{volumeID}`: returns a volume with its token.
+pub(super) async fn one(
+    State(app): State<App>,
+    caller: Caller,
+    Path(which): Path<String>,
+) -> Result<Json<VolumeAndToken>, ApiError> {
+    // The token permits changes.
+    if caller.is_read_only() {
+        return Err(ApiError::read_only());
+    }
+    let get = move |host: &HostVolumes, owner: &str| {
+        let found = host.volumes().get(owner, &which)?;
+        let token = host.volumes().token(&found)?;
+        Ok(VolumeAndToken {
+            volume: shown(&found),
+            token,
+        })
+    };
+    Ok(Json(app.on_volumes(&caller, get).await?))
+}
+
+/// `POST /volumes`: creates an empty volume.
+pub(super) async fn create(
+    State(app): State<App>,
+    caller: Caller,
+    Required(body): Required<NewVolume>,
+) -> Result<(StatusCode, Json<VolumeAndToken>), ApiError> {
+    let bytes = body
+        .size_mb
+        .map_or(DEFAULT_BYTES, |mib| mib.saturating_mul(1 << 20));
+    let new = jiffy_volumes::NewVolume {
+        name: body.name.unwrap_or_default(),
+        bytes,
+        files: body.max_files.unwrap_or(DEFAULT_FILES),
+    };
+    let create = move |host: &HostVolumes, owner: &str| {
+        let created = host.create(owner, &new)?;
+        let token = host.volumes().token(&created)?;
+        Ok(VolumeAndToken {
+            volume: shown(&created),
+            token,
+        })
+    };
+    let created = app.on_volumes(&caller, create).await?;
+    let owner = caller.owner_id();
+    app.report_object(EventType::VolumeCreated, owner, &created.volume.name);
+    Ok((StatusCode::CREATED, Json(created)))
+}
+
+/// `DELETE /volumes/{volumeID}`: removes a volume with its files.
+pub(super) async fn remove(
+    State(app): State<App>,
+    caller: Caller,
+    Path(which): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    let remove = move |host: &HostVolumes, owner: &str| {
+        let found = host.volumes().get(owner, &which)?;
+        host.remove(&found)?;
+        Ok(found)
+    };
+    let removed = app.on_volumes(&caller, remove).await?;
+    app.report_object(EventType::VolumeDeleted, caller.owner_id(), &removed.name);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+impl App {
+    /// Returns the volumes of this host.
+    pub(crate) fn volumes(&self) -> Result<&Arc<HostVolumes>, ApiError> {
+        self.volumes.as_ref().ok_or_else(|| {
+            ApiError::unsupported_option(
+                "volumes are not supported: this host is a member of a fleet, and would store them \
+                 on one host only",
+            )
+        })
+    }
+
+    /// Calls `work` with the volumes of this host and the owner of the caller's volumes.
+    async fn on_volumes<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        work: impl FnOnce(&HostVolumes, &str) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (volumes, owner) = (self.volumes()?.clone(), caller.owner_id());
+        // Writes wait for the disk.
+        let done = tokio::task::spawn_blocking(move || {
+            work(&volumes, owner.as_deref().unwrap_or_default())
+        });
+        let done = done.await.map_err(|e| ApiError::internal(e.to_string()))?;
+        done.map_err(refused)
+    }
+
+    /// Removes the volumes of a revoked key whose resources are removed.
+    pub(crate) async fn remove_volumes_of(&self, key: &str) -> Result<(), ApiError> {
+        let (Some(volumes), owner) = (self.volumes.clone(), key.to_owned()) else {
+            return Ok(());
+        };
+        let removed = tokio::task::spawn_blocking(move || {
+            let all = volumes.volumes().list(&owner, None, usize::MAX >> 1)?;
+            for volume in &all {
+                volumes.remove(volume)?;
+            }
+            Ok(all)
+        });
+        let removed = removed
+            .await
+            .map_err(|e| ApiError::internal(e.to_string()))?;
+        for volume in removed.map_err(refused)? {
+            self.report_object(EventType::VolumeDeleted, Some(key.to_owned()), &volume.name);
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn refused(error: VolumeError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        VolumeError::Name(_) | VolumeError::Size => ApiError::invalid(message),
+        VolumeError::Exists(_) => ApiError::conflict("name_taken", message),
+        VolumeError::Full | VolumeError::Total => ApiError::conflict("max_volumes", message),
+        VolumeError::Unknown(_) => ApiError::not_found("volume_not_found", message),
+        _ => ApiError::internal(message),
+    }
+}

@@ -1,0 +1,129 @@
+//! Volumes of API keys, and their content by token.
+
+use crate::support::{Api, TestCaller};
+use jiffy_api::{Limits, Scope};
+use serde_json::{Value, json};
+
+async fn created(api: &Api, caller: &TestCaller, name: &str) -> (String, TestCaller) {
+    let body = json!({ "name": name, "sizeMB": 4 });
+    let made = api
+        .call_as(caller, "POST", "/volumes", body)
+        .await
+        .expect(201);
+    (made.text("volumeID"), TestCaller::Key(made.text("token")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_reads_and_changes_the_content_of_its_volume_only() {
+    let api = Api::new();
+    let (caller, _) = api.key(Scope::Create, Limits::default());
+    let (id, token) = created(&api, &caller, "data").await;
+    let (other, _) = created(&api, &caller, "other").await;
+    let path = format!("/volumecontent/{id}");
+    let at = format!("{path}/dir?path=/a/b&force=true");
+    let made = api.call_as(&token, "POST", &at, Value::Null).await;
+    let made = made.expect(201);
+    assert_eq!(made.body["type"], "directory");
+    assert_eq!(made.body["path"], "/a/b");
+    let again = api
+        .call_as(
+            &token,
+            "POST",
+            &format!("{path}/dir?path=/a/b"),
+            Value::Null,
+        )
+        .await;
+    assert_eq!(again.expect_error(409), "volume_path_exists");
+    let at = format!("{path}/dir?path=/&depth=2");
+    let list = api.call_as(&token, "GET", &at, Value::Null).await;
+    assert_eq!(list.expect(200).items().len(), 2);
+    let body = json!({ "mode": 0o700, "uid": 1000 });
+    let changed = api
+        .call_as(&token, "PATCH", &format!("{path}/path?path=/a"), body)
+        .await;
+    assert_eq!(changed.expect(200).body["mode"], 0o700);
+    let missing = api
+        .call_as(&token, "GET", &format!("{path}/path?path=/x"), Value::Null)
+        .await;
+    assert_eq!(missing.expect_error(404), "volume_path_not_found");
+    for bad in ["/../a", "a/../../etc", "%00"] {
+        let bad = api
+            .call_as(
+                &token,
+                "GET",
+                &format!("{path}/path?path={bad}"),
+                Value::Null,
+            )
+            .await;
+        bad.expect(400);
+    }
+    // Neither the token of another volume nor another key has access.
+    let (stranger, _) = api.key(Scope::Create, Limits::default());
+    let foreign = format!("/volumecontent/{other}/dir?path=/");
+    api.call_as(&token, "GET", &foreign, Value::Null)
+        .await
+        .expect(401);
+    let seen = api.call_as(&stranger, "GET", &foreign, Value::Null).await;
+    assert_eq!(seen.expect_error(404), "volume_not_found");
+    let seen = api
+        .call_as(&stranger, "DELETE", &format!("/volumes/{id}"), Value::Null)
+        .await;
+    assert_eq!(seen.expect_error(404), "volume_not_found");
+    // The key of the owner has access by name.
+    let own = "/volumecontent/data/path?path=/a";
+    api.call_as(&caller, "DELETE", own, Value::Null)
+        .await
+        .expect(204);
+    let list = api
+        .call_as(&token, "GET", &format!("{path}/dir?path=/"), Value::Null)
+        .await;
+    assert!(list.expect(200).items().is_empty());
+    api.call_as(&caller, "DELETE", &format!("/volumes/{id}"), Value::Null)
+        .await
+        .expect(204);
+    let gone = api
+        .call_as(&token, "GET", &format!("{path}/dir?path=/"), Value::Null)
+        .await;
+    gone.expect(401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_are_listed_without_tokens_and_removed_with_the_resources_of_a_key_only() {
+    let api = Api::new();
+    let (caller, key) = api.key(Scope::Create, Limits::default());
+    let (id, _) = created(&api, &caller, "data").await;
+    let list = api
+        .call_as(&caller, "GET", "/volumes", Value::Null)
+        .await
+        .expect(200);
+    assert_eq!(list.items().len(), 1);
+    assert!(!list.body.to_string().contains("token"));
+    let named = json!({ "name": "", "driver": "local" });
+    let named = api
+        .call_as(&caller, "POST", "/volumes", named)
+        .await
+        .expect(201);
+    assert_eq!(named.text("name"), named.text("volumeID"));
+    for bad in [
+        json!({ "name": "vol-a" }),
+        json!({ "name": "a b" }),
+        json!({ "name": "a", "driver": "nfs" }),
+        json!({ "name": "a", "sizeMB": 0 }),
+    ] {
+        api.call_as(&caller, "POST", "/volumes", bad)
+            .await
+            .expect(400);
+    }
+    let admin = api.admin.clone();
+    let path = format!("/keys/{}/revoke", key.key.id);
+    api.call_as(&admin, "POST", &path, json!({}))
+        .await
+        .expect(200);
+    let volumes = api.bench.dir.path().join("volumes");
+    assert!(volumes.join(&id).exists());
+    let end = api
+        .call_as(&admin, "POST", &path, json!({ "end": true }))
+        .await;
+    end.expect(200);
+    assert!(!volumes.join(&id).exists());
+}

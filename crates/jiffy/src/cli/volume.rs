@@ -1,0 +1,65 @@
+//! Arguments of `jiffy volume` and its subcommands.
+
+use super::HostArgs;
+use clap::{Args, Subcommand};
+
+/// `jiffy volume`.
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Create an empty volume
+    Create(VolumeCreateArgs),
+    /// List volumes
+    Ls {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Daemon to use.
+        #[command(flatten)]
+        host: HostArgs,
+    },
+    /// Remove volumes with their files
+    Rm {
+        /// Volumes: ids or names
+        #[arg(required = true)]
+        volumes: Vec<String>,
+        /// Daemon to use.
+        #[command(flatten)]
+        host: HostArgs,
+    },
+    /// Copy files and directories to or from a volume
+    #[command(after_help = "Examples:
+  jiffy volume cp model.bin datasets:/models/model.bin
+  jiffy volume cp ./corpus datasets:/corpus
+  jiffy volume cp datasets:/results ./results")]
+    Cp {
+        /// Source: a path of this host, or VOLUME:PATH
+        from: String,
+        /// Destination: a path of this host, or VOLUME:PATH
+        to: String,
+        /// Daemon to use.
+        #[command(flatten)]
+        host: HostArgs,
+    },
+}
+
+/// `jiffy volume create`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  jiffy volume create datasets
+  jiffy volume create cache --size 2G --files 200000")]
+pub struct VolumeCreateArgs {
+    /// Name: letters, digits, `-` and `_` [default: the id]
+    pub name: Option<String>,
+    /// Size that the files cannot exceed [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = crate::units::mebibytes)]
+    pub size: Option<u64>,
+    /// Maximum number of files, directories and links [default: 1000000]
+    #[arg(long, value_name = "COUNT")]
+    pub files: Option<u64>,
+    /// Print the volume as JSON, without its token
+    #[arg(long)]
+    pub json: bool,
+    /// Daemon to use.
+    #[command(flatten)]
+    pub host: HostArgs,
+}

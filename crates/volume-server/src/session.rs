@@ -1,0 +1,157 @@
+//! Session of one client of a volume: answers its requests.
+
+mod requests;
+
+use crate::abi::{Fields, FieldsMut, REPLY_HEADER, REQUEST_HEADER, finish, opcode};
+use crate::volume::Volume;
+use nix::errno::Errno;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Maximum length of the data of a WRITE or READ in bytes.
+pub const MAX_WRITE: u32 = 256 << 10;
+/// Maximum length of a message in bytes.
+pub const MAX_MESSAGE: usize = MAX_WRITE as usize + 4096;
+
+/// Rights of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionRights {
+    /// Rejects all changes.
+    pub is_read_only: bool,
+    /// The client is the daemon, which may make requests that are no part of FUSE.
+    pub is_daemon: bool,
+}
+
+/// Session of one client. Requests may be answered by several threads.
+#[derive(Debug)]
+pub struct Session {
+    volume: Arc<Volume>,
+    rights: SessionRights,
+    /// Number of times that the client received each node. A node that the client uses only since
+    /// before the session has the number 0.
+    lookups: Mutex<HashMap<u64, u64>>,
+}
+
+/// Operations that change a volume.
+const CHANGES: [u32; 14] = [
+    opcode::SETATTR,
+    opcode::SYMLINK,
+    opcode::MKNOD,
+    opcode::MKDIR,
+    opcode::UNLINK,
+    opcode::RMDIR,
+    opcode::RENAME,
+    opcode::LINK,
+    opcode::WRITE,
+    opcode::CREATE,
+    opcode::FALLOCATE,
+    opcode::RENAME2,
+    opcode::TMPFILE,
+    opcode::REPLACE,
+];
+
+impl Session {
+    /// Starts a session.
+    pub fn new(volume: Arc<Volume>, rights: SessionRights) -> Self {
+        Self {
+            volume,
+            rights,
+            lookups: Mutex::default(),
+        }
+    }
+
+    /// Answers a request. Returns false if it has no reply; otherwise `reply` is replaced by the
+    /// reply.
+    ///
+    /// # Errors
+    /// Fails if the request has no valid header. The client violates the protocol then.
+    pub fn answer(&self, request: &[u8], reply: &mut Vec<u8>) -> Result<bool, Errno> {
+        let mut fields = Fields(request);
+        let header = fields.request_header()?;
+        if header.length as usize != request.len() {
+            return Err(Errno::EINVAL);
+        }
+        reply.clear();
+        reply.resize(REPLY_HEADER, 0);
+        let done = if self.rights.is_read_only && CHANGES.contains(&header.opcode) {
+            Err(Errno::EROFS)
+        } else {
+            self.dispatch(&header, fields, reply)
+        };
+        let error = match done {
+            Ok(requests::Answer::Reply) => 0,
+            Ok(requests::Answer::None) => return Ok(false),
+            Err(e) => {
+                reply.truncate(REPLY_HEADER);
+                -(e as i32)
+            }
+        };
+        if let Some(field) = reply.get_mut(4..8) {
+            field.copy_from_slice(&error.to_le_bytes());
+        }
+        if let Some(field) = reply.get_mut(8..REPLY_HEADER) {
+            field.copy_from_slice(&header.id.to_le_bytes());
+        }
+        finish(reply);
+        Ok(true)
+    }
+
+    /// Records that the client received a node.
+    fn found(&self, node: u64) {
+        let mut lookups = self.lookups.lock();
+        let count = lookups.entry(node).or_insert_with(|| {
+            self.volume.hold(node);
+            0
+        });
+        *count = count.saturating_add(1);
+    }
+
+    /// Records that the client uses a node, which it may know since before the session.
+    fn used(&self, node: u64) {
+        let mut lookups = self.lookups.lock();
+        lookups.entry(node).or_insert_with(|| {
+            self.volume.hold(node);
+            0
+        });
+    }
+
+    /// Records that the client forgot a node `count` times.
+    fn forget(&self, node: u64, count: u64) {
+        let mut lookups = self.lookups.lock();
+        let Some(known) = lookups.get_mut(&node) else {
+            return;
+        };
+        *known = known.saturating_sub(count);
+        if *known > 0 {
+            return;
+        }
+        lookups.remove(&node);
+        drop(lookups);
+        self.volume.release(node);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for node in self.lookups.get_mut().keys() {
+            self.volume.release(*node);
+        }
+    }
+}
+
+/// Returns the length of the message that starts with `header`, if it can be a request.
+pub(crate) fn request_length(header: &[u8; 4]) -> Option<usize> {
+    let length = usize::try_from(u32::from_le_bytes(*header)).ok()?;
+    (REQUEST_HEADER..=MAX_MESSAGE)
+        .contains(&length)
+        .then_some(length)
+}
+
+/// Appends the reply to an OPEN of a file that was created.
+fn put_open(reply: &mut Vec<u8>) {
+    reply.put_u64(0);
+    // The page cache remains valid: changes are noticed by times and lengths.
+    reply.put_u32(1 << 1);
+    reply.put_u32(0);
+}

@@ -1,0 +1,172 @@
+//! Requests of clients, valid and hostile.
+#![allow(clippy::unwrap_used)]
+
+use jiffy_volume_server::abi::{Fields, FieldsMut, begin_request, finish, opcode};
+use jiffy_volume_server::{Quota, ROOT, Session, SessionRights, Volume};
+use nix::libc;
+use std::sync::Arc;
+
+struct Client {
+    session: Session,
+    _home: tempfile::TempDir,
+    volume: Arc<Volume>,
+}
+
+const RIGHTS: SessionRights = SessionRights {
+    is_read_only: false,
+    is_daemon: false,
+};
+
+impl Client {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let quota = Quota {
+            bytes: 1 << 24,
+            nodes: 1000,
+        };
+        let volume = Arc::new(Volume::open(home.path(), quota).unwrap());
+        Self {
+            session: Session::new(volume.clone(), RIGHTS),
+            _home: home,
+            volume,
+        }
+    }
+
+    fn second(&self, rights: SessionRights) -> Session {
+        Session::new(self.volume.clone(), rights)
+    }
+
+    fn call(&self, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
+        call(&self.session, opcode, node, body)
+    }
+}
+
+fn call(session: &Session, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
+    let (mut request, mut reply) = (Vec::new(), Vec::new());
+    begin_request(&mut request, opcode, 42, node, (1000, 1000));
+    request.extend_from_slice(body);
+    finish(&mut request);
+    if !session.answer(&request, &mut reply).unwrap() {
+        return Ok(Vec::new());
+    }
+    let mut fields = Fields(&reply);
+    assert_eq!(fields.u32().unwrap() as usize, reply.len());
+    let error = fields.u32().unwrap().cast_signed();
+    assert_eq!(fields.u64().unwrap(), 42);
+    if error == 0 {
+        Ok(fields.0.to_vec())
+    } else {
+        Err(-error)
+    }
+}
+
+fn create(name: &str) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.put_u32(0);
+    body.put_u32(libc::S_IFREG | 0o640);
+    body.put_u64(0);
+    body.put_name(name.as_bytes());
+    body
+}
+
+fn write(offset: u64, flags: i32, data: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.put_u64(0);
+    body.put_u64(offset);
+    body.put_u32(u32::try_from(data.len()).unwrap());
+    body.put_u32(0);
+    body.put_u64(0);
+    body.put_u32(flags.cast_unsigned());
+    body.put_u32(0);
+    body.extend_from_slice(data);
+    body
+}
+
+fn read(offset: u64, size: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.put_u64(0);
+    body.put_u64(offset);
+    body.put_u32(size);
+    body.resize(40, 0);
+    body
+}
+
+#[test]
+fn a_removed_open_file_is_readable_until_its_client_forgets_it() {
+    let client = Client::new();
+    let made = client.call(opcode::CREATE, ROOT, &create("a")).unwrap();
+    let node = Fields(&made).entry().unwrap().node;
+    client
+        .call(opcode::WRITE, node, &write(0, 0, b"one"))
+        .unwrap();
+    client
+        .call(opcode::WRITE, node, &write(0, libc::O_APPEND, b"two"))
+        .unwrap();
+    // Another client removes the file.
+    let other = client.second(RIGHTS);
+    call(&other, opcode::UNLINK, ROOT, b"a\0").unwrap();
+    assert_eq!(
+        client.call(opcode::READ, node, &read(0, 100)).unwrap(),
+        b"onetwo"
+    );
+    client
+        .call(opcode::FORGET, node, &1_u64.to_le_bytes())
+        .unwrap();
+    let gone = client.call(opcode::READ, node, &read(0, 100));
+    assert_eq!(gone, Err(libc::ESTALE));
+    assert_eq!(client.volume.space().bytes, 0);
+    assert_eq!(client.volume.space().nodes, 1);
+}
+
+#[test]
+fn a_read_only_session_changes_nothing_and_a_guest_has_no_requests_of_the_daemon() {
+    let client = Client::new();
+    let made = client.call(opcode::CREATE, ROOT, &create("a")).unwrap();
+    let node = Fields(&made).entry().unwrap().node;
+    let reader = client.second(SessionRights {
+        is_read_only: true,
+        ..RIGHTS
+    });
+    for (opcode, node, body) in [
+        (opcode::CREATE, ROOT, create("b")),
+        (opcode::UNLINK, ROOT, b"a\0".to_vec()),
+        (opcode::WRITE, node, write(0, 0, b"x")),
+        (opcode::SETATTR, node, vec![0; 88]),
+        (opcode::TMPFILE, ROOT, create("")),
+        (opcode::FALLOCATE, node, vec![0; 32]),
+    ] {
+        assert_eq!(
+            call(&reader, opcode, node, &body),
+            Err(libc::EROFS),
+            "{opcode}"
+        );
+    }
+    call(&reader, opcode::LOOKUP, ROOT, b"a\0").unwrap();
+    let mut body = node.to_le_bytes().to_vec();
+    body.put_name(b"b");
+    assert_eq!(client.call(opcode::REPLACE, ROOT, &body), Err(libc::ENOSYS));
+    assert_eq!(client.call(opcode::OPEN, node, &[0; 8]), Err(libc::ENOSYS));
+}
+
+#[test]
+fn malformed_requests_and_guessed_nodes_are_errors() {
+    let client = Client::new();
+    client.call(opcode::CREATE, ROOT, &create("a")).unwrap();
+    // A length that does not match, and a request that is too short.
+    let mut reply = Vec::new();
+    client.session.answer(&[0; 12], &mut reply).unwrap_err();
+    client.session.answer(&[255; 64], &mut reply).unwrap_err();
+    for node in [0, 3, u64::MAX, 1 << 63, 1 << 40] {
+        let stale = client.call(opcode::GETATTR, node, &[0; 16]);
+        assert_eq!(stale, Err(libc::ESTALE), "{node}");
+    }
+    // Every operation with every prefix of a body of ones and of zeros.
+    for opcode in (0..=60).chain([opcode::REPLACE, u32::MAX]) {
+        for byte in [0, 1, 255] {
+            for length in 0..96 {
+                let _ = client.call(opcode, ROOT, &vec![byte; length]);
+            }
+        }
+    }
+    client.call(opcode::LOOKUP, ROOT, b"a\0").unwrap();
+}

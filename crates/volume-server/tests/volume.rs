@@ -1,0 +1,181 @@
+//! Files of a volume: names, contents, quota and durability of numbers.
+#![allow(clippy::unwrap_used)]
+
+use jiffy_volume_server::{Change, Creation, Quota, ROOT, RenameMode, Volume};
+use nix::errno::Errno;
+use nix::libc;
+use std::path::Path;
+
+const QUOTA: Quota = Quota {
+    bytes: 1 << 20,
+    nodes: 100,
+};
+
+fn new(mode: u32) -> Creation {
+    Creation {
+        mode,
+        uid: 1000,
+        gid: 1000,
+        device: 0,
+    }
+}
+
+fn file(volume: &Volume, parent: u64, name: &str) -> u64 {
+    let made = volume.create(parent, name.as_bytes(), new(libc::S_IFREG | 0o644), None);
+    made.unwrap().node
+}
+
+fn directory(volume: &Volume, parent: u64, name: &str) -> u64 {
+    let made = volume.create(parent, name.as_bytes(), new(libc::S_IFDIR | 0o755), None);
+    made.unwrap().node
+}
+
+fn open(path: &Path) -> Volume {
+    Volume::open(path, QUOTA).unwrap()
+}
+
+#[test]
+fn files_persist_with_their_attributes_and_numbers_are_never_reused() {
+    let home = tempfile::tempdir().unwrap();
+    let volume = open(home.path());
+    let node = file(&volume, ROOT, "a");
+    assert_eq!(volume.write(node, Some(3), b"data").unwrap(), 4);
+    let change = Change {
+        mode: Some(0o4755),
+        uid: Some(7),
+        ..Change::default()
+    };
+    let changed = volume.change(node, &change).unwrap();
+    drop(volume);
+    let volume = open(home.path());
+    assert_eq!(volume.lookup(ROOT, b"a").unwrap(), changed);
+    assert_eq!(
+        (changed.mode & 0o7777, changed.uid, changed.size),
+        (0o4755, 7, 7)
+    );
+    let mut content = [1; 16];
+    assert_eq!(volume.read(node, 0, &mut content).unwrap(), 7);
+    assert_eq!(&content[..7], b"\0\0\0data");
+    volume.unlink(ROOT, b"a").unwrap();
+    assert_eq!(volume.read(node, 0, &mut content), Err(Errno::ESTALE));
+    let next = file(&volume, ROOT, "a");
+    assert!(next > node + 1000, "{next}");
+    // The set-user-ID bit has no effect on the host.
+    for entry in std::fs::read_dir(home.path().join("data")).unwrap() {
+        for entry in std::fs::read_dir(entry.unwrap().path()).unwrap() {
+            use std::os::unix::fs::MetadataExt;
+            assert_eq!(entry.unwrap().metadata().unwrap().mode(), 0o100_600);
+        }
+    }
+}
+
+#[test]
+fn names_that_could_leave_a_directory_are_rejected_and_links_are_never_followed() {
+    let home = tempfile::tempdir().unwrap();
+    let volume = open(home.path());
+    for name in ["", ".", "..", "a/b", "/etc", "a\0b"] {
+        let made = volume.create(ROOT, name.as_bytes(), new(libc::S_IFREG), None);
+        assert_eq!(made, Err(Errno::EINVAL), "{name:?}");
+        let linked = volume.rename((ROOT, b"x"), (ROOT, name.as_bytes()), RenameMode::Replace);
+        assert_eq!(linked, Err(Errno::EINVAL), "{name:?}");
+    }
+    let long = volume.create(ROOT, &[b'a'; 256], new(libc::S_IFREG), None);
+    assert_eq!(long, Err(Errno::ENAMETOOLONG));
+    let link = new(libc::S_IFLNK | 0o777);
+    let link = volume
+        .create(ROOT, b"link", link, Some(b"/etc/passwd"))
+        .unwrap();
+    assert_eq!(volume.target(link.node).unwrap(), b"/etc/passwd");
+    assert_eq!(volume.lookup(link.node, b"x"), Err(Errno::ENOTDIR));
+    assert_eq!(volume.write(link.node, Some(0), b"x"), Err(Errno::EINVAL));
+    let device = new(libc::S_IFCHR | 0o666);
+    let device = volume.create(ROOT, b"null", device, None).unwrap();
+    assert_eq!(volume.read(device.node, 0, &mut [0]), Err(Errno::EINVAL));
+}
+
+#[test]
+fn the_quota_is_never_exceeded_and_space_is_released_exactly() {
+    let home = tempfile::tempdir().unwrap();
+    let volume = open(home.path());
+    let used = || (volume.space().bytes, volume.space().nodes);
+    let node = file(&volume, ROOT, "a");
+    assert_eq!(used(), (0, 2));
+    let full = vec![7; 1 << 20];
+    assert_eq!(volume.write(node, Some(1), &full), Err(Errno::EDQUOT));
+    assert_eq!(used(), (0, 2));
+    volume.write(node, Some(0), &full).unwrap();
+    assert_eq!(volume.write(node, None, b"x"), Err(Errno::EDQUOT));
+    let grow = Change {
+        size: Some((1 << 20) + 1),
+        ..Change::default()
+    };
+    assert_eq!(volume.change(node, &grow), Err(Errno::EDQUOT));
+    let shrink = Change {
+        size: Some(4097),
+        ..Change::default()
+    };
+    volume.change(node, &shrink).unwrap();
+    assert_eq!(used(), (8192, 2));
+    for number in 0..98 {
+        file(&volume, ROOT, &format!("f{number}"));
+    }
+    let more = volume.create(ROOT, b"more", new(libc::S_IFREG), None);
+    assert_eq!(more, Err(Errno::EDQUOT));
+    // Many clients that write at the same time do not exceed the quota together.
+    std::thread::scope(|scope| {
+        for number in 0..8 {
+            let node = volume
+                .lookup(ROOT, format!("f{number}").as_bytes())
+                .unwrap()
+                .node;
+            let volume = &volume;
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    let _ = volume.write(node, None, &[1; 4096]);
+                }
+            });
+        }
+    });
+    assert_eq!(used().0, 1 << 20);
+    drop(volume);
+    // A restart counts the same usage.
+    let volume = open(home.path());
+    assert_eq!((volume.space().bytes, volume.space().nodes), (1 << 20, 100));
+    for number in 0..98 {
+        volume
+            .unlink(ROOT, format!("f{number}").as_bytes())
+            .unwrap();
+    }
+    assert_eq!((volume.space().bytes, volume.space().nodes), (8192, 2));
+}
+
+#[test]
+fn renames_have_the_effects_that_posix_requires() {
+    let home = tempfile::tempdir().unwrap();
+    let volume = open(home.path());
+    let (a, b) = (directory(&volume, ROOT, "a"), directory(&volume, ROOT, "b"));
+    let below = directory(&volume, a, "below");
+    let rename = |from, to| volume.rename(from, to, RenameMode::Replace);
+    assert_eq!(rename((ROOT, b"a"), (below, b"x")), Err(Errno::EINVAL));
+    assert_eq!(rename((ROOT, b"b"), (ROOT, b"a")), Err(Errno::ENOTEMPTY));
+    rename((a, b"below"), (ROOT, b"b")).unwrap();
+    assert_eq!(volume.lookup(ROOT, b"b").unwrap().node, below);
+    assert_eq!(volume.attributes(b), Err(Errno::ESTALE));
+    assert_eq!(volume.attributes(ROOT).unwrap().links, 4);
+    assert_eq!(volume.attributes(a).unwrap().links, 2);
+    let (x, y) = (file(&volume, a, "x"), file(&volume, below, "y"));
+    assert_eq!(rename((a, b"x"), (ROOT, b"b")), Err(Errno::EISDIR));
+    let keep = volume.rename((a, b"x"), (below, b"y"), RenameMode::NoReplace);
+    assert_eq!(keep, Err(Errno::EEXIST));
+    volume
+        .rename((a, b"x"), (below, b"y"), RenameMode::Exchange)
+        .unwrap();
+    assert_eq!(volume.lookup(a, b"x").unwrap().node, y);
+    volume.link(y, ROOT, b"second", false).unwrap();
+    assert_eq!(volume.attributes(y).unwrap().links, 2);
+    rename((ROOT, b"second"), (a, b"x")).unwrap();
+    assert_eq!(volume.lookup(ROOT, b"second").unwrap().node, y);
+    rename((below, b"y"), (a, b"x")).unwrap();
+    assert_eq!(volume.attributes(y).unwrap().links, 1);
+    assert_eq!(volume.lookup(a, b"x").unwrap().node, x);
+}

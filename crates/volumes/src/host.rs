@@ -1,0 +1,69 @@
+//! Volumes of a host and their servers.
+
+use crate::{
+    FileError, NewVolume, ServerProgram, Volume, VolumeError, VolumeFiles, VolumeServers, Volumes,
+};
+use std::path::Path;
+
+/// Volumes of a host and their servers. All methods block.
+#[derive(Debug)]
+pub struct HostVolumes {
+    volumes: Volumes,
+    servers: VolumeServers,
+}
+
+impl HostVolumes {
+    /// Opens the volumes of the data directory `home`, whose runtime directory is `run`. Removes
+    /// the files of volumes that do not exist.
+    pub fn open(home: &Path, run: &Path, program: ServerProgram) -> Result<Self, VolumeError> {
+        let failed = |source| VolumeError::File {
+            path: home.join("volumes"),
+            source,
+        };
+        let volumes = Volumes::open(home)?;
+        let servers = VolumeServers::new(home, run, program).map_err(failed)?;
+        // An error keeps the files.
+        let exists = |id: &str| !matches!(volumes.by_id(id), Ok(None));
+        servers.sweep(exists).map_err(failed)?;
+        Ok(Self { volumes, servers })
+    }
+
+    /// Returns the names, owners and tokens of volumes.
+    pub fn volumes(&self) -> &Volumes {
+        &self.volumes
+    }
+
+    /// Returns the servers.
+    pub fn servers(&self) -> &VolumeServers {
+        &self.servers
+    }
+
+    /// Creates an empty volume of `owner`.
+    pub fn create(&self, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
+        let created = self.volumes.create(owner, new)?;
+        if let Err(source) = self.servers.create(&created) {
+            // Ignore the error: the first error is reported.
+            let _ = self.volumes.remove(&created.id);
+            return Err(VolumeError::File {
+                path: created.id.into(),
+                source,
+            });
+        }
+        Ok(created)
+    }
+
+    /// Removes a volume with its files.
+    pub fn remove(&self, volume: &Volume) -> Result<(), VolumeError> {
+        self.volumes.remove(&volume.id)?;
+        // The files are removed at the next start of the daemon if this fails.
+        if let Err(e) = self.servers.remove(volume) {
+            tracing::error!(volume = volume.id, error = %e, "cannot remove the files of a volume");
+        }
+        Ok(())
+    }
+
+    /// Returns access to the files of a volume.
+    pub fn files(&self, volume: &Volume) -> Result<VolumeFiles, FileError> {
+        self.servers.files(volume)
+    }
+}

@@ -1,0 +1,266 @@
+//! Volumes of one host: `<home>/volumes.db`.
+
+use crate::volume::{ID_PREFIX, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_VOLUMES, check_name, check_size};
+use crate::{NewVolume, Volume, VolumeError};
+use data_encoding::BASE32_NOPAD;
+use jiffy_engine_api::{new_id, now_ms};
+use jiffy_secrets::HostKey;
+use parking_lot::Mutex;
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Version of the schema.
+const SCHEMA_VERSION: i64 = 1;
+/// Schema. The owner is the id of an API key; empty for the owner of the host.
+const SCHEMA: &str = "
+    CREATE TABLE volumes (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        files INTEGER NOT NULL,
+        token BLOB NOT NULL,
+        created_ms INTEGER NOT NULL,
+        UNIQUE (owner, name)
+    ) STRICT;
+    PRAGMA user_version = 1;
+";
+/// Columns that [`volume`] reads by position.
+const COLUMNS: &str = "id, owner, name, bytes, files, created_ms";
+/// Maximum wait for a lock of the database.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Random bytes of a token.
+const TOKEN_BYTES: usize = 25;
+
+/// Volumes of one host. All methods block.
+#[derive(Debug)]
+pub struct Volumes {
+    key: HostKey,
+    path: PathBuf,
+    connection: Mutex<Connection>,
+}
+
+fn volume(row: &Row<'_>) -> rusqlite::Result<Volume> {
+    Ok(Volume {
+        id: row.get(0)?,
+        owner: row.get(1)?,
+        name: row.get(2)?,
+        bytes: row.get(3)?,
+        files: row.get(4)?,
+        created_ms: row.get(5)?,
+    })
+}
+
+/// Returns the context of an encrypted token, which cannot be moved to another volume.
+fn context(id: &str) -> String {
+    format!("volume token {id}")
+}
+
+impl Volumes {
+    /// Opens or creates the volumes of the data directory `home`.
+    pub fn open(home: &Path) -> Result<Self, VolumeError> {
+        let key = HostKey::open(home)?;
+        let path = home.join("volumes.db");
+        // Created with mode 0600 before SQLite opens the file.
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).mode(0o600);
+        file.open(&path).map_err(|source| VolumeError::File {
+            path: path.clone(),
+            source,
+        })?;
+        let failed = |source| VolumeError::Database {
+            path: path.clone(),
+            source,
+        };
+        let connection = Connection::open(&path).map_err(failed)?;
+        connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+        // An acknowledged volume survives a power failure.
+        for (name, value) in [("journal_mode", "WAL"), ("synchronous", "FULL")] {
+            let set = connection.pragma_update(None, name, value);
+            set.map_err(failed)?;
+        }
+        let found: i64 = connection
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .map_err(failed)?;
+        match found {
+            0 => connection.execute_batch(&format!("BEGIN; {SCHEMA} COMMIT;")),
+            SCHEMA_VERSION => Ok(()),
+            _ => return Err(VolumeError::Version { path, found }),
+        }
+        .map_err(failed)?;
+        Ok(Self {
+            key,
+            path,
+            connection: Mutex::new(connection),
+        })
+    }
+
+    fn failed(&self) -> impl Fn(rusqlite::Error) -> VolumeError + '_ {
+        |source| VolumeError::Database {
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    /// Creates a volume of `owner`, which is empty for the owner of the host. The caller creates
+    /// its files.
+    pub fn create(&self, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
+        check_size(new)?;
+        let id = format!("{ID_PREFIX}{}", new_id()?);
+        let name = if new.name.is_empty() {
+            id.clone()
+        } else {
+            check_name(&new.name)?;
+            new.name.clone()
+        };
+        let created = Volume {
+            id,
+            owner: owner.to_owned(),
+            name,
+            bytes: new.bytes,
+            files: new.files,
+            created_ms: now_ms(),
+        };
+        let token = self
+            .key
+            .seal(&context(&created.id), new_token()?.as_bytes())?;
+        let failed = self.failed();
+        let mut connection = self.connection.lock();
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let tx = tx.map_err(&failed)?;
+        let (count, bytes, files, exists): (usize, u64, u64, bool) = tx
+            .query_row(
+                "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(files), 0),
+                    coalesce(max(name = ?2), 0) FROM volumes WHERE owner = ?1",
+                params![owner, created.name],
+                |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)),
+            )
+            .map_err(&failed)?;
+        if exists {
+            return Err(VolumeError::Exists(created.name));
+        }
+        if count >= MAX_VOLUMES {
+            return Err(VolumeError::Full);
+        }
+        if bytes + new.bytes > MAX_KEY_BYTES || files + new.files > MAX_KEY_FILES {
+            return Err(VolumeError::Total);
+        }
+        tx.execute(
+            "INSERT INTO volumes (id, owner, name, bytes, files, token, created_ms)
+                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            params![
+                created.id,
+                owner,
+                created.name,
+                created.bytes,
+                created.files,
+                token,
+                created.created_ms
+            ],
+        )
+        .map_err(&failed)?;
+        tx.commit().map_err(&failed)?;
+        Ok(created)
+    }
+
+    /// Returns a volume of `owner`. `which` is an id or a name.
+    pub fn get(&self, owner: &str, which: &str) -> Result<Volume, VolumeError> {
+        let connection = self.connection.lock();
+        let found = find(&connection, owner, which).map_err(self.failed())?;
+        found.ok_or_else(|| unknown(which))
+    }
+
+    /// Returns the volume with this id, of any owner.
+    pub fn by_id(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
+        let connection = self.connection.lock();
+        let select = format!("SELECT {COLUMNS} FROM volumes WHERE id = ?1");
+        let found = connection.query_row(&select, params![id], volume);
+        found.optional().map_err(self.failed())
+    }
+
+    /// Returns the token of a volume.
+    pub fn token(&self, volume: &Volume) -> Result<String, VolumeError> {
+        let connection = self.connection.lock();
+        let select = "SELECT token FROM volumes WHERE id = ?1";
+        let sealed = connection.query_row(select, params![volume.id], |row| row.get(0));
+        let sealed: Option<Vec<u8>> = sealed.optional().map_err(self.failed())?;
+        let sealed = sealed.ok_or_else(|| unknown(&volume.id))?;
+        let token = self.key.open_sealed(&context(&volume.id), &sealed);
+        let token = token.and_then(|token| String::from_utf8(token.to_vec()).ok());
+        token.ok_or_else(|| VolumeError::Sealed(volume.id.clone()))
+    }
+
+    /// Returns the volume with this id if `token` is its token.
+    pub fn authenticate(&self, id: &str, token: &str) -> Result<Option<Volume>, VolumeError> {
+        let Some(found) = self.by_id(id)? else {
+            return Ok(None);
+        };
+        let right = self.token(&found)?;
+        Ok(is_equal(right.as_bytes(), token.as_bytes()).then_some(found))
+    }
+
+    /// Returns at most `limit` volumes of `owner` in the order of their names, after the name
+    /// `after`.
+    pub fn list(
+        &self,
+        owner: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Volume>, VolumeError> {
+        let connection = self.connection.lock();
+        let select = || {
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM volumes WHERE owner = ?1 AND name > ?2 ORDER BY name LIMIT ?3"
+            ))?;
+            let all =
+                statement.query_map(params![owner, after.unwrap_or_default(), limit], volume)?;
+            all.collect::<rusqlite::Result<Vec<Volume>>>()
+        };
+        select().map_err(self.failed())
+    }
+
+    /// Removes a volume. The caller removes its files.
+    pub fn remove(&self, id: &str) -> Result<(), VolumeError> {
+        let connection = self.connection.lock();
+        let removed = connection.execute("DELETE FROM volumes WHERE id = ?1", params![id]);
+        match removed.map_err(self.failed())? {
+            0 => Err(unknown(id)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Compares in a time that does not depend on the position of a difference.
+fn is_equal(a: &[u8], b: &[u8]) -> bool {
+    let differences = a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b));
+    a.len() == b.len() && differences == 0
+}
+
+fn new_token() -> Result<String, VolumeError> {
+    let mut random = [0; TOKEN_BYTES];
+    let filled = getrandom::fill(&mut random);
+    filled.map_err(|e| VolumeError::File {
+        path: "/dev/urandom".into(),
+        source: std::io::Error::other(e),
+    })?;
+    let text = BASE32_NOPAD.encode(&random).to_ascii_lowercase();
+    Ok(format!("jiffy_volume_{text}"))
+}
+
+fn unknown(which: &str) -> VolumeError {
+    let shown: String = which.chars().take(crate::MAX_NAME).collect();
+    VolumeError::Unknown(shown.escape_debug().to_string())
+}
+
+/// Finds a volume of `owner` by id or name.
+fn find(connection: &Connection, owner: &str, which: &str) -> rusqlite::Result<Option<Volume>> {
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT {COLUMNS} FROM volumes WHERE owner = ?1 AND (id = ?2 OR name = ?2)"
+    ))?;
+    statement
+        .query_row(params![owner, which], volume)
+        .optional()
+}

@@ -1,0 +1,143 @@
+//! Volumes of keys, and access to their files over a server.
+#![allow(clippy::unwrap_used)]
+
+use jiffy_volumes::{
+    EntryKind, FileErrorKind, HostVolumes, NewAttributes, NewVolume, ServerProgram, VolumeError,
+    VolumePath,
+};
+
+fn open(home: &std::path::Path) -> HostVolumes {
+    HostVolumes::open(home, &home.join("run"), ServerProgram::Thread).unwrap()
+}
+
+fn new(name: &str, bytes: u64) -> NewVolume {
+    NewVolume {
+        name: name.to_owned(),
+        bytes,
+        files: 1000,
+    }
+}
+
+fn path(text: &str) -> VolumePath {
+    VolumePath::parse(text).unwrap()
+}
+
+#[test]
+fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
+    let home = tempfile::tempdir().unwrap();
+    let host = open(home.path());
+    let mine = host.create("a", &new("data", 1 << 20)).unwrap();
+    let other = host.create("b", &new("data", 1 << 20)).unwrap();
+    let volumes = host.volumes();
+    assert!(matches!(
+        volumes.get("b", &mine.id),
+        Err(VolumeError::Unknown(_))
+    ));
+    assert_eq!(volumes.get("a", "data").unwrap(), mine);
+    let again = host.create("a", &new("data", 1 << 20));
+    assert!(matches!(again, Err(VolumeError::Exists(_))));
+    let token = volumes.token(&mine).unwrap();
+    assert_eq!(
+        volumes.authenticate(&mine.id, &token).unwrap(),
+        Some(mine.clone())
+    );
+    assert_eq!(volumes.authenticate(&other.id, &token).unwrap(), None);
+    assert_eq!(volumes.authenticate(&mine.id, &token[1..]).unwrap(), None);
+    let database = std::fs::read(home.path().join("volumes.db-wal")).unwrap();
+    let is_plain = database
+        .windows(token.len())
+        .any(|part| part == token.as_bytes());
+    assert!(!is_plain, "the token is not encrypted");
+    host.remove(&mine).unwrap();
+    assert!(!home.path().join("volumes").join(&mine.id).exists());
+    assert_eq!(volumes.authenticate(&mine.id, &token).unwrap(), None);
+    let sizes = [
+        host.create("a", &new("x", 1 << 50)),
+        host.create("a", &new("vol-x", 1 << 20)),
+        host.create("a", &new("a/b", 1 << 20)),
+    ];
+    assert!(sizes.iter().all(Result::is_err));
+    host.create("a", &new("x", 1 << 40)).unwrap();
+    let total = host.create("a", &new("y", 1 << 20));
+    assert!(matches!(total, Err(VolumeError::Total)));
+}
+
+#[test]
+fn files_are_written_listed_read_and_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let host = open(home.path());
+    let volume = host.create("a", &new("data", 8 << 20)).unwrap();
+    let files = || host.files(&volume).unwrap();
+    let write = |at: &str, content: &[u8], force| {
+        let mut upload = files().upload(&path(at), NewAttributes::default(), force)?;
+        upload.write(content)?;
+        upload.finish()
+    };
+    let missing = write("/a/b/c", b"x", false).unwrap_err();
+    assert_eq!(missing.kind(), FileErrorKind::NotFound);
+    let content: Vec<u8> = (0..700_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let made = write("/a/b/c", &content, true).unwrap();
+    assert_eq!((made.path.as_str(), made.name()), ("/a/b/c", "c"));
+    assert_eq!((made.attributes.size, made.permissions()), (700_000, 0o644));
+    let mut reader = files();
+    let found = reader.open(&path("a/b/c")).unwrap();
+    let mut read = Vec::new();
+    loop {
+        let part = reader
+            .read(&path("a/b/c"), found.node, read.len() as u64)
+            .unwrap();
+        if part.is_empty() {
+            break;
+        }
+        read.extend_from_slice(part);
+    }
+    assert_eq!(read, content);
+    // An upload that does not finish changes nothing, and its space is released.
+    let mut upload = files()
+        .upload(&path("/a/b/c"), NewAttributes::default(), false)
+        .unwrap();
+    upload.write(b"partial").unwrap();
+    drop(upload);
+    assert_eq!(
+        files().stat(&path("/a/b/c")).unwrap().attributes.size,
+        700_000
+    );
+    let set = NewAttributes {
+        mode: Some(0o600),
+        uid: Some(5),
+        gid: None,
+    };
+    files().set(&path("/a/b/c"), set).unwrap();
+    // A replaced file passes on its owner and permissions.
+    let replaced = write("/a/b/c", b"new", false).unwrap();
+    assert_eq!(
+        (replaced.permissions(), replaced.attributes.uid),
+        (0o600, 5)
+    );
+    let listed = files().list(&path("/"), 3).unwrap();
+    let listed: Vec<(&str, EntryKind)> = listed
+        .iter()
+        .map(|entry| (entry.path.as_str(), entry.kind()))
+        .collect();
+    let directory = EntryKind::Directory;
+    assert_eq!(
+        listed,
+        [
+            ("/a", directory),
+            ("/a/b", directory),
+            ("/a/b/c", EntryKind::File)
+        ]
+    );
+    for number in 0..600 {
+        let name = format!("/a/many/{number}");
+        write(&name, b"", true).unwrap();
+    }
+    assert_eq!(files().list(&path("/a/many"), 1).unwrap().len(), 600);
+    files().remove(&path("/a")).unwrap();
+    assert!(files().list(&path("/"), 9).unwrap().is_empty());
+    let full = write("/big", &vec![0; 9 << 20], false).unwrap_err();
+    assert_eq!(full.kind(), FileErrorKind::Full);
+    for bad in ["/../x", "a/../b", "a\0b", &"x".repeat(300)] {
+        assert!(VolumePath::parse(bad).is_err(), "{bad:?}");
+    }
+}
