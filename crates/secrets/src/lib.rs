@@ -1,13 +1,17 @@
-//! Secrets of API keys. A value can be written, but no call of the API returns it.
+//! Secrets of API keys. A value can be written, but no call of the API returns it. A value is only
+//! added to requests of sandboxes, by rules that name the secret.
 //!
-//! [`Secrets`] stores them in `<home>/secrets.db`, encrypted with the key of the host.
+//! [`Secrets`] stores them in `<home>/secrets.db`, encrypted with the key of the host
+//! ([`HostKey`]). [`HeaderTemplate`] is the value of a header that refers to secrets.
 
 mod error;
+mod header_template;
 mod host_key;
 mod secret;
 mod secrets;
 
 pub use error::SecretError;
+pub use header_template::{HeaderTemplate, TemplateError};
 pub use host_key::HostKey;
 pub use secret::{
     MAX_METADATA_BYTES, MAX_METADATA_ENTRIES, MAX_METADATA_NAME, MAX_METADATA_VALUE,

@@ -77,7 +77,7 @@ pub(crate) fn check_value(value: &str) -> Result<(), SecretError> {
 
 /// Returns whether a header may contain the text (RFC 9110, 5.5): no control characters except
 /// tabs.
-fn is_header_text(text: &str) -> bool {
+pub(crate) fn is_header_text(text: &str) -> bool {
     text.bytes().all(|b| b == b'\t' || (b >= 0x20 && b != 0x7f))
 }
 

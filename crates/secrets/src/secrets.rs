@@ -119,6 +119,12 @@ impl Secrets {
         }
     }
 
+    /// Returns the key with which the secrets are encrypted.
+    #[must_use]
+    pub fn host_key(&self) -> &HostKey {
+        &self.key
+    }
+
     /// Stores a new secret of `owner`, which is empty for the owner of the host.
     pub fn create(&self, owner: &str, new: &NewSecret) -> Result<Secret, SecretError> {
         let name = checked_name(&new.name)?;
