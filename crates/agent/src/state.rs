@@ -6,9 +6,11 @@ use crate::cpu_sample::CpuSample;
 use crate::filesystem::watcher::Watchers;
 use crate::hook_directory::HookDirectory;
 use crate::process::table::ProcessTable;
+use crate::rest::error::RestError;
 use crate::settings::AgentSettings;
 use crate::users::{User, UserLookup};
 use crate::workers::{CallClass, CallError, Workers, lock};
+use jiffy_proto::agent::SiteSettings;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
@@ -66,6 +68,25 @@ impl Agent {
         let what = "cannot remove certificate authorities";
         self.workers.run(CallClass::Files, what, withdraw).await?;
         self.site_variables.borrow_mut().clear();
+        Ok(())
+    }
+
+    /// Installs certificate authorities and the proxy in place of the present ones.
+    ///
+    /// # Errors
+    /// The file system does not answer, or a file cannot be written.
+    pub async fn install_site(&self, settings: SiteSettings) -> Result<(), RestError> {
+        let site = Arc::clone(&self.site);
+        let env = self.settings.borrow().env.clone();
+        let what = "cannot install certificate authorities and proxy";
+        let install = move |_: &_| {
+            let mut site = lock(&site);
+            site.replace(Path::new("/"), settings, &env)
+                .map(|()| site.variables().clone())
+                .map_err(|e| RestError::io(what, &e))
+        };
+        let variables = self.workers.attempt(CallClass::Files, what, install);
+        *self.site_variables.borrow_mut() = variables.await?;
         Ok(())
     }
 

@@ -146,6 +146,9 @@ pub enum RefusalReason {
     Limit,
     /// The host denies the destination to all sandboxes.
     Host,
+    /// The host cannot add headers to requests to the destination, because the certificate
+    /// authority of the sandbox is from another host.
+    Authority,
 }
 
 /// Connection of a sandbox, or a DNS query.
@@ -172,9 +175,26 @@ pub struct Connection {
     pub verdict: Verdict,
     /// Reason of a rejection.
     pub reason: Option<RefusalReason>,
+    /// Request to a host that rules for headers name. Absent for other entries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<HeaderRequest>,
     /// Number of connections that differ only in their time.
     #[schemars(range(min = 1))]
     pub times: u64,
+}
+
+/// Request to a host that rules for headers name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HeaderRequest {
+    /// Method.
+    pub method: String,
+    /// Status of the response.
+    pub status: u16,
+    /// Name of the rule. Absent if no rule with a name applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// Names of the secrets that the request contained.
+    pub secrets: Vec<String>,
 }
 
 /// Connections of a sandbox.

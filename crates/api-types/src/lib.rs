@@ -12,6 +12,7 @@ mod fleet;
 mod function;
 mod guest;
 mod guest_process;
+mod header_rule;
 mod host;
 mod key;
 mod lineage;
@@ -51,10 +52,15 @@ pub use function::{
     LatencyBucket, LogStream, ModuleState, RollbackFunction, SandboxKeyScope,
 };
 pub use guest::{
-    AllMetrics, Connection, Connections, ConsoleLine, LogEntry, LogLevel, Logs, LogsV2, Metric,
-    Preview, Process, RefusalReason, Verdict,
+    AllMetrics, Connection, Connections, ConsoleLine, HeaderRequest, LogEntry, LogLevel, Logs,
+    LogsV2, Metric, Preview, Process, RefusalReason, Verdict,
 };
 pub use guest_process::{GuestProcess, GuestProcesses, SignalName, SignalProcess};
+pub use header_rule::{
+    HeaderAudit, HeaderRule, HeaderScheme, MAX_HEADER_RULES, MAX_RULE_HEADERS, MatchRule,
+    NetworkRule, NetworkRulesByHost, NetworkTransform, NewNetworkRules, RuleAction, RuleInject,
+    RuleMatch, rules_by_host,
+};
 pub use host::{
     Budget, BudgetLimits, BudgetUsage, DaemonStatus, DiskUsage, Health, HealthStatus, Host, Pool,
     PruneHost, PruneItem, PruneKind, PrunedHost, RevokeKey, RevokedKey, SetPool, StopHost, Team,

@@ -1,5 +1,6 @@
 //! Network rules of sandboxes.
 
+use crate::header_rule::{HeaderRule, NetworkRulesByHost, NewNetworkRules, rules_by_host};
 use crate::parts::Unsupported;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -62,8 +63,8 @@ pub struct NetworkBody {
     pub egress_mbps: Option<u32>,
     /// Not supported: rejected unless empty.
     pub egress_proxy: Option<Unsupported>,
-    /// Not supported: rejected unless empty.
-    pub rules: Option<Unsupported>,
+    /// Headers that the host adds to requests, by host.
+    pub rules: Option<NewNetworkRules>,
     /// Not supported: rejected unless empty.
     pub https_ports: Option<Unsupported>,
     /// If false, the sandbox's ports require the traffic token.
@@ -96,8 +97,8 @@ pub struct NetworkUpdate {
     pub egress_mbps: Option<u32>,
     /// Not supported: rejected unless empty.
     pub egress_proxy: Option<Unsupported>,
-    /// Not supported: rejected unless empty.
-    pub rules: Option<Unsupported>,
+    /// Headers that the host adds to requests, by host.
+    pub rules: Option<NewNetworkRules>,
     /// Not supported: rejected unless empty.
     pub https_ports: Option<Unsupported>,
     /// If false, the sandbox's ports require the traffic token.
@@ -128,6 +129,10 @@ pub struct SandboxNetwork {
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_request_host: Option<String>,
+    /// Headers that the host adds to requests, by host. Values without a reference to a secret are
+    /// shown as `***`.
+    #[serde(default, skip_serializing_if = "NetworkRulesByHost::is_empty")]
+    pub rules: NetworkRulesByHost,
 }
 
 impl From<&NetworkSettings> for SandboxNetwork {
@@ -139,6 +144,7 @@ impl From<&NetworkSettings> for SandboxNetwork {
             allow_public_traffic: !settings.restrict_traffic,
             egress_mbps: settings.egress_mbps,
             mask_request_host: settings.mask_request_host.clone(),
+            rules: rules_by_host(&settings.rules),
         }
     }
 }
@@ -164,4 +170,7 @@ pub struct NetworkSettings {
     pub restrict_traffic: bool,
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
     pub mask_request_host: Option<String>,
+    /// Headers that the host adds to requests.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<HeaderRule>,
 }

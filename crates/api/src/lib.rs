@@ -22,6 +22,7 @@ mod events;
 mod fleet;
 mod function_key;
 mod guest_audit;
+mod header_rules;
 mod hooks;
 mod idempotency;
 mod ignored_fields;

@@ -2,17 +2,18 @@
 
 use crate::error::ApiError;
 use jiffy_api_types::{
-    MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
+    HeaderRule, MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
 };
 use std::net::IpAddr;
 
 /// Maximum length of a host name in bytes.
 const MAX_NAME: usize = 253;
 
-/// Checks new network rules. Returns a function that applies them to the settings of a sandbox.
+/// Checks new network rules. Returns a function that applies them and the checked rules for headers
+/// to the settings of a sandbox.
 pub(crate) fn check_update(
     update: NetworkUpdate,
-) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
+) -> Result<impl FnOnce(&mut NetworkSettings, Vec<HeaderRule>) + Send + 'static, ApiError> {
     let restrict_traffic = update.allow_public_traffic.map(|allowed| !allowed);
     // An empty name removes the mask, and an absent name retains it. `body` below has `None` in
     // both cases, so that `mask` is needed to distinguish them.
@@ -32,17 +33,20 @@ pub(crate) fn check_update(
     let new = check_rules(Some(body), update.allow_internet_access)?;
     // Absent egress rules are cleared. An absent `maskRequestHost` or `allowPublicTraffic` retains
     // the previous setting.
-    Ok(move |network: &mut NetworkSettings| {
-        let before = std::mem::take(network);
-        *network = NetworkSettings {
-            restrict_traffic: restrict_traffic.unwrap_or(before.restrict_traffic),
-            mask_request_host: match mask {
-                Some(_) => new.mask_request_host,
-                None => before.mask_request_host,
-            },
-            ..new
-        };
-    })
+    Ok(
+        move |network: &mut NetworkSettings, rules: Vec<HeaderRule>| {
+            let before = std::mem::take(network);
+            *network = NetworkSettings {
+                restrict_traffic: restrict_traffic.unwrap_or(before.restrict_traffic),
+                mask_request_host: match mask {
+                    Some(_) => new.mask_request_host,
+                    None => before.mask_request_host,
+                },
+                rules,
+                ..new
+            };
+        },
+    )
 }
 
 /// Validates network rules.
@@ -52,11 +56,6 @@ pub(crate) fn check_rules(
 ) -> Result<NetworkSettings, ApiError> {
     let network = network.unwrap_or_default();
     let unsupported = [
-        (
-            &network.rules,
-            "`rules` is not supported: this host does not inspect connections, so it can \
-             neither add headers nor match requests; use `allowOut` and `denyOut`",
-        ),
         (
             &network.egress_proxy,
             "`egressProxy` is not supported: this host does not route traffic through a proxy; the \
@@ -99,6 +98,8 @@ pub(crate) fn check_rules(
         egress_mbps: network.egress_mbps,
         restrict_traffic: network.allow_public_traffic == Some(false),
         mask_request_host: network.mask_request_host,
+        // The caller adds checked rules.
+        rules: Vec::new(),
     })
 }
 
@@ -149,7 +150,7 @@ fn is_cidr(text: &str) -> bool {
 }
 
 /// Returns whether `text` is a host name or `*.` and a host name.
-fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let name = text.strip_prefix("*.").unwrap_or(text);
     // A numeric name is an invalid address rather than a host name.
     let numeric = name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -217,8 +218,6 @@ mod tests {
     #[test]
     fn unsupported_network_options_are_refused_and_not_ignored() {
         for bad in [
-            json!({"rules": {"a.example": [{"transform": {"headers": {"A": "b"}}}]}}),
-            json!({"rules": [{"name": "x"}]}),
             json!({"egressProxy": {"address": "x"}}),
             json!({"httpsPorts": [443]}),
         ] {

@@ -2,18 +2,20 @@
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;
-use jiffy_network::{Network, NetworkConfig, NicKind};
+use jiffy_network::{HeaderInjector, Network, NetworkConfig, NicKind};
 use jiffy_proto::internal::ControlPlaneConnector;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Opens the network of the data directory `home`. `nic` is the kind of network interface of new
-/// sandboxes. `connector` connects sandboxes to the API if their rules permit this.
+/// sandboxes. `connector` connects sandboxes to the API if their rules permit this. `injector` adds
+/// headers to requests of sandboxes.
 pub fn open(
     options: &NetworkOptions,
     home: &Path,
     nic: NicKind,
     connector: Option<Arc<dyn ControlPlaneConnector>>,
+    injector: Option<Arc<dyn HeaderInjector>>,
 ) -> anyhow::Result<Option<Network>> {
     if options.mode == FeatureMode::Off {
         tracing::info!("network disabled");
@@ -27,6 +29,7 @@ pub fn open(
         connections: options.connections,
         connections_total: options.connections_total,
         control_plane: connector,
+        header_injector: injector,
         ..NetworkConfig::new(home)
     };
     match Network::open(&config) {

@@ -10,8 +10,9 @@ use jiffy_api_types::StopHost;
 use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, Host, open_engines};
 use jiffy_event_log::{AuditLog, EventFeed};
+use jiffy_header_proxy::HeaderProxy;
 use jiffy_image::{Home, Reference};
-use jiffy_network::Network;
+use jiffy_network::{HeaderInjector, Network};
 use jiffy_sandbox_manager::{
     DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes, UsageLedger,
 };
@@ -160,7 +161,22 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     } = engine::choose(options.engine, &host);
     tracing::info!(%engine, reason, "selected the engine of new sandboxes");
     let nic = engine::nic_kind(engine);
-    let network = network::open(&options.network, home.path(), nic, Some(connector))?;
+    let injector = match &secrets {
+        Some(secrets) => {
+            let authorities = &options.site.authorities;
+            let authorities: Vec<String> = authorities.iter().map(|a| a.pem.clone()).collect();
+            let proxy = HeaderProxy::new(secrets.clone(), &authorities)?;
+            Some(Arc::new(proxy) as Arc<dyn HeaderInjector>)
+        }
+        None => None,
+    };
+    let network = network::open(
+        &options.network,
+        home.path(),
+        nic,
+        Some(connector),
+        injector,
+    )?;
     // Without KVM a VMM cannot start.
     if jiffy_microvm_engine::host_kvm::open().is_ok() {
         host.keep_spare_vmms(options.spare_vmms);

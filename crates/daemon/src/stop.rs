@@ -84,6 +84,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         home.path(),
         engine::nic_kind(engine),
         None,
+        None,
     )?;
     let cgroups = confine(&mut host, &ConfinementOptions::default())?;
     let (egress, reset) = (EgressSettings::default(), SlotReset::default());

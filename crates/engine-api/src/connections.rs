@@ -17,6 +17,8 @@ pub enum ConnectionProtocol {
     Icmp,
     /// DNS query to the sandbox's name server.
     Dns,
+    /// HTTP request to a host that rules for headers name.
+    Http,
     /// Another protocol, with its number in the IP header.
     Other(u8),
 }
@@ -41,6 +43,7 @@ impl fmt::Display for ConnectionProtocol {
             Self::Udp => f.write_str("udp"),
             Self::Icmp => f.write_str("icmp"),
             Self::Dns => f.write_str("dns"),
+            Self::Http => f.write_str("http"),
             Self::Other(number) => write!(f, "ip-{number}"),
         }
     }
@@ -55,6 +58,8 @@ pub enum RefusalReason {
     Limit,
     /// The address belongs to the host.
     Host,
+    /// The authority that the sandbox trusts cannot be used on this host.
+    Authority,
 }
 
 impl RefusalReason {
@@ -64,11 +69,25 @@ impl RefusalReason {
             Self::Rules => "rules",
             Self::Limit => "limit",
             Self::Host => "host",
+            Self::Authority => "authority",
         }
     }
 }
 
-/// Record of a connection or a DNS query.
+/// Request to a host that rules for headers name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderUse {
+    /// Method, at most 16 characters.
+    pub method: String,
+    /// Status of the response.
+    pub status: u16,
+    /// Name of the rule that applied.
+    pub rule: Option<String>,
+    /// Names of the secrets that the request contained.
+    pub secrets: Vec<String>,
+}
+
+/// Record of a connection, a DNS query or a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionRecord {
     /// Time of the start, in milliseconds since 1970. If `times` is above 1, the start of the
@@ -89,6 +108,8 @@ pub struct ConnectionRecord {
     pub bytes: Option<(u64, u64)>,
     /// Reason for the rejection. `None` if the connection was allowed.
     pub refused: Option<RefusalReason>,
+    /// Request to a host that rules for headers name. `None` for other records.
+    pub header_use: Option<HeaderUse>,
     /// Number of connections that this record represents: equal connections differ only in their
     /// times.
     pub times: u64,

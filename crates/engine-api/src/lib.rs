@@ -33,8 +33,8 @@ pub use burst_memory::BurstMemory;
 pub use child_messages::ChildMessages;
 pub use clock::now_ms;
 pub use connections::{
-    ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, MAX_CONNECTIONS,
-    RefusalReason,
+    ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, HeaderUse,
+    MAX_CONNECTIONS, RefusalReason,
 };
 pub use engine::{DetachedGuest, Engine, TemplateState};
 pub use engine_error::{EngineError, RollbackFailure};
@@ -51,7 +51,7 @@ pub use jiffy_api_types::{
     SnapshotContent, VerifiedSnapshot,
 };
 pub use lineage_limits::LineageLimits;
-pub use network::NetworkRules;
+pub use network::{HeaderRules, NetworkRules};
 pub use process_instance::ProcessInstance;
 pub use reserved_names::{
     IMPORTED_IMAGE_DIGITS, IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_imported_image,

@@ -1,5 +1,6 @@
 //! Egress rules of a sandbox.
 
+use jiffy_api_types::HeaderRule;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -22,6 +23,28 @@ pub struct NetworkRules {
     /// an owner and `allow_out` contains the control plane.
     #[serde(default)]
     pub owner: Option<String>,
+    /// Headers that are added to requests to some hosts. `None` if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<HeaderRules>,
+}
+
+/// Rules for headers of requests. They contain no secrets in plain text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeaderRules {
+    /// Rules. The first rule that matches a request applies.
+    pub rules: Vec<HeaderRule>,
+    /// Certificate of the authority that the sandbox trusts (PEM).
+    pub certificate: String,
+    /// Private key of the authority, encrypted with the key of the host.
+    pub sealed_key: String,
+}
+
+impl HeaderRules {
+    /// Returns whether a rule names `host`.
+    #[must_use]
+    pub fn names(&self, host: &str) -> bool {
+        self.rules.iter().any(|rule| rule.names(host))
+    }
 }
 
 impl Default for NetworkRules {
@@ -34,6 +57,7 @@ impl Default for NetworkRules {
             dns_servers: Vec::new(),
             egress_mbps: None,
             owner: None,
+            headers: None,
         }
     }
 }

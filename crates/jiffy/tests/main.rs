@@ -32,6 +32,7 @@ mod guest;
 mod guest_hooks;
 mod guest_kernel;
 mod gvisor_kills;
+mod headers;
 mod idle;
 mod images;
 mod incompatible_snapshots;

@@ -16,6 +16,7 @@ mod forwarding;
 pub mod guest;
 mod guest_connections;
 mod happy_eyeballs;
+mod header_connection;
 mod host;
 mod host_address;
 mod host_addresses;
@@ -29,6 +30,7 @@ mod policy_tables;
 mod program;
 mod proxy;
 mod rate_limiter;
+mod read_ahead;
 mod rtnetlink;
 mod ruleset;
 mod slot;
@@ -45,6 +47,9 @@ mod used_versions;
 mod veth;
 
 pub use error::NetError;
+pub use header_connection::{
+    Connecting, GuestStream, HeaderConnection, HeaderInjector, ServerConnector,
+};
 pub use ipnet::{IpNet, Ipv4Net};
 pub use network::{Network, NetworkConfig};
 pub use policy::{EgressPolicy, HostReachability, RulesError};

@@ -8,6 +8,7 @@ use crate::conntrack::{ConntrackLimits, ConntrackWatcher};
 use crate::dns::DnsServer;
 use crate::forwarding;
 use crate::guest_connections::GuestConnections;
+use crate::header_connection::HeaderInjector;
 use crate::host;
 use crate::host_addresses::{AddressChanges, HostAddresses};
 use crate::namespace;
@@ -65,6 +66,8 @@ pub struct NetworkConfig {
     /// Connector to the control plane, for sandboxes whose rules name it. `None` if no sandbox can
     /// reach the control plane.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
+    /// Proxy that adds headers to requests. `None` if the host cannot add headers.
+    pub header_injector: Option<Arc<dyn HeaderInjector>>,
 }
 
 impl NetworkConfig {
@@ -80,6 +83,7 @@ impl NetworkConfig {
             connections: DEFAULT_CONNECTIONS,
             connections_total: None,
             control_plane: None,
+            header_injector: None,
         }
     }
 }
@@ -165,6 +169,7 @@ impl Network {
         let reach = HostReachability {
             granted: config.granted.clone(),
             ipv6: uplink6.is_some(),
+            adds_headers: config.header_injector.is_some(),
         };
         // The claimed range may be larger or smaller than requested. Each slot uses two addresses.
         let range_slots = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
@@ -207,6 +212,7 @@ impl Network {
             wake: Mutex::new(Some(wake)),
             upstreams,
             control_plane: config.control_plane.clone(),
+            header_injector: config.header_injector.clone(),
             watcher: Mutex::new(Some(watcher)),
             follower: Mutex::default(),
             worker: Mutex::default(),

@@ -4,6 +4,7 @@ pub(crate) mod slot_worker;
 
 use crate::NetError;
 use crate::conntrack::ConntrackWatcher;
+use crate::header_connection::HeaderInjector;
 use crate::host_addresses::AddressFollower;
 use crate::network_state::slot_worker::ReleasedSlot;
 use crate::policy::HostReachability;
@@ -49,6 +50,8 @@ pub(crate) struct NetworkState {
     pub upstreams: Arc<Upstreams>,
     /// Connector to the control plane, for sandboxes whose rules name it.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
+    /// Proxy that adds headers to requests.
+    pub header_injector: Option<Arc<dyn HeaderInjector>>,
     /// Thread that limits the sandboxes' share of the host's connection tracking table.
     pub watcher: Mutex<Option<ConntrackWatcher>>,
     /// Thread that blocks the host's own addresses in rootless mode.

@@ -8,10 +8,11 @@ use crate::slot_layout::{PROXY_PORTS, TAP, UPLINK};
 use crate::special_ranges;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use jiffy_engine_api::{NetworkRules, RefusalReason};
+use jiffy_engine_api::{HeaderRules, NetworkRules, RefusalReason};
 use jiffy_proto::internal::is_api_host;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 /// Reachability from the host, and the private ranges that its operator permits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub struct HostReachability {
     pub granted: Vec<IpNet>,
     /// True if the host has a default IPv6 route.
     pub ipv6: bool,
+    /// True if the host can add headers to requests.
+    pub adds_headers: bool,
 }
 
 /// Rules that this host cannot enforce.
@@ -36,6 +39,9 @@ pub enum RulesError {
     /// The host has no IPv6 route.
     #[error("`allowOut`: `{0}` is unreachable: this host has no IPv6 route")]
     NoIpv6(String),
+    /// The host cannot add headers to requests.
+    #[error("`rules` is not supported: this host cannot add headers to requests of sandboxes")]
+    Headers,
     /// Neither an address nor a CIDR.
     #[error("`{0}` is neither an address nor a CIDR")]
     Malformed(String),
@@ -63,6 +69,10 @@ pub struct EgressPolicy {
     bytes_per_second: Option<u64>,
     /// API key of the sandbox's owner for access to the control plane. `None` if access is denied.
     control_plane: Option<String>,
+    /// Rules for headers of requests. `None` if there are none.
+    headers: Option<Arc<HeaderRules>>,
+    /// API key that owns the sandbox.
+    owner: Option<String>,
 }
 
 /// List of rules.
@@ -96,6 +106,9 @@ fn is_ipv6(net: &IpNet) -> bool {
 impl EgressPolicy {
     /// Validates `rules` on a host with `reach`.
     pub fn new(rules: &NetworkRules, reach: &HostReachability) -> Result<Self, RulesError> {
+        if rules.headers.is_some() && !reach.adds_headers {
+            return Err(RulesError::Headers);
+        }
         let special = special_ranges::ranges();
         let (mut allowed, mut names) = (Vec::new(), HostNames::default());
         let mut control_plane = None;
@@ -142,6 +155,8 @@ impl EgressPolicy {
             // One Mbit/s is 125,000 bytes per second.
             bytes_per_second: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
             control_plane,
+            headers: rules.headers.clone().map(Arc::new),
+            owner: rules.owner.clone(),
         };
         // The host sends the questions, and only for names that the rules permit. Therefore a name
         // server in `dnsServers` is permitted even if the rules deny its address to the guest.
@@ -172,7 +187,29 @@ impl EgressPolicy {
 
     /// Returns true if names decide on some connections.
     pub(crate) fn has_names(&self) -> bool {
-        !self.names.is_empty() || self.control_plane.is_some()
+        !self.names.is_empty() || self.control_plane.is_some() || self.headers.is_some()
+    }
+
+    /// Returns true if requests to some hosts receive headers.
+    pub(crate) fn has_headers(&self) -> bool {
+        self.headers.is_some()
+    }
+
+    /// Returns the API key that owns the sandbox.
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    /// Returns the rules for headers, if they name `host`.
+    pub(crate) fn headers_for(&self, host: &str) -> Option<&Arc<HeaderRules>> {
+        let rules = self.headers.as_ref()?;
+        rules.names(host).then_some(rules)
+    }
+
+    /// Returns true if connections to `host`, whose requests receive headers, may lead to
+    /// `address`.
+    pub(crate) fn permits_header_host(&self, host: &str, address: IpAddr) -> bool {
+        self.allows(address) || (self.allows_name(host) && self.permits_by_name(address))
     }
 
     /// Returns the API key for access to the control plane. `None` if access is denied.
@@ -295,7 +332,8 @@ table inet jiffy {{
         // If the guest can reach every public address, names permit nothing more.
         let is_open = self.internet && self.denied.is_empty();
         let has_names = !self.names.is_empty() && !is_open;
-        if !has_names && self.control_plane.is_none() {
+        let has_headers = self.headers.is_some();
+        if !has_names && self.control_plane.is_none() && !has_headers {
             return String::new();
         }
         let mut text = format!(
@@ -308,7 +346,7 @@ table inet jiffy {{
                 "    ip daddr {GATEWAY} tcp dport 80 redirect to :{http}"
             );
         }
-        if !has_names {
+        if !has_names && !has_headers {
             return text + "  }\n";
         }
         if !self.ipv6() {
@@ -322,11 +360,14 @@ table inet jiffy {{
                 .into_iter()
                 .for_each(&mut rule);
         }
-        match_expressions("daddr", "", &self.allowed)
-            .into_iter()
-            .for_each(&mut rule);
+        // The name of each connection determines whether its requests receive headers.
+        if !has_headers {
+            match_expressions("daddr", "", &self.allowed)
+                .into_iter()
+                .for_each(&mut rule);
+        }
         // With internet access, names matter only for denied addresses: do not redirect others.
-        if self.internet {
+        if self.internet && !has_headers {
             for (six, name) in [(false, "ipv4"), (true, "ipv6")] {
                 let of: Vec<IpNet> = self
                     .denied

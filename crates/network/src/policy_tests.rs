@@ -67,6 +67,7 @@ fn only_the_hosts_owner_opens_private_ranges() {
             "fd00:5::/32".parse().unwrap(),
         ],
         ipv6: true,
+        adds_headers: false,
     };
     let open = EgressPolicy::new(&NetworkRules::default(), &granted).unwrap();
     assert!(open.allows(ip("10.5.1.1")) && !open.allows(ip("10.6.1.1")));
@@ -280,4 +281,62 @@ fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
             assert!(!other.script(10, true).contains(to_proxy));
         }
     }
+}
+
+/// Returns rules that add headers to requests to `a.example`.
+fn with_headers(allow: &[&str], deny: &[&str]) -> NetworkRules {
+    let rule = jiffy_api_types::HeaderRule {
+        host: "a.example".to_owned(),
+        ..Default::default()
+    };
+    let headers = jiffy_engine_api::HeaderRules {
+        rules: vec![rule],
+        certificate: String::new(),
+        sealed_key: String::new(),
+    };
+    NetworkRules {
+        headers: Some(headers),
+        ..rules(allow, deny, true)
+    }
+}
+
+#[test]
+fn rules_for_headers_redirect_all_connections_to_web_ports() {
+    let reach = HostReachability {
+        adds_headers: true,
+        ..HostReachability::default()
+    };
+    for rules in [
+        with_headers(&[], &[]),
+        with_headers(&["9.9.9.9"], &["0.0.0.0/0"]),
+    ] {
+        let policy = EgressPolicy::new(&rules, &reach).unwrap();
+        let script = policy.script(10, false);
+        let chain = script.split("chain by_name").nth(1).unwrap();
+        assert!(chain.contains("tcp dport 443 redirect to :3443"), "{chain}");
+        assert!(!chain.contains("9.9.9.9"), "{chain}");
+        assert!(policy.has_names() && policy.headers_for("A.example").is_some());
+        assert!(policy.headers_for("b.example").is_none());
+    }
+}
+
+#[test]
+fn rules_for_headers_permit_no_address() {
+    let reach = HostReachability {
+        adds_headers: true,
+        ..HostReachability::default()
+    };
+    let policy = |rules: &NetworkRules| EgressPolicy::new(rules, &reach).unwrap();
+    let (public, private) = ([9, 9, 9, 9].into(), [10, 1, 2, 3].into());
+    let open = policy(&with_headers(&[], &[]));
+    assert!(open.permits_header_host("a.example", public));
+    // A name must not lead to a private address (DNS rebinding).
+    assert!(!open.permits_header_host("a.example", private));
+    let closed = policy(&with_headers(&[], &["0.0.0.0/0"]));
+    assert!(!closed.permits_header_host("a.example", public));
+    let named = policy(&with_headers(&["a.example"], &["0.0.0.0/0"]));
+    assert!(named.permits_header_host("a.example", public));
+    assert!(!named.permits_header_host("a.example", private));
+    let unable = EgressPolicy::new(&with_headers(&[], &[]), &HostReachability::default());
+    assert_eq!(unable.unwrap_err(), RulesError::Headers);
 }

@@ -4,12 +4,19 @@
 //! proxy unless an address rule permits them. The proxy sniffs the host name from the first bytes,
 //! resolves it and connects to the result from the slot. It ignores the address that the guest
 //! chose and the guest's own name resolution.
+//!
+//! If rules add headers, all connections to these ports are redirected. Connections to hosts that
+//! the rules for headers name are passed to another proxy. Connections that an address rule permits
+//! are forwarded unchanged to the address that the guest chose.
+
+pub(crate) mod header_route;
 
 use crate::NetError;
 use crate::connections::ConnectionRecorder;
 use crate::counted_stream::CountedStream;
 use crate::guest::{GATEWAY, GATEWAY6};
 use crate::happy_eyeballs;
+use crate::header_connection::HeaderInjector;
 use crate::namespace;
 use crate::network_state::blocking;
 use crate::policy::EgressPolicy;
@@ -76,6 +83,10 @@ pub(crate) struct ProxyRoute {
     pub record: Arc<ConnectionRecorder>,
     /// Connector to the control plane. `None` if it is unreachable.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
+    /// Proxy that adds headers to requests.
+    pub header_injector: Option<Arc<dyn HeaderInjector>>,
+    /// Permits for connections whose requests receive headers.
+    pub header_permits: Arc<Semaphore>,
 }
 
 /// Connection to a server or to the control plane.
@@ -168,12 +179,31 @@ impl ProxyRoute {
         let refused = |name: Option<&str>| {
             (self.record).refused_by_name(dialled, name, RefusalReason::Rules);
         };
-        let greeting = tokio::time::timeout(SNIFF_TIMEOUT, sniff_host(&mut client, protocol));
+        let mut head = Vec::new();
+        let greeting = sniff_host(&mut client, protocol, &mut head);
+        let greeting = tokio::time::timeout(SNIFF_TIMEOUT, greeting);
         let sniffed = greeting.await.map_err(io::Error::from).flatten();
-        let Some((name, head)) = sniffed.inspect_err(|_| refused(None))? else {
-            refused(None);
-            return refuse(client, protocol).await;
+        let permitted = self.permitted(dialled);
+        let name = match (sniffed, permitted) {
+            (Ok(Some(name)), _) => name,
+            // The protocol has no name, or the server sends first.
+            (_, Some(address)) => return self.carry_to(client, head, None, address).await,
+            (Err(e), None) => {
+                refused(None);
+                return Err(e);
+            }
+            (Ok(None), None) => {
+                refused(None);
+                return refuse(client, protocol).await;
+            }
         };
+        if let Some(found) = self.header_rules(&name) {
+            self.add_headers(client, head, &name, protocol, found).await;
+            return Ok(());
+        }
+        if let Some(address) = permitted {
+            return self.carry_to(client, head, Some(&name), address).await;
+        }
         let reached = if is_api_host(&name) {
             self.connect_control_plane(protocol, dialled)
         } else {
@@ -187,7 +217,7 @@ impl ProxyRoute {
             }
             Err(ProxyRefusal::Unreachable) => {
                 // Record the failed connection as one without bytes.
-                drop(self.record.carry(dialled, &name));
+                drop(self.record.carry(dialled, Some(&name)));
                 return refuse(client, protocol).await;
             }
         };
@@ -200,7 +230,7 @@ impl ProxyRoute {
             refused(Some(&name));
             return refuse(client, protocol).await;
         }
-        let carrying = self.record.carry(address, &name);
+        let carrying = self.record.carry(address, Some(&name));
         let mut client = CountedStream::new(client, carrying.bytes.clone());
         let carry = async {
             // Forward the bytes that were read while sniffing. They bypass the counting stream.
@@ -213,6 +243,47 @@ impl ProxyRoute {
             _ = carry => {}
             // The policy changed, or the slot was removed.
             _ = policy.wait_for(|policy| !allowed(policy)) => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the address that the guest chose, if an address rule permits it. Only with rules for
+    /// headers are such connections redirected.
+    fn permitted(&self, dialled: Option<SocketAddr>) -> Option<SocketAddr> {
+        let policy = self.policy.borrow();
+        let policy = policy.as_ref().filter(|policy| policy.has_headers())?;
+        dialled.filter(|address| policy.allows(address.ip()))
+    }
+
+    /// Forwards a connection unchanged to the address that the guest chose.
+    async fn carry_to(
+        &self,
+        client: TcpStream,
+        head: Vec<u8>,
+        name: Option<&str>,
+        address: SocketAddr,
+    ) -> io::Result<()> {
+        let carrying = self.record.carry(Some(address), name);
+        let Some(mut server) = connect_from(self.slot.clone(), address).await else {
+            // As if the server had rejected the connection.
+            return client.set_zero_linger();
+        };
+        let mut client = CountedStream::new(client, carrying.bytes.clone());
+        let mut policy = self.policy.clone();
+        let allows = |policy: &Option<EgressPolicy>| {
+            policy
+                .as_ref()
+                .is_some_and(|policy| policy.allows(address.ip()))
+        };
+        let carry = async {
+            server.write_all(&head).await?;
+            carrying.count_read(head.len());
+            tokio::io::copy_bidirectional(&mut client, &mut server).await
+        };
+        tokio::select! {
+            // Ignore how the copy ended: both peers see a closed connection.
+            _ = carry => {}
+            _ = policy.wait_for(|policy| !allows(policy)) => {}
         }
         Ok(())
     }
@@ -305,20 +376,20 @@ fn original_destination(client: &TcpStream) -> Option<SocketAddr> {
     Some((ip, u16::from_be(address.sin6_port)).into())
 }
 
-/// Sniffs the host name. Returns the name and all bytes read so far. `None` if the client sent no
+/// Sniffs the host name. Appends all bytes that were read to `head`. `None` if the client sent no
 /// name.
 async fn sniff_host(
     client: &mut TcpStream,
     protocol: SniffProtocol,
-) -> io::Result<Option<(String, Vec<u8>)>> {
-    let mut head = Vec::new();
+    head: &mut Vec<u8>,
+) -> io::Result<Option<String>> {
     loop {
-        match sniff::sniff(protocol, &head) {
-            SniffResult::Name(name) => return Ok(Some((name, head))),
+        match sniff::sniff(protocol, head) {
+            SniffResult::Name(name) => return Ok(Some(name)),
             SniffResult::NoName => return Ok(None),
             SniffResult::Incomplete => {}
         }
-        if client.read_buf(&mut head).await? == 0 {
+        if client.read_buf(head).await? == 0 {
             return Ok(None);
         }
     }
@@ -338,122 +409,5 @@ async fn refuse(mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::connections::ConnectionSockets;
-    use crate::policy::HostReachability;
-    use jiffy_engine_api::{ConnectionLog, ConnectionRecord, NetworkRules};
-    use jiffy_proto::internal::API_HOST;
-    use parking_lot::Mutex;
-    use std::any::Any;
-
-    fn listener() -> (net::TcpListener, SocketAddr) {
-        let listener = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
-        (listener, address)
-    }
-
-    /// Control plane for which the rules are revoked while a connection to it is set up.
-    #[derive(Debug)]
-    struct RevokedWhileConnecting {
-        policy: watch::Sender<Option<EgressPolicy>>,
-        received: Mutex<Option<StdUnixStream>>,
-    }
-
-    impl ControlPlaneConnector for RevokedWhileConnecting {
-        fn connect(
-            &self,
-            _: InternalOrigin,
-            stream: StdUnixStream,
-            _: Box<dyn Any + Send + Sync>,
-        ) -> bool {
-            self.policy.send_replace(None);
-            *self.received.lock() = Some(stream);
-            true
-        }
-    }
-
-    #[tokio::test]
-    async fn no_byte_is_sent_if_the_rules_change_while_the_server_is_connected() {
-        let rules = NetworkRules {
-            allow_out: vec![API_HOST.to_owned()],
-            owner: Some("key".to_owned()),
-            ..NetworkRules::default()
-        };
-        let allowed = EgressPolicy::new(&rules, &HostReachability::default()).unwrap();
-        let (sender, policy) = watch::channel(Some(allowed));
-        let control_plane = Arc::new(RevokedWhileConnecting {
-            policy: sender,
-            received: Mutex::default(),
-        });
-        let sockets = Arc::new(ConnectionSockets::none());
-        let route = ProxyRoute {
-            slot: "slot".to_owned(),
-            policy,
-            host: Arc::new(Upstreams::in_file("/nonexistent")),
-            record: Arc::new(ConnectionRecorder::new("slot".to_owned(), sockets, true)),
-            control_plane: Some(control_plane.clone()),
-        };
-        let (at, address) = listener();
-        let listeners = ProxyListeners(vec![(at, SniffProtocol::Http)]);
-        let _proxy = NameProxy::start(listeners, route).unwrap();
-        let mut client = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET / HTTP/1.1\r\nHost: {API_HOST}\r\n\r\n");
-        client.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
-        let received = control_plane.received.lock().take().unwrap();
-        let mut received = UnixStream::from_std(received).unwrap();
-        assert_eq!(received.read_to_string(&mut answer).await.unwrap(), 0);
-    }
-
-    #[tokio::test]
-    async fn connections_beyond_the_limit_are_reset_at_once() {
-        let sockets = Arc::new(ConnectionSockets::none());
-        let record = Arc::new(ConnectionRecorder::new("slot".to_owned(), sockets, true));
-        let (_policy, policy) = watch::channel(None);
-        let route = ProxyRoute {
-            slot: "slot".to_owned(),
-            policy,
-            host: Arc::new(Upstreams::in_file("/nonexistent")),
-            record: record.clone(),
-            control_plane: None,
-        };
-        let [(a, http), (b, tls)] = [listener(), listener()];
-        let listeners = ProxyListeners(vec![(a, SniffProtocol::Http), (b, SniffProtocol::Tls)]);
-        let _proxy = NameProxy::start_with(listeners, route, 2).unwrap();
-        // All listeners share the limit.
-        let mut first = TcpStream::connect(http).await.unwrap();
-        let mut second = TcpStream::connect(http).await.unwrap();
-        for address in [http, tls] {
-            let mut beyond = TcpStream::connect(address).await.unwrap();
-            let end = tokio::time::timeout(Duration::from_secs(5), beyond.read_u8()).await;
-            let error = end.unwrap().unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-        }
-        let lines = record.read().list;
-        // The lines differ in their address if the kernel reports the original destination.
-        let is_limit = |line: &ConnectionRecord| line.refused == Some(RefusalReason::Limit);
-        let times: u64 = lines.iter().map(|line| line.times).sum();
-        assert!(lines.iter().all(is_limit) && times == 2, "{lines:?}");
-        // A closed connection frees its permit.
-        first
-            .write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            .await
-            .unwrap();
-        let mut answer = String::new();
-        first.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
-        second
-            .write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            .await
-            .unwrap();
-        second.read_to_string(&mut answer).await.unwrap();
-        let mut next = TcpStream::connect(tls).await.unwrap();
-        next.write_all(b"no TLS").await.unwrap();
-        assert_eq!(next.read_to_string(&mut answer).await.unwrap(), 0);
-    }
-}
+#[path = "proxy_tests.rs"]
+mod tests;

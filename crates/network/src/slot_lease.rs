@@ -9,6 +9,7 @@ use crate::namespace;
 use crate::network_state::slot_worker::ReleasedSlot;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::EgressPolicy;
+use crate::proxy::header_route::MAX_HEADER_CONNECTIONS;
 use crate::proxy::{NameProxy, ProxyRoute};
 use crate::slot;
 use jiffy_engine_api::{ConnectionLog, GuestStream, NetworkRules};
@@ -19,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Slot in use. Dropping this value removes the slot, unless [`Self::retain`] was called.
 pub struct SlotLease {
@@ -157,6 +158,8 @@ impl SlotLease {
             host: self.state.upstreams.clone(),
             record: self.record.clone(),
             control_plane: self.state.control_plane.clone(),
+            header_injector: self.state.header_injector.clone(),
+            header_permits: Arc::new(Semaphore::new(MAX_HEADER_CONNECTIONS)),
         };
         let proxy = NameProxy::start(listeners, route);
         *self.proxy.lock() = Some(proxy.map_err(NetError::host("starting the proxy"))?);

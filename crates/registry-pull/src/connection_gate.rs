@@ -100,6 +100,7 @@ impl ConnectionGate {
                 let reach = HostReachability {
                     granted: Vec::new(),
                     ipv6: true,
+                    ..HostReachability::default()
                 };
                 let policy = EgressPolicy::new(&NetworkRules::default(), &reach)
                     .map_err(|e| e.to_string())?;

@@ -47,7 +47,7 @@ pub use quota::{
     Reserving,
 };
 pub use sandbox::{Sandbox, SandboxOperation};
-pub use sandbox_settings::{Creation, SandboxSettings};
+pub use sandbox_settings::{Creation, HeaderAuthority, SandboxSettings};
 pub use sandbox_stream::SandboxStream;
 pub use sandboxes::{
     BuildSteps, ComparedContent, ComparedFiles, CreateSpec, FetchScope, ForkChild, ForkReport,

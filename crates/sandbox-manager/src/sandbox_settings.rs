@@ -1,8 +1,8 @@
 //! Settings chosen by a sandbox's creator.
 
-use jiffy_api_types::{NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent};
-use jiffy_engine_api::{NetworkRules, now_ms};
-use jiffy_proto::agent::SiteSettings;
+use jiffy_api_types::{HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent};
+use jiffy_engine_api::{HeaderRules, NetworkRules, now_ms};
+use jiffy_proto::agent::{Authority, SiteSettings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -36,9 +36,21 @@ pub struct SandboxSettings {
     /// Certificate authorities and proxy, in addition to the host's.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
+    /// Authority for hosts whose requests receive headers. It remains if the rules are removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub header_authority: Option<HeaderAuthority>,
     /// Request that created the sandbox, if it had an idempotency key. In a fleet only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation: Option<Creation>,
+}
+
+/// Certificate authority that only the sandbox and its clones trust.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeaderAuthority {
+    /// Certificate.
+    pub certificate: Authority,
+    /// Private key, encrypted with the key of the host.
+    pub sealed_key: String,
 }
 
 /// Idempotency key of a create, and the request with which it was used.
@@ -94,7 +106,27 @@ impl SandboxSettings {
             dns_servers: servers.collect(),
             egress_mbps: network.egress_mbps,
             owner: self.owner.clone(),
+            headers: self.header_rules(),
         }
+    }
+
+    fn header_rules(&self) -> Option<HeaderRules> {
+        let rules = &self.network.rules;
+        let authority = self.header_authority.as_ref()?;
+        (!rules.is_empty()).then(|| HeaderRules {
+            rules: rules.clone(),
+            certificate: authority.certificate.pem.clone(),
+            sealed_key: authority.sealed_key.clone(),
+        })
+    }
+
+    /// Returns the authorities and the proxy of the sandbox, in addition to the host's.
+    pub fn guest_site(&self) -> SiteSettings {
+        let mut site = self.site.clone();
+        if let Some(authority) = &self.header_authority {
+            site.authorities.push(authority.certificate.clone());
+        }
+        site
     }
 }
 
@@ -110,7 +142,15 @@ impl From<SandboxSettings> for SandboxTerms {
             idle_timeout_s: settings.idle_timeout_s,
             auto_resume: settings.auto_resume,
             secure: settings.secure,
-            network: settings.network,
+            network: NetworkSettings {
+                rules: settings
+                    .network
+                    .rules
+                    .iter()
+                    .map(HeaderRule::masked)
+                    .collect(),
+                ..settings.network
+            },
         }
     }
 }

@@ -5,6 +5,7 @@ use super::{AgentCall, AgentClient};
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
 use hyper::Method;
+use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -149,6 +150,17 @@ impl AgentClient {
 
     /// Removes the certificate authorities and the proxy of the host's network from the sandbox.
     pub async fn withdraw_site(&self) -> Result<(), ClientError> {
+        self.init(&serde_json::json!({ "withdrawSite": true }))
+            .await
+    }
+
+    /// Installs certificate authorities and the proxy in place of the present ones.
+    pub async fn install_site(&self, site: &SiteSettings) -> Result<(), ClientError> {
+        self.init(&serde_json::json!({ "site": site })).await
+    }
+
+    /// Changes settings of the sandbox.
+    async fn init(&self, body: &serde_json::Value) -> Result<(), ClientError> {
         let call = AgentCall {
             method: Method::POST,
             path: "/init",
@@ -156,7 +168,7 @@ impl AgentClient {
             user: None,
             headers: &[],
         };
-        let body = serde_json::json!({ "withdrawSite": true }).to_string();
+        let body = body.to_string();
         let answer = self
             .send(call, RequestBody::Whole(Some(body.into())))
             .await?;

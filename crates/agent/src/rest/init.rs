@@ -10,6 +10,7 @@ use crate::state::Agent;
 use crate::workers::CallClass;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
+use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -24,6 +25,8 @@ struct InitRequest {
     /// Removes the certificate authorities and the proxy of the host's network, so that they are
     /// not copied to another sandbox.
     withdraw_site: bool,
+    /// Certificate authorities and proxy, which replace the present ones.
+    site: Option<SiteSettings>,
 }
 
 /// Applies the settings in the request. Other settings are unchanged.
@@ -54,6 +57,9 @@ pub async fn answer(
     }
     if init.withdraw_site {
         agent.withdraw_site().await?;
+    }
+    if let Some(site) = init.site {
+        agent.install_site(site).await?;
     }
     // The block ends the borrow before the next await.
     {

@@ -13,8 +13,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jiffy_api_types::{
-    AutoResume, MAX_AUTHORITIES_BYTES, MAX_NAME, MAX_PAIRS, MAX_VALUE, NewLifecycle, NewSandbox,
-    OnNodeLoss, OnTimeout, Proxy, SnapshotContent, Unsupported,
+    AutoResume, MAX_AUTHORITIES_BYTES, MAX_NAME, MAX_PAIRS, MAX_VALUE, NetworkSettings,
+    NewLifecycle, NewSandbox, OnNodeLoss, OnTimeout, Proxy, SnapshotContent, Unsupported,
 };
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::SiteSettings;
@@ -119,6 +119,11 @@ async fn create_once(
     };
     let pause_content = SnapshotContent::with_memory(request.auto_pause_memory);
     app.check_content(engine.as_deref(), pause_content)?;
+    let owner = caller.owner_id();
+    let rules = request.network.as_ref().and_then(|n| n.rules.as_ref());
+    let rules = app.header_rules(owner.as_deref(), rules)?;
+    let has_rules = !rules.is_empty();
+    let header_authority = has_rules.then(|| app.header_authority()).transpose()?;
     let spec = CreateSpec {
         source,
         size,
@@ -127,7 +132,7 @@ async fn create_once(
         prefetch: request.prefetch.unwrap_or_default(),
         env: env(request.env_vars.or(request.envs))?,
         settings: SandboxSettings {
-            owner: caller.owner_id(),
+            owner,
             metadata: metadata(request.metadata)?,
             timeout_s: app.config.timeout_or_default(request.timeout)?,
             pause_content,
@@ -139,8 +144,12 @@ async fn create_once(
             // Defaults to secure. An insecure sandbox accepts requests to its agent without a
             // token.
             secure: secure.unwrap_or(request.secure != Some(false)),
-            network: check_rules(request.network, request.allow_internet_access)?,
+            network: NetworkSettings {
+                rules,
+                ..check_rules(request.network, request.allow_internet_access)?
+            },
             site: site(request.ca_certificates, request.proxy)?,
+            header_authority,
             creation,
         },
     };

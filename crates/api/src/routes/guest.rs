@@ -14,8 +14,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_api_types::{
-    AllMetrics, Connection, Connections, LogEntry, LogLevel, Logs, LogsV2, Metric, NetworkUpdate,
-    Preview, RefusalReason, Verdict,
+    AllMetrics, Connection, Connections, HeaderRequest, LogEntry, LogLevel, Logs, LogsV2, Metric,
+    NetworkUpdate, Preview, RefusalReason, Verdict,
 };
 use jiffy_engine_api::ConnectionRecord;
 use jiffy_sandbox_manager::{SandboxSettings, SandboxState};
@@ -41,9 +41,19 @@ pub(super) async fn network(
     Path(id): Path<String>,
     Required(body): Required<NetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
+    let new_rules = body.rules.clone();
     let change = check_update(body)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let change = move |settings: &mut SandboxSettings| change(&mut settings.network);
+    // The rules refer to secrets of the sandbox's owner, also if an administrator changes them.
+    let rules = app.header_rules(record.owner(), new_rules.as_ref())?;
+    let needs_authority = !rules.is_empty() && record.settings().header_authority.is_none();
+    let authority = needs_authority
+        .then(|| app.header_authority())
+        .transpose()?;
+    let change = move |settings: &mut SandboxSettings| {
+        change(&mut settings.network, rules);
+        settings.header_authority = settings.header_authority.take().or(authority);
+    };
     app.sandboxes.change_settings(record.id(), change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -262,6 +272,12 @@ fn connection(connection: ConnectionRecord) -> Connection {
         port: connection.port,
         host: connection.host,
         question: connection.question,
+        request: connection.header_use.map(|used| HeaderRequest {
+            method: used.method,
+            status: used.status,
+            rule: used.rule,
+            secrets: used.secrets,
+        }),
         bytes_out: connection.bytes.map(|(out, _)| out),
         bytes_in: connection.bytes.map(|(_, back)| back),
         verdict: match connection.refused {
@@ -272,6 +288,7 @@ fn connection(connection: ConnectionRecord) -> Connection {
             Reason::Rules => RefusalReason::Rules,
             Reason::Limit => RefusalReason::Limit,
             Reason::Host => RefusalReason::Host,
+            Reason::Authority => RefusalReason::Authority,
         }),
         times: connection.times,
     }

@@ -16,6 +16,7 @@ mod error_codes;
 mod events;
 mod fleet;
 mod function_keys;
+mod headers;
 mod idle;
 mod keys;
 mod lifecycle;

@@ -252,10 +252,10 @@ async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
         (&json!(false), &json!(false))
     );
     let inject =
-        json!({ "rules": { "a.example": [{ "transform": { "headers": { "A": "b" } } }] } });
+        json!({ "rules": { "a.example": [{ "transform": { "headers": { "Host": "b" } } }] } });
     let refused = api.put(&path, inject).await;
     assert!(refused.text("message").contains("`rules`"));
-    assert_eq!(refused.expect_error(400), "unsupported_option");
+    assert_eq!(refused.expect_error(400), "invalid_request");
     for bad in [
         json!({ "denyOut": ["a.example"] }),
         json!({ "allowOut": "x" }),

@@ -32,6 +32,7 @@ impl Destinations {
         let reach = HostReachability {
             granted: settings.granted.clone(),
             ipv6: true,
+            ..HostReachability::default()
         };
         let rules = NetworkRules {
             allow_out: settings.granted.iter().map(ToString::to_string).collect(),

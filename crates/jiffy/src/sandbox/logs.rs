@@ -2,6 +2,7 @@
 
 use super::table;
 use crate::cli::LogsArgs;
+use jiffy_api_types::HeaderRequest;
 use jiffy_client::terminal;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -50,6 +51,9 @@ struct Connection {
     bytes_in: Option<u64>,
     verdict: String,
     reason: Option<String>,
+    /// Request to a host that rules for headers name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request: Option<HeaderRequest>,
     /// Number of equal events that this entry combines.
     times: u64,
 }
@@ -90,8 +94,22 @@ impl Connection {
         }
     }
 
-    /// Returns address and port, or the type of a DNS question.
+    /// Returns the name of the host, and the names of the secrets that a request contained.
+    fn name(&self) -> String {
+        let name = self.host.as_deref().unwrap_or("-");
+        match &self.request {
+            Some(request) if !request.secrets.is_empty() => {
+                format!("{name} (secrets: {})", request.secrets.join(", "))
+            }
+            _ => name.to_owned(),
+        }
+    }
+
+    /// Returns address and port, the type of a DNS question, or method and status of a request.
     fn destination(&self) -> String {
+        if let Some(request) = &self.request {
+            return format!("{} {}", request.method, request.status);
+        }
         match (&self.address, self.port, &self.question) {
             (Some(address), Some(port), _) => SocketAddr::new(*address, port).to_string(),
             (Some(address), None, _) => address.to_string(),
@@ -123,7 +141,7 @@ fn text(record: &ConnectionRecord) -> String {
             bytes(c.bytes_out),
             bytes(c.bytes_in),
             c.times,
-            terminal::line(c.host.as_deref().unwrap_or("-")),
+            terminal::line(&c.name()),
         );
     }
     let _ = writeln!(text, "recorded since {since}");
@@ -159,6 +177,10 @@ mod tests {
                 { "timestamp": "2026-01-01T00:00:03.000Z", "protocol": "udp", "address": "2001:db8::1", "port": 53,
                   "host": null, "question": null, "bytesOut": null, "bytesIn": null, "verdict": "refused",
                   "reason": "limit", "times": 1 },
+                { "timestamp": "2026-01-01T00:00:04.000Z", "protocol": "http", "address": null, "port": 443,
+                  "host": "c.example", "question": null, "bytesOut": null, "bytesIn": null, "verdict": "allowed",
+                  "reason": null, "times": 2,
+                  "request": { "method": "GET", "status": 200, "secrets": ["token"] } },
             ],
             "missing": 7,
             "untold": ["bytes"],
@@ -168,6 +190,7 @@ mod tests {
             "tcp    allowed          192.0.2.1:443              10 B    123 kB      1  a.example",
             "dns    refused (rules)  A                             -         -      3  b.example",
             "udp    refused (limit)  [2001:db8::1]:53 ",
+            "http   allowed          GET 200                       -         -      2  c.example (secrets: token)",
             "7 further connections were not recorded",
             "not reported by the kernel of this host: bytes",
             "recorded since 2026-01-01T00:00:00.000Z",

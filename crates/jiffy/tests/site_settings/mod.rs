@@ -1,7 +1,7 @@
 //! Tests for sandboxes in a company network: custom certificate authorities, a proxy, and templates
 //! that contain neither.
 
-mod network;
+pub mod network;
 use crate::support::lab::{Lab, with_lab};
 use crate::support::network_probe::clean;
 use crate::support::skip;

@@ -2,7 +2,7 @@
 //! proxy.
 
 use crate::support::lab::Lab;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -40,12 +40,17 @@ impl TestAuthority {
         }
     }
 
-    /// Serves HTTPS under these names at a port of the lab's internet.
-    pub fn serve(&self, lab: &Lab, names: &[&str], port: u16) {
+    /// Issues a certificate for these names. Returns the certificate and its key.
+    pub fn issue(&self, names: &[&str]) -> (Certificate, KeyPair) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let params = CertificateParams::new(names).unwrap();
         let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap(), key)
+    }
+
+    /// Serves HTTPS under these names at a port of the lab's internet.
+    pub fn serve(&self, lab: &Lab, names: &[&str], port: u16) {
+        let (certificate, key) = self.issue(names);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

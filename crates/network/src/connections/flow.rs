@@ -75,6 +75,7 @@ impl ConntrackFlow {
             question: None,
             bytes: self.bytes,
             refused: None,
+            header_use: None,
             times: 1,
         }
     }

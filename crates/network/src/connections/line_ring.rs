@@ -42,6 +42,7 @@ impl LineRing {
                 && old.refused == line.refused
                 && old.host == line.host
                 && old.question == line.question
+                && old.header_use == line.header_use
         };
         // Search from the end: recent lines are most likely to match. The search is short, because
         // a list has at most 500 lines.

@@ -7,7 +7,8 @@ use crate::namespace;
 use crate::{NetError, host_address};
 use jiffy_engine_api::now_ms;
 use jiffy_engine_api::{
-    ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, RefusalReason,
+    ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, HeaderUse,
+    RefusalReason,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -15,9 +16,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum number of lines per category (passed, refused, DNS questions). No category displaces
-/// another.
-const MAX_LINES: [usize; 3] = [500, 250, 250];
+/// Maximum number of lines per category (passed, refused, DNS questions, headers). No category
+/// displaces another.
+const MAX_LINES: [usize; 4] = [500, 250, 150, 100];
 /// Maximum number of datagrams read per pass from each socket.
 const MAX_DATAGRAMS: usize = 256;
 /// Maximum length of a recorded name (RFC 1035 2.3.4).
@@ -40,6 +41,8 @@ struct RecordLines {
     passed: LineRing,
     refused: LineRing,
     questions: LineRing,
+    /// Requests whose host has rules for headers.
+    header_uses: LineRing,
     /// Open connections of the proxy by serial number, with their byte counters.
     carried: HashMap<u64, (ConnectionRecord, Arc<CarriedBytes>)>,
     /// Next serial number in `carried`.
@@ -87,6 +90,7 @@ fn line(
         question: None,
         bytes: None,
         refused,
+        header_use: None,
         times: 1,
     }
 }
@@ -107,7 +111,7 @@ impl ConnectionRecorder {
     /// Creates the record of the guest in the slot with this namespace. `logs_refusals` states
     /// whether the slot's table logs rejected packets.
     pub fn new(namespace: String, sockets: Arc<ConnectionSockets>, logs_refusals: bool) -> Self {
-        let [passed, refused, questions] = MAX_LINES.map(LineRing::new);
+        let [passed, refused, questions, header_uses] = MAX_LINES.map(LineRing::new);
         Self {
             since_ms: now_ms(),
             missing: sockets.missing.with_refusals(!logs_refusals),
@@ -116,6 +120,7 @@ impl ConnectionRecorder {
                 passed,
                 refused,
                 questions,
+                header_uses,
                 carried: HashMap::new(),
                 next_number: 0,
                 next_refusal: 0,
@@ -134,6 +139,16 @@ impl ConnectionRecorder {
         self.lines.lock().questions.count(question);
     }
 
+    /// Records a request to `host`, whose rules name headers.
+    pub fn header_use(&self, host: &str, port: u16, used: HeaderUse) {
+        let line = ConnectionRecord {
+            port: Some(port),
+            header_use: Some(used),
+            ..line(ConnectionProtocol::Http, Some(host), None)
+        };
+        self.lines.lock().header_uses.count(line);
+    }
+
     /// Records a connection to `to` with the name `name` that the proxy rejected.
     pub fn refused_by_name(
         &self,
@@ -145,13 +160,17 @@ impl ConnectionRecorder {
         self.lines.lock().refused.count(line);
     }
 
-    /// Records a connection to `to` for `name` that the proxy forwards.
-    pub fn carry(self: &Arc<Self>, to: Option<SocketAddr>, name: &str) -> CarriedConnection {
+    /// Records a connection to `to` that the proxy forwards. `name` is the name that it sent.
+    pub fn carry(
+        self: &Arc<Self>,
+        to: Option<SocketAddr>,
+        name: Option<&str>,
+    ) -> CarriedConnection {
         let bytes = Arc::<CarriedBytes>::default();
         let mut lines = self.lines.lock();
         let number = lines.next_number;
         lines.next_number += 1;
-        let line = line_to(to, Some(name), None);
+        let line = line_to(to, name, None);
         lines.carried.insert(number, (line, bytes.clone()));
         CarriedConnection {
             record: self.clone(),
@@ -251,7 +270,12 @@ impl ConnectionLog for ConnectionRecorder {
                 bytes: Some(bytes.now()),
                 ..line.clone()
             });
-        let rings = [&lines.passed, &lines.refused, &lines.questions];
+        let rings = [
+            &lines.passed,
+            &lines.refused,
+            &lines.questions,
+            &lines.header_uses,
+        ];
         let mut list: Vec<ConnectionRecord> = open.map(|flow| flow.line(now_ms)).collect();
         list.extend(carried);
         list.extend(rings.iter().flat_map(|ring| ring.lines()));
@@ -288,6 +312,14 @@ fn mark_host_addresses(list: &mut [ConnectionRecord]) {
         if is_host {
             (line.refused, line.bytes) = (Some(RefusalReason::Host), None);
         }
+    }
+}
+
+impl CarriedConnection {
+    /// Counts bytes of the guest that were read before.
+    pub fn count_read(&self, bytes: usize) {
+        // Relaxed: an independent statistic. The cast is lossless on 64-bit hosts.
+        self.bytes.out.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 

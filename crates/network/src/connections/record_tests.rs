@@ -40,7 +40,7 @@ fn equal_connections_are_one_line_and_dropped_lines_are_counted() {
 #[test]
 fn a_proxied_connection_is_counted_while_open_and_recorded_when_closed() {
     let record = record();
-    let carrying = record.carry(to(3, 443), "c.example");
+    let carrying = record.carry(to(3, 443), Some("c.example"));
     carrying.bytes.out.fetch_add(10, Ordering::Relaxed);
     let assert_bytes = |bytes| {
         let list = record.read().list;

@@ -90,6 +90,7 @@ impl RefusedPacket {
             question: None,
             bytes: None,
             refused: Some(self.reason),
+            header_use: None,
             times: 1,
         }
     }

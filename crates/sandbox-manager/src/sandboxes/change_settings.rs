@@ -3,8 +3,16 @@
 use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
+use crate::site;
+use jiffy_agent_client::AgentClient;
 use jiffy_api_types::{EventType, SandboxState};
-use jiffy_engine_api::new_token;
+use jiffy_engine_api::{Guest, new_token};
+use jiffy_proto::agent::{ENVD_PORT, SiteSettings};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time limit for the installation of authorities in a guest.
+const INSTALL_LIMIT: Duration = Duration::from_secs(10);
 
 impl Sandboxes {
     /// Calls `change` with the present settings of a sandbox, and applies the changed settings. A
@@ -22,7 +30,7 @@ impl Sandboxes {
             if record.state == SandboxState::Killed {
                 return Err(entry.refuse("change the settings of"));
             }
-            let before = record.settings.rules();
+            let (before, site) = (record.settings.rules(), record.settings.guest_site());
             change(&mut record.settings);
             // A traffic token exists if and only if the ports are restricted.
             match (
@@ -40,6 +48,15 @@ impl Sandboxes {
                 .check_network(&rules)
                 .map_err(OperationError::Network)?;
             let guest = entry.guest().filter(|_| rules != before);
+            if let Some(guest) = entry
+                .guest()
+                .filter(|_| record.settings.guest_site() != site)
+            {
+                // First, so that programs trust the authority when the rules apply. The trust alone
+                // has no effect.
+                let site = site::joined(&this.0.site, &record.settings.guest_site());
+                this.install_site(&record, guest, &site).await?;
+            }
             // Before the journal: rules that the network rejects must not be recorded.
             if let Some(guest) = &guest {
                 let failed = OperationError::engine("change the network of the sandbox");
@@ -59,5 +76,31 @@ impl Sandboxes {
             Ok(record)
         })
         .await
+    }
+
+    /// Installs authorities and proxy in a running guest.
+    async fn install_site(
+        &self,
+        record: &Sandbox,
+        guest: Arc<dyn Guest>,
+        site: &SiteSettings,
+    ) -> Result<(), OperationError> {
+        let agent = AgentClient::new(move || {
+            let guest = guest.clone();
+            async move { guest.connect(ENVD_PORT).await }
+        });
+        let agent = match &record.agent_token {
+            Some(token) => agent.with_token(token),
+            None => agent,
+        };
+        let failed = |problem: String| {
+            OperationError::Network(format!(
+                "cannot add the certificate authority for `rules` to the sandbox: {problem}"
+            ))
+        };
+        tokio::time::timeout(INSTALL_LIMIT, agent.install_site(site))
+            .await
+            .map_err(|e| failed(e.to_string()))?
+            .map_err(|e| failed(e.to_string()))
     }
 }

@@ -388,7 +388,7 @@ impl Sandboxes {
             access_token: record.agent_token,
             rewound,
             network: record.settings.rules(),
-            site: site::joined(&self.0.site, &record.settings.site),
+            site: site::joined(&self.0.site, &record.settings.guest_site()),
         }
     }
 

@@ -213,6 +213,16 @@ impl Api {
         }
     }
 
+    /// Returns the control plane without secrets, as of a member of a fleet.
+    pub fn without_secrets(self) -> Self {
+        let (keys, host) = (self.keys.clone(), self.host.clone());
+        let app = App::new(host, keys, Arc::new(base_templates()), Config::default());
+        Self {
+            router: router(app),
+            ..self
+        }
+    }
+
     /// Returns the control plane with functions.
     pub fn with_functions(self, functions: Functions, invoker: impl FunctionInvoker) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());

@@ -286,6 +286,7 @@ impl ConnectionLog for OneConnection {
             question: None,
             bytes: Some((10, 20)),
             refused: None,
+            header_use: None,
             times: 1,
         };
         ConnectionRecords {
