@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import { Secret, SecretNotFoundError } from 'e2b'
-import { limit } from './support.js'
+import { create, limit } from './support.js'
 
 test('a secret is created, changed and destroyed', limit, async (t) => {
   const name = `token-${randomUUID().slice(0, 8)}`
@@ -22,4 +22,17 @@ test('a secret is created, changed and destroyed', limit, async (t) => {
   assert.equal(await Secret.destroy(name), true)
   assert.equal(await Secret.exists(name), false)
   await assert.rejects(Secret.update(name, 'x'), SecretNotFoundError)
+})
+
+test('rules add headers with secrets that are not returned', limit, async (t) => {
+  const name = `token-${randomUUID().slice(0, 8)}`
+  await Secret.create(name, 'the value')
+  t.after(() => Secret.destroy(name))
+  const rules = (secret) => ({ 'api.example.com': [{ transform: { headers: { authorization: `Bearer \${e2b.secrets.${secret}}` } } }] })
+  const sandbox = await create(t, 'base', { network: { rules: { ...rules(name), 'b.example.com': [{ transform: { headers: { 'x-key': 'text' } } }] } } })
+  const masked = { 'b.example.com': [{ transform: { headers: { 'x-key': '***' } } }] }
+  assert.deepEqual((await sandbox.getInfo()).network.rules, { ...rules(name), ...masked })
+  await sandbox.updateNetwork({ rules: rules(name) })
+  assert.deepEqual((await sandbox.getInfo()).network.rules, rules(name))
+  await assert.rejects(sandbox.updateNetwork({ rules: rules('missing') }), /does not exist/)
 })

@@ -1,7 +1,20 @@
 """CubeSandbox's client uses the same API by host name, as root, and with rollbacks."""
 
 import pytest
-from cubesandbox import ApiError, Config, FilesystemNotFoundError, PtySize, Sandbox, SandboxNotFoundError, TemplateNotFoundError, Volume
+from cubesandbox import (
+    Action,
+    ApiError,
+    Config,
+    FilesystemNotFoundError,
+    Inject,
+    Match,
+    PtySize,
+    Rule,
+    Sandbox,
+    SandboxNotFoundError,
+    TemplateNotFoundError,
+    Volume,
+)
 from cubesandbox._exceptions import AuthenticationError
 
 
@@ -208,3 +221,17 @@ def test_volumes_are_created_listed_and_destroyed():
     finally:
         assert Volume.destroy(volume.volume_id) is True
     assert Volume.destroy(volume.volume_id) is False
+
+
+def test_rules_add_headers_whose_values_are_not_returned(cube):
+    rule = Rule(
+        name="key",
+        match=Match(host="api.example.com", method=["GET"], scheme="https"),
+        action=Action(allow=True, inject=[Inject(header="Authorization", secret="value", format="Bearer ${SECRET}")]),
+    )
+    cube.update_network({"rules": [rule]})
+    rules = cube.get_info()["network"]["rules"]
+    assert rules == {"api.example.com": [{"transform": {"headers": {"authorization": "***"}}}]}
+    with pytest.raises(ApiError):
+        cube.update_network({"rules": [Rule(name="all", match=Match(), action=Action(allow=True))]})
+    cube.update_network({"rules": []})

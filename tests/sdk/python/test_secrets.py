@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from e2b import AsyncSecret, Secret, SecretException, SecretNotFoundException
+from e2b import AsyncSecret, SandboxException, Secret, SecretException, SecretNotFoundException
 
 
 @pytest.fixture
@@ -41,3 +41,22 @@ async def test_a_secret_is_created_changed_and_destroyed(sdk, secrets, name):
     assert await sdk(secrets.destroy, name) is False
     with pytest.raises(SecretNotFoundException):
         await sdk(secrets.update, name, "x")
+
+
+async def test_rules_add_headers_with_secrets_that_are_not_returned(sdk, secrets, create, name):
+    await sdk(secrets.create, name, "the value")
+
+    def rules(secret):
+        return {"api.example.com": [{"transform": {"headers": {"authorization": f"Bearer ${{e2b.secrets.{secret}}}"}}}]}
+
+    try:
+        sandbox = await create(network={"rules": {**rules(name), "b.example.com": [{"transform": {"headers": {"x-key": "text"}}}]}})
+        shown = (await sdk(sandbox.get_info)).network["rules"]
+        assert {**rules(name), "b.example.com": [{"transform": {"headers": {"x-key": "***"}}}]} == shown
+        await sdk(sandbox.update_network, {"rules": rules(name)})
+        assert (await sdk(sandbox.get_info)).network["rules"] == rules(name)
+        with pytest.raises(SandboxException) as refusal:
+            await sdk(sandbox.update_network, {"rules": rules("missing")})
+        assert refusal.value.status_code == 400
+    finally:
+        await sdk(secrets.destroy, name)
