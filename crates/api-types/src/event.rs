@@ -297,6 +297,14 @@ impl LifecycleEventType {
         ("sandbox.lifecycle.killed", Self::Killed),
     ];
 
+    /// Returns the name of the type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let mut all = Self::NAMES.into_iter();
+        all.find(|(_, kind)| *kind == self)
+            .map_or("", |(name, _)| name)
+    }
+
     /// Returns the types of events that E2B's clients know by this type.
     #[must_use]
     pub fn types(self) -> &'static [EventType] {

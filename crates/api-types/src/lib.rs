@@ -27,6 +27,7 @@ mod snapshot;
 mod template;
 mod usage;
 mod volume;
+mod webhook;
 
 pub use build::{
     BuildLogs, BuildProgress, BuildStart, BuildState, BuildStatus, BuildStep, FailureReason,
@@ -102,4 +103,8 @@ pub use usage::{DailyUsage, UsagePage};
 pub use volume::{
     MAX_VOLUME_FILES, MAX_VOLUME_MB, NewVolume, Volume, VolumeAndToken, VolumeDriver, VolumeEntry,
     VolumeEntryChange, VolumeEntryType,
+};
+pub use webhook::{
+    MAX_WEBHOOK_NAME, MAX_WEBHOOK_SECRET, MAX_WEBHOOK_URL, NewWebhook, Webhook, WebhookDelivery,
+    WebhookDeliveryState, WebhookUpdate,
 };

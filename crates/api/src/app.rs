@@ -21,6 +21,7 @@ use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
 use jiffy_volumes::HostVolumes;
+use jiffy_webhooks::Webhooks;
 use std::sync::Arc;
 
 /// Configuration of the control plane.
@@ -108,6 +109,8 @@ pub struct App {
     pub(crate) secrets: Option<Arc<Secrets>>,
     /// Volumes of API keys. `None` if this host stores none.
     pub(crate) volumes: Option<Arc<HostVolumes>>,
+    /// Webhooks of API keys. `None` in a member of a fleet.
+    pub(crate) webhooks: Option<Webhooks>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,
 }
@@ -139,6 +142,7 @@ impl Clone for App {
             usage_counts: self.usage_counts.clone(),
             secrets: self.secrets.clone(),
             volumes: self.volumes.clone(),
+            webhooks: self.webhooks.clone(),
             fleet: self.fleet.clone(),
         }
     }
@@ -179,6 +183,7 @@ impl App {
             usage_counts: Arc::default(),
             secrets: None,
             volumes: None,
+            webhooks: None,
             fleet: None,
         }
     }
@@ -235,6 +240,12 @@ impl App {
         // Modules count against the disk quotas of their keys.
         self.quota.count_functions(&functions);
         self.functions = Some(FunctionHooks { functions, invoker });
+        self
+    }
+
+    /// Adds webhooks of API keys. Without them, calls on webhooks are rejected.
+    pub fn with_webhooks(mut self, webhooks: Webhooks) -> Self {
+        self.webhooks = Some(webhooks);
         self
     }
 

@@ -1,4 +1,5 @@
-//! Removal of all resources (sandboxes, builds, functions, secrets, volumes) of a revoked key.
+//! Removal of all resources of a revoked key: sandboxes, builds, functions, secrets, volumes and
+//! webhooks.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -67,8 +68,8 @@ impl App {
         Ok(cancelled)
     }
 
-    /// Terminates the builds and sandboxes of a key and removes its functions, secrets and
-    /// volumes.
+    /// Terminates the builds and sandboxes of a key and removes its functions, secrets, volumes
+    /// and webhooks.
     pub(crate) async fn remove_resources_of(&self, key: &str) -> Result<Ended, ApiError> {
         // Builds first: the sandboxes of a build terminate with the build.
         let builds = self.cancel_builds_of(key)?;
@@ -76,6 +77,7 @@ impl App {
         self.remove_functions_of(key).await;
         self.remove_secrets_of(key).await?;
         self.remove_volumes_of(key).await?;
+        self.remove_webhooks_of(key).await?;
         // Wait last: the builds terminate concurrently.
         for build in &builds {
             self.await_build_end(build).await?;

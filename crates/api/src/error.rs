@@ -360,7 +360,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
 /// remedy for each.
-pub const ERROR_CODES: [&str; 81] = [
+pub const ERROR_CODES: [&str; 83] = [
     "address_not_allowed",
     "already_paused",
     "already_running",
@@ -400,6 +400,7 @@ pub const ERROR_CODES: [&str; 81] = [
     "max_templates",
     "max_vcpus",
     "max_volumes",
+    "max_webhooks",
     "method_not_allowed",
     "module_damaged",
     "module_not_found",
@@ -439,6 +440,7 @@ pub const ERROR_CODES: [&str; 81] = [
     "volume_not_found",
     "volume_path_exists",
     "volume_path_not_found",
+    "webhook_not_found",
     "wrong_content",
     "wrong_snapshot",
     "wrong_state",

@@ -68,4 +68,5 @@ pub use quota::ExchangePermit;
 pub use routes::{FunctionHost, calls, function_router, router};
 pub use session_access::GuestAccess;
 pub use usage_counts::count_usage;
+pub use wire::event::webhook_event;
 pub use wire::moment;

@@ -30,6 +30,7 @@ mod usage;
 mod volume_content;
 mod volumes;
 mod wait;
+mod webhooks;
 
 pub use functions::invoke::{FunctionHost, function_router};
 pub(crate) use lease::PROTOCOL as LEASE_PROTOCOL;
@@ -232,6 +233,19 @@ fn guarded_calls() -> Calls {
         .post("/keys", keys::create)
         .post("/keys/{keyID}/rotate", keys::rotate)
         .post("/keys/{keyID}/revoke", keys::revoke)
+        .get("/events/webhooks", webhooks::list)
+        .post("/events/webhooks", webhooks::create)
+        .get("/events/webhooks/{webhookID}", webhooks::one)
+        .add(
+            Method::PATCH,
+            "/events/webhooks/{webhookID}",
+            webhooks::update,
+        )
+        .delete("/events/webhooks/{webhookID}", webhooks::remove)
+        .get(
+            "/events/webhooks/{webhookID}/deliveries",
+            webhooks::deliveries,
+        )
         .get("/secrets", secrets::list)
         .post("/secrets", secrets::create)
         .get("/secrets/{secretID}", secrets::one)
@@ -289,4 +303,5 @@ pub(crate) mod bounds {
     };
     pub(crate) use super::volumes::DEFAULT_PAGE as DEFAULT_VOLUMES;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
+    pub(crate) use super::webhooks::MAX_DELIVERIES;
 }

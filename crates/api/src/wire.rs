@@ -14,6 +14,7 @@ pub(crate) mod secret;
 pub(crate) mod snapshot;
 pub(crate) mod template;
 pub(crate) mod volume;
+pub(crate) mod webhook;
 
 /// Formats `ms` since 1970 as RFC 3339.
 pub fn moment(ms: u64) -> Moment {

@@ -41,6 +41,7 @@ use jiffy_sandbox_manager::Sandboxes;
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
 use jiffy_volumes::HostVolumes;
+use jiffy_webhooks::Webhooks;
 use nix::unistd::geteuid;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -143,6 +144,7 @@ pub struct HostParts {
     pub secrets: Option<Secrets>,
     /// Volumes of API keys. `None` for a member of a fleet.
     pub volumes: Option<Arc<HostVolumes>>,
+    pub webhooks: Option<Webhooks>,
 }
 
 impl ApiServer {
@@ -163,6 +165,7 @@ impl ApiServer {
             audit,
             secrets,
             volumes,
+            webhooks,
         } = parts;
         let (keys, hosts, forwarded, signing_key, members) = match fleet {
             None => {
@@ -239,6 +242,9 @@ impl ApiServer {
             .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
         if let Some(secrets) = secrets {
             app = app.with_secrets(secrets);
+        }
+        if let Some(webhooks) = webhooks {
+            app = app.with_webhooks(webhooks);
         }
         let page_links = public.clone().map(|public| {
             let signer = signer.clone();

@@ -35,6 +35,7 @@ mod store;
 mod template_progress;
 mod tls;
 mod traces;
+mod webhook_connector;
 
 pub use engine::{choose as choose_engine, nic_kind};
 pub use front::{FrontOptions, run_front};

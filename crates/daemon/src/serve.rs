@@ -4,6 +4,7 @@ use crate::api_server::{ApiServer, HostParts};
 use crate::confinement::confine;
 use crate::local_daemon;
 use crate::traces::TraceExport;
+use crate::webhook_connector::WebhookConnector;
 use crate::{ServeOptions, engine, fleet, functions, internal, log, network, site, store};
 use anyhow::{Context, bail};
 use jiffy_api_types::StopHost;
@@ -18,6 +19,7 @@ use jiffy_sandbox_manager::{
 };
 use jiffy_secrets::Secrets;
 use jiffy_volumes::{HostVolumes, ServerProgram};
+use jiffy_webhooks::Webhooks;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -126,7 +128,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };
-    // Members of a fleet have no secrets, because they would exist on one host only.
+    // Members of a fleet have no secrets and webhooks, because they would exist on one host only.
     let secrets = match member {
         None => Some(Secrets::open(home.path())?),
         Some(_) => None,
@@ -151,6 +153,11 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let (connector, internal_connections) = internal::connector();
     let connector = Arc::new(connector);
     let egress = functions::egress(&options.network, connector.clone());
+    let webhooks = match member {
+        None => Some(Webhooks::open(home.path())?),
+        Some(_) => None,
+    };
+    let webhook_connector = Arc::new(WebhookConnector::new(egress.clone())?);
     let functions = functions::open(&host, cgroups, egress, options.functions_reset).await?;
     if let Some(remote) = modules {
         functions::share(&functions, remote).await?;
@@ -214,6 +221,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             audit: audit.clone(),
             secrets,
             volumes,
+            webhooks: webhooks.clone(),
         },
         start,
         stop,
@@ -228,6 +236,10 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let path = local_daemon::socket(&home);
     let server_task =
         tokio::spawn(server.serve(listen(&path)?, internal_connections, stopping.clone()));
+    let deliveries = webhooks.map(|webhooks| {
+        let events = sandboxes.events().clone();
+        tokio::spawn(webhooks.run(events, jiffy_api::webhook_event, webhook_connector))
+    });
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
         version,
@@ -269,6 +281,10 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     }
     // Ignore an error of the task: the daemon exits anyway.
     let _ = server_task.await;
+    // Deliveries in flight are sent again by the next daemon.
+    if let Some(deliveries) = deliveries {
+        deliveries.abort();
+    }
     audit.write_counted(true);
     if let Some(member) = member {
         member.stop().await;

@@ -24,7 +24,8 @@ use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin, is_api_host};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use parking_lot::RwLock;
-use relay::{Connector, pair};
+use relay::pair;
+pub use relay::{Connection, HostConnector};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
@@ -80,7 +81,7 @@ impl EgressBroker {
         let (broker_end, process_end) = Channel::pair().map_err(io::Error::other)?;
         let control_plane = settings.control_plane.clone();
         let destinations = Destinations::new(settings).map_err(io::Error::other)?;
-        let connector = Connector::new(destinations).map_err(io::Error::other)?;
+        let connector = HostConnector::new(destinations).map_err(io::Error::other)?;
         let lists: Arc<RwLock<HashMap<String, AllowList>>> = Arc::default();
         // Lookups block a thread each. The limit also bounds the lookups that hang.
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -143,7 +144,7 @@ fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
 struct Broker {
     socket: Arc<AsyncFd<Channel>>,
     lists: Arc<RwLock<HashMap<String, AllowList>>>,
-    connector: Arc<Connector>,
+    connector: Arc<HostConnector>,
     control_plane: Option<Arc<dyn ControlPlaneConnector>>,
     permits: Arc<Semaphore>,
 }

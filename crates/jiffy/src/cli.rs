@@ -34,6 +34,7 @@ mod template;
 mod top;
 mod usage;
 mod volume;
+mod webhook;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -86,6 +87,7 @@ pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, Templ
 pub use top::{SortColumn, TopArgs};
 pub use usage::UsageArgs;
 pub use volume::{VolumeCommand, VolumeCreateArgs};
+pub use webhook::{WebhookCommand, WebhookCreateArgs, WebhookNames};
 
 /// Run commands of AI agents in sandboxes: microVMs, each with its own kernel
 #[derive(Debug, Parser)]
@@ -130,6 +132,9 @@ pub enum Command {
     /// Store, list and remove secrets of an API key
     #[command(subcommand)]
     Secret(SecretCommand),
+    /// Post events of sandboxes to HTTP servers
+    #[command(subcommand)]
+    Webhook(WebhookCommand),
     /// Verify the shared snapshot store, remove its garbage, and show its size
     #[command(subcommand)]
     Store(StoreCommand),

@@ -29,6 +29,7 @@ mod rootless;
 mod run;
 mod sandbox;
 mod secret;
+mod secret_input;
 mod serve_command;
 mod skill;
 mod store;
@@ -37,6 +38,7 @@ mod top;
 mod units;
 mod usage;
 mod volume;
+mod webhook;
 
 use anyhow::Context;
 use cli::{Cli, Command};
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Command::Key(command) => (key::run(command), 1),
         Command::Secret(command) => (secret::run(command), 1),
         Command::Volume(command) => (volume::run(command), 1),
+        Command::Webhook(command) => (webhook::run(command), 1),
         Command::Events(args) => (events::run(args), 1),
         Command::Top(args) => (top::run(args), 1),
         Command::Audit(args) => (audit::run(args), 1),

@@ -2,16 +2,12 @@
 
 use crate::cli::{SecretCommand, SecretCreateArgs};
 use crate::columns::{Align, Table};
-use crate::runtime;
-use anyhow::{Context, bail};
+use crate::{runtime, secret_input};
 use hyper::Method;
 use jiffy_api_types::{MAX_SECRET_VALUE, NewSecret, Secret, SecretUpdate};
 use jiffy_client::{has_error_code, terminal};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use std::fs::File;
-use std::io::{IsTerminal, Read};
 use std::process::ExitCode;
-use zeroize::Zeroizing;
 
 /// Runs a subcommand.
 pub fn run(command: &SecretCommand) -> anyhow::Result<ExitCode> {
@@ -40,7 +36,9 @@ fn path(which: &str) -> String {
 }
 
 async fn create(args: &SecretCreateArgs) -> anyhow::Result<()> {
-    let value = value(args)?;
+    let file = args.file.as_deref();
+    let what = "value of the secret";
+    let value = secret_input::read(file, what, "--file", MAX_SECRET_VALUE)?;
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let metadata = (!args.metadata.is_empty()).then(|| args.metadata.iter().cloned().collect());
     let update = SecretUpdate {
@@ -72,44 +70,6 @@ fn print(secret: &Secret, json: bool) -> anyhow::Result<()> {
         outln!("{}", secret.secret_id);
     }
     Ok(())
-}
-
-/// Reads the value, without one line break at its end.
-fn value(args: &SecretCreateArgs) -> anyhow::Result<Zeroizing<String>> {
-    // One byte more than allowed, and a line break, show that the value is too long.
-    let limit = u64::try_from(MAX_SECRET_VALUE + 3)?;
-    let mut value = Zeroizing::new(String::new());
-    match &args.file {
-        Some(file) => {
-            let context = || format!("cannot read the value from {}", file.display());
-            let opened = File::open(file).with_context(context)?;
-            opened
-                .take(limit)
-                .read_to_string(&mut value)
-                .with_context(context)?;
-        }
-        None => {
-            let stdin = std::io::stdin();
-            if stdin.is_terminal() {
-                bail!(
-                    "standard input is a terminal, which would show the value: use `--file FILE`, or \
-                     redirect standard input"
-                );
-            }
-            let read = stdin.take(limit).read_to_string(&mut value);
-            read.context("cannot read the value from standard input")?;
-        }
-    }
-    if value.ends_with('\n') {
-        value.pop();
-        if value.ends_with('\r') {
-            value.pop();
-        }
-    }
-    if value.is_empty() || value.len() > MAX_SECRET_VALUE {
-        bail!("the value of the secret must have 1 to {MAX_SECRET_VALUE} bytes");
-    }
-    Ok(value)
 }
 
 async fn list(client: &jiffy_client::Client, json: bool) -> anyhow::Result<()> {

@@ -10,6 +10,7 @@ mod secrets;
 mod templates;
 mod usage;
 mod volumes;
+mod webhooks;
 
 pub(super) use sandboxes::merged;
 
@@ -37,6 +38,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.extend(functions::functions());
     all.extend(secrets::secrets());
     all.extend(volumes::volumes());
+    all.extend(webhooks::webhooks());
     all.extend(host::host());
     all
 }

@@ -87,6 +87,18 @@ pub(crate) fn dropped(reader: &Caller, dropped: Dropped) -> DroppedEntries {
     }
 }
 
+/// Converts an event of the log to E2B's form, as the owner of its sandbox sees it.
+pub fn webhook_event(id: EntryId, mut event: Event) -> Option<LifecycleEvent> {
+    let owner = event.owner.as_deref().map(|owner| format!("{owner}/"));
+    let template = event.template.take();
+    // The owner sees its own templates without its id.
+    event.template = template.map(|name| {
+        let own = owner.as_deref().and_then(|owner| name.strip_prefix(owner));
+        own.map(str::to_owned).unwrap_or(name)
+    });
+    lifecycle(self::event(&Caller::Owner, (id, event)))
+}
+
 /// Converts an event to E2B's form. `None` if E2B's clients do not know its type.
 pub(crate) fn lifecycle(event: WireEvent) -> Option<LifecycleEvent> {
     let kind = LifecycleEventType::of(event.kind)?;

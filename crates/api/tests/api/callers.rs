@@ -45,6 +45,7 @@ struct Tenant {
     name: String,
     secret: String,
     volume: String,
+    webhook: String,
 }
 
 impl Tenant {
@@ -64,6 +65,11 @@ impl Tenant {
         let stored = api.call_as(&caller, "POST", "/secrets", body).await;
         let body = json!({ "name": "data", "sizeMB": 1 });
         let volume = api.call_as(&caller, "POST", "/volumes", body).await;
+        let body = json!({
+            "name": "hook", "url": "https://example.com/events", "enabled": false,
+            "signatureSecret": SECRET,
+        });
+        let hook = api.call_as(&caller, "POST", "/events/webhooks", body).await;
         let name = "app".to_owned();
         built(api, &name, &key.key.id, &["default"]);
         Self {
@@ -76,6 +82,7 @@ impl Tenant {
             name,
             secret: stored.expect(201).text("secretID"),
             volume: volume.expect(201).text("volumeID"),
+            webhook: hook.expect(201).text("id"),
         }
     }
 
@@ -92,6 +99,7 @@ impl Tenant {
             name: other(&self.name),
             secret: other(&self.secret),
             volume: other(&self.volume),
+            webhook: other(&self.webhook),
         }
     }
 
@@ -106,6 +114,7 @@ impl Tenant {
             "{keyID}" => self.key.clone(),
             "{secretID}" => self.secret.clone(),
             "{volumeID}" => self.volume.clone(),
+            "{webhookID}" => self.webhook.clone(),
             "{port}" => "80".to_owned(),
             "{pid}" => "7".to_owned(),
             "{host}" => "h1".to_owned(),
@@ -159,7 +168,7 @@ impl Tenant {
     }
 
     /// Returns all values that identify the tenant's resources.
-    fn marks(&self) -> [&str; 7] {
+    fn marks(&self) -> [&str; 8] {
         [
             &self.key,
             &self.sandbox,
@@ -168,6 +177,7 @@ impl Tenant {
             &self.build,
             &self.secret,
             &self.volume,
+            &self.webhook,
         ]
     }
 }
@@ -272,6 +282,7 @@ async fn view(api: &Api, tenant: &Tenant) -> String {
         "/snapshots".to_owned(),
         "/secrets".to_owned(),
         "/volumes".to_owned(),
+        "/events/webhooks".to_owned(),
         format!("/templates/{}", tenant.template),
         format!("/templates/{}/tags", tenant.template),
         format!(

@@ -173,8 +173,8 @@ impl From<jiffy_api_types::Sandbox> for Sandbox {
 }
 
 impl Client {
-    /// Returns all items of a paginated list.
-    async fn all_pages<T: serde::de::DeserializeOwned>(
+    /// Returns all items of a paginated list. `path` has a query.
+    pub async fn all_pages<T: serde::de::DeserializeOwned>(
         &self,
         path: &str,
     ) -> anyhow::Result<Vec<T>> {

@@ -1,5 +1,6 @@
 //! Connections to hosts, and relays between them and a tenant's process.
 
+use super::EgressSettings;
 use super::destination::Destinations;
 use jiffy_proto::function::{EgressFailure, EgressRequest};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -25,16 +26,28 @@ const MAX_LIFETIME: Duration = jiffy_proto::function::MAX_REQUEST_TIME;
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connection that carries plain text, over TCP or TLS.
-trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
+pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
-/// Connects to hosts on behalf of a process.
-pub(super) struct Connector {
+/// Connects to hosts that tenants name, within the rules for addresses.
+pub struct HostConnector {
     destinations: Destinations,
     tls: TlsConnector,
 }
 
-impl Connector {
+impl std::fmt::Debug for HostConnector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HostConnector")
+    }
+}
+
+impl HostConnector {
+    /// Creates a connector for clients of HTTP/1.1 in the daemon.
+    pub fn open(settings: EgressSettings) -> std::io::Result<Self> {
+        let destinations = Destinations::new(settings).map_err(std::io::Error::other)?;
+        Self::new(destinations).map_err(std::io::Error::other)
+    }
+
     pub(super) fn new(destinations: Destinations) -> Result<Self, tokio_rustls::rustls::Error> {
         let mut roots = RootCertStore::empty();
         // Certificates that cannot be parsed are skipped.
@@ -57,7 +70,8 @@ impl Connector {
         &self,
         request: &EgressRequest,
     ) -> Result<(Relay, OwnedFd), EgressFailure> {
-        let host = self.connect(request).await?;
+        let host = self.connect(&request.host, request.port, request.tls);
+        let host = host.await?;
         let (broker_end, process_end) = pair()
             .and_then(|(broker_end, process_end)| {
                 Ok((UnixStream::from_std(broker_end)?, process_end))
@@ -66,16 +80,21 @@ impl Connector {
         Ok((Relay { host, broker_end }, process_end))
     }
 
-    async fn connect(&self, request: &EgressRequest) -> Result<Box<dyn Connection>, EgressFailure> {
-        let stream = self.destinations.connect(&request.host, request.port);
-        let stream = stream.await?;
+    /// Connects to a name or address, and performs the TLS handshake if `tls` is set.
+    pub async fn connect(
+        &self,
+        host: &str,
+        port: u16,
+        tls: bool,
+    ) -> Result<Box<dyn Connection>, EgressFailure> {
+        let stream = self.destinations.connect(host, port).await?;
         // Without this setting, a small request could wait for the confirmation of an earlier
         // packet. A failure only costs time.
         let _ = stream.set_nodelay(true);
-        if !request.tls {
+        if !tls {
             return Ok(Box::new(stream));
         }
-        let name = ServerName::try_from(request.host.clone()).map_err(|_| EgressFailure::Tls)?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| EgressFailure::Tls)?;
         match timeout(TLS_TIMEOUT, self.tls.connect(name, stream)).await {
             Ok(Ok(stream)) => Ok(Box::new(stream)),
             Ok(Err(_)) => Err(EgressFailure::Tls),

@@ -21,6 +21,7 @@ use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::{Builder, BuilderSettings};
 use jiffy_volumes::{HostVolumes, ServerProgram};
+use jiffy_webhooks::Webhooks;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -206,7 +207,8 @@ impl Api {
         let app = App::new(host, keys, templates, Config::default())
             .with_builder(builder)
             .with_secrets(Secrets::open(self.bench.dir.path()).unwrap())
-            .with_volumes(Some(volumes(self.bench.dir.path())));
+            .with_volumes(Some(volumes(self.bench.dir.path())))
+            .with_webhooks(Webhooks::open(self.bench.dir.path()).unwrap());
         Self {
             router: router(app),
             ..self
@@ -266,6 +268,7 @@ impl Api {
         );
         let app = app.with_secrets(Secrets::open(bench.dir.path()).unwrap());
         let app = app.with_volumes(Some(volumes(bench.dir.path())));
+        let app = app.with_webhooks(Webhooks::open(bench.dir.path()).unwrap());
         Self {
             router: router(change(app)),
             admin: TestCaller::Key(admin.secret),

@@ -1,0 +1,308 @@
+//! [`Webhooks`]: the webhooks of one host.
+
+mod deliveries;
+mod queue;
+mod sender;
+
+pub use deliveries::{Delivery, DeliveryState};
+pub use queue::EventForm;
+
+use crate::WebhookError;
+use crate::database::Database;
+use crate::webhook::{
+    MAX_WEBHOOKS, NewWebhook, Webhook, WebhookUpdate, check_name, check_secret, check_url,
+    checked_events,
+};
+use jiffy_api_types::LifecycleEventType;
+use jiffy_engine_api::{new_id, now_ms};
+use jiffy_secrets::HostKey;
+use rusqlite::{OptionalExtension, Row, TransactionBehavior, params};
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::Notify;
+use zeroize::Zeroizing;
+
+/// Columns that [`webhook`] reads by position.
+const COLUMNS: &str = "id, name, url, enabled, events, created_ms, dropped";
+
+/// Webhooks of one host. Clones share the database. Methods that are not `async` block.
+#[derive(Debug, Clone)]
+pub struct Webhooks(pub(crate) Arc<Shared>);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub database: Database,
+    pub key: HostKey,
+    /// Notified when webhooks were changed.
+    pub changed: Notify,
+    /// Notified when deliveries were queued, or can be sent again.
+    pub queued: Notify,
+}
+
+/// Webhook whose events are queued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Subscription {
+    pub id: String,
+    pub owner: String,
+    pub events: Vec<LifecycleEventType>,
+    /// Time of the newest event that is not delivered, in microseconds since 1970.
+    pub since_us: u64,
+}
+
+/// Server of a webhook and the secret of its signatures.
+pub(crate) struct Destination {
+    pub url: String,
+    pub secret: Zeroizing<Vec<u8>>,
+}
+
+fn webhook(row: &Row<'_>) -> rusqlite::Result<Webhook> {
+    Ok(Webhook {
+        id: row.get(0)?,
+        name: row.get(1)?,
+        url: row.get(2)?,
+        is_enabled: row.get(3)?,
+        events: events_of(&row.get::<_, String>(4)?),
+        created_ms: row.get(5)?,
+        dropped: row.get(6)?,
+    })
+}
+
+/// Parses types of events, separated by commas. This program wrote the text.
+fn events_of(text: &str) -> Vec<LifecycleEventType> {
+    let all = LifecycleEventType::NAMES.into_iter();
+    let is_selected = |name: &str| text.split(',').any(|selected| selected == name);
+    all.filter(|(name, _)| is_selected(name))
+        .map(|(_, kind)| kind)
+        .collect()
+}
+
+fn text_of(events: &[LifecycleEventType]) -> String {
+    let all = LifecycleEventType::NAMES.into_iter();
+    let selected = all.filter(|(_, kind)| events.contains(kind));
+    selected.map(|(name, _)| name).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the context of an encrypted secret: it cannot be moved to another webhook.
+fn context(id: &str) -> String {
+    format!("webhook {id}")
+}
+
+impl Webhooks {
+    /// Opens or creates the webhooks of the data directory `home`.
+    pub fn open(home: &Path) -> Result<Self, WebhookError> {
+        Ok(Self(Arc::new(Shared {
+            database: Database::open(home)?,
+            key: HostKey::open(home)?,
+            changed: Notify::new(),
+            queued: Notify::new(),
+        })))
+    }
+
+    /// Stores a new webhook of `owner`, which is empty for the owner of the host. `newest_us` is
+    /// the time of the newest event: earlier events are not delivered.
+    pub fn create(
+        &self,
+        owner: &str,
+        new: &NewWebhook,
+        newest_us: u64,
+    ) -> Result<Webhook, WebhookError> {
+        check_name(&new.name)?;
+        check_url(&new.url)?;
+        check_secret(&new.secret)?;
+        let created = Webhook {
+            id: new_id().map_err(|e| WebhookError::Id(e.to_string()))?,
+            name: new.name.clone(),
+            url: new.url.clone(),
+            is_enabled: new.is_enabled,
+            events: checked_events(&new.events)?,
+            created_ms: now_ms(),
+            dropped: 0,
+        };
+        let secret = (self.0.key).seal(&context(&created.id), new.secret.as_bytes())?;
+        let failed = |e| self.0.database.failed(e);
+        let mut connection = self.0.database.lock();
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let tx = tx.map_err(failed)?;
+        let count: usize = tx
+            .query_row(
+                "SELECT count(*) FROM webhooks WHERE owner = ?1",
+                params![owner],
+                |row| row.get(0),
+            )
+            .map_err(failed)?;
+        if count >= MAX_WEBHOOKS {
+            return Err(WebhookError::Full);
+        }
+        tx.execute(
+            "INSERT INTO webhooks (id, owner, name, url, enabled, events, secret, created_ms,
+                since_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            params![
+                created.id,
+                owner,
+                created.name,
+                created.url,
+                created.is_enabled,
+                text_of(&created.events),
+                secret,
+                created.created_ms,
+                newest_us
+            ],
+        )
+        .map_err(failed)?;
+        tx.commit().map_err(failed)?;
+        drop(connection);
+        self.0.changed.notify_one();
+        Ok(created)
+    }
+
+    /// Changes a webhook of `owner`. `newest_us` is the time of the newest event: a webhook that is
+    /// enabled does not receive the events of the time in which it was disabled.
+    pub fn update(
+        &self,
+        owner: &str,
+        id: &str,
+        update: &WebhookUpdate,
+        newest_us: u64,
+    ) -> Result<Webhook, WebhookError> {
+        update.name.as_deref().map(check_name).transpose()?;
+        update.url.as_deref().map(check_url).transpose()?;
+        let secret = update.secret.as_ref();
+        secret.map(|secret| check_secret(secret)).transpose()?;
+        let events = update.events.as_deref().map(checked_events).transpose()?;
+        let failed = |e| self.0.database.failed(e);
+        let mut connection = self.0.database.lock();
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let tx = tx.map_err(failed)?;
+        let mut changed = find(&tx, owner, id)
+            .map_err(failed)?
+            .ok_or_else(|| unknown(id))?;
+        let was_enabled = changed.is_enabled;
+        if let Some(name) = &update.name {
+            changed.name.clone_from(name);
+        }
+        if let Some(url) = &update.url {
+            changed.url.clone_from(url);
+        }
+        if let Some(events) = events {
+            changed.events = events;
+        }
+        changed.is_enabled = update.is_enabled.unwrap_or(was_enabled);
+        tx.execute(
+            "UPDATE webhooks SET name = ?2, url = ?3, enabled = ?4, events = ?5 WHERE id = ?1",
+            params![
+                changed.id,
+                changed.name,
+                changed.url,
+                changed.is_enabled,
+                text_of(&changed.events)
+            ],
+        )
+        .map_err(failed)?;
+        if changed.is_enabled && !was_enabled {
+            let statement = "UPDATE webhooks SET since_us = ?2 WHERE id = ?1";
+            tx.execute(statement, params![changed.id, newest_us])
+                .map_err(failed)?;
+        }
+        if let Some(secret) = secret {
+            let sealed = (self.0.key).seal(&context(&changed.id), secret.as_bytes())?;
+            let statement = "UPDATE webhooks SET secret = ?2 WHERE id = ?1";
+            tx.execute(statement, params![changed.id, sealed])
+                .map_err(failed)?;
+        }
+        tx.commit().map_err(failed)?;
+        drop(connection);
+        self.0.changed.notify_one();
+        self.0.queued.notify_one();
+        Ok(changed)
+    }
+
+    /// Returns a webhook of `owner`.
+    pub fn get(&self, owner: &str, id: &str) -> Result<Webhook, WebhookError> {
+        let found = find(&self.0.database.lock(), owner, id);
+        let found = found.map_err(|e| self.0.database.failed(e))?;
+        found.ok_or_else(|| unknown(id))
+    }
+
+    /// Returns the webhooks of `owner` in the order of their creation.
+    pub fn list(&self, owner: &str) -> Result<Vec<Webhook>, WebhookError> {
+        let connection = self.0.database.lock();
+        let select = || {
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM webhooks WHERE owner = ?1 ORDER BY created_ms, id"
+            ))?;
+            let all = statement.query_map(params![owner], webhook)?;
+            all.collect::<rusqlite::Result<Vec<_>>>()
+        };
+        select().map_err(|e| self.0.database.failed(e))
+    }
+
+    /// Removes a webhook of `owner` and its deliveries.
+    pub fn remove(&self, owner: &str, id: &str) -> Result<(), WebhookError> {
+        let statement = "DELETE FROM webhooks WHERE owner = ?1 AND id = ?2";
+        let removed = (self.0.database.lock()).execute(statement, params![owner, id]);
+        let removed = removed.map_err(|e| self.0.database.failed(e))?;
+        self.0.changed.notify_one();
+        (removed > 0).then_some(()).ok_or_else(|| unknown(id))
+    }
+
+    /// Removes all webhooks of `owner` and their deliveries.
+    pub fn remove_all(&self, owner: &str) -> Result<(), WebhookError> {
+        let statement = "DELETE FROM webhooks WHERE owner = ?1";
+        let removed = (self.0.database.lock()).execute(statement, params![owner]);
+        removed.map_err(|e| self.0.database.failed(e))?;
+        self.0.changed.notify_one();
+        Ok(())
+    }
+
+    /// Returns all enabled webhooks.
+    pub(crate) fn subscriptions(&self) -> Result<Vec<Subscription>, WebhookError> {
+        let connection = self.0.database.lock();
+        let select = || {
+            let mut statement = connection.prepare_cached(
+                "SELECT id, owner, events, since_us FROM webhooks WHERE enabled = 1",
+            )?;
+            let all = statement.query_map([], |row| {
+                Ok(Subscription {
+                    id: row.get(0)?,
+                    owner: row.get(1)?,
+                    events: events_of(&row.get::<_, String>(2)?),
+                    since_us: row.get(3)?,
+                })
+            })?;
+            all.collect::<rusqlite::Result<Vec<_>>>()
+        };
+        select().map_err(|e| self.0.database.failed(e))
+    }
+
+    /// Returns the server and the secret of a webhook. `None` if it was removed, or if its secret
+    /// was encrypted by another host.
+    pub(crate) fn destination(&self, id: &str) -> Result<Option<Destination>, WebhookError> {
+        let statement = "SELECT url, secret FROM webhooks WHERE id = ?1";
+        let found: Option<(String, Vec<u8>)> = self
+            .0
+            .database
+            .lock()
+            .query_row(statement, params![id], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()
+            .map_err(|e| self.0.database.failed(e))?;
+        Ok(found.and_then(|(url, sealed)| {
+            let secret = self.0.key.open_sealed(&context(id), &sealed)?;
+            Some(Destination { url, secret })
+        }))
+    }
+}
+
+fn unknown(id: &str) -> WebhookError {
+    let shown: String = id.chars().take(64).collect();
+    WebhookError::Unknown(shown.escape_debug().to_string())
+}
+
+fn find(
+    connection: &rusqlite::Connection,
+    owner: &str,
+    id: &str,
+) -> rusqlite::Result<Option<Webhook>> {
+    let statement = format!("SELECT {COLUMNS} FROM webhooks WHERE owner = ?1 AND id = ?2");
+    let mut statement = connection.prepare_cached(&statement)?;
+    statement.query_row(params![owner, id], webhook).optional()
+}

@@ -1,0 +1,179 @@
+//! Queues the events of the log as deliveries.
+
+use crate::WebhookError;
+use crate::connect::Connect;
+use crate::webhooks::deliveries::NewDelivery;
+use crate::webhooks::{Subscription, Webhooks};
+use jiffy_api_types::{EventType, LifecycleEvent, LifecycleEventType};
+use jiffy_event_log::{EntryId, Event, EventFeed, EventFilter, Order, PageQuery};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Number of events that are read at once.
+const PAGE_EVENTS: usize = 500;
+/// Delay after an error.
+const ERROR_DELAY: Duration = Duration::from_secs(5);
+/// Maximum age of the stored position, while there are webhooks. It bounds the events that are read
+/// again after a restart.
+const POSITION_AGE: Duration = Duration::from_secs(60);
+
+/// Converts an event to the form of a delivery. `None` if clients do not know its type.
+pub type EventForm = fn(EntryId, Event) -> Option<LifecycleEvent>;
+
+impl Webhooks {
+    /// Delivers the events of `feed`. Never returns.
+    pub async fn run(self, feed: EventFeed, form: EventForm, connect: Arc<dyn Connect>) {
+        tokio::join!(self.queue_all(&feed, form), self.send_all(connect));
+    }
+
+    /// Queues the events of the log. Never returns.
+    async fn queue_all(&self, feed: &EventFeed, form: EventForm) {
+        let mut newest = feed.subscribe();
+        let mut queue = Queue {
+            webhooks: self,
+            feed,
+            form,
+            position: None,
+            stored: None,
+        };
+        loop {
+            newest.borrow_and_update();
+            if let Err(e) = queue.advance().await {
+                tracing::error!(error = %e, "cannot queue events for webhooks");
+                sleep(ERROR_DELAY).await;
+                continue;
+            }
+            tokio::select! {
+                changed = newest.changed() => {
+                    // The feed exists as long as `feed`.
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = self.0.changed.notified() => {}
+            }
+        }
+    }
+}
+
+/// Position in the log.
+struct Queue<'a> {
+    webhooks: &'a Webhooks,
+    feed: &'a EventFeed,
+    form: EventForm,
+    /// Time of the last event that was examined. `None` before the first one.
+    position: Option<u64>,
+    /// Time at which the position was stored.
+    stored: Option<Instant>,
+}
+
+impl Queue<'_> {
+    /// Queues all further events.
+    async fn advance(&mut self) -> Result<(), WebhookError> {
+        loop {
+            let newest = self.feed.newest().map_or(0, |id| id.time_us);
+            let subscriptions = self.webhooks.blocking(|w| w.subscriptions()).await?;
+            let Some(oldest) = subscriptions.iter().map(|s| s.since_us).min() else {
+                self.position = Some(newest);
+                return Ok(());
+            };
+            let after = match self.position {
+                Some(position) => position,
+                None => {
+                    let stored = self.webhooks.blocking(|w| w.position()).await?;
+                    // Events before all webhooks are not read. If the position is later than the
+                    // newest event, the log was removed.
+                    stored.filter(|at| *at <= newest).unwrap_or(0).max(oldest)
+                }
+            };
+            if after >= newest {
+                self.position = Some(newest);
+                return Ok(());
+            }
+            let (entries, position, more) = self.read(after).await?;
+            let deliveries = self.deliveries(&subscriptions, entries)?;
+            let is_old = self.stored.is_none_or(|at| at.elapsed() >= POSITION_AGE);
+            if !deliveries.is_empty() || is_old {
+                let queue = move |w: &Webhooks| w.queue(&deliveries, position);
+                self.webhooks.blocking(queue).await?;
+                self.stored = Some(Instant::now());
+            }
+            self.position = Some(position);
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads events after a time. Returns them, the time of the last one that was examined, and
+    /// whether there are more.
+    async fn read(&self, after: u64) -> Result<(Vec<(EntryId, Event)>, u64, bool), WebhookError> {
+        let query = PageQuery {
+            after: Some(EntryId {
+                time_us: after,
+                host: self.feed.host().clone(),
+            }),
+            order: Order::Ascending,
+            limit: PAGE_EVENTS,
+            ..PageQuery::default()
+        };
+        let kinds = LifecycleEventType::NAMES.into_iter();
+        let types: Vec<EventType> = kinds.flat_map(|(_, kind)| kind.types()).copied().collect();
+        let filter = EventFilter {
+            types,
+            ..EventFilter::default()
+        };
+        let newest = self.feed.newest().map_or(after, |id| id.time_us);
+        let feed = self.feed.clone();
+        let page = self.webhooks.blocking(move |_| {
+            let page = feed.page(&query, &filter);
+            page.map_err(|e| WebhookError::Log(e.to_string()))
+        });
+        let page = page.await?;
+        let position = match &page.next {
+            Some(next) if page.more => next.time_us,
+            // All events up to the newest one before the reading were examined.
+            next => next.as_ref().map_or(newest, |id| id.time_us.max(newest)),
+        };
+        Ok((page.entries, position, page.more))
+    }
+
+    fn deliveries(
+        &self,
+        subscriptions: &[Subscription],
+        entries: Vec<(EntryId, Event)>,
+    ) -> Result<Vec<NewDelivery>, WebhookError> {
+        let mut deliveries = Vec::new();
+        for (id, event) in entries {
+            let (time_us, owner) = (event.time_us, event.owner.clone().unwrap_or_default());
+            let Some(event) = (self.form)(id, event) else {
+                continue;
+            };
+            let mut body = None;
+            for webhook in subscriptions {
+                let is_selected = webhook.owner == owner
+                    && webhook.since_us < time_us
+                    && webhook.events.contains(&event.kind);
+                if !is_selected {
+                    continue;
+                }
+                let body = match &body {
+                    Some(body) => body,
+                    None => {
+                        let text = serde_json::to_string(&event);
+                        body.insert(text.map_err(|e| WebhookError::Log(e.to_string()))?)
+                    }
+                };
+                deliveries.push(NewDelivery {
+                    webhook: webhook.id.clone(),
+                    sandbox: event.sandbox_id.clone(),
+                    event: event.id.clone(),
+                    kind: event.kind.name(),
+                    body: body.clone(),
+                });
+            }
+        }
+        Ok(deliveries)
+    }
+}
