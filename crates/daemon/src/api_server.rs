@@ -3,6 +3,7 @@
 
 use crate::ServeOptions;
 use crate::console_server::ConsoleServer;
+use crate::control_plane_router::ControlPlaneRouter;
 use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
 use crate::documentation;
@@ -16,26 +17,19 @@ use crate::public_address::PublicAddress;
 use crate::signing_key::signing_key;
 use crate::status::daemon_status;
 use crate::tls::tls;
-use crate::traces::api_span;
 use anyhow::{Context, bail};
-use hyper::Request;
-use hyper::header::HeaderValue;
 use jiffy_api::{
-    App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, PreviewLinks, count_rejections,
-    count_usage, end_revoked, local_key, report_keys,
+    App, AutoResume, Keys, PreviewLinks, count_rejections, count_usage, end_revoked, local_key,
+    report_keys,
 };
 use jiffy_api_types::StopHost;
-use jiffy_client::{VERSION, VERSION_HEADER};
 use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
-use jiffy_gateway::body::Body;
 use jiffy_gateway::{
-    ClientRequestBody, ControlPlane, ForwardedConnection, FunctionLabel, Gateway, GatewayConfig,
-    GuestCallLog, InternalConnection, KnownCaller, LinkSigner, Peer, RequestId, Tls,
+    ForwardedConnection, Gateway, GatewayConfig, GuestCallLog, InternalConnection, LinkSigner, Tls,
 };
 use jiffy_image::{Home, Templates};
 use jiffy_network::Network;
-use jiffy_proto::internal::InternalOrigin;
 use jiffy_registry_pull::Registries;
 use jiffy_sandbox_manager::Sandboxes;
 use jiffy_secrets::Secrets;
@@ -52,7 +46,6 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
 
 /// API and gateway on the owner's socket and on an optional address.
 pub struct ApiServer {
@@ -76,60 +69,6 @@ struct ApiListener {
     public: PublicAddress,
 }
 
-/// Router of API requests, and of requests to functions by host name. It records the caller of each
-/// request: the owner for clients of the owner's socket, otherwise the client address. Requests
-/// from sandboxes and functions have their origin as an extension ([`InternalOrigin`]).
-#[derive(Clone)]
-pub struct ControlPlaneRouter {
-    control: axum::Router,
-    functions: axum::Router,
-}
-
-impl ControlPlane for ControlPlaneRouter {
-    async fn answer(&mut self, mut request: Request<ClientRequestBody>) -> hyper::Response<Body> {
-        match request.extensions().get::<Peer>().copied() {
-            Some(Peer { local: true, .. }) => {
-                request.extensions_mut().insert(Caller::Owner);
-            }
-            // The extension `InternalOrigin` identifies the caller. The address of an internal
-            // connection does not belong to a client.
-            Some(_) if request.extensions().get::<InternalOrigin>().is_some() => {}
-            Some(peer) => {
-                request.extensions_mut().insert(ClientAddress(peer.ip));
-            }
-            None => {}
-        }
-        let label = request.extensions_mut().remove::<FunctionLabel>();
-        let mut response = match label {
-            Some(FunctionLabel(label)) => {
-                request.extensions_mut().insert(FunctionHost(label));
-                // Requests to functions are not traced as calls of the API.
-                return mark_known_if_invoked(self.functions.answer(request).await);
-            }
-            None => {
-                let span = api_span(&request);
-                self.control.answer(request).instrument(span).await
-            }
-        };
-        // The gateway closes idle connections of known callers later than other connections.
-        if response.extensions().get::<Caller>().is_some() {
-            response.extensions_mut().insert(KnownCaller);
-        }
-        let version = HeaderValue::from_static(VERSION);
-        response.headers_mut().insert(VERSION_HEADER, version);
-        response
-    }
-}
-
-/// Marks the client as known if the response has a `RequestId`, which [`FunctionGateway`] adds when
-/// it forwards a request. A client whose request reaches a sandbox is also known.
-fn mark_known_if_invoked(mut response: hyper::Response<Body>) -> hyper::Response<Body> {
-    if response.extensions().get::<RequestId>().is_some() {
-        response.extensions_mut().insert(KnownCaller);
-    }
-    response
-}
-
 /// Parts of the host that the server makes available.
 pub struct HostParts {
     pub sandboxes: Sandboxes,
@@ -144,6 +83,7 @@ pub struct HostParts {
     pub secrets: Option<Secrets>,
     /// Volumes of API keys. `None` for a member of a fleet.
     pub volumes: Option<Arc<HostVolumes>>,
+    /// Webhooks of API keys. `None` for a member of a fleet.
     pub webhooks: Option<Webhooks>,
 }
 

@@ -6,6 +6,7 @@
 mod api_server;
 mod confinement;
 mod console_server;
+mod control_plane_router;
 mod direct_connections;
 mod direct_listener;
 mod documentation;

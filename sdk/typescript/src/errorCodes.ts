@@ -109,6 +109,14 @@ export class VolumePathExistsError extends apiError(e2b.SandboxError, 'volume_pa
  */
 export class VolumeFullError extends apiError(e2b.NotEnoughSpaceError, 'volume_full') {}
 /**
+ * The key has no webhook with this id.
+ */
+export class WebhookNotFoundError extends apiError(e2b.NotFoundError, 'webhook_not_found') {}
+/**
+ * The key has 16 webhooks.
+ */
+export class MaxWebhooksError extends apiError(e2b.SandboxError, 'max_webhooks') {}
+/**
  * The key of the sandbox was revoked or has expired, so that links to the sandbox are invalid.
  */
 export class KeyOverError extends apiError(e2b.SandboxError, 'key_over') {}
@@ -398,6 +406,8 @@ export const classes: Record<string, ApiErrorClass> = {
   volume_path_not_found: VolumePathNotFoundError,
   volume_path_exists: VolumePathExistsError,
   volume_full: VolumeFullError,
+  webhook_not_found: WebhookNotFoundError,
+  max_webhooks: MaxWebhooksError,
   key_over: KeyOverError,
   sandbox_not_found: SandboxNotFoundError,
   sandbox_broken: SandboxBrokenError,

@@ -42,8 +42,7 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
         "rotateKey" => json!({ "overlapMs": 3_600_000 }),
         "revokeKey" => json!({ "end": true }),
         "createWebhook" => json!({
-            "name": "audit", "url": "https://example.com/events",
-            "events": ["sandbox.lifecycle.killed"], "signatureSecret": "nH3o8wPq",
+            "name": "audit", "url": "https://example.com/events", "signatureSecret": "nH3o8wPq",
         }),
         "updateWebhook" => json!({ "enabled": false }),
         "createSecret" => json!({ "name": "github-token", "value": "ghp_16C7e42F292c6912E7" }),

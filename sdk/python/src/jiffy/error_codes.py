@@ -149,6 +149,16 @@ class VolumeFullError(ApiError, NotEnoughSpaceException):
 
     code = "volume_full"
 
+class WebhookNotFoundError(ApiError, NotFoundException):
+    """The key has no webhook with this id."""
+
+    code = "webhook_not_found"
+
+class MaxWebhooksError(ApiError, SandboxException):
+    """The key has 16 webhooks."""
+
+    code = "max_webhooks"
+
 class KeyOverError(ApiError, SandboxException):
     """The key of the sandbox was revoked or has expired, so that links to the sandbox are
     invalid."""
