@@ -47,23 +47,31 @@ fn invalid(message: impl std::fmt::Display) -> ApiError {
     ApiError::invalid(format!("`rules`: {message}"))
 }
 
+/// Parses rules of a request in either form.
+pub(crate) fn parse_rules(rules: Option<&NewNetworkRules>) -> Result<Vec<HeaderRule>, ApiError> {
+    let Some(rules) = rules.filter(|rules| !rules.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let rules = if rules.0.is_array() {
+        by_match(rules)?
+    } else {
+        by_host(rules)?
+    };
+    if rules.len() > MAX_HEADER_RULES {
+        return Err(invalid(format!("at most {MAX_HEADER_RULES} are allowed")));
+    }
+    Ok(rules)
+}
+
 impl App {
-    /// Checks rules of a request for a sandbox of `owner`.
+    /// Checks parsed rules for a sandbox of `owner`.
     pub(crate) fn header_rules(
         &self,
         owner: Option<&str>,
-        rules: Option<&NewNetworkRules>,
+        rules: Vec<HeaderRule>,
     ) -> Result<Vec<HeaderRule>, ApiError> {
-        let Some(rules) = rules.filter(|rules| !rules.is_empty()) else {
-            return Ok(Vec::new());
-        };
-        let rules = if rules.0.is_array() {
-            by_match(rules)?
-        } else {
-            by_host(rules)?
-        };
-        if rules.len() > MAX_HEADER_RULES {
-            return Err(invalid(format!("at most {MAX_HEADER_RULES} are allowed")));
+        if rules.is_empty() {
+            return Ok(rules);
         }
         let secrets = self.secrets()?;
         let owner = owner.unwrap_or_default();

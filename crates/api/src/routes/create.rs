@@ -5,6 +5,7 @@ use crate::audit::CreatedSandbox;
 use crate::body::{Raw, parse};
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::header_rules::parse_rules;
 use crate::idempotency::{digest, key_of};
 use crate::lookup::Origin;
 use crate::network::check_rules;
@@ -121,7 +122,7 @@ async fn create_once(
     app.check_content(engine.as_deref(), pause_content)?;
     let owner = caller.owner_id();
     let rules = request.network.as_ref().and_then(|n| n.rules.as_ref());
-    let rules = app.header_rules(owner.as_deref(), rules)?;
+    let rules = app.header_rules(owner.as_deref(), parse_rules(rules)?)?;
     let has_rules = !rules.is_empty();
     let header_authority = has_rules.then(|| app.header_authority()).transpose()?;
     let spec = CreateSpec {

@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::header_rules::parse_rules;
 use crate::keys::KeyStatus;
 use crate::lookup::Liveness;
 use crate::network::check_update;
@@ -41,11 +42,11 @@ pub(super) async fn network(
     Path(id): Path<String>,
     Required(body): Required<NetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
-    let new_rules = body.rules.clone();
+    let rules = parse_rules(body.rules.as_ref())?;
     let change = check_update(body)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     // The rules refer to secrets of the sandbox's owner, also if an administrator changes them.
-    let rules = app.header_rules(record.owner(), new_rules.as_ref())?;
+    let rules = app.header_rules(record.owner(), rules)?;
     let needs_authority = !rules.is_empty() && record.settings().header_authority.is_none();
     let authority = needs_authority
         .then(|| app.header_authority())
