@@ -84,7 +84,7 @@ fn webhooks_reach_no_internal_address_unless_allowed_and_survive_a_killed_daemon
     let webhook = created.stdout.trim().to_owned();
     let sandbox = test_home.ok(&["create"]);
     let pending = wait_for("a failed attempt", || {
-        let pending = test_home.json(&["webhook", "deliveries", &webhook, "--json"]);
+        let pending = test_home.json(&["webhook", "deliveries", &webhook]);
         let first = pending.get(0)?.clone();
         first["error"].is_string().then_some(first)
     });

@@ -45,7 +45,12 @@ impl Target {
             return Err(WebhookError::Url("it has no host"));
         }
         let port = parsed.port_u16();
-        if port == Some(0) || (port.is_none() && authority.ends_with(':')) {
+        // The colons of an IPv6 address are before the bracket.
+        let has_port = authority
+            .rsplit(']')
+            .next()
+            .is_some_and(|end| end.contains(':'));
+        if port == Some(0) || (port.is_none() && has_port) {
             return Err(WebhookError::Url("its port is invalid"));
         }
         let path = parsed.path_and_query().map_or("/", |path| path.as_str());
