@@ -1,5 +1,6 @@
 //! Headers that the host adds to requests of a sandbox.
 
+use crate::parts::is_empty;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -225,12 +226,7 @@ impl NewNetworkRules {
     /// Returns whether there are no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        match &self.0 {
-            Value::Null => true,
-            Value::Array(items) => items.is_empty(),
-            Value::Object(map) => map.is_empty(),
-            _ => false,
-        }
+        is_empty(&self.0)
     }
 }
 

@@ -42,12 +42,17 @@ pub struct Unsupported(pub Value);
 impl Unsupported {
     /// Returns whether the value is null, or an empty list or object.
     pub fn is_empty(&self) -> bool {
-        match &self.0 {
-            Value::Null => true,
-            Value::Array(items) => items.is_empty(),
-            Value::Object(map) => map.is_empty(),
-            _ => false,
-        }
+        is_empty(&self.0)
+    }
+}
+
+/// Returns whether a value is null, or an empty list or object.
+pub(crate) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
     }
 }
 

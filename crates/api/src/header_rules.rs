@@ -307,7 +307,10 @@ mod tests {
 
     #[test]
     fn invalid_rules_are_rejected() {
-        let headers = |name: &str, value: &str| json!({ "a.example": [{ "transform": { "headers": { name: value } } }] });
+        let headers = |name: &str, value: &str| {
+            let transform = json!({ "headers": { name: value } });
+            json!({ "a.example": [{ "transform": transform }] })
+        };
         let cube =
             |conditions: Value, action: Value| json!([{ "match": conditions, "action": action }]);
         let allow = json!({ "allow": true });

@@ -31,6 +31,7 @@ mod keys;
 mod lookup;
 mod network;
 pub mod openapi;
+mod owned_objects;
 mod page;
 mod query;
 mod quota;

@@ -23,7 +23,8 @@ pub enum AuthorityError {
     Secret(#[from] SecretError),
     /// The key was encrypted by another host.
     #[error(
-        "the certificate authority of the sandbox belongs to another host, or `secrets-key` of the data directory was replaced: create the sandbox again with its rules"
+        "the certificate authority of the sandbox belongs to another host, or `secrets-key` of the \
+         data directory was replaced: create the sandbox again with its rules"
     )]
     Foreign,
 }

@@ -4,6 +4,7 @@ use crate::secret::{
     MAX_METADATA_BYTES, MAX_METADATA_ENTRIES, MAX_METADATA_NAME, MAX_METADATA_VALUE,
     MAX_SECRET_NAME, MAX_SECRET_VALUE, MAX_SECRETS,
 };
+use jiffy_database::OpenError;
 use jiffy_engine_api::IdentityError;
 use std::io;
 use std::path::PathBuf;
@@ -27,14 +28,9 @@ pub enum SecretError {
         /// Cause.
         source: io::Error,
     },
-    /// The file was written by a later version.
-    #[error("{} has version {found}: use the version of jiffy that wrote it, or move it away", path.display())]
-    Version {
-        /// Path of the database.
-        path: PathBuf,
-        /// Version in the file.
-        found: i64,
-    },
+    /// The database cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A value cannot be decrypted.
     #[error(
         "the secret `{0}` cannot be decrypted: the file `secrets-key` of the data directory was \

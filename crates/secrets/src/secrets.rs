@@ -3,21 +3,19 @@
 use crate::host_key::HostKey;
 use crate::secret::{ID_PREFIX, MAX_SECRETS, check_metadata, check_value, checked_name};
 use crate::{NewSecret, Secret, SecretError};
+use jiffy_database::{DURABLE, Schema, open};
 use jiffy_engine_api::{new_id, now_ms};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// Version of the schema.
-const SCHEMA_VERSION: i64 = 1;
 /// Schema. The owner is the id of an API key; empty for the owner of the host.
-const SCHEMA: &str = "
+const SCHEMA: Schema = Schema {
+    version: 1,
+    tables: "
     CREATE TABLE secrets (
         id TEXT PRIMARY KEY,
         owner TEXT NOT NULL,
@@ -29,12 +27,10 @@ const SCHEMA: &str = "
         updated_ms INTEGER NOT NULL,
         UNIQUE (owner, name)
     ) STRICT;
-    PRAGMA user_version = 1;
-";
+",
+};
 /// Columns that [`secret`] reads by position.
 const COLUMNS: &str = "id, name, version, metadata, created_ms, updated_ms";
-/// Maximum wait for a lock of the database.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Secrets of one host. Clones share the database. All methods block.
 #[derive(Debug, Clone)]
@@ -73,37 +69,7 @@ impl Secrets {
     pub fn open(home: &Path) -> Result<Self, SecretError> {
         let key = HostKey::open(home)?;
         let path = home.join("secrets.db");
-        // Created with mode 0600 before SQLite opens the file.
-        let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).mode(0o600);
-        file.open(&path).map_err(|source| SecretError::File {
-            path: path.clone(),
-            source,
-        })?;
-        let failed = |source| SecretError::Database {
-            path: path.clone(),
-            source,
-        };
-        let connection = Connection::open(&path).map_err(failed)?;
-        connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-        for (name, value) in [
-            ("journal_mode", "WAL"),
-            // An acknowledged secret survives a power failure.
-            ("synchronous", "FULL"),
-            ("secure_delete", "ON"),
-        ] {
-            let set = connection.pragma_update(None, name, value);
-            set.map_err(failed)?;
-        }
-        let found: i64 = connection
-            .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(failed)?;
-        match found {
-            0 => connection.execute_batch(&format!("BEGIN; {SCHEMA} COMMIT;")),
-            SCHEMA_VERSION => Ok(()),
-            _ => return Err(SecretError::Version { path, found }),
-        }
-        .map_err(failed)?;
+        let connection = open(&path, &SCHEMA, DURABLE)?;
         let connection = Arc::new(Mutex::new(connection));
         Ok(Self {
             key,

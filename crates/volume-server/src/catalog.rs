@@ -7,18 +7,17 @@ pub(crate) use entries::{DirectoryEntry, Found};
 
 use crate::VolumeError;
 use crate::contents::{errno, log_of};
+use jiffy_database::{Schema, open};
 use nix::errno::Errno;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior, params};
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// Version of the schema.
-const SCHEMA_VERSION: i64 = 1;
 /// Schema. `parent` of a node is the parent of a directory. `position` orders the entries of a
 /// directory, so that a listing continues correctly after changes.
-const SCHEMA: &str = "
+const SCHEMA: Schema = Schema {
+    version: 1,
+    tables: "
     CREATE TABLE nodes (
         id INTEGER PRIMARY KEY,
         mode INTEGER NOT NULL,
@@ -43,12 +42,10 @@ const SCHEMA: &str = "
     CREATE INDEX listings ON entries (parent);
     CREATE TABLE numbers (reserved INTEGER NOT NULL) STRICT;
     INSERT INTO numbers VALUES (1);
-    PRAGMA user_version = 1;
-";
+",
+};
 /// Node numbers that are reserved at once.
 const RESERVED: u64 = 1 << 20;
-/// Maximum wait for a server of the same volume that exits.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of cached statements.
 const STATEMENTS: usize = 64;
 
@@ -84,38 +81,20 @@ impl Catalog {
             path: path.clone(),
             source,
         };
-        let mut options = OpenOptions::new();
-        let options = options.create(true).truncate(false).write(true).mode(0o600);
-        options.open(&path).map_err(file_failed)?;
-        let failed = |source| VolumeError::Catalog {
-            path: path.clone(),
-            source,
-        };
-        let mut connection = Connection::open(&path).map_err(failed)?;
-        connection.set_prepared_statement_cache_capacity(STATEMENTS);
-        // The previous server of the volume may be exiting.
-        connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-        for (name, value) in [
+        let settings = [
             // One process uses the catalog, which needs no shared memory then.
             ("locking_mode", "EXCLUSIVE"),
             ("journal_mode", "WAL"),
             // The server synchronises the log itself when a client requests it.
             ("synchronous", "NORMAL"),
             ("temp_store", "MEMORY"),
-        ] {
-            let set = connection.pragma_update(None, name, value);
-            set.map_err(failed)?;
-        }
-        let found: i64 = connection
-            .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(failed)?;
-        match found {
-            0 => connection
-                .execute_batch(&format!("BEGIN; {SCHEMA} COMMIT;"))
-                .map_err(failed)?,
-            SCHEMA_VERSION => {}
-            _ => return Err(VolumeError::Version { path, found }),
-        }
+        ];
+        let mut connection = open(&path, &SCHEMA, &settings)?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        let failed = |source| VolumeError::Catalog {
+            path: path.clone(),
+            source,
+        };
         let next = reserve(&mut connection).map_err(failed)?;
         // Opened after the first transaction, which creates the log.
         let log = File::open(log_of(&path)).map_err(file_failed)?;

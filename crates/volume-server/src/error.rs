@@ -1,5 +1,6 @@
 //! Errors of opening a volume.
 
+use jiffy_database::OpenError;
 use std::io;
 use std::path::PathBuf;
 
@@ -22,12 +23,7 @@ pub enum VolumeError {
         /// Cause.
         source: io::Error,
     },
-    /// A later version wrote the catalog.
-    #[error("{} has version {found}: use the version of jiffy that wrote it", path.display())]
-    Version {
-        /// Path of the catalog.
-        path: PathBuf,
-        /// Version in the file.
-        found: i64,
-    },
+    /// The database cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
 }

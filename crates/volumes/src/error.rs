@@ -3,6 +3,7 @@
 use crate::volume::{
     MAX_BYTES, MAX_FILES, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_NAME, MAX_VOLUMES, MIN_BYTES,
 };
+use jiffy_database::OpenError;
 use jiffy_engine_api::IdentityError;
 use jiffy_secrets::SecretError;
 use nix::errno::Errno;
@@ -28,14 +29,9 @@ pub enum VolumeError {
         /// Cause.
         source: io::Error,
     },
-    /// The file was written by a later version.
-    #[error("{} has version {found}: use the version of jiffy that wrote it, or move it away", path.display())]
-    Version {
-        /// Path of the database.
-        path: PathBuf,
-        /// Version in the file.
-        found: i64,
-    },
+    /// The database cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// The key of the host failed.
     #[error(transparent)]
     Key(#[from] SecretError),

@@ -3,19 +3,17 @@
 use crate::volume::{ID_PREFIX, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_VOLUMES, check_name, check_size};
 use crate::{NewVolume, Volume, VolumeError};
 use data_encoding::BASE32_NOPAD;
+use jiffy_database::{DURABLE, Schema, open};
 use jiffy_engine_api::{new_id, now_ms};
 use jiffy_secrets::HostKey;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// Version of the schema.
-const SCHEMA_VERSION: i64 = 1;
 /// Schema. The owner is the id of an API key; empty for the owner of the host.
-const SCHEMA: &str = "
+const SCHEMA: Schema = Schema {
+    version: 1,
+    tables: "
     CREATE TABLE volumes (
         id TEXT PRIMARY KEY,
         owner TEXT NOT NULL,
@@ -26,12 +24,10 @@ const SCHEMA: &str = "
         created_ms INTEGER NOT NULL,
         UNIQUE (owner, name)
     ) STRICT;
-    PRAGMA user_version = 1;
-";
+",
+};
 /// Columns that [`volume`] reads by position.
 const COLUMNS: &str = "id, owner, name, bytes, files, created_ms";
-/// Maximum wait for a lock of the database.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 25;
 
@@ -64,33 +60,7 @@ impl Volumes {
     pub fn open(home: &Path) -> Result<Self, VolumeError> {
         let key = HostKey::open(home)?;
         let path = home.join("volumes.db");
-        // Created with mode 0600 before SQLite opens the file.
-        let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).mode(0o600);
-        file.open(&path).map_err(|source| VolumeError::File {
-            path: path.clone(),
-            source,
-        })?;
-        let failed = |source| VolumeError::Database {
-            path: path.clone(),
-            source,
-        };
-        let connection = Connection::open(&path).map_err(failed)?;
-        connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-        // An acknowledged volume survives a power failure.
-        for (name, value) in [("journal_mode", "WAL"), ("synchronous", "FULL")] {
-            let set = connection.pragma_update(None, name, value);
-            set.map_err(failed)?;
-        }
-        let found: i64 = connection
-            .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(failed)?;
-        match found {
-            0 => connection.execute_batch(&format!("BEGIN; {SCHEMA} COMMIT;")),
-            SCHEMA_VERSION => Ok(()),
-            _ => return Err(VolumeError::Version { path, found }),
-        }
-        .map_err(failed)?;
+        let connection = open(&path, &SCHEMA, DURABLE)?;
         Ok(Self {
             key,
             path,

@@ -2,6 +2,7 @@
 
 use crate::webhook::MAX_WEBHOOKS;
 use jiffy_api_types::{MAX_WEBHOOK_NAME, MAX_WEBHOOK_SECRET, MAX_WEBHOOK_URL};
+use jiffy_database::OpenError;
 use std::path::PathBuf;
 
 /// Error of a call on webhooks.
@@ -15,17 +16,9 @@ pub enum WebhookError {
         /// Error.
         source: rusqlite::Error,
     },
-    /// The database was written by another version.
-    #[error(
-        "the webhooks in {path} have version {found}, which this program does not support: use the \
-         program that wrote them"
-    )]
-    Version {
-        /// File.
-        path: PathBuf,
-        /// Version of the schema.
-        found: i64,
-    },
+    /// The database cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// The host's key cannot be used.
     #[error("cannot encrypt the secrets of webhooks: {0}")]
     Key(#[from] jiffy_secrets::SecretError),

@@ -19,6 +19,7 @@ use jiffy_secrets::HostKey;
 use rusqlite::{OptionalExtension, Row, TransactionBehavior, params};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Notify;
 use zeroize::Zeroizing;
 
@@ -33,8 +34,8 @@ pub struct Webhooks(pub(crate) Arc<Shared>);
 pub(crate) struct Shared {
     pub database: Database,
     pub key: HostKey,
-    /// Notified when webhooks were changed.
-    pub changed: Notify,
+    /// Number of changes of webhooks since the start.
+    pub changes: AtomicU64,
     /// Notified when deliveries were queued, or can be sent again.
     pub queued: Notify,
 }
@@ -93,7 +94,7 @@ impl Webhooks {
         Ok(Self(Arc::new(Shared {
             database: Database::open(home)?,
             key: HostKey::open(home)?,
-            changed: Notify::new(),
+            changes: AtomicU64::new(0),
             queued: Notify::new(),
         })))
     }
@@ -151,7 +152,7 @@ impl Webhooks {
         .map_err(failed)?;
         tx.commit().map_err(failed)?;
         drop(connection);
-        self.0.changed.notify_one();
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
         Ok(created)
     }
 
@@ -211,7 +212,7 @@ impl Webhooks {
         }
         tx.commit().map_err(failed)?;
         drop(connection);
-        self.0.changed.notify_one();
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
         self.0.queued.notify_one();
         Ok(changed)
     }
@@ -241,7 +242,7 @@ impl Webhooks {
         let statement = "DELETE FROM webhooks WHERE owner = ?1 AND id = ?2";
         let removed = (self.0.database.lock()).execute(statement, params![owner, id]);
         let removed = removed.map_err(|e| self.0.database.failed(e))?;
-        self.0.changed.notify_one();
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
         (removed > 0).then_some(()).ok_or_else(|| unknown(id))
     }
 
@@ -250,7 +251,7 @@ impl Webhooks {
         let statement = "DELETE FROM webhooks WHERE owner = ?1";
         let removed = (self.0.database.lock()).execute(statement, params![owner]);
         removed.map_err(|e| self.0.database.failed(e))?;
-        self.0.changed.notify_one();
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 

@@ -28,8 +28,12 @@ test('rules add headers with secrets that are not returned', limit, async (t) =>
   const name = `token-${randomUUID().slice(0, 8)}`
   await Secret.create(name, 'the value')
   t.after(() => Secret.destroy(name))
-  const rules = (secret) => ({ 'api.example.com': [{ transform: { headers: { authorization: `Bearer \${e2b.secrets.${secret}}` } } }] })
-  const sandbox = await create(t, 'base', { network: { rules: { ...rules(name), 'b.example.com': [{ transform: { headers: { 'x-key': 'text' } } }] } } })
+  const rules = (secret) => {
+    const headers = { authorization: `Bearer \${e2b.secrets.${secret}}` }
+    return { 'api.example.com': [{ transform: { headers } }] }
+  }
+  const literal = { 'b.example.com': [{ transform: { headers: { 'x-key': 'text' } } }] }
+  const sandbox = await create(t, 'base', { network: { rules: { ...rules(name), ...literal } } })
   const masked = { 'b.example.com': [{ transform: { headers: { 'x-key': '***' } } }] }
   assert.deepEqual((await sandbox.getInfo()).network.rules, { ...rules(name), ...masked })
   await sandbox.updateNetwork({ rules: rules(name) })

@@ -50,7 +50,8 @@ async def test_rules_add_headers_with_secrets_that_are_not_returned(sdk, secrets
         return {"api.example.com": [{"transform": {"headers": {"authorization": f"Bearer ${{e2b.secrets.{secret}}}"}}}]}
 
     try:
-        sandbox = await create(network={"rules": {**rules(name), "b.example.com": [{"transform": {"headers": {"x-key": "text"}}}]}})
+        literal = {"b.example.com": [{"transform": {"headers": {"x-key": "text"}}}]}
+        sandbox = await create(network={"rules": {**rules(name), **literal}})
         shown = (await sdk(sandbox.get_info)).network["rules"]
         assert {**rules(name), "b.example.com": [{"transform": {"headers": {"x-key": "***"}}}]} == shown
         await sdk(sandbox.update_network, {"rules": rules(name)})

@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
 use crate::page::{Page, with_next};
 use crate::query::Query;
 use crate::wire::secret::shown;
@@ -12,8 +13,6 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_api_types::{EventType, NewSecret, Secret, SecretUpdate};
-use jiffy_engine_api::steps;
-use jiffy_event_log::Event;
 use jiffy_secrets::{SecretError, Secrets};
 use std::sync::Arc;
 use zeroize::Zeroizing;
@@ -98,12 +97,8 @@ pub(super) async fn remove(
 impl App {
     /// Returns the secrets of this host.
     pub(crate) fn secrets(&self) -> Result<&Arc<Secrets>, ApiError> {
-        self.secrets.as_ref().ok_or_else(|| {
-            ApiError::unsupported_option(
-                "secrets are not supported: this host is a member of a fleet, and would store them \
-                 on one host only",
-            )
-        })
+        let secrets = self.secrets.as_ref();
+        secrets.ok_or_else(|| not_in_a_fleet("secrets"))
     }
 
     /// Calls `work` with the secrets of this host and the owner of the caller's secrets.
@@ -112,13 +107,8 @@ impl App {
         caller: &Caller,
         work: impl FnOnce(&Secrets, &str) -> Result<T, SecretError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (secrets, owner) = (self.secrets()?.clone(), caller.owner_id());
-        // Writes wait for the disk.
-        let done = tokio::task::spawn_blocking(move || {
-            work(&secrets, owner.as_deref().unwrap_or_default())
-        });
-        let done = done.await.map_err(|e| ApiError::internal(e.to_string()))?;
-        done.map_err(refused)
+        let secrets = self.secrets()?.clone();
+        for_owner(caller, refused, move |owner| work(&secrets, owner)).await
     }
 
     /// Removes the secrets of a revoked key whose resources are removed.
@@ -126,28 +116,11 @@ impl App {
         let (Some(secrets), owner) = (self.secrets.clone(), key.to_owned()) else {
             return Ok(());
         };
-        let removed = tokio::task::spawn_blocking(move || secrets.remove_all(&owner)).await;
-        let removed = removed.map_err(|e| ApiError::internal(e.to_string()))?;
-        for secret in removed.map_err(refused)? {
+        let removed = blocking(refused, move || secrets.remove_all(&owner)).await?;
+        for secret in removed {
             self.report_object(EventType::SecretDeleted, Some(key.to_owned()), &secret.name);
         }
         Ok(())
-    }
-
-    /// Records an event of a secret or a volume, with the caller of the request in flight.
-    pub(super) fn report_object(&self, kind: EventType, owner: Option<String>, name: &str) {
-        let request = steps::request();
-        let caller = request.as_ref().map(|request| match &request.caller {
-            Some(caller) => caller.to_string(),
-            None => Event::HOST_OWNER.to_owned(),
-        });
-        self.sandboxes.events().append(Event {
-            owner,
-            caller,
-            request: request.and_then(|request| request.id.as_ref().map(|id| id.to_string())),
-            name: Some(name.to_owned()),
-            ..Event::new(kind)
-        });
     }
 }
 

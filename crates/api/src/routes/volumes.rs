@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
 use crate::page::{Page, with_next};
 use crate::query::Query;
 use crate::wire::volume::shown;
@@ -106,12 +107,8 @@ pub(super) async fn remove(
 impl App {
     /// Returns the volumes of this host.
     pub(crate) fn volumes(&self) -> Result<&Arc<HostVolumes>, ApiError> {
-        self.volumes.as_ref().ok_or_else(|| {
-            ApiError::unsupported_option(
-                "volumes are not supported: this host is a member of a fleet, and would store them \
-                 on one host only",
-            )
-        })
+        let volumes = self.volumes.as_ref();
+        volumes.ok_or_else(|| not_in_a_fleet("volumes"))
     }
 
     /// Calls `work` with the volumes of this host and the owner of the caller's volumes.
@@ -120,13 +117,8 @@ impl App {
         caller: &Caller,
         work: impl FnOnce(&HostVolumes, &str) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (volumes, owner) = (self.volumes()?.clone(), caller.owner_id());
-        // Writes wait for the disk.
-        let done = tokio::task::spawn_blocking(move || {
-            work(&volumes, owner.as_deref().unwrap_or_default())
-        });
-        let done = done.await.map_err(|e| ApiError::internal(e.to_string()))?;
-        done.map_err(refused)
+        let volumes = self.volumes()?.clone();
+        for_owner(caller, refused, move |owner| work(&volumes, owner)).await
     }
 
     /// Removes the volumes of a revoked key whose resources are removed.
@@ -134,17 +126,14 @@ impl App {
         let (Some(volumes), owner) = (self.volumes.clone(), key.to_owned()) else {
             return Ok(());
         };
-        let removed = tokio::task::spawn_blocking(move || {
+        let remove = move || {
             let all = volumes.volumes().list(&owner, None, usize::MAX >> 1)?;
             for volume in &all {
                 volumes.remove(volume)?;
             }
             Ok(all)
-        });
-        let removed = removed
-            .await
-            .map_err(|e| ApiError::internal(e.to_string()))?;
-        for volume in removed.map_err(refused)? {
+        };
+        for volume in blocking(refused, remove).await? {
             self.report_object(EventType::VolumeDeleted, Some(key.to_owned()), &volume.name);
         }
         Ok(())

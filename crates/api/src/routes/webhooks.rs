@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
 use crate::page::{unknown_token, with_next};
 use crate::query::Query;
 use crate::wire::webhook::{delivery, shown};
@@ -119,12 +120,8 @@ pub(super) async fn deliveries(
 impl App {
     /// Returns the webhooks of this host.
     pub(crate) fn webhooks(&self) -> Result<&Webhooks, ApiError> {
-        self.webhooks.as_ref().ok_or_else(|| {
-            ApiError::unsupported_option(
-                "webhooks are not supported: this host is a member of a fleet, and would send the \
-                 events of one host only",
-            )
-        })
+        let webhooks = self.webhooks.as_ref();
+        webhooks.ok_or_else(|| not_in_a_fleet("webhooks"))
     }
 
     /// Calls `work` with the webhooks of this host, the owner of the caller's webhooks, and the
@@ -134,14 +131,10 @@ impl App {
         caller: &Caller,
         work: impl FnOnce(&Webhooks, &str, u64) -> Result<T, WebhookError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (webhooks, owner) = (self.webhooks()?.clone(), caller.owner_id());
+        let webhooks = self.webhooks()?.clone();
         let newest = self.sandboxes.events().newest().map_or(0, |id| id.time_us);
-        // Writes wait for the disk.
-        let done = tokio::task::spawn_blocking(move || {
-            work(&webhooks, owner.as_deref().unwrap_or_default(), newest)
-        });
-        let done = done.await.map_err(|e| ApiError::internal(e.to_string()))?;
-        done.map_err(refused)
+        let work = move |owner: &str| work(&webhooks, owner, newest);
+        for_owner(caller, refused, work).await
     }
 
     /// Removes the webhooks of a revoked key whose resources are removed.
@@ -149,9 +142,7 @@ impl App {
         let (Some(webhooks), owner) = (self.webhooks.clone(), key.to_owned()) else {
             return Ok(());
         };
-        let removed = tokio::task::spawn_blocking(move || webhooks.remove_all(&owner)).await;
-        let removed = removed.map_err(|e| ApiError::internal(e.to_string()))?;
-        removed.map_err(refused)
+        blocking(refused, move || webhooks.remove_all(&owner)).await
     }
 }
 

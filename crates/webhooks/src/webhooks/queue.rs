@@ -7,6 +7,7 @@ use crate::webhooks::{Subscription, Webhooks};
 use jiffy_api_types::{EventType, LifecycleEvent, LifecycleEventType};
 use jiffy_event_log::{EntryId, Event, EventFeed, EventFilter, Order, PageQuery};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -34,6 +35,7 @@ impl Webhooks {
             webhooks: self,
             feed,
             form,
+            subscriptions: None,
             position: None,
             stored: None,
         };
@@ -44,14 +46,9 @@ impl Webhooks {
                 sleep(ERROR_DELAY).await;
                 continue;
             }
-            tokio::select! {
-                changed = newest.changed() => {
-                    // The feed exists as long as `feed`.
-                    if changed.is_err() {
-                        return;
-                    }
-                }
-                () = self.0.changed.notified() => {}
+            // The feed exists as long as `feed`.
+            if newest.changed().await.is_err() {
+                return;
             }
         }
     }
@@ -62,6 +59,9 @@ struct Queue<'a> {
     webhooks: &'a Webhooks,
     feed: &'a EventFeed,
     form: EventForm,
+    /// Enabled webhooks, and the number of changes when they were read. An event of a host without
+    /// webhooks costs no access to the database.
+    subscriptions: Option<(u64, Arc<[Subscription]>)>,
     /// Time of the last event that was examined. `None` before the first one.
     position: Option<u64>,
     /// Time at which the position was stored.
@@ -72,8 +72,10 @@ impl Queue<'_> {
     /// Queues all further events.
     async fn advance(&mut self) -> Result<(), WebhookError> {
         loop {
+            // Read before the webhooks, and the limit of this round: events after the creation of
+            // a webhook are later.
             let newest = self.feed.newest().map_or(0, |id| id.time_us);
-            let subscriptions = self.webhooks.blocking(|w| w.subscriptions()).await?;
+            let subscriptions = self.subscriptions().await?;
             let Some(oldest) = subscriptions.iter().map(|s| s.since_us).min() else {
                 self.position = Some(newest);
                 return Ok(());
@@ -91,7 +93,7 @@ impl Queue<'_> {
                 self.position = Some(newest);
                 return Ok(());
             }
-            let (entries, position, more) = self.read(after).await?;
+            let (entries, position, more) = self.read(after, newest).await?;
             let deliveries = self.deliveries(&subscriptions, entries)?;
             let is_old = self.stored.is_none_or(|at| at.elapsed() >= POSITION_AGE);
             if !deliveries.is_empty() || is_old {
@@ -106,14 +108,34 @@ impl Queue<'_> {
         }
     }
 
-    /// Reads events after a time. Returns them, the time of the last one that was examined, and
-    /// whether there are more.
-    async fn read(&self, after: u64) -> Result<(Vec<(EntryId, Event)>, u64, bool), WebhookError> {
+    /// Returns the enabled webhooks.
+    async fn subscriptions(&mut self) -> Result<Arc<[Subscription]>, WebhookError> {
+        let changes = self.webhooks.0.changes.load(Ordering::SeqCst);
+        match &self.subscriptions {
+            Some((known, subscriptions)) if *known == changes => Ok(subscriptions.clone()),
+            _ => {
+                let read = self.webhooks.blocking(|w| w.subscriptions()).await?;
+                let read: Arc<[Subscription]> = read.into();
+                self.subscriptions = Some((changes, read.clone()));
+                Ok(read)
+            }
+        }
+    }
+
+    /// Reads a page of the events after `after` and up to `newest`. The second value is the time up
+    /// to which events were read, and the third is true if there are more.
+    async fn read(
+        &self,
+        after: u64,
+        newest: u64,
+    ) -> Result<(Vec<(EntryId, Event)>, u64, bool), WebhookError> {
+        let id = |time_us| EntryId {
+            time_us,
+            host: self.feed.host().clone(),
+        };
         let query = PageQuery {
-            after: Some(EntryId {
-                time_us: after,
-                host: self.feed.host().clone(),
-            }),
+            after: Some(id(after)),
+            before: Some(id(newest.saturating_add(1))),
             order: Order::Ascending,
             limit: PAGE_EVENTS,
             ..PageQuery::default()
@@ -124,7 +146,6 @@ impl Queue<'_> {
             types,
             ..EventFilter::default()
         };
-        let newest = self.feed.newest().map_or(after, |id| id.time_us);
         let feed = self.feed.clone();
         let page = self.webhooks.blocking(move |_| {
             let page = feed.page(&query, &filter);
@@ -132,9 +153,8 @@ impl Queue<'_> {
         });
         let page = page.await?;
         let position = match &page.next {
-            Some(next) if page.more => next.time_us,
-            // All events up to the newest one before the reading were examined.
-            next => next.as_ref().map_or(newest, |id| id.time_us.max(newest)),
+            Some(next) if page.more => next.time_us.min(newest),
+            _ => newest,
         };
         Ok((page.entries, position, page.more))
     }
