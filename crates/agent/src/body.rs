@@ -1,4 +1,4 @@
-//! Bodies of responses.
+//! Bodies of the agent's HTTP responses: complete, or in chunks from a source such as a process.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};

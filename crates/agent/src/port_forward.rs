@@ -1,4 +1,5 @@
-//! Forwards a stream from the host to a TCP port of the guest (`jiffy_proto::agent::TCP_PORT`).
+//! Connects a stream of the host to a TCP port inside the guest (`jiffy_proto::agent::TCP_PORT`).
+//! The gateway uses this for servers that listen on loopback addresses only.
 
 use crate::sys;
 use jiffy_proto::agent::TCP_OK;

@@ -1,5 +1,5 @@
-//! Plain HTTP requests (`/files`, `/archive`, `/metrics` and others), in addition to the Connect
-//! services.
+//! Plain HTTP requests to the agent (`/files`, `/archive`, `/metrics` and others), in addition to
+//! the Connect services. Clients send them through the gateway, and the host directly.
 
 pub mod archive;
 pub mod changes;

@@ -1,5 +1,5 @@
-//! HTTP server of the agent: serves connections, authenticates requests, and routes them to the
-//! services.
+//! HTTP server of the agent: serves the connections of the host, authenticates requests, and routes
+//! them to the services.
 
 use crate::body::{ReplyBody, json};
 use crate::rpc::request::{self, CallInfo};
@@ -141,6 +141,7 @@ fn unknown_method(service: &str, method: &str) -> Response<ReplyBody> {
 #[derive(serde::Serialize)]
 struct EmptyMessage {}
 
+/// Answers a call of the service `process.Process`.
 async fn process_call(
     agent: &Rc<Agent>,
     method: &str,
@@ -197,6 +198,7 @@ async fn process_call(
     }
 }
 
+/// Answers a call of the service `filesystem.Filesystem`.
 async fn filesystem_call(
     agent: &Rc<Agent>,
     method: &str,

@@ -1,5 +1,5 @@
-//! Settings that the host sends to the agent. An identity replaces all of them, and `POST /init`
-//! changes single settings.
+//! [`AgentSettings`]: environment, token and defaults of the sandbox, which the host sends. An
+//! identity replaces all of them, and `POST /init` changes single settings.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The agent as an ordinary process, for tests. It mounts no file systems and exchanges no
-//! greeting.
+//! The agent as an ordinary process on a development machine, for tests. It mounts no file systems
+//! and exchanges no greeting with a host.
 
 use crate::process::reaper;
 use crate::settings::AgentSettings;

@@ -1,4 +1,5 @@
-//! Small wrappers around system calls that neither std nor tokio offers.
+//! Small wrappers around system calls that neither std nor tokio offers. The agent uses `libc`
+//! directly, to stay small.
 
 use data_encoding::HEXLOWER;
 use std::ffi::CString;

@@ -1,6 +1,6 @@
-//! Reads users and groups from `/etc/passwd` and `/etc/group`. The agent is a static binary, which
-//! cannot use the name service switch. Reading the files may wait for a file system, so it must be
-//! done on a worker thread.
+//! Users and groups of the sandbox, read from `/etc/passwd` and `/etc/group` of its image. The
+//! agent is a static binary, which cannot use the name service switch. Reading the files may wait
+//! for a file system, so it must be done on a worker thread.
 
 use crate::sys;
 use std::cell::RefCell;

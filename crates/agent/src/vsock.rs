@@ -1,4 +1,4 @@
-//! vsock sockets for tokio.
+//! vsock sockets for tokio. vsock is the socket family between a virtual machine and its host.
 //!
 //! Only `read`, `write`, `shutdown` and `SO_ERROR` are used on a connected socket. They do not
 //! depend on the address family, so connections can be represented as tokio's `UnixStream`.

@@ -1,5 +1,6 @@
-//! Renews state that a clone has in common with its parent: random seeds, the boot id, and memory
-//! marked `MADV_WIPEONFORK`.
+//! Renews state that a clone has in common with its parent. A clone is a guest that was restored
+//! from a snapshot of another sandbox. The state is: random seeds, the boot id, and memory marked
+//! `MADV_WIPEONFORK`.
 
 use super::mount::raw;
 use crate::sys;

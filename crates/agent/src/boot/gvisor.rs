@@ -27,6 +27,7 @@ pub fn run(began_us: u64) -> i32 {
     1
 }
 
+/// Serves the agent's three ports until the sandbox ends: greeting, API (envd) and TCP streams.
 async fn serve(began_us: u64) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;

@@ -1,5 +1,5 @@
-//! Configuration of `lo` and `eth0` with ioctls. A few system calls make a netlink library
-//! unnecessary.
+//! Configures the network interfaces of a microVM at boot: `lo` and `eth0`. The kernel's command
+//! line has the addresses. A few ioctls make a netlink library unnecessary.
 
 use super::cmdline::{GuestNetConfig, addresses};
 use super::ipv6;

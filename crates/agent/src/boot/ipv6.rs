@@ -1,4 +1,4 @@
-//! IPv6 configuration of `eth0` according to the command line.
+//! Configures IPv6 addresses and routes of `eth0` at boot, according to the kernel's command line.
 
 use super::cmdline::Ipv6Config;
 use crate::sys;

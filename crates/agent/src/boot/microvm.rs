@@ -48,6 +48,8 @@ fn die(reason: &str) -> ! {
     }
 }
 
+/// Serves the agent's vsock ports, exchanges greetings with the host and reaps processes, until the
+/// guest ends. `early` is a connection for the greeting that was started earlier in the boot.
 async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;

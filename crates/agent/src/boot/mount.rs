@@ -1,4 +1,4 @@
-//! Mounting of file systems. Errors name the call and the path.
+//! Mounts file systems at boot. Errors name the call and the path.
 
 use crate::sys;
 use std::ffi::CStr;

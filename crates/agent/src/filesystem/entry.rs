@@ -1,4 +1,4 @@
-//! Descriptions of files and directories for responses and events.
+//! Descriptions of files and directories (name, type, size, owner) for responses and events.
 
 use super::message::EntryInfo;
 use super::metadata;

@@ -18,6 +18,8 @@ pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
     open_or_create(path, user).map(drop)
 }
 
+/// Opens a directory. Creates it and its missing parents on behalf of `user`, to whom they then
+/// belong.
 fn open_or_create(path: &Path, user: &User) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match fs::open(path, flags, Mode::empty()) {

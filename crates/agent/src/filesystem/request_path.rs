@@ -1,4 +1,5 @@
-//! Paths in requests. JSON contains only text, but the name of a file may contain any bytes.
+//! Paths in requests. JSON contains only text, but the name of a file may contain any bytes, so a
+//! path that is not UTF-8 has a separate field.
 
 use crate::rpc::{RpcCode, RpcError};
 use crate::users::User;

@@ -198,6 +198,8 @@ impl DirectoryWatch {
         self.loss.take()
     }
 
+    /// Converts one inotify event to events for clients. Adds watches for new directories, and
+    /// removes the watches of moved ones. A loss of events is recorded in `self.loss`.
     fn translate(
         &mut self,
         id: i32,

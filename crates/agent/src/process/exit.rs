@@ -1,4 +1,4 @@
-//! Exit of a process, and its representation in the final frames of a stream.
+//! Exit of a process, and the final frame of the streams of clients, which reports the exit.
 
 use crate::rpc::frame;
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Input of a process: writes a client's bytes to the pipe or terminal of the process.
+//! [`ProcessInput`]: standard input of a process, to which clients send bytes.
 
 use super::message::InputData;
 use crate::rpc::{RpcCode, RpcError};

@@ -1,4 +1,4 @@
-//! Resource limits of one process: an extension of `Start`.
+//! Resource limits (`setrlimit`) that a client sets for one process: an extension of `Start`.
 
 use serde::{Deserialize, Serialize};
 

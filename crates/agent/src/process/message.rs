@@ -1,4 +1,4 @@
-//! Messages of `process.Process` as JSON.
+//! Messages of the service `process.Process` as JSON, compatible with E2B's envd protocol.
 
 use super::limits::ProcessLimits;
 use crate::rpc::json;

@@ -1,5 +1,5 @@
-//! Detects whether a process that received SIGKILL was killed by the kernel because of a lack of
-//! memory.
+//! Detects out-of-memory kills. A process that received SIGKILL was killed either by a client, or
+//! by the guest's kernel because of a lack of memory.
 
 use super::oom_log::{MAX_RECORD_BYTES, OomVictim, open_kernel_log};
 use std::cell::{Cell, RefCell};

@@ -66,6 +66,8 @@ impl ProcessOutput {
         }
     }
 
+    /// Reads one output of the process and publishes it, until the output is empty, a reader's
+    /// queue is full or the limit of reads is reached.
     fn drain(&self, hub: &FrameHub, scratch: &mut [u8], cx: &mut Context<'_>) -> OutputStatus {
         for _ in 0..READS_PER_POLL {
             if hub.poll_room(cx).is_pending() {
@@ -162,6 +164,8 @@ impl OutputPump {
         poll_fn(|cx| self.poll(&agent.processes, cx)).await;
     }
 
+    /// Reads all outputs. After the exit of the process, waits briefly for the rest of its output,
+    /// and then publishes the exit. Completes when no output is open.
     fn poll(&mut self, table: &ProcessTable, cx: &mut Context<'_>) -> Poll<()> {
         self.check_deadline(cx);
         let mut quiet = true;

@@ -1,4 +1,4 @@
-//! Terminals.
+//! Terminals of processes: opens a pseudoterminal, and sets its size.
 
 use super::message::PtySize;
 use crate::sys;

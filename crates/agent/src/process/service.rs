@@ -1,4 +1,4 @@
-//! Handlers of the RPC service `process.Process`.
+//! Handlers of the RPC service `process.Process`, by which clients start and control processes.
 
 use super::frame_hub::Subscription;
 use super::message::{

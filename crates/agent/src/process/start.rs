@@ -72,6 +72,8 @@ pub async fn start(
         .map_err(|e| RpcError::new(RpcCode::Internal, e.to_string()))?
 }
 
+/// Starts a process, registers it in the table of processes, and subscribes the caller to its
+/// output.
 async fn start_registered(
     agent: &Rc<Agent>,
     request: StartRequest,
@@ -160,6 +162,8 @@ impl Drop for SpawnedProcess {
 }
 
 impl SpawnJob {
+    /// Finds user, directory and program, and starts the process. Runs on a worker thread, because
+    /// the file system may not answer.
     fn spawn(self, progress: &Progress) -> Result<SpawnedProcess, RpcError> {
         let user = self.lookup.find()?;
         let cwd = self.working_directory(&user, progress)?;
@@ -268,6 +272,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
         .collect()
 }
 
+/// Returns the error for a client, depending on the step of the start that failed.
 fn explain(cmd: &str, cwd: &Path, failure: &SpawnError) -> RpcError {
     let error = &failure.error;
     match (failure.step, error.raw_os_error()) {

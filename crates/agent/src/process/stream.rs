@@ -1,4 +1,5 @@
-//! The response stream of `Start` and `Connect`.
+//! [`EventStream`]: the response stream of `Start` and `Connect`, with output and exit of a
+//! process.
 
 use super::frame_hub::Subscription;
 use super::table::GuestProcess;

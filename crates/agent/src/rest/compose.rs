@@ -44,6 +44,7 @@ pub async fn answer(
     Ok(json(&written))
 }
 
+/// Joins the uploaded parts to a file, and removes the parts. Runs on a worker thread.
 fn work(
     compose: &ComposeRequest,
     user: &User,

@@ -1,4 +1,5 @@
-//! Errors as `{"code": <status>, "message": <text>}`, with an optional `"reason"` for programs.
+//! [`RestError`]: errors of plain HTTP requests: `{"code": <status>, "message": <text>}`, with an
+//! optional `"reason"` for programs.
 
 use crate::body::ReplyBody;
 use crate::rpc::RpcError;

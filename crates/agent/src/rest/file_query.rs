@@ -1,4 +1,4 @@
-//! Query of a `/files` request: file, user and authentication.
+//! [`FileQuery`]: the query of a `/files` request, with the file, the user and the authentication.
 
 use super::error::RestError;
 use super::signature::{self, SignatureClaim};

@@ -1,5 +1,6 @@
-//! `POST /init`: the host changes settings of a running sandbox. Gateways must not forward requests
-//! of clients to it, see `jiffy_proto::agent::HOST_ONLY_PATHS`.
+//! `POST /init`: the host changes settings of a running sandbox, for example its environment or its
+//! clock. Gateways must not forward requests of clients to it, see
+//! `jiffy_proto::agent::HOST_ONLY_PATHS`.
 
 use super::error::RestError;
 use crate::body::ReplyBody;

@@ -1,4 +1,4 @@
-//! `/metrics`: resource use of the guest.
+//! `/metrics`: resource use of the guest, as its kernel measures it.
 
 use super::error::RestError;
 use crate::body::{ReplyBody, json};

@@ -40,6 +40,8 @@ pub async fn list(
     Ok(Response::new(ReplyBody::whole(list)))
 }
 
+/// Returns the list of all processes in the format that the module describes. The list has a
+/// maximum size: long command lines are cut, and further processes are omitted.
 fn read_all() -> Vec<u8> {
     let mut list = Vec::new();
     add(

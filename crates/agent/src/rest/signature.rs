@@ -1,4 +1,5 @@
-//! Signed URLs: `v1_` and the unpadded base64 of sha256(`path:operation:user:token[:expiry]`).
+//! Signed URLs of files, which work without a token in a header. A signature is `v1_` and the
+//! unpadded base64 of sha256(`path:operation:user:token[:expiry]`).
 
 use crate::settings::constant_time_eq;
 use base64::Engine;

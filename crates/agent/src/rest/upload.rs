@@ -96,6 +96,7 @@ impl ReceivedUpload {
         Ok(vec![upload.finish(&self.metadata).await?])
     }
 
+    /// Writes each part named `file` of a multipart body to a file.
     async fn multipart(
         &self,
         mut parts: multer::Multipart<'_>,

@@ -1,4 +1,4 @@
-//! Errors in the format that Connect clients expect.
+//! Errors of RPCs, in the format that Connect clients expect.
 
 use crate::body::ReplyBody;
 use crate::users::UnknownUser;

@@ -1,4 +1,4 @@
-//! Errors of calls on worker threads.
+//! Errors of calls on worker threads, for example because a file system does not answer.
 
 use crate::rest::error::RestError;
 use crate::rpc::{RpcCode, RpcError};

@@ -1,5 +1,8 @@
-//! Mount points of the sandbox. Stuck calls are counted per mount point, because one mount point is
-//! one file system.
+//! Finds the mount point of a path.
+//!
+//! A call on a file system that does not answer (for example FUSE) blocks its worker thread: it is
+//! *stuck*. The agent limits the number of stuck calls per file system, so that one file system
+//! cannot occupy all threads. It identifies a file system by its mount point.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

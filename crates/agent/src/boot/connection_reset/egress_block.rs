@@ -1,9 +1,14 @@
-//! Egress block: no packet leaves the guest while it is active.
+//! Egress block: while it is active, no packet leaves the guest.
 //!
-//! When the kernel resets a connection, it notifies the peer. In a clone, the peer still
-//! communicates with the parent. A filter on the root control group drops every packet of every
-//! socket, except packets to a loopback interface. The filter does not depend on addresses, routes
-//! or names of interfaces. The kernel removes the filter when the descriptor of its link is closed.
+//! The agent activates it while it resets the TCP connections of a clone (a guest restored from a
+//! snapshot of another sandbox, its parent). A reset makes the kernel send a packet to the peer.
+//! The peer must not receive it, because it still communicates with the parent over this
+//! connection.
+//!
+//! The block is a BPF filter on the root control group. It drops every packet of every socket,
+//! except packets to a loopback interface. The filter does not depend on addresses, routes or names
+//! of interfaces. The kernel removes the filter when the descriptor of its link is closed, so a
+//! crash of the agent cannot leave it active.
 
 use crate::sys;
 use std::io;

@@ -1,5 +1,5 @@
-//! Visits all network namespaces of the guest, since a container in the guest has connections in
-//! its own namespace.
+//! Visits all network namespaces of the guest, to reset connections in each: a container in the
+//! guest has connections in its own namespace.
 
 use crate::sys;
 use std::collections::BTreeSet;

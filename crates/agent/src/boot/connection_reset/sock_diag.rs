@@ -1,4 +1,4 @@
-//! Search and reset of TCP sockets over netlink: `linux/sock_diag.h`, `linux/inet_diag.h`.
+//! Finds and resets TCP sockets over netlink: `linux/sock_diag.h`, `linux/inet_diag.h`.
 
 use crate::sys;
 use std::io;

@@ -1,4 +1,5 @@
-//! Files that contain parts of the identity.
+//! Files in the guest that contain parts of the sandbox's identity: host name, machine id and
+//! labels.
 
 use crate::boot::generation::HOME;
 use crate::settings::SandboxLabels;

@@ -1,4 +1,5 @@
-//! Environment variables that make programs use the site's certificate authorities and proxy.
+//! Environment variables that make programs of the sandbox use the certificate authorities and the
+//! proxy of the site, the network in which the sandbox runs.
 
 use jiffy_proto::agent::ProxySettings;
 use std::collections::BTreeMap;

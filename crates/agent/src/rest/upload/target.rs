@@ -1,4 +1,5 @@
-//! Target file of an upload. Workers write the file in batches while the next batch is received.
+//! [`Upload`]: the target file of an upload. Workers write it in batches, while the agent receives
+//! the next batch.
 
 use crate::filesystem::request_path::RequestPath;
 use crate::filesystem::{metadata, operation};
