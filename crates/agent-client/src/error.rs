@@ -1,4 +1,4 @@
-//! Errors of calls to an agent.
+//! [`ClientError`]: errors of calls to an agent.
 
 use serde::Deserialize;
 

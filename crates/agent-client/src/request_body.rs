@@ -1,4 +1,4 @@
-//! Bodies of requests, either whole or streamed.
+//! Bodies of requests to an agent, either whole or streamed.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};

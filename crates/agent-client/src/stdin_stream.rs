@@ -1,4 +1,4 @@
-//! Streaming of large input to a process.
+//! Streams large input to a process in the sandbox.
 
 use crate::client::AgentClient;
 use crate::error::ClientError;

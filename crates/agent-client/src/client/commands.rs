@@ -1,4 +1,5 @@
-//! Commands of clients in a sandbox.
+//! Number of running commands of clients in a sandbox, from which the host derives whether the
+//! sandbox is in use.
 
 use super::{AgentCall, AgentClient};
 use crate::error::ClientError;

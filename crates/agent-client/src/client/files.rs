@@ -1,4 +1,4 @@
-//! Files in a sandbox.
+//! Calls for files in a sandbox: read, write, list, remove.
 
 use super::AgentClient;
 use crate::connection_pool::PooledResponse;

@@ -1,4 +1,5 @@
-//! All processes of a guest, as its kernel describes them.
+//! All processes of a guest, as its kernel describes them. The guest is untrusted: the parser
+//! bounds all fields.
 
 use super::{AgentCall, AgentClient};
 use crate::error::ClientError;
