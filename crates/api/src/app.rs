@@ -1,4 +1,5 @@
-//! Shared state of the request handlers.
+//! [`App`]: the state that all request handlers of the API share. The daemon creates it at its
+//! start.
 
 use crate::authentication_limit::AuthenticationLimit;
 use crate::comparisons::StoredComparisons;

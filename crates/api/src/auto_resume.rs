@@ -1,4 +1,5 @@
-//! Automatic resume of sandboxes whose ports receive a request.
+//! Automatic resume: a request to a port of a paused sandbox resumes the sandbox, if its creator
+//! enabled this. The gateway calls this module.
 
 use crate::app::App;
 use crate::quota::{ExchangePermit, running};

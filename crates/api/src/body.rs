@@ -1,4 +1,4 @@
-//! Request bodies: JSON of bounded size.
+//! Request bodies: extractors for JSON of bounded size.
 
 mod spelling;
 

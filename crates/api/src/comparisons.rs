@@ -1,4 +1,5 @@
-//! Results of comparisons, for the requests of their further pages.
+//! Cache of the results of comparisons. A comparison is expensive, and clients request its result
+//! in pages.
 
 use jiffy_sandbox_manager::ComparedFiles;
 use parking_lot::Mutex;

@@ -1,4 +1,4 @@
-//! Times of the lines of sandboxes' consoles.
+//! Assigns times to the lines of sandboxes' consoles, for clients that follow a console.
 //!
 //! A console is a stream of bytes without times. Clients that follow a console need increasing
 //! times, because they request the lines after the last line that they have. Therefore a line has

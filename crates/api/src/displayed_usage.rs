@@ -1,4 +1,5 @@
-//! Usage of sandboxes that viewers of the web console display at the moment.
+//! Usage of the sandboxes that viewers of the web console display at the moment. Viewers of the
+//! same sandbox share its samples.
 
 use crate::app::App;
 use crate::caller::Caller;

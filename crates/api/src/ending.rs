@@ -1,5 +1,5 @@
-//! Removal of all resources of a revoked key: sandboxes, builds, functions, secrets, volumes and
-//! webhooks.
+//! Removal of all resources of a revoked API key: sandboxes, builds, functions, secrets, volumes
+//! and webhooks.
 
 use crate::app::App;
 use crate::error::ApiError;

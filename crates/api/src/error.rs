@@ -1,4 +1,5 @@
-//! Error responses: `{code, message, error_code}` as JSON for every failure.
+//! [`ApiError`]: error responses of the API, `{code, message, error_code}` as JSON for every
+//! failure.
 
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};

@@ -1,4 +1,4 @@
-//! Streams of events in the format of `text/event-stream`.
+//! Streams of events (`text/event-stream`): a client receives events as they are recorded.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -200,6 +200,8 @@ impl App {
         self.follow(caller, selection, resumed, false)
     }
 
+    /// Starts to follow the events that `selection` selects: from the event after `resumed` (the id
+    /// that a client received last), or from now on.
     fn follow(
         &self,
         caller: Caller,

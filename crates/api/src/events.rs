@@ -1,4 +1,4 @@
-//! Pages of events for callers of the API, from this host or from all hosts of a fleet.
+//! Reads pages of events for callers of the API, from this host or from all hosts of a fleet.
 
 use crate::app::App;
 use crate::caller::{Caller, SHORT_ID};

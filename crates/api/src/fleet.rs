@@ -1,10 +1,10 @@
-//! Fleet of several hosts: each member answers all calls.
+//! The API in a fleet of several hosts. Each *member* (the daemon of one host) answers all calls.
 //!
 //! A call on a sandbox of another member is forwarded as a whole, with the key of its caller. The
 //! member that has the sandbox performs all checks. A forwarded call is never forwarded again.
-//! Lists are merged from the answers of all members ([`lists`]). Creates with a name or with an
-//! The coordinator selects the member of a new sandbox, and reserves its name and
-//! `Idempotency-Key` ([`creates`], [`placement`]).
+//! Lists are merged from the answers of all members ([`lists`]). One member, the coordinator,
+//! selects the member of a new sandbox, and reserves its name and `Idempotency-Key` ([`creates`],
+//! [`placement`]).
 
 mod audit;
 mod creates;

@@ -1,4 +1,5 @@
-//! Record of commands and file paths in the audit log, if the owner of the host enables it.
+//! Records commands and file paths of clients' calls to agents in the audit log, if the owner of
+//! the host enables it.
 
 use crate::app::App;
 use crate::audit::{CLIENT_CLOSED, ConsoleSession, set_caller};

@@ -1,4 +1,5 @@
-//! Validation of rules for headers.
+//! Validation of header rules in requests. A header rule adds a header with a secret to the
+//! requests of a sandbox to one host.
 
 use crate::app::App;
 use crate::error::ApiError;

@@ -1,4 +1,4 @@
-//! Events of API keys.
+//! Records events of API keys: creation, change, revocation.
 //!
 //! `jiffy key` changes the keys of a single host without the daemon. [`report_keys`] notices these
 //! changes, and changes by other hosts of a fleet are reported by the host that receives the call.

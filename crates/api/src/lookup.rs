@@ -1,5 +1,5 @@
-//! Look-up of sandboxes, snapshots and templates by id, name or prefix, restricted to resources
-//! that are visible to the caller.
+//! Look-up of the sandbox, snapshot or template that a request names, by id, name or prefix. A
+//! caller finds only objects that it may see; all others are reported as missing.
 
 mod object;
 

@@ -1,4 +1,5 @@
-//! Validation of the network rules in requests.
+//! Validation of network rules in requests, and their conversion to the form of the network
+//! component.
 
 use crate::error::ApiError;
 use jiffy_api_types::{

@@ -1,4 +1,5 @@
-//! Calls on objects of a key that exist on one host: secrets, volumes and webhooks.
+//! Common parts of the calls on secrets, volumes and webhooks. Such an object of a key exists on
+//! one host only, so members of a fleet reject these calls.
 
 use crate::app::App;
 use crate::caller::Caller;

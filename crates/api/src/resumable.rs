@@ -1,4 +1,5 @@
-//! Look-up of sandboxes that a caller resumes: on this host, or in the store.
+//! Look-up of a sandbox that a caller resumes. The sandbox is on this host, or another host has
+//! stored it and this host takes it over.
 
 use crate::app::App;
 use crate::caller::Caller;

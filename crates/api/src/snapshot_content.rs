@@ -1,4 +1,5 @@
-//! Content of snapshots and pauses in requests.
+//! Checks whether an engine supports the requested content of a snapshot or pause: memory and disk,
+//! or the disk only.
 
 use crate::app::App;
 use crate::error::ApiError;

@@ -1,5 +1,5 @@
-//! Background task that counts the usage that sandboxes do not measure: disk space of keys and
-//! requests to functions.
+//! Background task that adds usage to the ledger that sandboxes do not measure themselves: disk
+//! space of keys, and requests to functions.
 
 use crate::app::App;
 use jiffy_sandbox_manager::UsageAmounts;

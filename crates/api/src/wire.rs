@@ -1,4 +1,5 @@
-//! Conversion of the daemon's types to the bodies of requests and responses.
+//! Wire types: conversion of the daemon's records to the bodies of API responses, and of request
+//! bodies to the daemon's types. The submodules have one kind of object each.
 
 use jiffy_api_types::Moment;
 

@@ -1,4 +1,5 @@
-//! Audit log of all members of a fleet, merged by the ids of the entries.
+//! Audit log of all members of a fleet: requests the entries of each member, and merges them by
+//! their ids.
 
 use super::Fleet;
 use super::merged_log::{LogPage, PageOfLog, add_parameter, page_uri};

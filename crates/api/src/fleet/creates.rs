@@ -1,5 +1,5 @@
-//! Creates: names that are unique per owner in the fleet, and idempotency keys that hold on all
-//! members.
+//! Creates in a fleet: makes names unique per owner on all members, and idempotency keys valid on
+//! all members. Both have rows in the fleet's directory, which its coordinator reserves.
 
 use super::forward::{AdmittedCreate, BufferedCall, Forwarded};
 use super::placement::name_taken;

@@ -1,4 +1,5 @@
-//! Drain of a host: its stored paused sandboxes are given up, and running ones are paused on
+//! Drain of a host, before it is removed or maintained. The host gives up its paused sandboxes
+//! whose state is in the store, so that other hosts can resume them. Running ones are paused on
 //! request.
 
 use super::forward::{BufferedCall, Purpose};

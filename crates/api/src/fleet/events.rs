@@ -1,4 +1,5 @@
-//! Events of all members of a fleet, merged by their ids.
+//! Events of all members of a fleet: requests the events of each member, and merges them by their
+//! ids.
 
 use super::Fleet;
 use super::merged_log::{LogPage, PageOfLog, add_parameter, page_uri};

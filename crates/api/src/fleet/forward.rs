@@ -1,4 +1,5 @@
-//! Calls that are forwarded to another member, and calls that another member has forwarded.
+//! Forwarding of calls to the member of the fleet that has the sandbox, and the receipt of calls
+//! that another member forwards.
 
 use super::lists::ListPart;
 use super::route::is_moved;

@@ -1,4 +1,4 @@
-//! Requests to functions of other members, by the host name of the function.
+//! Requests to functions of other members of the fleet, by the host name of the function.
 
 use super::forward::{BufferedCall, FUNCTION, Forwarded, Purpose};
 use super::object_calls::read_probe;

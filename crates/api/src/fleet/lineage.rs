@@ -1,5 +1,5 @@
-//! Lineages, merged from the answers of all members: a sandbox that has moved leaves snapshots on
-//! its former hosts.
+//! Lineages, merged from the answers of all members. A sandbox that was resumed on another host
+//! leaves snapshots on its former hosts, so one host does not know all of its lineage.
 
 use super::Fleet;
 use super::forward::Purpose;

@@ -1,4 +1,4 @@
-//! Lists, merged from the answers of all members.
+//! Lists of objects (sandboxes, snapshots and others), merged from the answers of all members.
 
 use super::forward::{BufferedCall, Purpose};
 use super::route::buffer;

@@ -176,6 +176,8 @@ impl LostSandboxes {
         result
     }
 
+    /// Replaces the sandboxes of one lost host by its roster as read from the store. Omits the
+    /// sandboxes that this host has taken over meanwhile. Without a roster, removes the host.
     fn store(&self, of: RosterOf, since_ms: Option<u64>, read: Option<ReadRoster>) {
         let mut loaded = self.loaded.lock();
         let Some(read) = read else {

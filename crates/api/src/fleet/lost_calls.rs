@@ -1,4 +1,5 @@
-//! Calls on sandboxes of lost hosts.
+//! Calls on sandboxes whose host is dead or was removed from the fleet: this host answers from the
+//! roster, the list of sandboxes that each host writes to the store.
 
 use super::lost::LostSandbox;
 use super::route::{buffer, is_resume};

@@ -1,4 +1,4 @@
-//! Pages of logs of all members of a fleet, merged by the ids of their entries.
+//! Pages of logs (events, audit) of all members of a fleet, merged by the ids of their entries.
 
 use super::Fleet;
 use super::forward::{BufferedCall, Purpose};

@@ -1,4 +1,5 @@
-//! Names of templates in the fleet: the table of template names, by owner and name.
+//! Template names in a fleet: finds the member and the version that a name denotes, in a table that
+//! all members hold in memory.
 //!
 //! Each member publishes the names of the templates that it manages. A name therefore denotes the
 //! same template on all members, also on members that have another template of this name.

@@ -1,4 +1,5 @@
-//! Execution of calls on objects of other members.
+//! Executes calls on snapshots, templates and other objects that another member has: sends probes,
+//! and forwards the call to the member that answers best.
 
 use super::forward::{BufferedCall, Forwarded, Purpose, prepare};
 use super::objects::{Match, Object};

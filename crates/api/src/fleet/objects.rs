@@ -159,6 +159,8 @@ impl App {
         }
     }
 
+    /// Returns how well a template on this host matches an id or name. An own template precedes a
+    /// snapshot, and a snapshot precedes a shared template. `None` if this host has none.
     fn template_match(&self, caller: &Caller, id: &str) -> Result<Option<Match>, ApiError> {
         if let Some(builder) = &self.builder
             && let Ok(_) = builder.owned_template(id, caller.owner_scope())

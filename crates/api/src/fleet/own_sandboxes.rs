@@ -1,4 +1,5 @@
-//! Sandboxes of this host, for which it may answer.
+//! Decides whether this host may answer a call on one of its sandboxes. After a restart, a sandbox
+//! may have moved, and must first be compared with its record in the store.
 
 use super::{COMPARISON_TIMEOUT, unavailable};
 use crate::app::App;

@@ -1,7 +1,8 @@
-//! Selection of the host of a new sandbox.
+//! Selection of the host of a new sandbox in a fleet, from the side of the host that received the
+//! create.
 //!
-//! The coordinator selects the host and admits the sandbox to the budgets of its owner. The host's
-//! own admission is the last check: after a rejection, the next host is tried.
+//! The coordinator selects the host and admits the sandbox to the budgets of its owner. The
+//! selected host checks its own free resources last. After a rejection, the next host is tried.
 
 use super::forward::BufferedCall;
 use super::why::LocalDecision;

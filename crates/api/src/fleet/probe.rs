@@ -1,4 +1,4 @@
-//! State of records and store, for operators.
+//! State of the fleet's records and of the store, as operators see it (`jiffy fleet status`).
 
 use super::Fleet;
 use jiffy_api_types::{BackendStatus, HostLoss};

@@ -1,4 +1,4 @@
-//! Selection of the member that answers a call.
+//! Routing in a fleet: decides for each call of the API which member answers it.
 
 use super::forward::{BufferedCall, Forwarded, Purpose};
 use super::lists::Listed;

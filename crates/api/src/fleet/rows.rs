@@ -1,4 +1,5 @@
-//! Rows of this host's sandboxes in the directory of the fleet: ids, names and idempotency keys.
+//! Reports this host's sandboxes to the fleet's directory. A row contains the hash of an id, a name
+//! or an idempotency key, and states that this host has the sandbox.
 
 use super::lost::LostSandboxes;
 use jiffy_fleet::node::{Node, row_hash};

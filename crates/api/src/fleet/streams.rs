@@ -1,4 +1,5 @@
-//! Streams to ports of sandboxes on other members, and leases of these sandboxes.
+//! Streams to ports of sandboxes on other members, and leases of these sandboxes. A lease removes a
+//! sandbox when the connection of its client ends.
 
 use super::forward::prepare;
 use super::route::is_moved;

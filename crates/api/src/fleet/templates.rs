@@ -1,4 +1,5 @@
-//! Templates of this host, and names under which hosts report templates.
+//! Templates that this host has or builds, as hashes for its heartbeats. The coordinator of the
+//! fleet places new sandboxes on hosts that have their template.
 
 use super::Fleet;
 use super::names::NamedTemplate;

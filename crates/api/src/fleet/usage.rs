@@ -1,4 +1,5 @@
-//! Usage of keys on all members of a fleet, added by day and key.
+//! Usage of keys on all members of a fleet: requests the usage of each member, and adds it by day
+//! and key.
 
 use super::Fleet;
 use super::forward::{BufferedCall, Purpose};

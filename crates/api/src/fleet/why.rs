@@ -1,4 +1,4 @@
-//! Explanations of placements.
+//! `jiffy fleet why`: explains on which host a sandbox was placed, and for which reason.
 
 use super::Fleet;
 use super::forward::{BufferedCall, Purpose};

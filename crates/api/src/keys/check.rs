@@ -1,4 +1,4 @@
-//! Verification of the secret that a client presents.
+//! Verification of the secret (API key) that a client presents.
 
 use super::{Key, KeyError, MAX_NETWORKS};
 use ipnet::IpNet;

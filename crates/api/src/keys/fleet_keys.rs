@@ -1,4 +1,4 @@
-//! Keys of a fleet, which this host holds in memory.
+//! Keys of a fleet: a table that each member holds in memory, and that one member writes.
 
 use super::check::verdict;
 use super::database::KeySecrets;

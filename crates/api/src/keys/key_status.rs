@@ -1,4 +1,5 @@
-//! Statuses of keys.
+//! [`KeyStatus`]: whether a key can be used, is revoked or expired, or was revoked with its
+//! resources.
 
 /// Status of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

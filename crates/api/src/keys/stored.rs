@@ -1,4 +1,4 @@
-//! Keys of a host or of a fleet.
+//! One interface to the keys of a single host (a database) and of a fleet (a table in memory).
 
 use super::check::verdict;
 use super::database::Database;

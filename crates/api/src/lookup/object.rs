@@ -1,4 +1,4 @@
-//! Look-up of objects that are sandboxes or snapshots, for lineages and comparisons.
+//! Look-up of an id that may name a sandbox or a snapshot, for lineages and comparisons.
 
 use super::{Liveness, short};
 use crate::app::App;

@@ -1,4 +1,5 @@
-//! Operations of the control plane.
+//! Operations of the control plane, as `/openapi.json` describes them. The submodules have one
+//! group of calls each; `routes/` has the handlers.
 
 mod events;
 mod functions;

@@ -1,4 +1,4 @@
-//! Metrics of keys: usage and limits.
+//! Metrics of keys: their usage and limits, for Prometheus.
 
 use super::{KeyUsage, Quota};
 use crate::keys::{Key, Limits};

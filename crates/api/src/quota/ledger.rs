@@ -1,4 +1,4 @@
-//! Reservations of requests in flight, and creates within the last minute.
+//! [`Ledger`]: reservations of requests in flight, and the times of creates within the last minute.
 
 use crate::error::ApiError;
 use crate::keys::Key;

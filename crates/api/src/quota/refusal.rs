@@ -1,4 +1,5 @@
-//! Checks of requests against limits, and the errors for exceeded limits with usage and remedy.
+//! Compares a request with the limits of its key. An error states the usage, the limit and the
+//! remedy.
 
 use super::KeyUsage;
 use crate::error::{ApiError, HOST_BUSY, INTERNAL};

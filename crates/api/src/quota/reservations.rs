@@ -1,4 +1,4 @@
-//! Reservations for sandboxes that are about to start.
+//! Reservations for sandboxes that are about to start. They count until the sandbox counts as used.
 
 use super::{Quota, running};
 use crate::caller::Caller;

@@ -1,4 +1,4 @@
-//! Resource usage of a key.
+//! Present resource usage of a key, summed over the components of the daemon.
 
 use jiffy_sandbox_manager::{OwnerUsage, QuotaAmount};
 use jiffy_template_builder::BuildUsage;

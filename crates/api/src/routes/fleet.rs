@@ -1,4 +1,4 @@
-//! State of the fleet, for administrators.
+//! Calls that return the state of the fleet, for administrators.
 
 use crate::app::App;
 use crate::caller::Caller;

@@ -1,4 +1,4 @@
-//! Operators' commands on the hosts of a fleet.
+//! Calls for operators' commands on the hosts of a fleet: drain, removal and others.
 
 use super::fleet::fleet_of;
 use crate::app::App;

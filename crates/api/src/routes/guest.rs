@@ -1,4 +1,5 @@
-//! Calls on guests: network, metrics, console, connections and preview links.
+//! Calls that observe or connect to a running sandbox: network, metrics, console, connections and
+//! preview links.
 
 use crate::app::App;
 use crate::body::Required;

@@ -1,4 +1,4 @@
-//! Calls on the host, for its administrators.
+//! Calls on the daemon's host as a whole, for its administrators.
 
 use crate::app::App;
 use crate::body::Optional;

@@ -1,4 +1,4 @@
-//! Calls on secrets. A caller of any scope sees its own secrets only.
+//! Calls on secrets. A caller sees its own secrets only, independent of the scope of its key.
 
 use crate::app::App;
 use crate::body::Required;

@@ -1,4 +1,5 @@
-//! Calls that change the timeout of a sandbox.
+//! Calls that set or extend the timeout of a sandbox: the time at which it is paused or killed.
+//! Also validates the timeouts of other calls.
 
 use crate::app::{App, Config};
 use crate::body::{Optional, Required};
@@ -11,7 +12,7 @@ use jiffy_api_types::{MAX_REFRESH_S, Refresh, SetTimeout};
 use std::time::Duration;
 
 impl Config {
-    /// Validates a timeout in seconds. -1 means no timeout, for which the result is `None`.
+    /// Validates a timeout in seconds. Returns `None` for -1, which means no timeout.
     pub(crate) fn timeout(&self, seconds: i64) -> Result<Option<u64>, ApiError> {
         if seconds == -1 {
             return Ok(None);
@@ -59,7 +60,8 @@ impl App {
         };
         let of_key = || caller.key()?.limits.idle_timeout_s;
         let seconds = requested.or_else(of_template).or_else(of_key);
-        // Commands that set defaults do not know the maximum of the daemon.
+        // A default of a template or key may exceed the daemon's maximum: the commands that set
+        // defaults do not know it. A default is therefore reduced, and not rejected.
         let seconds = seconds.map(|seconds| seconds.min(most));
         Ok(seconds.filter(|seconds| *seconds > 0))
     }

@@ -1,4 +1,4 @@
-//! Calls on webhooks. A caller of any scope sees its own webhooks only.
+//! Calls on webhooks. A caller sees its own webhooks only, independent of the scope of its key.
 
 use crate::app::App;
 use crate::body::Required;

@@ -1,4 +1,4 @@
-//! Wire format of template builds.
+//! Conversion of template builds to and from the bodies of the API.
 
 use super::moment;
 use crate::error::ApiError;

@@ -1,4 +1,4 @@
-//! Wire format of comparisons.
+//! Conversion of comparisons to the bodies of the API.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

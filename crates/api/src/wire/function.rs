@@ -1,4 +1,4 @@
-//! Wire format of functions.
+//! Conversion of functions to and from the bodies of the API.
 
 use super::moment;
 use crate::error::ApiError;

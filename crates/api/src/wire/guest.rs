@@ -1,4 +1,4 @@
-//! Usage of sandboxes in the form of the API.
+//! Conversion of the usage of sandboxes to the bodies of the API.
 
 use super::moment;
 use jiffy_api_types::Metric;

@@ -1,4 +1,4 @@
-//! Conversion of API keys.
+//! Conversion of API keys to and from the bodies of the API.
 
 use super::moment;
 use crate::error::ApiError;

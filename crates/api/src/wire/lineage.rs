@@ -1,4 +1,4 @@
-//! Wire format of lineages.
+//! Conversion of lineages to the bodies of the API.
 
 use super::moment;
 use crate::caller::Caller;

@@ -1,4 +1,4 @@
-//! Wire format of sandboxes.
+//! Conversion of sandboxes to the bodies of the API.
 
 use super::moment;
 use crate::app::App;

@@ -1,4 +1,4 @@
-//! Conversion of secrets.
+//! Conversion of secrets, without their values, to the bodies of the API.
 
 use super::moment;
 use jiffy_api_types::Secret;

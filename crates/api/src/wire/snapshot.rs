@@ -1,4 +1,4 @@
-//! Wire format of snapshots.
+//! Conversion of snapshots to the bodies of the API.
 
 use super::moment;
 use crate::app::App;

@@ -1,4 +1,4 @@
-//! Wire format of templates.
+//! Conversion of templates to the bodies of the API.
 
 use super::moment;
 use crate::hooks::TemplateInfo;

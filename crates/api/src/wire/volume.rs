@@ -1,4 +1,4 @@
-//! Conversion of volumes and their entries.
+//! Conversion of volumes and their entries to the bodies of the API.
 
 use super::moment;
 use jiffy_api_types::{Moment, Volume, VolumeEntry, VolumeEntryType};

@@ -1,4 +1,4 @@
-//! Conversion of webhooks and their deliveries.
+//! Conversion of webhooks and their deliveries to the bodies of the API.
 
 use super::moment;
 use jiffy_api_types::{LifecycleEventType, Webhook, WebhookDelivery, WebhookDeliveryState};

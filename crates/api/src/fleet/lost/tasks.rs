@@ -1,4 +1,5 @@
-//! Tasks that write the roster of this host, and read the rosters of lost hosts.
+//! Background tasks: one writes the roster of this host (the list of its sandboxes) to the store,
+//! and one reads the rosters of lost hosts.
 
 use super::{LostSandboxes, entry_of, is_draining};
 use crate::fleet::rows::FleetRows;

@@ -1,5 +1,5 @@
-//! Cached statuses of keys. They are checked at every request to a sandbox, which must not read the
-//! database each time.
+//! Cached statuses of the keys in the database. The gateway checks the key of a sandbox at every
+//! request to the sandbox, and must not read the database each time.
 
 use super::super::key_status::KeyEntry;
 use super::super::{KeyError, KeyStatus};
