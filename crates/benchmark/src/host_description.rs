@@ -1,4 +1,4 @@
-//! Description of the measured host.
+//! Description of the measured host, for the report of a benchmark.
 
 use jiffy_microvm_engine::host_kvm::{self, KvmKind};
 use serde::Serialize;

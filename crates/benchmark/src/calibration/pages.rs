@@ -1,4 +1,4 @@
-//! Costs of pages: faults and copies.
+//! Calibration of memory: costs of page faults and of copies on this host.
 
 use super::{Cost, batches};
 use nix::errno::Errno;

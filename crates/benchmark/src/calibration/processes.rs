@@ -1,4 +1,4 @@
-//! Costs of processes and threads.
+//! Calibration of processes: costs of starting processes and threads on this host.
 
 use super::{Cost, batches};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
