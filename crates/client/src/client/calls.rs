@@ -1,4 +1,4 @@
-//! Requests for sandboxes and snapshots.
+//! Calls of the API for sandboxes and snapshots.
 
 use super::{Client, Listed, has_error_code};
 use anyhow::bail;

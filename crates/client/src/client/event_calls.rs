@@ -1,4 +1,4 @@
-//! Requests for events.
+//! Calls of the API for events.
 
 use super::Client;
 use hyper::Method;
