@@ -1,4 +1,5 @@
-//! Copies of files of the sandbox that were not copied to the project directory.
+//! Conflict copies: files of the sandbox that were not copied to the project directory, for example
+//! because the host has changed the same file. They are saved in a separate directory.
 
 use crate::host_directory::{HostDirectory, NewFile};
 use crate::session_files::create_directory;

@@ -1,4 +1,4 @@
-//! Listing of the project directory, and hashes of its files.
+//! Lists the project directory on the host, and hashes its files, to find changes.
 
 use crate::host_directory::HostDirectory;
 use crate::ignore_rules::IgnoreRules;

@@ -1,4 +1,4 @@
-//! Limits of a session.
+//! Limits of a session: numbers and sizes of files.
 
 use serde::{Deserialize, Serialize};
 

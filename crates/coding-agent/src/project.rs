@@ -1,4 +1,4 @@
-//! Project directories.
+//! [`Project`]: the directory of the host whose files a session synchronises with its sandbox.
 
 use anyhow::{Context, ensure};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Files of a session in the user's state directory.
+//! Files of a session (its record, history and lock) in the user's state directory.
 
 use crate::history::HistoryEntry;
 use crate::limits::SessionLimits;

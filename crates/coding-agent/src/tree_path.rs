@@ -1,4 +1,5 @@
-//! Paths of files in the project directory.
+//! [`TreePath`]: a checked relative path in the project directory. Paths from the sandbox are
+//! untrusted.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
