@@ -1,4 +1,8 @@
-//! Root directory with selected files of the host, and a user for a process that needs them.
+//! Confines a process that needs some files of the host: a root directory that contains only these
+//! files, and a separate user to which they appear to belong (ID-mapped mounts).
+//!
+//! The fetcher of the store and the servers of volumes call [`enter_own_root`] at their start,
+//! before they read untrusted input.
 
 use crate::{
     MountTable, OwnUser, VisiblePath, drop_capabilities, enter_root, enter_user_namespace,
@@ -19,11 +23,17 @@ pub struct OwnRoot {
     pub weakness: Option<String>,
 }
 
-/// Enters new mount, IPC, UTS and cgroup namespaces and `more`, a root that contains only
-/// `visible`, and, if the host permits it, a separate user to which the files belong. This process
-/// must be single-threaded, and process 1 of a PID namespace for a separate user (see
-/// [`in_new_pid_namespace`]). `is_host` is false for root of an unprivileged user's namespace. The
-/// caller must call [`crate::restrict_files`] in addition.
+/// Confines this process. It enters new mount, IPC, UTS and cgroup namespaces, and the namespaces
+/// in `more`. Its root directory then contains only `visible`, and its capabilities are dropped. If
+/// the host permits it, the process also becomes a separate user.
+///
+/// The process must be single-threaded. For a separate user, it must be process 1 of a PID
+/// namespace (see [`in_new_pid_namespace`]). `is_host` is false for root of an unprivileged user's
+/// namespace, which cannot create users. A step that the host does not permit is omitted, and
+/// [`OwnRoot::weakness`] describes it. The caller must call [`crate::restrict_files`] in addition.
+///
+/// # Errors
+/// An I/O error of a step that must not be omitted. The process must then exit.
 pub fn enter_own_root(
     visible: &[VisiblePath],
     more: CloneFlags,
@@ -44,8 +54,8 @@ pub fn enter_own_root(
         drop_capabilities()?;
         return own(mounts, None);
     }
-    // `/proc` still belongs to the parent's PID namespace: the link contains this process's id
-    // there.
+    // Read the id of this process on the host. `/proc` still belongs to the parent's PID namespace,
+    // so its link `self` contains this id.
     let own_pid = fs::read_link("/proc/self")?;
     let own_pid = own_pid.to_str().and_then(|pid| pid.parse().ok());
     match unshare(namespaces) {
@@ -56,7 +66,8 @@ pub fn enter_own_root(
         }
         other => other?,
     }
-    // Creating a user requires a PID namespace, unless the host denies this.
+    // A separate user requires a PID namespace, in which this process has the id 1. If the parent
+    // could not create the namespace, this process continues without a separate user.
     let (user, weakness) = match (is_host, own_pid, std::process::id()) {
         (true, Some(host_pid), 1) => match OwnUser::create(host_pid) {
             Ok(user) => (Some(user), None),
@@ -83,8 +94,8 @@ pub fn enter_own_root(
     }
 }
 
-/// Runs `start` on this thread. The first process that `start` creates is process 1 of a new PID
-/// namespace.
+/// Runs `start` on this thread, which starts a child. The child is process 1 of a new PID
+/// namespace. If this process may not create namespaces, the child is an ordinary process.
 pub fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = File::open("/proc/self/ns/pid")?;
     match unshare(CloneFlags::CLONE_NEWPID) {

@@ -1,5 +1,4 @@
-//! Users of confined processes. Each process gets a user id of its own, which no user of the host
-//! has.
+//! [`OwnUser`]: a separate user for each confined process. No user of the host has its user id.
 
 use crate::root::private_mounts;
 use crate::{CapabilitySet, limit_bounding_set, set_capabilities};

@@ -1,4 +1,5 @@
-//! Inherited descriptors, resource limits and attributes of a confined process.
+//! Steps of confinement that concern a process itself: inherited descriptors, resource limits and
+//! attributes.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustix::process::{
