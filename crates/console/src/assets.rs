@@ -1,4 +1,4 @@
-//! Files of the page, which are embedded in the program.
+//! Files of the web console's page, which are embedded in the program.
 
 use crate::NOT_BUILT;
 use crate::checks::PAGE_POLICY;

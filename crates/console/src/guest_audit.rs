@@ -1,4 +1,4 @@
-//! Names in calls on guests, for the audit log.
+//! Names of files and shells in the console's calls on guests, for the audit log.
 
 use crate::Console;
 use crate::session_store::Session;

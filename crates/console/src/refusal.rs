@@ -1,4 +1,4 @@
-//! [`Refusal`]: rejected requests, in the form of the API's errors.
+//! [`Refusal`]: the response to a rejected request of a browser, in the form of the API's errors.
 
 use crate::checks::append_cookies;
 use crate::session_store::StoreError;

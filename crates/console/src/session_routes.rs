@@ -1,4 +1,4 @@
-//! Calls on sessions: sign-in, sign-out, list and end of sessions.
+//! Handlers for sessions of the web console: sign-in, sign-out, list and end of sessions.
 
 use crate::Console;
 use crate::refusal::Refusal;

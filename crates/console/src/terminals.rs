@@ -1,4 +1,4 @@
-//! [`Terminals`]: the terminals of all sandboxes, and their limits.
+//! [`Terminals`]: the terminals that browsers have opened in sandboxes, and their limits.
 
 use crate::files::Guest;
 use crate::refusal::Refusal;
