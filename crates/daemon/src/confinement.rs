@@ -1,4 +1,5 @@
-//! Confinement of VMMs: jail, control groups and disk limits.
+//! Confinement of VMMs (the processes that run microVMs): jail, control groups and disk limits. The
+//! daemon prepares them once at its start.
 
 use crate::{ConfinementOptions, FeatureMode};
 use anyhow::Context;

@@ -1,4 +1,5 @@
-//! [`ConsoleServer`]: the listener of the web console.
+//! [`ConsoleServer`]: the listener of the web console. The console itself is the crate
+//! `jiffy-console`.
 
 use crate::metrics::NoSandboxes;
 use crate::tls;

@@ -1,4 +1,5 @@
-//! [`ControlPlaneRouter`]: requests to the API and to functions.
+//! [`ControlPlaneRouter`]: answers the requests that the gateway does not pass to a sandbox. They
+//! are calls of the API, and requests to functions by host name.
 
 use crate::traces::api_span;
 use hyper::Request;

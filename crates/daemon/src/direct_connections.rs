@@ -1,8 +1,10 @@
-//! Limits of direct connections to functions, per owner and in total.
+//! Limits of direct connections to functions, per owner and in total. A direct connection is a
+//! client connection that the process of a function serves itself, without the daemon
+//! (`direct_listener.rs`).
 //!
-//! A direct connection counts as an in-flight request of the key that owns the function only while
-//! a request is in flight. Otherwise clients without a key could exhaust the limit of that key with
-//! idle connections.
+//! It counts as an in-flight request of the key that owns the function only while a request is in
+//! flight. Otherwise clients without a key could exhaust the limit of that key with idle
+//! connections.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

@@ -1,6 +1,8 @@
-//! Member of a fleet: node, channel, tables, and calls of other members.
+//! This daemon as a member of a fleet: starts the node (`jiffy_fleet::node`) and the channel to
+//! other members. Also opens the tables of API keys and template names, and handles calls of other
+//! members.
 //!
-//! The parts exist only if the data directory contains `fleet.toml`.
+//! These parts exist only if the data directory contains `fleet.toml`.
 
 mod calls;
 mod host;

@@ -1,4 +1,5 @@
-//! Requests to sandboxes of other members of a fleet, over the members' channel.
+//! Requests of clients to sandboxes of other members of a fleet. The gateway of this host opens a
+//! stream over the members' channel to the gateway of the other member, and accepts such streams.
 
 use crate::fleet::ForwardedCalls;
 use async_trait::async_trait;

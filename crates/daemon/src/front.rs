@@ -1,5 +1,5 @@
-//! Front of a fleet: passes connections of clients to the hosts. It has no sandboxes, no keys and
-//! no store.
+//! `jiffy front`: the front of a fleet, a process that passes connections of clients to the hosts.
+//! It has no sandboxes, no keys and no store.
 
 use crate::fleet_gateway::stream_request;
 use crate::log;

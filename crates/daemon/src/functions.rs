@@ -1,4 +1,5 @@
-//! Functions of the daemon: opens them, forwards requests to them, and reports their metrics.
+//! Functions in the daemon: opens the function manager, forwards requests of clients to it, and
+//! reports its metrics.
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;

@@ -1,4 +1,5 @@
-//! [`GatewaySandboxes`]: gives the gateway access to the sandboxes of the host.
+//! [`GatewaySandboxes`]: implements the gateway's interface to the sandboxes of this host. The
+//! gateway calls it for each request of a client to a sandbox.
 
 use jiffy_api::{
     AutoResume, COMPARISON_TIMEOUT, KeyStatus, Keys, Opening, PortRefusal, Ports, ResumeError,
@@ -132,6 +133,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 }
 
 impl GatewaySandboxes {
+    /// Opens a stream to a port of a sandbox: over its network interface if possible, otherwise
+    /// through its agent.
     async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         // Another host may have resumed the sandbox while this host was lost.
         if !self.sandboxes.until_compared(id, COMPARISON_TIMEOUT).await {

@@ -1,4 +1,5 @@
-//! [`GuestCallAudit`]: records the calls to agents that pass through the gateway.
+//! [`GuestCallAudit`]: records calls of clients to agents (commands, files) in the audit log. The
+//! gateway recognises these calls while it forwards them.
 
 use jiffy_api_types::AuditCaller;
 use jiffy_event_log::{AuditLog, AuditedCall};

@@ -1,4 +1,5 @@
-//! Properties of this host that are compared when a host joins a fleet.
+//! Properties of this host, such as versions of programs. A member of a fleet compares them when a
+//! host joins, because snapshots must work on all hosts.
 
 use jiffy_engines::Programs;
 use jiffy_fleet::HostFacts;

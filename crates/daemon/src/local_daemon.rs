@@ -1,4 +1,5 @@
-//! Connection to the daemon of this host. The daemon is started in the background if necessary.
+//! Connection of a command to the daemon of this host. If no daemon runs, it is started in the
+//! background. This code runs in the process of the command.
 
 use anyhow::{Context, bail};
 use jiffy_client::{Client, ServerOptions};

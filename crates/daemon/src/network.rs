@@ -1,4 +1,4 @@
-//! Opens and closes the network of the sandboxes.
+//! Opens the network of the sandboxes at the start of the daemon, and closes it at shutdown.
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! Key that signs preview links.
+//! Key that signs preview links, the URLs by which users without a token reach a port of a sandbox.
 
 use anyhow::Context;
 use jiffy_image::Home;

@@ -1,4 +1,4 @@
-//! Log lines about the certificate authorities and the proxy of all sandboxes.
+//! Logs the certificate authorities and the proxy of all sandboxes at the start of the daemon.
 
 use jiffy_network::IpNet;
 use jiffy_proto::agent::SiteSettings;

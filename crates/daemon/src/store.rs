@@ -1,4 +1,4 @@
-//! Opens the snapshot store that hosts share, and collects its garbage.
+//! Opens the snapshot store that hosts share, and starts its garbage collection.
 
 use crate::{DiskShare, StoreOptions};
 use anyhow::Context;

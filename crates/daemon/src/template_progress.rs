@@ -1,4 +1,5 @@
-//! Progress of template builds on standard error: a progress bar on a terminal, otherwise lines.
+//! Progress of template builds in this process, on standard error: a progress bar on a terminal,
+//! otherwise lines.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use jiffy_client::{errln, terminal};

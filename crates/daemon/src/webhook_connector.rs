@@ -1,5 +1,5 @@
-//! [`WebhookConnector`]: connections to the servers of webhooks, under the rules of functions: the
-//! public internet, and ranges of `--allow-private`.
+//! [`WebhookConnector`]: opens the connections to the servers of webhooks. The same rules apply as
+//! to functions: the public internet, and the address ranges of `--allow-private`.
 
 use jiffy_function_manager::egress::{EgressSettings, HostConnector};
 use jiffy_webhooks::{Connect, Connecting, Connection};

@@ -1,4 +1,5 @@
-//! Calls of the API between members.
+//! Calls of the API between members of a fleet, over the members' channel: a member forwards the
+//! calls on sandboxes of other members, and receives theirs.
 
 use async_trait::async_trait;
 use axum::Router;

@@ -1,4 +1,5 @@
-//! The daemon, as its node uses it.
+//! Implements [`jiffy_fleet::node::Host`]: the fleet's node reads the free resources of this host,
+//! and requests the comparison of its sandboxes with the records of the fleet.
 
 use async_trait::async_trait;
 use jiffy_api::Fleet;

@@ -1,4 +1,5 @@
-//! Rows of this member's templates in the table of template names.
+//! Publishes the templates of this host to the fleet: a row in the table of template names for each
+//! name and tag. Other members find the templates by these rows.
 
 use jiffy_fleet::node::Node;
 use jiffy_fleet::tables::{Action, Tables};

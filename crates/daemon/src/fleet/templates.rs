@@ -1,4 +1,4 @@
-//! Stock templates that a host fetches when it joins the fleet.
+//! Stock templates in the shared store, which a host fetches when it joins the fleet.
 
 use async_trait::async_trait;
 use jiffy_fleet::join::StockTemplates;
