@@ -1,4 +1,4 @@
-//! Duration of each phase of a boot.
+//! Durations of the phases of a boot, as an engine reports them.
 
 use jiffy_api_types::BootMode;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! Connection records of a sandbox.
+//! Connection records of a sandbox: the connections that its guest opened or tried to open. The
+//! network records them for engines with a network slot.
 
 use std::fmt;
 use std::net::IpAddr;

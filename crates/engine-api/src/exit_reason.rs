@@ -1,4 +1,4 @@
-//! Reasons why a sandbox ended.
+//! [`ExitReason`]: the reason why a guest ended. The engine determines it.
 
 use serde::{Deserialize, Serialize};
 

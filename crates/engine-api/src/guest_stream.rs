@@ -1,4 +1,4 @@
-//! Byte streams between the daemon and servers in a guest.
+//! [`GuestStream`]: a byte stream between the daemon and a server in a guest.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Resources that a guest uses.
+//! Resources that a guest uses, as its engine measures them from the host.
 
 /// Resource usage of a guest on its host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Ids and secrets of new sandboxes, keys, snapshots and templates.
+//! Random ids and secrets of new sandboxes, keys, snapshots and templates.
 
 /// Characters of ids. They exclude `-`, which separates port and id in host names, and the
 /// ambiguous characters `0`, `1`, `l` and `o`.

@@ -1,4 +1,4 @@
-//! Egress rules of a sandbox.
+//! [`NetworkRules`]: the egress rules of a sandbox, which the engine passes to the network.
 
 use jiffy_api_types::HeaderRule;
 use serde::{Deserialize, Serialize};

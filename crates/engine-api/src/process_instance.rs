@@ -1,4 +1,5 @@
-//! Identity of a process. A process id alone is not sufficient, since the kernel reuses ids.
+//! [`ProcessInstance`]: identifies a process by its id and start time. The id alone is not
+//! sufficient, since the kernel reuses ids.
 
 use serde::{Deserialize, Serialize};
 use std::fs;

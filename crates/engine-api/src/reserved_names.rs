@@ -1,4 +1,5 @@
-//! Names that users must not give to templates or sandboxes: ids and names of internal templates.
+//! Names that users must not give to templates or sandboxes: they look like ids, or belong to
+//! internal templates.
 
 use crate::identity::is_id;
 

@@ -1,4 +1,5 @@
-//! Snapshots from other hosts, as an engine imports them.
+//! [`SnapshotImport`]: a snapshot of another host, which was downloaded from the store and which an
+//! engine imports. Its fields come from that host and are not trusted.
 
 use crate::SandboxSize;
 use std::io;

@@ -1,4 +1,8 @@
-//! Parts of a snapshot of this host, which an engine exports for other hosts.
+//! [`SnapshotParts`]: the open files of a snapshot of this host. An engine returns them for the
+//! upload to the store that hosts share.
+//!
+//! Memory and disks are stored as layers: a layer contains only chunks that differ from the parent
+//! snapshot.
 
 use std::fs::File;
 use std::ops::Range;
@@ -42,17 +46,17 @@ pub struct SnapshotFile {
     pub kind: SnapshotFileKind,
     /// Open file, which does not change.
     pub file: Arc<File>,
-    /// Ranges of indexes of the chunks that only the ancestors contain, in ascending order and not
-    /// adjacent.
+    /// Chunks of this layer that are equal in the parent, and are therefore stored by an ancestor
+    /// only: ranges of indexes, in ascending order and not adjacent.
     pub inherited: Vec<Range<u64>>,
 }
 
 /// Kind of a snapshot's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotFileKind {
-    /// Layer of guest memory.
+    /// Guest memory that differs from the parent.
     Memory,
-    /// Layer of the writable disk with this index.
+    /// Blocks of the writable disk with this index that differ from the parent.
     Disk(u32),
     /// State of vCPUs and devices.
     DeviceState,

@@ -1,4 +1,5 @@
-//! Actions after snapshots, and durations of snapshots.
+//! Request for a snapshot, the guest's action afterwards, and the durations that the engine
+//! reports.
 
 use jiffy_api_types::SnapshotContent;
 use serde::{Deserialize, Serialize};
