@@ -1,5 +1,5 @@
-//! [`GuestNic`]: the network interface of a guest. The module adapts slots of the network to the
-//! engines.
+//! [`GuestNic`]: the network interface of a guest, as the engines use it. It wraps the lease of a
+//! network slot, a network namespace prepared for one guest (crate `jiffy-network`).
 
 use jiffy_engine_api::{ConnectionLog, EngineError, GuestStream, NetworkRules};
 use jiffy_microvm_engine::NetSpec;

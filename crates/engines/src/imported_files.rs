@@ -1,4 +1,5 @@
-//! Placement of the files of imported snapshots, and errors of imports.
+//! Places the downloaded files of a snapshot of another host in the directory of the new snapshot,
+//! and describes the reasons for which an import fails. Both engines use these functions.
 
 use jiffy_engine_api::{EngineError, ImportedFiles, SnapshotImport};
 use std::io;

@@ -1,4 +1,5 @@
-//! Opens the engines of a daemon, or one engine for a short-lived process.
+//! Opens the engines of this host: all of them for a daemon, or one for a short-lived process such
+//! as `jiffy run` without a daemon.
 
 use crate::gvisor_engine::GvisorEngine;
 use crate::host::{Host, PreparedTemplate};

@@ -1,4 +1,5 @@
-//! Paths of the other programs of Jiffy, which this process starts.
+//! [`Programs`]: finds the other programs of Jiffy, which this process starts: VMM, guest agent,
+//! gVisor helper and function runtime.
 
 use jiffy_installation::{Component, Installation, Package};
 use jiffy_microvm_engine::Vmm;

@@ -1,4 +1,4 @@
-//! Client of the agent in a microVM.
+//! Client of the agent in a microVM, for the engine itself.
 
 use jiffy_agent_client::AgentClient;
 use jiffy_microvm_engine::MicroVm;

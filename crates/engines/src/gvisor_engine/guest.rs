@@ -1,5 +1,5 @@
-//! Sandboxes on gVisor before and after the identity is assigned, and the handle by which the next
-//! daemon adopts a sandbox.
+//! Guests of the gVisor engine, before and after their identity is assigned, and the handle by
+//! which the next daemon adopts a guest.
 
 use super::operation_error;
 use crate::agent_identity::identity;

@@ -1,4 +1,4 @@
-//! Import of gVisor snapshots that were taken on other hosts.
+//! Import of gVisor snapshots that another host took and that were downloaded from the store.
 
 use super::GvisorEngine;
 use crate::imported_files::{place_all, without_template};

@@ -1,4 +1,5 @@
-//! Files of a gVisor snapshot for export to the store. gVisor snapshots have no parents.
+//! Files of a gVisor snapshot for upload to the store. gVisor snapshots have no parents, so all
+//! files are complete.
 
 use jiffy_engine_api::{EngineError, GVISOR, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_gvisor_engine::SnapshotStore;

@@ -1,4 +1,4 @@
-//! Boots of microVMs from a template, or from the disk of a snapshot.
+//! Boots of microVMs: from the images of a template, or from the disk of a snapshot without memory.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest};

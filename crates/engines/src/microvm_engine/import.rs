@@ -1,4 +1,4 @@
-//! Import of microVM snapshots that were taken on other hosts.
+//! Import of microVM snapshots that another host took and that were downloaded from the store.
 
 use super::MicroVmEngine;
 use crate::imported_files::{incompatible, place_all, without_template};

@@ -1,6 +1,8 @@
 //! Lazy restores: guests start from snapshots whose memory is not completely stored on this host.
-//! The VMM requests missing chunks from the fetcher process when the guest accesses them
-//! (userfaultfd).
+//!
+//! The VMM requests missing chunks when the guest accesses them (userfaultfd). It requests them
+//! from the *fetcher*, a process of this host that downloads chunks from the shared store. A
+//! *grant* is a file that permits one VMM to read the layers of its snapshot.
 
 use super::MicroVmEngine;
 use jiffy_engine_api::EngineError;

@@ -1,5 +1,6 @@
-//! Empty disk overlays created in advance. Creating a file takes as long as the rest of the
-//! daemon's work before it sends the request to a VMM.
+//! Stock of empty disk overlays (the files that receive a guest's disk writes), created in advance.
+//! Creating a file takes as long as the rest of the daemon's work before it sends the request to a
+//! VMM.
 
 use jiffy_snapshot::{SnapshotError, Store};
 use parking_lot::Mutex;

@@ -1,4 +1,5 @@
-//! Files of a microVM snapshot for export to other hosts.
+//! Files of a microVM snapshot for upload to the store. Each layer lists the chunks that only its
+//! ancestors contain.
 
 use jiffy_engine_api::{EngineError, MICROVM, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_snapshot::{PartKind, SnapshotPart, Store};

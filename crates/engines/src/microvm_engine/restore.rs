@@ -1,4 +1,5 @@
-//! Restores of snapshots up to the agent's greeting, with a network slot and a disk overlay.
+//! Restores of microVMs from snapshots, up to the point where the agent waits for an identity. A
+//! restore combines a VMM process, a network slot and a disk overlay.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};

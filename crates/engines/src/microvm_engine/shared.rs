@@ -1,4 +1,4 @@
-//! [`Shared`]: state that the microVM engine shares with its guests.
+//! [`Shared`]: state that the microVM engine shares with all of its guests.
 
 use super::guest::SocketDirectory;
 use super::overlays::OverlaysAhead;

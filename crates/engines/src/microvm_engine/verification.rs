@@ -1,4 +1,4 @@
-//! Comparison of microVM snapshots with their checksums.
+//! Comparison of microVM snapshots with their recorded checksums, which detects damaged files.
 
 use jiffy_engine_api::{DamagedChunk, EngineError, VerifiedSnapshot};
 use jiffy_snapshot::{Store, VerifyResult};

@@ -1,4 +1,4 @@
-//! Rollback of a running microVM to a snapshot in place: the VMM process and the network slot
+//! Rollback of a running microVM to a snapshot in place. The VMM process and the network slot
 //! remain.
 
 use crate::agent_identity;

@@ -1,4 +1,5 @@
-//! Snapshots of running microVMs.
+//! Snapshots of running microVMs: of memory and disk, or of the disk only, after the agent has
+//! frozen its file system.
 
 use crate::microvm_engine::guest::MicroVmGuest;
 use crate::restore_policy::RestorePolicy;
