@@ -1,4 +1,4 @@
-//! [`Event`]: the stored form of an event.
+//! [`Event`]: the stored form of an event, one line of JSON.
 
 use crate::log::page::Entry;
 use jiffy_api_types::EventType;

@@ -1,4 +1,5 @@
-//! [`EventFeed`]: the events of a host.
+//! [`EventFeed`]: the log of the events of a host. Components record events, and the API reads
+//! pages and waits for new ones.
 
 use crate::event::Event;
 use crate::id::EntryId;

@@ -1,4 +1,5 @@
-//! [`Rejections`]: bounds the number of entries that rejected calls cause.
+//! [`Rejections`]: combines rejected calls in the audit log. A client that sends many invalid
+//! requests must not displace other entries.
 
 use crate::audit::AuditedCall;
 use std::collections::HashMap;
