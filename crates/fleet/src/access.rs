@@ -1,4 +1,5 @@
-//! Records of a fleet with its secrets, as each member opens them.
+//! [`FleetAccess`]: the control records of a fleet, and its decrypted secrets, as each member opens
+//! them. The keys of the store decrypt both.
 
 use crate::certificates::{Authority, MEMBER_LIFETIME};
 use crate::channel::{Identity, authority_fingerprint};

@@ -1,4 +1,5 @@
-//! Check that records are written conditionally, as hosts that agree by them require.
+//! `jiffy store check`: tests whether a store or etcd executes conditional writes correctly. Hosts
+//! can agree only if it does.
 
 use crate::{Page, RecordError, RecordKey, Records, Versioned, Written};
 use bytes::Bytes;
@@ -72,6 +73,8 @@ pub async fn check(
     })
 }
 
+/// Runs the check. In each round, several writers race to create and to replace one record, and
+/// exactly one of them must succeed. Returns the duration of one write per round.
 async fn rounds(
     records: &Arc<dyn Records>,
     folder: &RecordKey,

@@ -1,4 +1,5 @@
-//! Properties of a host that must be equal, or sufficient, on all hosts of a fleet.
+//! Properties of a host that must be equal, or sufficient, on all hosts of a fleet. They are
+//! compared when a host joins.
 
 use jiffy_fleet_core::MESSAGE_FORMAT;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Private files of a member.
+//! Private files of a member in `<data directory>/fleet/`: certificates and keys.
 
 use crate::SetupError;
 use std::fs::{DirBuilder, File, rename};

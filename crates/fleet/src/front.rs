@@ -1,8 +1,9 @@
-//! Fronts: processes without sandboxes that pass connections of clients to the hosts.
+//! Fronts: processes without sandboxes that pass connections of clients to the hosts, like a load
+//! balancer. This module has the hosts that a front knows, and their delivery.
 //!
 //! A front has a certificate only. It has neither the master keys of the store nor the records, and
 //! no record names it: it takes no part in any decision. Any host sends it the addresses of the
-//! hosts, and further certificates.
+//! hosts, and renews its certificate.
 
 use crate::SetupError;
 use crate::access::FleetAccess;

@@ -1,12 +1,17 @@
-//! Heads: one record per sandbox that was ever stored. It decides which host may run the sandbox.
+//! [`Heads`]: access of this host to the heads of sandboxes. The head of a sandbox is the record in
+//! the store that decides which host may run the sandbox. The sandbox manager calls this module at
+//! each pause, resume and kill of a stored sandbox.
 //!
 //! A head changes by conditional replaces only. A host publishes the head when the snapshot of a
 //! pause is in the store. It claims the head before a resumed guest receives its identity, and
 //! marks it when the sandbox is killed. Of two hosts that claim one head, exactly one succeeds.
 //!
 //! The outcome of a write may be unknown. The host then drops the guest, and repeats the same write
-//! in the background until the outcome is known. If the host turns out to own the sandbox, it
-//! releases it, so that a sandbox never stays without a host that may run it.
+//! in the background until the outcome is known. If the write has made this host the owner, the
+//! host releases the sandbox, so that any host may run it again.
+//!
+//! The state machines of these operations are in `jiffy_fleet_core`. This module executes their
+//! effects.
 
 mod authority;
 mod claim;
@@ -36,7 +41,7 @@ pub use error::HeadError;
 
 /// Maximum size in bytes of the record of a sandbox that other hosts can resume.
 pub const MAX_SHARED_RECORD_BYTES: usize = MAX_INLINE_RECORD_BYTES;
-/// Attempts at a change that other hosts precede.
+/// Maximum number of attempts if other hosts change the head at the same time.
 const ATTEMPTS: usize = 4;
 /// Pause before a write with an unknown outcome is repeated.
 const REPEAT_PAUSE: Duration = Duration::from_secs(1);
@@ -60,7 +65,8 @@ pub struct StoredSandbox {
     pub record: String,
 }
 
-/// State of a killed sandbox in the store, which no host removes on its own.
+/// Snapshot in the store of a sandbox that was killed on behalf of another host. The caller must
+/// remove it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnneededState {
     /// Id of the snapshot.

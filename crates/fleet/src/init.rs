@@ -1,4 +1,4 @@
-//! Start of a fleet on its first host.
+//! `jiffy fleet init`: creates a fleet whose first member is this host.
 
 use crate::access::{FleetAccess, root_key};
 use crate::certificates::{Authority, MEMBER_LIFETIME, MemberKey};

@@ -1,12 +1,13 @@
-//! Node: the process of a member.
+//! Node: the part of a daemon that takes part in the fleet. A daemon has one node.
 //!
-//! One task drives [`jiffy_fleet_core::Member`]: it reports messages and answers to the state
-//! machine, waits for the next event, and executes the effects. Reads and writes of the record of
-//! machine, waits for the next event, and executes the effects. Reads and writes of the record of
-//! or member therefore delays nothing else. [`Node`] is a handle for the other parts of a daemon.
+//! One task, the executor, drives [`jiffy_fleet_core::Member`]: it reports messages and answers to
+//! the state machine, waits for the next event, and executes the effects. Reads and writes of the
+//! shard's record, and messages to each member, are tasks of their own. A slow store or member
+//! therefore delays nothing else. [`Node`] is a handle for the other parts of a daemon.
 //!
-//! The rows of the local sandboxes are in this process ([`rows`]): a daemon reports each change
-//! once, and the node sends it to the coordinator.
+//! A row of the fleet's directory states host and state of a sandbox. The rows of the local
+//! sandboxes are in this process ([`rows`]). A daemon reports each change once, and the node sends
+//! it to the coordinator.
 
 mod clock;
 mod executor;

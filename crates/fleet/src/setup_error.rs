@@ -1,4 +1,4 @@
-//! Errors of the start of a fleet and of hosts that join it.
+//! Errors of `jiffy fleet init` and `jiffy fleet join`.
 
 use crate::RecordError;
 use jiffy_fleet_core::IdError;

@@ -1,4 +1,4 @@
-//! Bodies of requests and responses.
+//! Bodies of requests and responses on the members' channel.
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;

@@ -1,4 +1,4 @@
-//! Requests to other members.
+//! [`Client`]: sends requests to other members over the members' channel.
 
 use super::MAX_MESSAGE_BYTES;
 use super::body::{Body, BodyError, Interrupted, body, read_body};

@@ -1,4 +1,4 @@
-//! Errors of the channel.
+//! Errors of requests to other members. They distinguish requests that were certainly not executed.
 
 use jiffy_fleet_core::MemberId;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Certificate and key of a member, and the settings of TLS that result from them.
+//! [`Identity`]: certificate and key of a member, and the TLS settings of the members' channel.
 
 use crate::certificates::{CertificateError, MemberCertificate, MemberKey};
 use jiffy_fleet_core::{FleetId, MemberId};

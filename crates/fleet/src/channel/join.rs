@@ -1,5 +1,6 @@
-//! Request of a host that joins a fleet. The host has no certificate, and identifies the fleet by
-//! the fingerprint of the authority's certificate, which its token contains.
+//! Join request, from the side of the host that joins. This host has no certificate yet. It
+//! identifies the fleet by the fingerprint of the authority's certificate, which its token
+//! contains.
 
 use super::identity::{ALPN, provider};
 use super::pool::reason;
@@ -139,6 +140,8 @@ pub async fn join(
 
 type TlsStream = tokio_rustls::client::TlsStream<TcpStream>;
 
+/// Connects to a member whose certificate was issued by the authority with this fingerprint. This
+/// host presents no certificate.
 async fn connect(address: &str, authority: [u8; 16]) -> Result<TokioIo<TlsStream>, JoinError> {
     let failed = |reason: String| JoinError::Connect {
         address: address.to_owned(),

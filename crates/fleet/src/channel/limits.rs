@@ -1,4 +1,4 @@
-//! Limits of a listener.
+//! Limits of the connections that the listener of a member accepts.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
-//! Connections to other members.
+//! Pool of the connections to other members. Heartbeats have connections of their own, separate
+//! from bulk data.
 
 use super::body::{Body, BoxError};
 use super::error::ChannelError;

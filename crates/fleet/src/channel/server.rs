@@ -1,4 +1,5 @@
-//! Listener of a member.
+//! [`Server`]: the listener of a member. It accepts connections of members, of fronts, and of hosts
+//! that join.
 
 use super::body::{Body, BodyError, body, read_body};
 use super::identity::Identity;
@@ -267,6 +268,7 @@ impl Server {
         }
     }
 
+    /// Answers a request of a member or a front, after checking its certificate and its permission.
     async fn member_request(
         &self,
         peer: MemberCertificate,

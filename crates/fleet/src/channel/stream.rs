@@ -1,4 +1,5 @@
-//! Bytes in both directions over the bodies of a request and its response.
+//! [`Stream`]: a stream of bytes to another member, for example of a WebSocket. Its two directions
+//! are the bodies of one HTTP/2 request and of its response.
 
 use super::body::{Body, BoxError, Interrupted};
 use bytes::Bytes;
@@ -20,9 +21,10 @@ const QUEUED_CHUNKS: usize = 4;
 const CHUNK_BYTES: usize = 32 << 10;
 
 /// Stream of bytes to another member. Each direction ends on its own: `shutdown` ends the writes.
-/// If the stream is dropped before, the peer reads an error instead of the end.
+/// If the stream is dropped before `shutdown`, the peer reads an error instead of the end.
 pub struct Stream {
     incoming: Body,
+    /// Rest of the last received chunk, which the reader has not taken yet.
     chunk: Bytes,
     outgoing: PollSender<Bytes>,
     is_complete: Arc<AtomicBool>,

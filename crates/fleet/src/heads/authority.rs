@@ -1,4 +1,5 @@
-//! Right of this host to claim sandboxes.
+//! [`Authority`]: the right of this host to claim sandboxes. A member of a fleet has it only while
+//! its heartbeats are acknowledged; a host without a fleet always has it.
 
 use crate::node::Node;
 use jiffy_fleet_core::{MemberId, Owner};

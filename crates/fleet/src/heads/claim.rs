@@ -1,4 +1,5 @@
-//! Claim of a sandbox that is about to be resumed.
+//! [`Claim`]: a sandbox of which this host has become the owner, and whose guest is being restored.
+//! The claim is released if the restore fails.
 
 use super::file::HeadFile;
 use super::{Authority, HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE, update};
@@ -76,7 +77,7 @@ impl Claim {
         Err(HeadError::NoAuthority { sandbox })
     }
 
-    /// Keeps the sandbox: its guest runs.
+    /// Retains the ownership, because the guest runs.
     pub fn retain(mut self) {
         self.held = None;
     }
@@ -152,7 +153,8 @@ pub(super) fn spawn_finish(
                     outcome: file.write(&write).await,
                 },
                 None => {
-                    // The outcome of a write is unknown, or the restore has ended before it.
+                    // The outcome of the last write is unknown. Wait, and report the time: the
+                    // state machine then repeats the write.
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(MAX_REPEAT_PAUSE);
                     ResumeEvent::Timer

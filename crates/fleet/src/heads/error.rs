@@ -1,4 +1,5 @@
-//! Errors of heads.
+//! Errors of the access to heads. Most of them state that another host has the sandbox or has
+//! changed it.
 
 use crate::RecordError;
 use jiffy_store::host::RemoteError;

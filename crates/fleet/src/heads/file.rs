@@ -1,4 +1,5 @@
-//! Head of one sandbox, as the state machines of `jiffy_fleet_core` read and write it.
+//! Head of one sandbox in the store: executes the reads and conditional writes that the state
+//! machines of `jiffy_fleet_core` request.
 
 use super::HeadError;
 use crate::RecordKey;

@@ -1,4 +1,6 @@
-//! Changes of a head that need no guest: kill, confirmation of a kill, adoption and release.
+//! Executes changes of a head that involve no guest: the kill of a sandbox, the confirmation of a
+//! kill, adoption after a return of the host, and release. `jiffy_fleet_core::HeadUpdate` decides
+//! the steps, and this module performs its reads and writes.
 
 use super::file::HeadFile;
 use super::{HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE};
@@ -7,19 +9,22 @@ use jiffy_fleet_core::record::Head;
 use jiffy_fleet_core::{Digest, HeadUpdate, Purpose, ReadOutcome, UpdateEffect, UpdateEvent};
 use std::time::SystemTime;
 
-/// Maximum number of writes if failures are not repeated.
+/// Maximum number of writes of one change that is not repeated without limit. More are only needed
+/// if other hosts change the head at the same time.
 const ATTEMPTS: usize = 8;
 
 /// Result of a change.
 #[derive(Debug)]
 pub(super) enum Updated {
-    /// The change was written. The root is no longer needed: the sandbox was killed.
+    /// The change was written. For a kill, with the root (the id in the store) of the snapshot that
+    /// is no longer needed.
     Stored(Box<Head>, Option<Digest>),
     /// The change was not needed, or is not possible.
     Unchanged(Option<Box<Head>>),
 }
 
-/// Executes a change. With `repeat`, failures are repeated until the outcome is known.
+/// Executes a change, and returns when its outcome is known. With `repeat`, temporary failures are
+/// retried without limit. Otherwise the first failure is returned.
 ///
 /// # Errors
 /// [`HeadError`] of the first failure, or of a permanent failure.
@@ -46,7 +51,8 @@ pub(super) async fn run(
                     event = UpdateEvent::HeadRead(outcome);
                 }
                 UpdateEffect::WriteHead(write) => {
-                    // Checked before the write, whose outcome must not be ignored.
+                    // Check the limit before the write: the outcome of a write that was sent must
+                    // not be ignored.
                     if !repeat && attempts == ATTEMPTS {
                         return Err(HeadError::contended(&file.id.to_string()));
                     }

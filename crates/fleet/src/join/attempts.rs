@@ -1,4 +1,4 @@
-//! Limit of failed joins, so that tokens cannot be guessed at a high rate.
+//! Limit of failed joins, at the member that admits hosts: tokens cannot be guessed at a high rate.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! Host that joins a fleet.
+//! `jiffy fleet join`, from the side of the host that joins: requests a certificate and keys from a
+//! member, and writes the files that make this host a member.
 
 use super::message::{JoinAnswer, JoinRequest};
 use crate::certificates::{MemberCertificate, MemberKey};
@@ -36,7 +37,7 @@ pub struct JoinOptions {
     pub listen: SocketAddr,
     /// Address (`HOST:PORT`) at which members reach this host.
     pub address: String,
-    /// Role.
+    /// Role: a host with sandboxes, or a front, which only passes on connections.
     pub role: Role,
     /// True if the keys and template names of this host are added to the tables of the fleet.
     pub import: bool,
@@ -54,8 +55,10 @@ pub struct Joined {
 }
 
 /// Joins a fleet: requests a certificate and the keys of the store, and writes the files of a
-/// member to the data directory `home`. The last written file is `fleet.toml`, so that an
-/// interrupted join leaves a host that is not a member. Its repetition uses the same number.
+/// member to the data directory `home`.
+///
+/// `fleet.toml` is written last, so that an interrupted join leaves a host that is not a member. A
+/// repeated join receives the same member number.
 ///
 /// # Errors
 /// [`SetupError`].
@@ -126,8 +129,8 @@ pub async fn join_fleet(
     })
 }
 
-/// Accepts connections at the future address of the member and sends the nonce, so that the member
-/// that admits this host can check the address.
+/// Accepts connections at the future address of this host and sends them the nonce. The member that
+/// admits the host connects to this address and compares the nonce, before it admits the host.
 async fn answer_connections(
     listen: SocketAddr,
     nonce: &str,
@@ -188,7 +191,8 @@ fn write(
     if settings.role == Role::Front {
         return settings.save(home);
     }
-    // Snapshots of this host in another store could not be decrypted without the former keys.
+    // The keys of the fleet replace the keys of this host. Retain the former ones: snapshots that
+    // this host has in another store cannot be decrypted without them.
     match read(&files.store_keys, MAX_FILE_BYTES)? {
         Some(keys) if keys != answer.store_keys => {
             let old = files.store_keys.with_extension("before-fleet.toml");

@@ -1,4 +1,4 @@
-//! Messages of a join.
+//! Request of a host that joins, and the answer of the member that admits it, as JSON.
 
 use crate::HostFacts;
 use jiffy_fleet_core::{FleetId, MESSAGE_FORMAT, MemberId};

@@ -1,4 +1,4 @@
-//! Names of the hosts: `fleet/hosts/<name>`.
+//! Registry of host names: the record `fleet/hosts/<name>` maps a name to a member number.
 
 use super::message::JoinRequest;
 use crate::access::FleetAccess;

@@ -1,4 +1,5 @@
-//! Member that admits hosts.
+//! [`JoinService`]: the side of the member that admits hosts. It checks token, clock, properties
+//! and address of a host, and answers with a certificate and keys.
 
 use super::attempts::Attempts;
 use super::message::{EtcdFiles, JoinAnswer, JoinRequest, MAX_REQUEST_BYTES};
@@ -67,6 +68,8 @@ impl JoinService {
         }
     }
 
+    /// Checks a join request in full before the token is used up, so that a rejected host can use
+    /// it again.
     async fn answer(&self, from: SocketAddr, bytes: &[u8]) -> Result<JoinAnswer, Rejected> {
         let bad = |reason: String| Rejected::new(400, reason);
         let request = JoinRequest::decode(bytes).map_err(bad)?;
@@ -104,6 +107,8 @@ impl JoinService {
         })
     }
 
+    /// Assigns a member number to the host, and issues its certificate. The token was accepted
+    /// before.
     async fn admit(&self, request: &JoinRequest) -> Result<JoinAnswer, SetupError> {
         let (name, address) = (&request.name, &request.address);
         let member = register(&self.access, request).await?;

@@ -1,4 +1,4 @@
-//! Clock of a node.
+//! Clock of a node, and the identity of the process. Both depend on the boot of the host.
 
 use jiffy_fleet_core::{Instance, Millis};
 use rustix::time::{ClockId, clock_gettime};

@@ -1,4 +1,4 @@
-//! Task that drives the state machine of the member.
+//! Executor: the task of a node that drives the state machine of the member, and its only user.
 
 mod decisions;
 mod placement;
@@ -32,7 +32,7 @@ const MAX_BATCH: usize = 64;
 const STATUS_INTERVAL_MS: u64 = 500;
 /// Delay before a failed reconciliation is repeated.
 const RECONCILE_PAUSE: Duration = Duration::from_secs(2);
-/// Time for which a row is reserved.
+/// Time for which a row of the directory is reserved for a create.
 const RESERVATION_MS: u64 = 30_000;
 /// Maximum number of reservations.
 const MAX_RESERVATIONS: usize = 65_536;
@@ -61,21 +61,22 @@ pub(super) struct Executor {
     outbox: Outbox,
     replies: mpsc::Receiver<Replies>,
     commands: mpsc::Receiver<Command>,
-    /// For tasks that report to the executor, which stops when all handles are dropped.
+    /// Weak, so that the executor does not keep itself alive: it stops when all handles are
+    /// dropped.
     sender: mpsc::WeakSender<Command>,
-    /// Reads and writes of the shard's record: at most one read and few writes.
+    /// Reads and writes of the shard's record in flight.
     io: JoinSet<ShardAnswer>,
     rows: Arc<Rows>,
     changed: Arc<Notify>,
     view: View,
     published: watch::Sender<Arc<View>>,
     status_at: Option<Millis>,
-    /// Members for which rows are reserved, with the time and the number of the decision about the
-    /// placement. The number is zero if there was no placement.
+    /// Reserved rows: member, time, and number of the decision. The number is zero without a
+    /// placement.
     reservations: HashMap<SandboxHash, (MemberId, Millis, u64)>,
     decisions: Decisions,
     rates: CreateRates,
-    /// Events of this member for itself.
+    /// Messages of this member to itself, for example as a member to its own coordinator.
     own: VecDeque<Event>,
 }
 
@@ -221,6 +222,7 @@ impl Executor {
         }
     }
 
+    /// Answers a query that only the coordinator can answer.
     fn answer(&mut self, from: MemberId, query: Query) -> Answer {
         match query {
             Query::Place(request) => return self.place(from, &request),
@@ -266,6 +268,7 @@ impl Executor {
         }
     }
 
+    /// Reserves a row for a create on `from`, unless another member has reserved it recently.
     fn reserve(&mut self, now: Millis, from: MemberId, hash: SandboxHash) -> Answer {
         // A former coordinator must not decide.
         if self.member.authority(now).is_none() || !self.has_room_for_reservation(now) {
@@ -292,6 +295,8 @@ impl Executor {
         self.reservations.len() < MAX_RESERVATIONS
     }
 
+    /// Handles the time of `Member::wake_at`. Updates the state of the host before, for the next
+    /// heartbeat.
     fn timer(&mut self) {
         let now = self.clock.now();
         if self
@@ -328,6 +333,7 @@ impl Executor {
         self.execute(effects, reply);
     }
 
+    /// Executes effects in order. `reply` collects the messages that answer a request.
     fn execute(&mut self, effects: Vec<Effect>, mut reply: Option<(MemberId, &mut Vec<Message>)>) {
         for effect in effects {
             match effect {
@@ -451,6 +457,8 @@ impl Executor {
         }
     }
 
+    /// Compares all local sandboxes with their heads in the background. The node is not ready
+    /// before.
     fn start_reconciliation(&self, epoch: Epoch) {
         let owner = Owner {
             member: self.id,

@@ -1,4 +1,4 @@
-//! Handle of a node.
+//! [`Node`]: the handle by which the other parts of a daemon use its node.
 
 mod locate;
 mod members;

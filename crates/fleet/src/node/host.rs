@@ -1,4 +1,5 @@
-//! The daemon, as its node uses it.
+//! [`Host`]: the interface through which a node uses the daemon that contains it. The daemon
+//! implements it.
 
 use super::query::HostSummary;
 use async_trait::async_trait;

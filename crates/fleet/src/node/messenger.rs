@@ -1,4 +1,5 @@
-//! Transport of messages and queries between members.
+//! [`Messenger`]: the interface by which a node sends messages and queries to other members. The
+//! daemon uses the members' channel, and tests use memory.
 
 use super::query::{Answer, Query};
 use async_trait::async_trait;

@@ -1,5 +1,5 @@
-//! Messages to other members: one queue and one task per member, so that messages to a member
-//! arrive in their order and a slow member delays no other one.
+//! Queues of messages from this node to other members. Each member has a queue and a task, so that
+//! messages arrive in their order and a slow member delays no other one.
 
 use super::messenger::Messenger;
 use jiffy_fleet_core::{Body, Effect, MAX_ROWS_PER_MESSAGE, MemberId, Message, RowMessage};
@@ -68,6 +68,7 @@ struct Sender {
 }
 
 impl Sender {
+    /// Sends the queued messages to one member in order. Ends after a time without messages.
     async fn run(mut self) {
         let mut is_reachable = true;
         let mut batch = Vec::new();

@@ -1,4 +1,9 @@
-//! Requests between members that are not part of the membership protocol.
+//! Queries: requests between members that are not part of the membership protocol, and their
+//! answers, as JSON. The protocol itself (heartbeats, registrations) is in `jiffy_fleet_core`.
+//!
+//! The coordinator has a directory with a row for each sandbox: its host and its state. A row is
+//! found by a hash of the sandbox id. Names and idempotency keys have rows as well, so that they
+//! are unique in the fleet.
 
 mod placement;
 
@@ -27,29 +32,30 @@ const MAX_REPLY_BYTES: usize = MAX_MESSAGE_BYTES + (64 << 10);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Query {
-    /// Place of a row according to the directory of the coordinator.
+    /// Host of a sandbox, from the directory. Only the coordinator can answer.
     Directory(SandboxHash),
-    /// Place of a row, if the receiver has it.
+    /// Row of a sandbox, if the receiver itself has the sandbox.
     Local(SandboxHash),
     /// Numbers of the receiver's sandboxes.
     Summary,
-    /// Reservation of a row that must not exist yet in the fleet, for a create on the sender.
+    /// Reservation of a new row for a create on the sender. Fails if the row exists in the fleet.
     Reserve(SandboxHash),
-    /// Heartbeats that the coordinator has received.
+    /// Ages of the heartbeats that the coordinator has received.
     Heartbeats,
     /// Members of the fleet, unless they have this digest.
     Members(String),
     /// Operator's command for the coordinator.
     Operate(Operation),
-    /// Acceptance of records that are older than those read before.
+    /// Acceptance of records that are older than the receiver has read before, after an operator
+    /// has restored them from a backup.
     AcceptRestore,
-    /// Host for a new sandbox.
+    /// Selection of the host of a new sandbox.
     Place(Box<PlaceRequest>),
-    /// End of a placement.
+    /// The selected host runs the sandbox, or has rejected it.
     Ended(PlacementEnd),
     /// Larger shares of budgets for the sender.
     Share(ShareRequest),
-    /// Decisions about the sandbox of a row, or the decision with an id.
+    /// Recent placement decisions about one sandbox, or the decision with an id.
     Why(SandboxHash, String),
 }
 
@@ -125,7 +131,7 @@ pub enum Answer {
     Decisions(Vec<Decision>),
 }
 
-/// Knowledge of a coordinator about the members.
+/// Heartbeats, as the coordinator has received them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Heartbeats {
@@ -133,11 +139,12 @@ pub struct Heartbeats {
     pub ages_ms: Vec<(MemberId, u64)>,
     /// The rows of all live members are known.
     pub is_directory_complete: bool,
-    /// Numbers of silent members and of all members during mass silence.
+    /// Number of members without a recent heartbeat, and of all members. `None` unless more than
+    /// half are silent: the coordinator then declares no member dead.
     pub mass_silence: Option<(usize, usize)>,
 }
 
-/// Place of a row.
+/// Host and state of one sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowPlace {
     /// Member that has the sandbox.
@@ -162,7 +169,7 @@ pub struct HostSummary {
     pub warm: u64,
     /// Memory that is available for further sandboxes, in MiB.
     pub free_memory_mib: u64,
-    /// Number of the tables that the host uses.
+    /// Number of the last commit of the tables (API keys, template names) in the host's memory.
     pub tables: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Rows of the local sandboxes.
+//! Rows of the local sandboxes: their states, under hashes of their ids and names, for the
+//! coordinator's directory, which contains hashes only.
 
 use jiffy_fleet_core::{Row, RowChange, SandboxHash};
 use parking_lot::Mutex;

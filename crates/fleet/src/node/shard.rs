@@ -1,4 +1,5 @@
-//! Record of the shard, as the state machine of the member reads and replaces it.
+//! Access of a node to the record of its shard: executes the reads and conditional writes that the
+//! state machine of the member requests.
 
 use crate::records::{Outcome, PendingWrite, Record};
 use crate::{RecordError, RecordKey, SealedRecords};
@@ -7,7 +8,7 @@ use jiffy_fleet_core::{Event, FleetId, ReadOutcome, ShardId, Version, WriteId, W
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Number of versions that are remembered for later replaces.
+/// Number of remembered versions. A conditional write names one of them.
 const KNOWN_VERSIONS: usize = 8;
 
 /// Record of the shard with the versions that the state machine may name.

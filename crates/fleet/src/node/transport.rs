@@ -1,4 +1,4 @@
-//! Messages and queries over the members' channel.
+//! Messages and queries over the members' channel (HTTP/2 with mutual TLS): client and server side.
 
 use super::handle::{Node, NodeError};
 use super::messenger::{Messenger, MessengerError};

@@ -1,4 +1,4 @@
-//! State of a node, as other tasks see it.
+//! [`View`]: state of a node after its latest event. The executor publishes it for all other tasks.
 
 use super::query::HostSummary;
 use jiffy_fleet_core::record::{MemberRow, ShardRecord};

@@ -1,4 +1,5 @@
-//! Errors of records.
+//! Errors of reads and conditional writes. They distinguish writes that were certainly not executed
+//! from writes with an unknown outcome.
 
 use super::{MAX_RECORD_BYTES, RecordKey};
 

@@ -55,6 +55,8 @@ impl EtcdRecords {
         RangeAnswer::decode(&answer).map_err(|reason| damaged(key, reason))
     }
 
+    /// Writes a record if its key was last modified at revision `expected` (0 if it must not
+    /// exist).
     async fn write(
         &self,
         key: &RecordKey,

@@ -1,5 +1,5 @@
-//! Responses of etcd's gateway: bytes are base64, 64-bit integers are strings, and fields with the
-//! value zero or false are absent.
+//! Parser of the responses of etcd's HTTP/JSON gateway (`records/etcd`). In this format, bytes are
+//! base64, 64-bit integers are strings, and fields with the value zero or false are absent.
 
 use super::MAX_RECORD_BYTES;
 use base64::Engine;

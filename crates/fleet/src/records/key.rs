@@ -1,4 +1,5 @@
-//! Keys of records.
+//! [`RecordKey`]: the name of a record, for example `fleet/shards/0`. It is a path in the object
+//! store or in etcd.
 
 use super::RecordError;
 use std::fmt;

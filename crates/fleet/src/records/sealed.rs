@@ -1,4 +1,5 @@
-//! Encrypted records that detect a return to an older state.
+//! [`SealedRecords`]: records that are encrypted before they reach the store, and that detect if
+//! the store returns to an older state, for example after a restore from a backup.
 
 use super::{MAX_RECORD_BYTES, RecordError, RecordKey, Records, Version, Versioned, Written};
 use bytes::Bytes;
@@ -211,8 +212,8 @@ impl SealedRecords {
 
     fn remember(&self, key: &RecordKey, counter: u64) {
         let mut seen = self.seen.lock();
-        // Records of single sandboxes are many. They have revisions of their own, so that only the
-        // first ones are remembered here.
+        // A fleet has many heads of sandboxes. They contain revisions of their own, so only the
+        // first keys are remembered here.
         if seen.len() < MAX_REMEMBERED || seen.contains_key(key) {
             let known = seen.entry(key.clone()).or_default();
             *known = counter.max(*known);

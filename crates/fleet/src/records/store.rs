@@ -1,4 +1,4 @@
-//! Records in the object store.
+//! Records in the object store, with its conditional writes (`If-Match`, `If-None-Match`).
 
 use super::{
     BackendVersion, MAX_PAGE_KEYS, MAX_RECORD_BYTES, Page, RecordError, RecordKey, Records,

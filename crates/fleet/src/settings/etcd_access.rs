@@ -1,4 +1,4 @@
-//! Access of a member to the etcd cluster of the records.
+//! Access of a member to the etcd cluster that stores the fleet's records.
 
 use super::MemberFiles;
 use crate::SetupError;

@@ -1,4 +1,5 @@
-//! Changes of tables, and their validation by the writer.
+//! Changes of the tables (API keys, template names), and their validation by the writer, the only
+//! member that commits them.
 
 use super::TableError;
 use super::state::{State, encoded_bytes};
@@ -201,6 +202,8 @@ impl<'a> Staged<'a> {
         self.put(request, content, false)
     }
 
+    /// Adds the rows of an import. Rows that an earlier attempt of the same request has added are
+    /// skipped.
     fn import(&mut self, request: RequestId, rows: Vec<RowContent>) -> Result<Row, TableError> {
         if rows.is_empty() || rows.len() > MAX_IMPORT_ROWS {
             let reason = format!("an import must have 1 to {MAX_IMPORT_ROWS} rows");

@@ -1,4 +1,4 @@
-//! Requests about tables over the members' channel.
+//! Requests about tables between members, over the members' channel.
 
 use super::{CHANGE_TIMEOUT, PeerError, Peers, Tables};
 use crate::channel::{Client, MessageHandler, Rejected};

@@ -1,4 +1,5 @@
-//! Contact of a member with the fleet.
+//! Contact of a member with the fleet: whether its tables are known to be current. Without contact,
+//! a member accepts no API keys, because a key may have been revoked meanwhile.
 //!
 //! A member is in contact if its tables were verified in the last 60 s. The member has read the
 //! index, the writer has confirmed the number of commits within its term, or another member with
@@ -58,7 +59,7 @@ impl Contact {
     }
 }
 
-/// Keeps a member in contact until it is dropped.
+/// Verifies the tables periodically, until the future is dropped.
 pub(super) async fn run(shared: Arc<Shared>) {
     let (mut polled, mut confirmed) = (None::<Duration>, None::<Duration>);
     let mut failed = false;

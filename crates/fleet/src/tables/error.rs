@@ -1,4 +1,4 @@
-//! Errors of tables.
+//! Errors of reads and changes of the tables.
 
 use crate::RecordError;
 use jiffy_fleet_core::MemberId;

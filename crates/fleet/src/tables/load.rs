@@ -1,4 +1,4 @@
-//! Loading of changed parts from the records.
+//! Loads the tables from the records: reads the index, and the parts that have changed since.
 
 use super::state::{State, check_folded};
 use super::{Shared, TableError};

@@ -1,4 +1,4 @@
-//! Messages about tables between members.
+//! Messages about tables between members, as JSON: changes for the writer, and its commits.
 
 use super::TableError;
 use super::change::Change;

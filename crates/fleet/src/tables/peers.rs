@@ -1,4 +1,4 @@
-//! Other members, as the tables use them.
+//! [`Peers`]: the interface through which the tables reach other members.
 
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -1,4 +1,5 @@
-//! Delivery of commits to all members.
+//! Push: the writer sends each commit to all members, so that they need not wait for their next
+//! read of the records. Members that miss a push read the commit from the records.
 
 use super::message::{Push, TableAnswer, TableRequest};
 use super::{PEER_TIMEOUT, Shared};

@@ -1,4 +1,4 @@
-//! Keys that are derived from the secret of the fleet, and random numbers.
+//! Keys that are derived from the secret of the fleet, and random request numbers.
 
 use super::TableError;
 use jiffy_fleet_core::record::RequestId;

@@ -1,4 +1,4 @@
-//! All rows, in memory.
+//! [`State`]: all rows of the tables, in the memory of this member.
 
 use super::TableError;
 use crate::RecordError;

@@ -122,6 +122,8 @@ impl Writer {
         }
     }
 
+    /// Commits the queued changes together, and answers their callers. Changes that do not fit into
+    /// the commit return to the queue.
     async fn commit_queue(&mut self) {
         let requests: Vec<_> = {
             let count = self.queue.len().min(MAX_BATCH);

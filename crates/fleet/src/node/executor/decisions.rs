@@ -1,4 +1,5 @@
-//! Recent decisions about placements.
+//! Recent decisions about placements, in the memory of the coordinator. `jiffy fleet why` shows
+//! them.
 
 use crate::node::query::Decision;
 use jiffy_fleet_core::{MemberId, Millis, SandboxHash, Term};

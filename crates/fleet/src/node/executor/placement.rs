@@ -1,4 +1,5 @@
-//! Placements and shares that the coordinator decides.
+//! The coordinator's decisions about new sandboxes (placements) and about shares of budgets. The
+//! requests come from any member of the fleet.
 
 use super::decisions::{decision_id, decision_number};
 use super::{Executor, RESERVATION_MS};

@@ -1,5 +1,8 @@
-//! Location of a sandbox: own rows, earlier answers, the coordinator, and all members if no
-//! coordinator answers.
+//! Location of a sandbox: finds the member that has it, so that a call or a connection can be
+//! forwarded to this member.
+//!
+//! The sources are, in this order: the rows of this host, earlier answers, the coordinator's
+//! directory, and queries to all members if no coordinator answers.
 
 use super::Node;
 use crate::node::query::{Answer, Query, RowPlace};

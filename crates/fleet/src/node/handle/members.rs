@@ -1,4 +1,4 @@
-//! Members of the fleet, as a member knows them.
+//! Members of the fleet with their addresses and states, as this member knows them.
 //!
 //! A member reads the record of its shard only if its heartbeats are not acknowledged. It therefore
 //! requests the rows of the members from the coordinator, which answers with rows only if they have

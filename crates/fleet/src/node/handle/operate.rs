@@ -1,4 +1,5 @@
-//! Operators' commands, which any member forwards to the coordinator.
+//! Operators' commands (`jiffy fleet drain` and others). Any member accepts them, and forwards them
+//! to the coordinator.
 
 use super::{Node, NodeError};
 use crate::node::executor::Command;

@@ -1,4 +1,5 @@
-//! Placements and shares, as other parts of the daemon request them.
+//! Requests of this daemon to the coordinator: placements of new sandboxes and larger shares of
+//! budgets.
 
 use super::{Command, Node, NodeError};
 use crate::node::query::{

@@ -1,4 +1,5 @@
-//! Requests for the placement of a new sandbox and for shares of budgets.
+//! Queries for the placement of a new sandbox and for shares of budgets. The receiver is the
+//! coordinator.
 
 use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_fleet_core::{

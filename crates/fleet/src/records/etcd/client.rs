@@ -1,4 +1,4 @@
-//! HTTP client of a cluster: endpoints, timeouts, retries and authentication.
+//! HTTP client of an etcd cluster: endpoints, timeouts, retries and authentication.
 
 use super::super::etcd_answer::{Headed, Message, parse};
 use super::super::{RecordError, RecordKey};

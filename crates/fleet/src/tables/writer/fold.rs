@@ -1,4 +1,5 @@
-//! Moves pending rows of the index to their parts.
+//! Fold: moves rows from the index, in which commits place them, to the parts of the tables.
+//! Otherwise the index would grow without limit.
 
 use super::super::load::{CONCURRENCY, part_key, read_part};
 use super::super::{Shared, TableError};
