@@ -1,9 +1,11 @@
-//! Coordinator of a shard: registrations, acknowledgements and verdicts.
+//! [`Coordinator`]: the state of the member that decides for a shard during one term. `Member`
+//! contains it and passes it events: messages of members, the time, and outcomes of writes.
 //!
-//! All changes of members are made in a draft of the shard's record. The draft replaces the record
-//! every 3 s. If the draft contains a registration or verdict, it replaces the record 0.5 s after
-//! the last replace (group commit). A change takes effect when the replace is known to have
-//! succeeded.
+//! The shard's record has one row per member. The coordinator changes rows in a draft of the
+//! record. The draft replaces the record every 3 s. If the draft contains a registration or a
+//! verdict, it replaces the record 0.5 s after the last replace (group commit). A change takes
+//! effect only when the replace is known to have succeeded, because another member may have taken
+//! over meanwhile.
 
 mod budgets;
 mod membership;
@@ -27,7 +29,7 @@ use std::collections::BTreeMap;
 /// Interval at which silent members are searched.
 const JUDGE_INTERVAL_MS: u64 = 500;
 
-/// Replace of the record that has been sent and whose outcome is not known.
+/// Conditional replacement of the shard's record that was sent, and whose outcome is not known.
 #[derive(Debug)]
 struct InFlight {
     write: WriteId,
@@ -66,17 +68,22 @@ pub(crate) struct Coordinator {
     timing: Timing,
     id: MemberId,
     version: Version,
+    /// Record as this coordinator last replaced it successfully.
+    /// The record after the last successful replacement. `version` is its version, on which the
+    /// next replacement is conditional.
     committed: ShardRecord,
+    /// The committed record with all changes that were decided since.
     draft: ShardRecord,
-    /// Size of each row of the draft in the encoded record.
+    /// Size in bytes of each row of the draft in the encoded record, whose total is limited.
     row_bytes: BTreeMap<MemberId, usize>,
     in_flight: Option<InFlight>,
     next_write: u64,
     next_renew: Millis,
     next_judge: Millis,
-    /// Time of the sending of the last replace.
+    /// Time at which the last replacement was sent.
     replaced: Millis,
-    /// Time of the first sending of the last successful replace.
+    /// Time of the first attempt of the last successful replacement. The authority of the
+    /// coordinator is counted from it, because any later time could exceed the wait of a takeover.
     renewed: Millis,
     /// Time before which no verdict is made.
     grace_ends: Millis,
@@ -86,6 +93,7 @@ pub(crate) struct Coordinator {
     peers: BTreeMap<MemberId, Peer>,
     /// Process and number of the latest registration of each member in this term.
     registrations: BTreeMap<MemberId, (Instance, u64)>,
+    /// Number of answered registrations, which distinguishes their lists of rows.
     answered_registrations: u64,
     is_mass_silence: bool,
     /// Wall clock in milliseconds since 1970, for operators. Zero if it is unknown.
@@ -221,6 +229,7 @@ impl Coordinator {
         self.next_renew.min(earliest)
     }
 
+    /// Sends the draft as the next version of the shard's record.
     fn replace(&mut self, now: Millis, effects: &mut Vec<Effect>) {
         let mut record = self.draft.clone();
         record.seq = self.committed.seq.saturating_add(1);
@@ -325,6 +334,7 @@ impl Coordinator {
         }
     }
 
+    /// Adds a registered member to the state of the coordinator, and notifies the member.
     fn answer_registration(&mut self, now: Millis, row: &MemberRow, effects: &mut Vec<Effect>) {
         self.scheduler
             .add_host(row.id.host(), row.capacity.spec(), report_of(row, None));

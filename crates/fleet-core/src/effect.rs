@@ -1,4 +1,5 @@
-//! Events that a caller reports, and effects that it executes.
+//! Interface of the state machine [`crate::Member`]: the events that its caller reports, and the
+//! effects that the caller must execute.
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};

@@ -1,4 +1,6 @@
-//! Changes of heads: resume, pause, kill and the return of a host.
+//! Changes of heads, as state machines without I/O: resume, pause, kill and the return of a host.
+//! The head of a sandbox is the record in the shared store that decides which member may run the
+//! sandbox.
 //!
 //! A head changes only by conditional writes. A write of unknown outcome is repeated until its
 //! outcome is known, also after the caller has received an error.

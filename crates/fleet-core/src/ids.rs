@@ -1,4 +1,5 @@
-//! Names and numbers of members, terms, records and sandboxes.
+//! Names and numbers of members, terms, records and sandboxes. The crate's documentation explains
+//! the terms.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,11 +1,36 @@
-//! Decisions of a fleet of hosts.
+//! Decisions of a fleet: several hosts that share API keys, and of which each can resume the stored
+//! sandboxes of the others.
 //!
 //! The crate performs no I/O, starts no threads, reads no clock and uses no random numbers: events
 //! are arguments, and effects are results. A caller executes the effects. The same code therefore
-//! runs in a daemon and in the simulator (`tests/simulator`).
+//! runs in a daemon (`jiffy_fleet::node`) and in the simulator (`tests/simulator`).
+//!
+//! # Words
+//! - A *member* is the daemon of one host. An *instance* is one process of this daemon.
+//! - A *record* is a small versioned object in the object store or in etcd, which all members read
+//!   and write. A record changes only by conditional writes, of which at most one succeeds per
+//!   version.
+//! - A *shard* is a part of all sandboxes, selected by the first characters of their ids. A new
+//!   fleet has one shard. The record of a shard has one row per member, and names the coordinator.
+//! - The *coordinator* of a shard is the member that registers members, declares silent members
+//!   dead and selects the hosts of new sandboxes. A *term* is the time during which one member has
+//!   this role.
+//! - An *epoch* is the time from a registration of a member until its death. A restart of the
+//!   daemon continues the epoch, but a reboot of the host does not. A *verdict* declares an epoch
+//!   dead.
+//! - The *head* of a sandbox is the record that decides which member may run the sandbox. Its
+//!   *owner* is the member, with its epoch, that runs the sandbox. A *claim* is the write of a head
+//!   that makes a member the owner. A sandbox has a head from the first time that its snapshot is
+//!   in the store.
+//! - The *root* of a snapshot is the digest of its manifest, by which the store identifies it.
+//! - The *home* of a sandbox is the member that has its files while no member owns it.
+//! - The *directory* lists the host and the state of each sandbox of a shard, in the memory of the
+//!   coordinator. A *row* is its entry for one sandbox.
+//! - A *budget* is the limit of an API key for the sandboxes on all hosts. The coordinator divides
+//!   it into *shares*, within which members admit sandboxes by themselves.
 //!
 //! # Members
-//! [`Member`] is the state machine of a process: registration, heartbeats, deadline, observation of
+//! [`Member`] is the state machine of a member: registration, heartbeats, deadline, observation of
 //! the shard's record and takeover. It contains the coordinator of the shard while this member has
 //! that role. The order of calls is:
 //!
@@ -29,12 +54,13 @@
 //!    coordinator. Without a coordinator, [`MemberShares::admit`] on the own host only.
 //!
 //! # Heads
-//! The head of a stored sandbox is a record with its owner. Each operation on it is a state machine
-//! of its own, and the caller executes at most one per sandbox at a time, until it is finished:
+//! Each operation on a head is a state machine of its own. The caller executes at most one per
+//! sandbox at a time, until it is finished:
 //!
 //! - [`Resume`]: start the restore and the claim at the same time. Give the guest its identity only
-//!   for [`ResumeEffect::AssignIdentity`].
-//! - [`Publish`]: upload the snapshot, write the head, then retract the former root.
+//!   for [`ResumeEffect::AssignIdentity`]: until then, another member may win the claim.
+//! - [`Publish`] makes a pause durable: upload the snapshot, write the head, then remove the root
+//!   of the replaced snapshot from the store.
 //! - [`HeadUpdate`]: kill, confirmation of a kill, adoption after a return. Journal a kill first.
 //!
 //! Killed heads are removed only if [`may_purge`] permits it. If the home of a killed head is live,

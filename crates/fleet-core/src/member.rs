@@ -1,4 +1,9 @@
-//! Member of a fleet: registration, heartbeats, deadline and takeover.
+//! [`Member`]: the state machine of a member, that is, of the daemon of one host in a fleet.
+//!
+//! A member registers with the coordinator of its shard and receives an epoch. It then sends
+//! heartbeats. An acknowledged heartbeat gives the member the authority to claim, resume and
+//! restore stored sandboxes until a deadline. If acknowledgements fail to arrive, the member reads
+//! the shard's record, and may take over the role of the coordinator (`takeover`).
 
 mod messages;
 mod placement;
@@ -16,7 +21,8 @@ use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, VecDeque};
 use takeover::Takeover;
 
-/// Maximum number of heartbeats that may be acknowledged.
+/// Maximum number of sent heartbeats that the member remembers. An acknowledgement of an older
+/// heartbeat is ignored.
 const MAX_SENT: usize = 16;
 
 /// Settings of a member.
@@ -38,7 +44,7 @@ pub struct MemberConfig {
     pub timing: Timing,
 }
 
-/// Record of the shard, as it was read last.
+/// Record of the shard, as this member read it last.
 #[derive(Debug)]
 struct Observed {
     record: ShardRecord,
@@ -51,6 +57,7 @@ struct Observed {
 #[derive(Debug)]
 pub struct Member {
     config: MemberConfig,
+    /// Current epoch. `None` while this member is not registered.
     epoch: Option<Epoch>,
     /// Latest epoch of this member that has ended.
     ended: Option<Epoch>,
@@ -58,18 +65,22 @@ pub struct Member {
     /// Newest version of the record, from a read or an acknowledgement, and the time of its first
     /// receipt.
     newest: Option<(Version, Millis)>,
-    /// Time at which a read was started. `None` while no read is in progress.
+    /// Time at which the read in progress was started. `None` if no read is in progress.
     reading: Option<Millis>,
     next_read: Millis,
     next_heartbeat: Millis,
     heartbeats: u64,
     registrations: u64,
-    /// Numbers and times of heartbeats that were not acknowledged.
+    /// Number and time of each heartbeat that was sent and not acknowledged, oldest first.
     sent: VecDeque<(u64, Millis)>,
+    /// End of the authority. It is counted from the sending of a heartbeat, not from the receipt of
+    /// its acknowledgement, so that it ends before the coordinator can declare this member dead.
     deadline: Option<Millis>,
+    /// Time of the last acknowledgement. The shard's record is read only if this time is long ago.
     acknowledged: Millis,
     takeover: Option<Takeover>,
     next_write: u64,
+    /// State of the coordinator, while this member has that role.
     coordinator: Option<Box<Coordinator>>,
     limits: BTreeMap<BudgetOwner, u64>,
     status: HostStatus,
@@ -207,7 +218,8 @@ impl Member {
         }
     }
 
-    /// Sends the next heartbeat with the next event, because its content has changed.
+    /// Makes the next event send a heartbeat, for example because the content of heartbeats has
+    /// changed.
     pub fn hasten_heartbeat(&mut self, now: Millis) {
         self.next_heartbeat = self.next_heartbeat.min(now);
     }
@@ -317,6 +329,8 @@ impl Member {
             .ok_or(MembershipError::NotCoordinator(id))
     }
 
+    /// Performs all actions that are due: repeats writes, reads the shard's record, sends a
+    /// heartbeat.
     fn tick(&mut self, now: Millis, effects: &mut Vec<Effect>) {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.tick(now, effects);
@@ -342,7 +356,8 @@ impl Member {
         }
     }
 
-    /// Returns the time from which the record of the shard must be observed.
+    /// Returns the time at which the shard's record must be read: at once if it was never read,
+    /// otherwise if no heartbeat has been acknowledged for `Timing::observe`.
     fn read_needed_at(&self) -> Millis {
         match &self.observed {
             None => Millis(0),
@@ -350,6 +365,7 @@ impl Member {
         }
     }
 
+    /// Sends a heartbeat, or a registration if this member has no epoch.
     fn send_heartbeat(&mut self, now: Millis, effects: &mut Vec<Effect>) {
         let timing = self.config.timing;
         if self.observed.is_none() && self.coordinator.is_none() {
@@ -394,7 +410,8 @@ impl Member {
         let Some(row) = record.row(record.coordinator) else {
             return;
         };
-        // A restarted coordinator must take over first.
+        // The record names this member, but the state of the coordinator was lost with the former
+        // process. This process must take over first, like any other member.
         if record.coordinator == self.config.id && self.coordinator.is_none() {
             return;
         }

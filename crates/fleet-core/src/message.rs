@@ -1,4 +1,5 @@
-//! Messages between members.
+//! Messages between the members of a fleet and the coordinator of their shard, as JSON. The process
+//! of a member (`jiffy_fleet::node`) transfers them over mutual TLS.
 
 use crate::directory::{MAX_ROWS_PER_MESSAGE, RowMessage, RowRequest};
 use crate::ids::{Epoch, FleetId, Instance, Term, Version};
@@ -41,7 +42,7 @@ pub struct Message {
     pub format: u32,
     /// Fleet of the sender.
     pub fleet: FleetId,
-    /// Highest term that the sender knows.
+    /// Term of the coordinator that the sender knows: the highest one.
     pub term: Term,
     /// Epoch of the sender. `None` if the sender is not registered.
     pub epoch: Option<Epoch>,

@@ -1,8 +1,9 @@
-//! Records that all hosts of a fleet share, as JSON.
+//! Records that all hosts of a fleet share, as JSON: the root of the fleet, shards, heads and
+//! tables. The crate `jiffy-fleet` stores them.
 //!
-//! The layer that stores records seals them and binds them to their key. The functions here still
-//! check everything: a record may be damaged, of a newer format, or of another fleet or sandbox.
-//! Records contain no fractional numbers, so that unknown fields are preserved exactly.
+//! That crate encrypts records and binds each to its key. The functions here still check
+//! everything: a record may be damaged, of a newer format, or of another fleet or sandbox. Records
+//! contain no fractional numbers, so that unknown fields are preserved exactly.
 
 mod head;
 mod label;
@@ -131,7 +132,8 @@ fn decode<R: Checked>(bytes: &[u8]) -> Result<R, RecordError> {
             "a number is not an integer of 64 bits",
         ));
     }
-    // Decoded from the text again, because only this detects repeated fields.
+    // Decode the text and not `value`: in a `Value`, a repeated field has already replaced the
+    // first one.
     let record: R =
         serde_json::from_slice(bytes).map_err(|error| RecordError::damaged(R::NAME, error))?;
     record

@@ -1,4 +1,6 @@
-//! Shares of budgets that a member holds.
+//! Shares of budgets that this member holds. The daemon admits sandboxes within them without a
+//! request to the coordinator. Heartbeats report them, and acknowledgements grant or recall parts
+//! of them.
 
 use crate::ids::Millis;
 use crate::message::{
@@ -8,8 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Time after which an owner without a share is forgotten. Its last grant must be known while a
-/// copy of an older grant may arrive.
+/// Time after which an owner without a share is removed. Until then the number of its last grant is
+/// retained, so that a late copy of an older grant is recognised.
 const FORGOTTEN_MS: u64 = 600_000;
 
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,20 +1,20 @@
-//! Times of heartbeats, terms and verdicts.
+//! Times of heartbeats, terms and verdicts. All values must fit together: a coordinator may declare
+//! a member dead only after the member has lost its authority ([`Timing::is_safe`]).
 
-/// Times in milliseconds. [`Timing::PRODUCTION`] is used by all members of a fleet; tests use
-/// other values to show that the checks of the simulator detect unsafe ones.
+/// Durations in milliseconds. All members of a fleet use [`Timing::PRODUCTION`]. Tests use other
+/// values to show that the checks of the simulator detect unsafe ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// Interval of heartbeats.
     pub heartbeat: u64,
-    /// Time after the sending of an acknowledged heartbeat at which the authority of the member
-    /// ends.
+    /// Duration of the authority of a member, from the sending of an acknowledged heartbeat.
     pub deadline: u64,
     /// Interval at which a coordinator replaces the record of its shard.
     pub renew: u64,
     /// Delay before a write of unknown outcome is repeated.
     pub repeat: u64,
-    /// Time after the sending of its last successful replace during which a coordinator
-    /// acknowledges heartbeats.
+    /// Time for which a coordinator acknowledges heartbeats after it sent its last successful
+    /// replace of the record.
     pub acknowledge: u64,
     /// Time without a heartbeat after which a coordinator decides that a member is dead.
     pub silence: u64,
@@ -28,14 +28,14 @@ pub struct Timing {
     /// Minimum time without acknowledgement before a takeover. Also the time without a heartbeat
     /// after which a member counts towards mass silence.
     pub unacknowledged: u64,
-    /// Interval at which the record is read then.
+    /// Interval at which a member reads the record of its shard after [`Self::observe`].
     pub poll: u64,
     /// Time after which an unchanged record permits a takeover.
     pub unchanged: u64,
     /// Additional time for each member that precedes this one as a candidate.
     pub rank: u64,
-    /// Time after a takeover after which shares are granted although members have not reported
-    /// theirs. `None`: never, because a member that is cut off still uses its share.
+    /// Delay after a takeover before shares are granted although members have not reported theirs.
+    /// `None` in production: a member that is cut off still uses its share.
     pub unreported_shares: Option<u64>,
     /// Time without use after which a member returns a part of its share.
     pub unused_share: u64,

@@ -1,8 +1,12 @@
-//! Shares of budgets that a coordinator has granted.
+//! Shares of budgets that the coordinator has granted to members.
 //!
-//! A grant states the new size of a share, so that a lost or repeated message changes nothing. The
-//! coordinator counts the larger of its grant and the report of the member until the member reports
-//! that it has applied the latest grant.
+//! A budget is the limit of an API key for the sandboxes on all hosts. A *share* is the part that a
+//! member may use without a request. A *grant* is a message with the new size of a share, so that a
+//! lost or repeated message changes nothing. A *recall* requests a member to return an unused part.
+//!
+//! The sum of shares must not exceed the limit, even if messages are lost. Until a member reports
+//! that it has applied the latest grant, the coordinator counts the larger of grant and reported
+//! share.
 
 use crate::ids::{MemberId, Term};
 use crate::message::{

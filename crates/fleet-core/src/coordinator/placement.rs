@@ -1,4 +1,5 @@
-//! Placement of new sandboxes.
+//! Placement of new sandboxes by the coordinator: selects a host, reserves its resources, and
+//! grants the host the shares of budgets that the sandbox needs.
 
 use super::Coordinator;
 use super::budgets::BudgetExhausted;
@@ -18,7 +19,8 @@ pub struct CreatePlacement {
     pub admission: Admission,
 }
 
-/// Process that a coordinator has selected, and the grant that it must apply.
+/// Permission of the coordinator for one sandbox on a host. It is valid only for the process and
+/// the epoch that the coordinator knew.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
     /// Term of the coordinator.

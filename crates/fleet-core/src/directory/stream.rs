@@ -1,10 +1,13 @@
-//! Streams of rows from members to the coordinator.
+//! Transfer of directory rows from members to the coordinator. A row states host and state of one
+//! sandbox, whose id is replaced by a hash.
 //!
 //! A member numbers its changes. The coordinator applies them in order; after a gap it requests a
 //! full list. A list is sent in pages in the order of the hashes. The coordinator requests each
 //! page after the previous one, and then the changes since the start of the list. A page may
 //! contain newer states than the start of the list: applying the changes again ends in the same
 //! state.
+//!
+//! [`RowSender`] is the member's side, and [`RowReceiver`] the coordinator's side for one member.
 
 use super::{Directory, DirectoryError, Row, SandboxHash};
 use crate::ids::MemberId;
@@ -13,7 +16,7 @@ use std::collections::VecDeque;
 
 /// Maximum number of rows or changes of a message.
 pub const MAX_ROWS_PER_MESSAGE: usize = 4_000;
-/// Number of changes that a member retains. A coordinator that needs older ones requests a list.
+/// Number of changes that a member retains. A coordinator that needs older changes requests a list.
 const RETAINED_CHANGES: usize = 16_000;
 
 /// Change of a row.
@@ -141,8 +144,8 @@ impl RowSender {
 
     /// Prepares a page. Must be called before the rows are read.
     pub fn start_page(&mut self, list: u64, after: Option<SandboxHash>) {
-        // If this process has not started the list, earlier pages have another `at`, and the
-        // coordinator requests a new list.
+        // A restarted process has not started the list, and has another number of the last change.
+        // The coordinator then finds another `at` in this page, and requests a new list.
         let is_started = self.list.is_some_and(|(current, _)| current == list);
         if after.is_none() || !is_started {
             self.list = Some((list, self.last));
@@ -211,7 +214,7 @@ impl RowReceiver {
 
     /// Requests a new list.
     fn restart(&mut self) {
-        // Only the low 16 bits count lists: the others identify the registration.
+        // Only the low 16 bits count lists. The other bits identify the registration of the member.
         let next = self.list.wrapping_add(1) & 0xffff;
         *self = Self::new(self.list & !0xffff | next);
     }
@@ -250,6 +253,7 @@ impl RowReceiver {
         result
     }
 
+    /// Applies changes, and skips the ones that were applied before. Requests a list after a gap.
     fn receive_changes(
         &mut self,
         member: MemberId,
@@ -279,6 +283,8 @@ impl RowReceiver {
         Ok(false)
     }
 
+    /// Applies a page, and ignores pages other than the requested one. After the last page, rows
+    /// that the list did not contain are removed.
     fn receive_page(
         &mut self,
         member: MemberId,

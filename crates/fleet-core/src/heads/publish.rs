@@ -1,5 +1,8 @@
-//! Pause: the head is written after the manifest of the snapshot, and the former root is retracted
-//! after the head. A root is the digest of a snapshot's manifest.
+//! Publication of a pause: stores the paused state, so that any host of the fleet can resume it.
+//!
+//! The order is important. The snapshot is uploaded first, because a head must not name a missing
+//! snapshot. The head is written next. The root (digest of the manifest) of the replaced snapshot
+//! is removed from the store last, since the former head still named it.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

@@ -1,4 +1,8 @@
-//! Return of a host: comparison of its sandboxes with their heads.
+//! Return of a host: decides for each of its sandboxes whether the local state is still valid.
+//!
+//! While the host was down or cut off, other members may have resumed or killed its sandboxes.
+//! Their heads record this. A sandbox without a head was never stored, so no other member can run
+//! it.
 
 use crate::ids::{Digest, MemberId, Revision};
 use crate::record::{Head, HeadState};

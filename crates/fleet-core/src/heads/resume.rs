@@ -1,5 +1,8 @@
-//! Resume of a stored sandbox: claim and restore run concurrently, and the claim is awaited before
-//! the guest receives its identity.
+//! Resume of a stored sandbox on this member.
+//!
+//! The restore of the guest and the claim (the write of the head that makes this member the owner)
+//! run concurrently. The guest receives its identity only after the claim is known to have
+//! succeeded. If another member wins, or the outcome is unknown, the guest is dropped.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};
@@ -102,7 +105,8 @@ enum State {
         head: Box<Head>,
         version: Version,
     },
-    /// The guest was dropped. The outcome of the claim is not known.
+    /// The guest was dropped, and the outcome of its claim is not known yet. If the claim
+    /// succeeded, the head is released.
     Resolving,
     /// The claim was written without a guest: the head is being changed to paused.
     Releasing,

@@ -1,4 +1,6 @@
-//! Kill of a sandbox, its confirmation, and adoption by the new epoch of a member.
+//! Changes of a head that involve no guest. They are the kill of a sandbox, the confirmation that
+//! its files were removed, adoption by the new epoch of its member, and release. Release gives up a
+//! claim whose guest does not exist.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

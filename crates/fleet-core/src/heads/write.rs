@@ -1,4 +1,5 @@
-//! A conditional write that is repeated until its outcome is known.
+//! Conditional write of a head, repeated with equal content until its outcome is known. The
+//! operations on heads share this code.
 
 use super::HeadWrite;
 use crate::effect::WriteOutcome;

@@ -1,4 +1,5 @@
-//! Messages that a member receives.
+//! Messages that a member receives: requests of members to the coordinator, and the coordinator's
+//! answers. A message of an unknown coordinator is ignored.
 
 use super::Member;
 use crate::coordinator::message_of;
@@ -20,7 +21,9 @@ impl Member {
             return;
         }
         if self.term().is_none_or(|term| message.term > term) {
-            // A term is only believed if the record contains it.
+            // The message names a later term. A sender could claim any term, so the member believes
+            // only the shard's record: act as if the last acknowledgement were old, which makes the
+            // member read it.
             self.acknowledged = self
                 .acknowledged
                 .min(Millis(now.0.saturating_sub(self.config.timing.observe)));
@@ -127,7 +130,8 @@ impl Member {
             return;
         }
         self.epoch = Some(epoch);
-        // Sandboxes may have ended since the end of the former epoch.
+        // Sandboxes may have ended since the former epoch, which left parts of shares unused. The
+        // coordinator does not count these in a new epoch, so return them.
         self.shares.lock().return_all_unused();
         self.next_heartbeat = now;
         effects.push(Effect::Registered { epoch });

@@ -1,4 +1,7 @@
-//! Placements and shares.
+//! Placements and budget shares of a [`Member`]. A *placement* selects the host of a new sandbox.
+//!
+//! The first methods pass a call to the coordinator in this member, and fail if this member is not
+//! the coordinator. [`Member::accept_placement`] runs on the selected host.
 
 use super::Member;
 use crate::coordinator::{Admission, CreateError, CreatePlacement, HostLoad};

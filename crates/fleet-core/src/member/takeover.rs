@@ -1,4 +1,11 @@
-//! Observation of the shard's record, and takeover of the coordinator's role.
+//! Takeover: this member becomes the coordinator of the shard if the former coordinator stops
+//! renewing the shard's record.
+//!
+//! A coordinator replaces the record every few seconds (`Timing::renew`). A member whose heartbeats
+//! are not acknowledged reads the record periodically. If its version has not changed for
+//! `Timing::unchanged`, the member writes a record with the next term, and itself as the
+//! coordinator. The write is conditional on the observed version, so that at most one candidate
+//! succeeds.
 
 use super::{Member, Observed};
 use crate::coordinator::Coordinator;
@@ -6,10 +13,11 @@ use crate::effect::{Effect, ReadOutcome, TermEnd, WriteOutcome};
 use crate::ids::{MemberId, Millis, Term, Version, WriteId};
 use crate::record::{MemberRow, MemberState, ShardRecord};
 
-/// Maximum number of candidates that delay a takeover.
+/// Maximum number of preceding candidates for which a member waits. Each adds `Timing::rank` to the
+/// delay of its takeover, so that candidates rarely write at the same time.
 const MAX_RANK: u64 = 20;
 
-/// Takeover whose outcome is not known.
+/// Conditional write by which this member becomes the coordinator, until its outcome is known.
 #[derive(Debug)]
 pub(super) struct Takeover {
     pub write: WriteId,
@@ -22,6 +30,8 @@ pub(super) struct Takeover {
 }
 
 impl Member {
+    /// Handles the answer to `Effect::ReadShard`. If the record has a later term than the
+    /// coordinator of this member, another member has taken over, and the own term ends.
     pub(super) fn shard_read(
         &mut self,
         now: Millis,
@@ -49,7 +59,12 @@ impl Member {
         self.consider_takeover(now, effects);
     }
 
-    /// Stores a record that was read at or after `started`.
+    /// Stores a record that was read by a request sent at `started`. Ends the epoch of this member
+    /// if the record declares it dead.
+    ///
+    /// `started` is zero for the record in the outcome of a write. An older record is then ignored
+    /// without a report: only a read that started after the last one proves that the record went
+    /// back.
     pub(super) fn observe(
         &mut self,
         now: Millis,
@@ -97,10 +112,11 @@ impl Member {
         }
     }
 
-    /// Records that the record has this version.
+    /// Records that the shard's record has this version, and when this member learned of it.
     ///
-    /// The replace that wrote the version was sent before its first receipt here. A takeover may
-    /// therefore count from this receipt, and not only from a read.
+    /// The coordinator sent the replace with this version before the first receipt here. A takeover
+    /// may therefore count `Timing::unchanged` from this receipt, also if it was an acknowledgement
+    /// of a heartbeat and no read.
     pub(super) fn newest_version(&mut self, now: Millis, version: &Version) {
         if self
             .newest
@@ -115,6 +131,9 @@ impl Member {
         self.shard().map(|record| record.term)
     }
 
+    /// Ends the epoch of this member. Without an epoch it must not claim, resume or restore
+    /// sandboxes. Unused shares of budgets are returned, because the coordinator does not count
+    /// them in a new epoch.
     pub(super) fn end_epoch(&mut self, effects: &mut Vec<Effect>) {
         if let Some(epoch) = self.epoch.take() {
             self.ended = Some(epoch);
@@ -134,7 +153,8 @@ impl Member {
         if self.coordinator.is_some() || self.takeover.is_some() {
             return;
         }
-        // A newer version was acknowledged, but has not been read yet.
+        // If an acknowledgement has named a newer version, the observed record is outdated: read it
+        // first.
         let newest = self
             .newest
             .as_ref()
@@ -177,6 +197,8 @@ impl Member {
         self.takeover = Some(takeover);
     }
 
+    /// Handles the outcome of a write of the shard's record, either by a takeover or by the
+    /// coordinator of this member.
     pub(super) fn shard_written(
         &mut self,
         now: Millis,
@@ -215,8 +237,11 @@ impl Member {
             return;
         };
         match outcome {
+            // No attempt can arrive later: the takeover is abandoned, and considered again after
+            // the next read.
             WriteOutcome::Rejected if !takeover.is_uncertain => {}
-            // The rejection of a repetition does not concern earlier attempts.
+            // The rejection of a repetition proves nothing about earlier attempts, which may still
+            // arrive. Repeat the same write until its outcome is known.
             WriteOutcome::Rejected | WriteOutcome::Unknown => {
                 takeover.is_uncertain = true;
                 takeover.repeat_at = Some(now.plus(self.config.timing.repeat));
@@ -245,6 +270,8 @@ impl Member {
         }
     }
 
+    /// Drops the coordinator. Its write numbers are not reused, since a late answer may name one of
+    /// them.
     fn end_term(&mut self, reason: TermEnd, effects: &mut Vec<Effect>) {
         if let Some(coordinator) = self.coordinator.take() {
             let term = coordinator.term();

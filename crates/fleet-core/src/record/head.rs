@@ -1,4 +1,6 @@
-//! Head of a sandbox: its owner, state and newest stored snapshot.
+//! [`Head`]: the record that decides which member may run a sandbox. It names the owner, the state
+//! and the newest stored snapshot. Each change is a conditional replace, and increments the
+//! revision.
 
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
 use crate::ids::{Digest, MAX_REVISION, MemberId, Owner, Revision, SandboxId};
@@ -109,9 +111,9 @@ pub struct Head {
     owner: Option<Owner>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     killed: Option<KilledAt>,
-    /// Member that created the head and whose journal may not contain this yet. Its return could
-    /// run the sandbox again if a killed head did not exist. `None` after the next change by this
-    /// member.
+    /// Member that created the head, and whose journal may not contain the head yet. If a killed
+    /// head were removed, this member could run the sandbox again after its return. `None` after
+    /// the next change by this member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<MemberId>,
     /// Newest stored snapshot. Required unless the sandbox was killed before it was stored.

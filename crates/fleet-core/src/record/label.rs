@@ -1,4 +1,4 @@
-//! Labels of hosts.
+//! Labels of hosts, such as `zone=a`. The creator of a sandbox can require labels of its host.
 
 use super::check_text;
 use jiffy_scheduler::Label;

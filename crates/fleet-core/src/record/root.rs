@@ -1,4 +1,5 @@
-//! Root record of a fleet.
+//! [`Root`]: the record of fleet-wide settings, which every host reads first. It contains the
+//! certificate authority, the shards, and the encrypted secret of the fleet.
 
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
 use crate::ids::{FleetId, MemberId, SLOTS, ShardId, Slot};

@@ -1,4 +1,5 @@
-//! State of a shard: coordinator and members.
+//! [`ShardRecord`]: coordinator and members of a shard. Only the coordinator replaces the record,
+//! or a member that takes over its role.
 
 use super::label::{HostLabel, MAX_LABELS};
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};

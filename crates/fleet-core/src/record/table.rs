@@ -1,8 +1,11 @@
-//! Tables that every member holds in memory: API keys and template names.
+//! Tables that every member holds in memory: API keys and template names. This module has their
+//! format in the records.
 //!
-//! One member writes the tables. A change is committed by one replace of the index, which contains
-//! the changed rows until the parts of the tables are rewritten. A former writer can therefore
-//! change nothing, because each change replaces the same record.
+//! A table is stored in parts. A hash of the row's key selects its part. One more record, the
+//! *index*, lists the last commits of all parts. One member writes the tables: the coordinator. A
+//! change is committed by one replace of the index, which contains the changed rows until the parts
+//! of the tables are rewritten. Each commit replaces the same record, so a former writer cannot
+//! commit any longer.
 
 mod index;
 mod part;

@@ -1,4 +1,8 @@
-//! Index of all tables.
+//! [`TableIndex`]: the record by which changes of the tables are committed.
+//!
+//! A commit adds changed rows to `pending`, in one conditional replace. Later the writer *folds*
+//! pending rows: it rewrites the parts of the tables to which they belong, and removes them here. A
+//! reader loads the parts whose numbers have changed, and applies the pending rows.
 
 use super::super::{Checked, Format, RecordError, UnknownFields, decode, encode, rule};
 use super::{MAX_TABLE_BYTES, Row, RowKey, TABLE_PARTS, Table};
@@ -15,17 +19,17 @@ pub struct TableIndex {
     version: Format,
     /// Fleet.
     pub fleet: FleetId,
-    /// Number of commits.
+    /// Number of commits so far. It identifies the state of the tables.
     pub number: u64,
-    /// Term of the writer.
+    /// Term in which the writer was the coordinator.
     pub term: Term,
-    /// Writer.
+    /// Member that wrote the last commit.
     pub writer: MemberId,
     /// Number of the last commit that each part of [`Table::Keys`] contains.
     pub keys: Vec<u64>,
     /// Number of the last commit that each part of [`Table::Templates`] contains.
     pub templates: Vec<u64>,
-    /// Rows of commits that their parts do not contain.
+    /// Changed rows that their parts do not contain yet, at most one per key.
     pub pending: Vec<Row>,
     /// Fields of newer formats.
     #[serde(flatten)]
@@ -75,7 +79,7 @@ impl TableIndex {
         });
     }
 
-    /// Adds the rows of the next commit, and increments the number of commits.
+    /// Adds the rows of the next commit. They replace pending rows with the same keys.
     pub fn commit(&mut self, rows: &[Row]) {
         let changed: BTreeSet<RowKey> = rows.iter().map(Row::key).collect();
         self.pending.retain(|row| !changed.contains(&row.key()));

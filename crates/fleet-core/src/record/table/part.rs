@@ -1,4 +1,5 @@
-//! Parts of tables.
+//! [`TablePart`]: one of the records that contain a table. A hash of the key selects the part of a
+//! row.
 
 use super::super::{Checked, Format, RecordError, UnknownFields, decode, encode, rule};
 use super::{MAX_TABLE_BYTES, Row, Table};

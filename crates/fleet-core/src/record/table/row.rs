@@ -1,4 +1,4 @@
-//! Rows of tables.
+//! [`Row`]: one API key or one template name in the tables of the fleet.
 
 use super::super::{UnknownFields, check_text, rule};
 use super::{TABLE_PARTS, Table};
