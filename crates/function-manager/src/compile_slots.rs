@@ -1,5 +1,5 @@
-//! Slots for running compilers. A compiler runs only while it has a slot; after a time slice, it
-//! yields the slot to the next waiting compiler.
+//! Slots for running compilers of WebAssembly modules. A compiler process runs only while it has a
+//! slot. After a time slice it is suspended, and the slot passes to the next waiting compiler.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;

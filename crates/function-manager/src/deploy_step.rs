@@ -1,4 +1,5 @@
-//! Steps of a deployment, at which tests interrupt a process to check crash safety.
+//! Steps of a deployment. Tests interrupt the daemon at each step, to check that a deployment is
+//! crash-safe.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Disk quota for the files of an owner.
+//! [`DiskQuota`]: disk quota of an owner for modules and machine code. The daemon implements it.
 
 use crate::request_body::BoxError;
 use parking_lot::Mutex;

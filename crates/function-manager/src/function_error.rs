@@ -1,4 +1,4 @@
-//! Errors of calls on functions.
+//! [`FunctionError`]: errors of calls on functions, which the API converts to responses.
 
 use crate::module_digest::{DigestError, ModuleDigest};
 use crate::owner::MAX_NAME_BYTES;

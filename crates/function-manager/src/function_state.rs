@@ -1,5 +1,5 @@
-//! State of a function in the daemon's memory: its record, and its log and metrics, which are read
-//! from the tenant's process.
+//! State of one function in the daemon's memory: its record, and its log and metrics, which the
+//! daemon reads from the tenant's process.
 
 use crate::function_record::FunctionRecord;
 use crate::log_buffer::LogBuffer;

@@ -1,5 +1,5 @@
-//! Functions of a host: their owners, and the processes, compilers and modules that owners share.
-//! The submodules implement the operations.
+//! [`Functions`]: the functions of a host. Each *owner* (an API key, or the host's operator) has
+//! one process, in which all functions of the owner run. The submodules implement the operations.
 
 mod deployment;
 mod direct;
@@ -169,6 +169,8 @@ impl Functions {
         functions
     }
 
+    /// Opens the functions of one owner at the start of the daemon, from their directory. Adopts
+    /// the owner's process if it still runs.
     fn open_owner(&self, directory: PathBuf) {
         let store = FunctionStore::new(directory);
         let stored = store.records();

@@ -1,4 +1,7 @@
-//! Log of a function in the daemon: combines the entries of all its processes into one sequence.
+//! [`LogBuffer`]: the log of one function, in the daemon's memory.
+//!
+//! The process of the owner numbers its entries from 0, and loses them when it exits. The daemon
+//! reads new entries and gives them numbers of its own, so that a client sees one sequence.
 
 use jiffy_engine_api::now_ms;
 use jiffy_proto::function::{LogEntry, LogStream};
@@ -16,7 +19,7 @@ pub(crate) struct LogBuffer {
     bytes: usize,
     /// Number of the next entry.
     next: u64,
-    /// Number of the next entry in the running process.
+    /// Number of the next entry to read from the running process, in the numbering of that process.
     process_next: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Digests of modules.
+//! [`ModuleDigest`]: BLAKE3 digest of a WebAssembly module, by which modules are stored and shared.
 
 use std::fmt;
 use std::str::FromStr;

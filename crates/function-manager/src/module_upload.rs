@@ -1,4 +1,4 @@
-//! Module that is being received for a deployment.
+//! Module that a client is uploading for a deployment. Its size is checked while it is received.
 
 use crate::deploy_step::{DeployStep, reached};
 use crate::disk_quota::DeployQuota;

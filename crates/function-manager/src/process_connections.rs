@@ -1,4 +1,4 @@
-//! Pool of HTTP connections to the socket of a tenant's process.
+//! Pool of the daemon's HTTP connections to the socket of one owner's process.
 
 use crate::request_body::{BoxError, RequestBody};
 use hyper::body::{Body, Incoming};

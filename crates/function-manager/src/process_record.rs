@@ -1,4 +1,5 @@
-//! Record of a tenant's process on disk, by which the next daemon finds and identifies the process.
+//! Record of an owner's process on disk (`process.json`), by which the next daemon finds and
+//! identifies the process.
 
 use crate::deploy_step::{DeployStep, reached};
 use jiffy_engine_api::ProcessInstance;

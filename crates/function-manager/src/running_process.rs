@@ -1,5 +1,5 @@
-//! Running process of an owner, as used by requests: counts uses, and manages loaded versions and
-//! connections.
+//! [`RunningProcess`]: the process of an owner as requests use it. It counts uses, and knows the
+//! loaded versions and the open connections.
 
 use crate::direct_link::DirectLink;
 use crate::function_error::FunctionError;

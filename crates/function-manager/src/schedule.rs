@@ -1,4 +1,5 @@
-//! Schedules of functions in cron notation: decides when a call is due, and counts skipped calls.
+//! Schedules of functions in cron notation: determines when the next call is due, and counts
+//! skipped calls.
 
 use crate::function_error::FunctionError;
 use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};

@@ -1,5 +1,8 @@
-//! Daemon's side of a tenant's process `jiffy-functions serve`: starts, adopts and kills the
-//! process, and exchanges control messages with it.
+//! [`TenantProcess`]: the daemon's side of a tenant's process `jiffy-functions serve`, which
+//! executes all functions of one tenant (API key).
+//!
+//! The daemon starts the process, or adopts the process of an earlier daemon. It sends control
+//! messages over one socket, one at a time, and requests of clients over another socket.
 
 use crate::egress::{AllowList, EgressBroker, EgressSettings};
 use crate::process_record::ProcessRecord;
@@ -130,7 +133,8 @@ impl TenantProcess {
         process
     }
 
-    /// Returns the fingerprint of the process's engine. Files of another engine are compiled again.
+    /// Returns the fingerprint of the WebAssembly engine (version and settings) in the process. A
+    /// function whose machine code has another fingerprint must be compiled again.
     #[must_use]
     pub fn engine(&self) -> &str {
         &self.engine
@@ -142,7 +146,7 @@ impl TenantProcess {
         self.record.instance.pid
     }
 
-    /// Returns the reset of the process's slots.
+    /// Returns how the process clears a slot, the memory of an instance, between two requests.
     #[must_use]
     pub fn reset(&self) -> SlotReset {
         self.record.reset
@@ -208,8 +212,8 @@ impl TenantProcess {
     ) -> Result<World, ProcessError> {
         let list = allow_list(&settings.allow)?;
         if origin.is_some() {
-            // The process requests no connection for a function whose list is empty, so the list
-            // names the control plane.
+            // The process denies all connections of a function whose list is empty, without a
+            // request to the broker. Therefore the list names the control plane as well.
             settings.allow.push(API_HOST.to_owned());
         }
         let list = list.with_origin(origin);
@@ -231,7 +235,8 @@ impl TenantProcess {
         loaded
     }
 
-    /// Makes the process serve the connections received on `socket`.
+    /// Passes the process a socket on which the daemon sends client connections. The process serves
+    /// them itself.
     pub(crate) fn attach_direct(&self, socket: &OwnedFd) -> Result<(), ProcessError> {
         self.send(&ControlRequest::Direct, Some(socket.as_fd()))
             .map(drop)
@@ -242,8 +247,8 @@ impl TenantProcess {
         self.egress_settings = settings;
     }
 
-    /// Sets the hosts that a loaded function may reach. An adopted process reaches no host before
-    /// this call.
+    /// Sets the hosts that a loaded function may reach. A function of an adopted process reaches no
+    /// host before this call, because the egress broker ended with the former daemon.
     pub fn allow(&self, function: &str, hosts: &[String]) -> Result<(), ProcessError> {
         self.set_allowed(function, allow_list(hosts)?)
     }
@@ -254,6 +259,8 @@ impl TenantProcess {
         list.unwrap_or_default()
     }
 
+    /// Replaces the hosts of a function in the egress broker, which is started when the first
+    /// function needs it.
     fn set_allowed(&self, function: &str, list: AllowList) -> Result<(), ProcessError> {
         // `is_off` does not apply to the control plane, because the sandbox key grants this access.
         let list = if self.egress_settings.is_off {

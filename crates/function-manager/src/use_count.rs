@@ -1,5 +1,5 @@
-//! Number of uses of a process: requests in flight and direct connections. A process in use is not
-//! stopped as idle.
+//! Number of uses of an owner's process: requests in flight and direct connections. A process in
+//! use is not stopped as idle.
 
 use parking_lot::Mutex;
 use std::sync::Arc;

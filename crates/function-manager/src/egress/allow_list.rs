@@ -1,4 +1,5 @@
-//! List of the hosts that a function may reach.
+//! [`AllowList`]: the hosts that a function may reach. The egress broker checks each connection
+//! against it.
 
 use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use std::net::IpAddr;

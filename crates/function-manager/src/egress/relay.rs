@@ -1,4 +1,5 @@
-//! Connections to hosts, and relays between them and a tenant's process.
+//! Connections of the egress broker to hosts, and the copying of data between them and the process
+//! of a tenant, within limits.
 
 use super::EgressSettings;
 use super::destination::Destinations;

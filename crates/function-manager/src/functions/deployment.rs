@@ -1,4 +1,5 @@
-//! Deployment, rollback, change and removal of functions.
+//! Deployment of a function: compiles the uploaded module, stores it, and loads the new version
+//! into the owner's process. Also rollback to an earlier version, changes and removal.
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;

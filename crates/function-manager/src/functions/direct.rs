@@ -1,4 +1,5 @@
-//! Direct connections: client connections that a tenant's process serves itself.
+//! Direct connections: client connections that the process of an owner serves itself, without the
+//! gateway.
 
 use super::Functions;
 use crate::direct_link::{BoxConnectionPermit, OpenConnection};

@@ -1,5 +1,5 @@
-//! Requests to functions: passed to the owner's process, and repeated if the process exits in the
-//! meantime.
+//! Requests of clients to functions: passed to the owner's process, and repeated if the process
+//! exits before it has answered.
 
 use super::{Functions, Owner};
 use crate::function_error::FunctionError;

@@ -1,5 +1,5 @@
-//! Loading of versions into an owner's process. A version is compiled again if its machine code is
-//! for another engine.
+//! Loads versions of functions into the process of an owner. Machine code depends on the version of
+//! the runtime. A version is compiled again if its machine code is for another one.
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;

@@ -1,4 +1,4 @@
-//! Logs and metrics.
+//! Logs and metrics of functions, read from the processes of their owners.
 
 use super::Functions;
 use crate::blocking::blocking;

@@ -1,5 +1,5 @@
-//! Processes of owners. A process is started on demand, restarted after an exit, and stopped when
-//! idle.
+//! Processes of owners: started on demand, restarted after an exit, and stopped when idle. A
+//! process may outlive the daemon, and the next daemon adopts it.
 
 use super::{Functions, Owner, Shared};
 use crate::blocking::blocking;

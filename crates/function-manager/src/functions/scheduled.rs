@@ -1,4 +1,4 @@
-//! Scheduled calls of functions.
+//! Calls functions at the times of their schedules (cron notation).
 
 use super::Functions;
 use crate::function_error::FunctionError;
