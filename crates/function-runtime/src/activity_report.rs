@@ -1,4 +1,5 @@
-//! Reports to the daemon whether a direct connection is idle or busy with a request.
+//! Reports of a tenant's process to the daemon whether a direct connection is idle or busy with a
+//! request. The daemon counts only busy connections against the limits of the key.
 //!
 //! The pauses between the requests of a busy connection last fractions of a millisecond. A change
 //! is reported only after it has lasted for [`SETTLE_TIME`], so that short requests and short

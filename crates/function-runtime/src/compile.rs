@@ -1,4 +1,5 @@
-//! Compilation of a module, in a confined process for each compilation.
+//! `jiffy-functions compile`: compiles one module in a confined process, since modules are
+//! untrusted.
 
 use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};

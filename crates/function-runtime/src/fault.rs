@@ -1,5 +1,5 @@
-//! Failures of a request and the answers that clients receive. Details of a guest's failure are
-//! written only to the function's log.
+//! [`RequestFault`]: failures of a request to a function, and the answers that clients receive.
+//! Details of a guest's failure are written only to the function's log.
 
 use bytes::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};

@@ -1,4 +1,5 @@
-//! A function: its name, active version, limits and running requests.
+//! [`Function`]: one function in the tenant's process: its name, active version, limits and running
+//! requests.
 
 use crate::artifact::Digest;
 use crate::core_world::CoreFunction;

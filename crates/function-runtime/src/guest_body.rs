@@ -1,4 +1,5 @@
-//! Response bodies that guests write while the host sends them.
+//! Response bodies that a guest (an instance of a function's module) writes while the host sends
+//! them.
 
 use crate::cpu_meter::RequestUsage;
 use crate::fault::RequestFault;

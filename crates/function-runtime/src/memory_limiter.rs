@@ -1,4 +1,5 @@
-//! Memory limits of each request, and of all requests of a tenant together.
+//! Memory limits of each request, and of all requests of a tenant together. Wasmtime calls the
+//! limiter when a memory or table grows.
 
 use crate::cpu_meter::RequestUsage;
 use crate::engine::{MAX_CORE_INSTANCES, MAX_MEMORIES, MAX_TABLE_ELEMENTS, MAX_TABLES};

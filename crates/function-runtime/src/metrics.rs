@@ -1,4 +1,4 @@
-//! Metrics of a function's requests.
+//! Metrics of the requests to one function, which the daemon reads.
 
 use crate::fault::RequestFault;
 use jiffy_proto::function::{LATENCY_BUCKETS_US, MetricsSnapshot};

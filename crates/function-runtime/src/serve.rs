@@ -1,5 +1,5 @@
-//! Process of a tenant: creates the engine, enters the jail, then serves requests and control
-//! messages.
+//! `jiffy-functions serve`: the process of a tenant. It creates the WebAssembly engine, enters the
+//! jail, and then serves requests of clients and control messages of the daemon.
 
 use crate::artifact::{DIGEST_BYTES, Digest};
 use crate::epoch_ticker::EpochTicker;
@@ -154,6 +154,7 @@ impl ControlHandler {
         }
     }
 
+    /// Executes a control message of the daemon. `files` are the descriptors of the message.
     fn handle(
         &self,
         request: ControlRequest,

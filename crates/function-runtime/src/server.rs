@@ -341,6 +341,7 @@ impl GuestRequest {
         .await
     }
 
+    /// Runs a request in a core module (`jiffy-core/1`).
     async fn run_core(
         self,
         head: Parts,

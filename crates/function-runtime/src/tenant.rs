@@ -1,5 +1,5 @@
-//! Functions of one tenant by name, the engine that runs them, and the resources that all of them
-//! share.
+//! [`Tenant`]: the functions in this process by name, the engine that runs them, and the resources
+//! that they share.
 
 use crate::artifact::{self, ArtifactError, Digest};
 use crate::cpu_meter::{MeteredGuest, RequestUsage};

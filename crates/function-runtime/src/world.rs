@@ -1,4 +1,5 @@
-//! Worlds: the interfaces through which a module answers requests, detected from the file.
+//! Worlds: the interfaces between a module and its host. The world of a module is detected from its
+//! file.
 
 use jiffy_proto::function::World;
 use wasmtime::component::Component;
