@@ -1,5 +1,5 @@
-//! Activity of a client's connection: requests in flight and idle times. The time at which an
-//! inactive connection is closed follows from them.
+//! Activity of one client connection: requests in flight and idle times. The listener closes
+//! inactive connections at the time that follows from them.
 
 use crate::admission::ConnectionPermit;
 use crate::config::GatewayLimits;

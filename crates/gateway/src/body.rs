@@ -1,4 +1,5 @@
-//! Types of bodies in transit, whose bytes are counted but not collected.
+//! Types of HTTP bodies in transit between clients and guests. Their bytes are counted but not
+//! collected.
 
 use crate::counters::add;
 use bytes::{Buf, Bytes};

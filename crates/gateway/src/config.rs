@@ -1,4 +1,4 @@
-//! Configuration of a gateway.
+//! [`GatewayConfig`]: settings of a gateway: domains, timeouts and limits.
 
 use std::net::IpAddr;
 use std::time::Duration;

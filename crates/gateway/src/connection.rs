@@ -1,5 +1,5 @@
 //! Serves one client connection over HTTP/1.1 or HTTP/2, and closes it when it is idle for too
-//! long.
+//! long. The listener starts a task with it for each connection.
 
 use crate::activity::{ConnectionActivity, InFlightRequest};
 use crate::admission::ConnectionPermit;

@@ -1,5 +1,5 @@
 //! Sends one request to a guest, or to the gateway of another host, and receives the head of the
-//! response. Uses an idle or a new connection.
+//! response. Uses an idle connection of the pool, or opens a new one.
 
 use crate::config::GatewayLimits;
 use crate::counters::add;

@@ -1,4 +1,5 @@
-//! Dispatch of requests to the control plane and to sandboxes.
+//! [`Gateway`]: dispatches each request of a client to the control plane, to a sandbox of this host
+//! or to another host.
 
 use crate::activity::InFlightRequest;
 use crate::admission::ConnectionAdmission;

@@ -1,4 +1,5 @@
-//! Rewriting of the heads of requests to guests and of their responses.
+//! Rewrites the heads of requests before guests receive them, and the heads of their responses:
+//! guests must not see keys of clients, and must not set cookies of the gateway.
 
 use crate::config::GatewayConfig;
 use crate::peer::Peer;

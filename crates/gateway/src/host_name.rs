@@ -1,5 +1,5 @@
-//! Classification of the host names of requests: names of the gateway, of sandboxes, of functions,
-//! and unknown names.
+//! Classifies the host name of a request: a name of the gateway, of a sandbox, of a function, or
+//! unknown.
 
 use crate::config::GatewayConfig;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,4 +1,5 @@
-//! Detection of the agent's host-only paths, which clients must not request, in all spellings.
+//! Detects requests to paths of the agent that only the host may use, such as `/init`. Clients
+//! could write such a path in many ways, so it is normalised first.
 
 use jiffy_proto::agent::HOST_ONLY_PATHS;
 use percent_encoding::percent_decode;

@@ -1,4 +1,5 @@
-//! Exchanges (requests to guests and their responses) in flight, which are counted and limited.
+//! Exchanges in flight (a request to a guest and its response), which are counted and limited per
+//! key.
 
 use crate::counters::{GatewayCounters, add, remove};
 use crate::sandboxes::{ExchangePermit, SandboxUse};

@@ -1,4 +1,5 @@
-//! Properties of a client's connection, which the control plane receives with each request.
+//! [`Peer`]: properties of a client's connection, which the control plane receives with each
+//! request.
 
 use std::net::IpAddr;
 

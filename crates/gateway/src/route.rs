@@ -1,5 +1,5 @@
-//! Routing of requests to the control plane or a sandbox. The functions are pure and do not access
-//! sandboxes.
+//! Routing: decides from host name and path whether a request is for the control plane or for a
+//! port of a sandbox. The functions are pure and do not access sandboxes.
 
 use crate::config::GatewayConfig;
 use crate::host_name::{self, HostTarget};

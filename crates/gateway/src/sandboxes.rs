@@ -1,4 +1,4 @@
-//! Interface to the daemon's sandboxes, which the daemon implements.
+//! [`Sandboxes`]: the gateway's interface to the sandboxes of this host. The daemon implements it.
 
 use std::future::Future;
 use thiserror::Error;

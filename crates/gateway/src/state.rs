@@ -1,4 +1,5 @@
-//! State shared by all connections of a gateway, routing of requests, and counting of failures.
+//! State shared by all connections of a gateway: connection pools, limits and counters. The
+//! submodules pass requests to guests and to other hosts.
 
 mod forward;
 mod pass;

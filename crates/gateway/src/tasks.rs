@@ -1,5 +1,5 @@
-//! Tasks of a listener's connections, and their shutdown in two steps: first no new requests are
-//! accepted, then remaining tasks are aborted.
+//! [`ConnectionTasks`]: the tasks of a listener's connections, and their shutdown in two steps.
+//! First, no new requests are accepted. After the drain time, remaining tasks are aborted.
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Upgraded streams (for example WebSocket). The gateway copies bytes in both directions and
-//! preserves half-close: each side may finish sending before the other.
+//! Tunnel between a client and a guest after an upgrade (for example WebSocket). The gateway copies
+//! bytes in both directions and preserves half-close: each side may finish sending before the
+//! other.
 
 use crate::counters::{GatewayCounters, add};
 use hyper::upgrade::Upgraded;

@@ -1,5 +1,5 @@
-//! Byte stream of a client. It reports received bytes for the idle timeouts, and closes without
-//! losing the last response.
+//! Byte stream of a client, below HTTP. It reports received bytes for the idle timeouts. It closes
+//! without losing the last response.
 
 use crate::activity::ConnectionActivity;
 use crate::first_bytes::FirstBytes;

@@ -1,4 +1,5 @@
-//! Names in a call to an agent: the command that it starts and the files that it accesses.
+//! Finds the command that a call to an agent starts, or the files that it accesses, for the audit
+//! log.
 
 use super::text::OMITTED;
 use hyper::Method;

@@ -1,4 +1,4 @@
-//! Bounded, escaped texts of commands and paths.
+//! Bounded, escaped texts of commands and paths for the audit log. They come from clients.
 
 use std::fmt::Write;
 
