@@ -1,4 +1,4 @@
-//! Errors of the gVisor engine.
+//! [`GvisorError`]: errors of the gVisor engine and of its helper program.
 
 use jiffy_agent_client::GreetingError;
 use jiffy_installation::{Component, Package};

@@ -1,4 +1,4 @@
-//! Adoption of sandboxes that an earlier process detached.
+//! Adoption of gVisor sandboxes that an earlier daemon detached and that continued to run.
 
 use super::Sandbox;
 use super::body::SandboxBody;

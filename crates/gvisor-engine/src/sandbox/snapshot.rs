@@ -1,4 +1,5 @@
-//! Snapshots of a running sandbox.
+//! Snapshots of a running gVisor sandbox: the helper program writes a checkpoint, and this module
+//! publishes it.
 
 use super::{Sandbox, elapsed_us};
 use crate::error::GvisorError;

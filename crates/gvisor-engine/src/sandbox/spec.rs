@@ -1,4 +1,5 @@
-//! Specifications for booting, restoring and adopting sandboxes.
+//! Specifications for booting, restoring and adopting gVisor sandboxes: paths of images, sizes,
+//! network.
 
 use crate::sentry_process::SentryProcess;
 use crate::snapshot_store::GvisorManifest;

@@ -1,4 +1,4 @@
-//! [`UnassignedSandbox`]: a booted or restored sandbox without an identity.
+//! [`UnassignedSandbox`]: a booted or restored gVisor sandbox whose agent waits for an identity.
 
 use super::body::{BOOT_TIMEOUT, SandboxBody};
 use super::spec::{BootSpec, RestoreSpec};
