@@ -1,4 +1,5 @@
-//! Certificate authority of one sandbox. Only this sandbox and its clones trust it.
+//! [`SandboxAuthority`]: the certificate authority of one sandbox, by which the proxy can terminate
+//! the sandbox's TLS. Only this sandbox and its clones trust it.
 
 use data_encoding::BASE64URL_NOPAD;
 use jiffy_secrets::{HostKey, SecretError};

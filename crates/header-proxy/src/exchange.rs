@@ -1,4 +1,5 @@
-//! Requests of one connection of the guest.
+//! Requests of one connection from a guest: each is checked, completed with the headers of its
+//! rule, and forwarded to the server.
 
 use crate::request_target;
 use crate::rule_match::rule_for;

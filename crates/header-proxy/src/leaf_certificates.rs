@@ -1,4 +1,5 @@
-//! Certificates of hosts, issued by the authorities of sandboxes.
+//! Certificates for the host names to which guests connect, issued by the authorities of their
+//! sandboxes.
 
 use crate::authority::{AuthorityError, SandboxAuthority};
 use jiffy_engine_api::HeaderRules;

@@ -1,4 +1,4 @@
-//! Selection of the rule of a request.
+//! Finds the header rule that applies to a request.
 
 use crate::request_target::is_ambiguous;
 use crate::verdict::Rejection;

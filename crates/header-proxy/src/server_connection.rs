@@ -1,4 +1,5 @@
-//! Connection to the server of a host.
+//! Connection of the proxy to the server that a guest addresses, with verification of its
+//! certificate.
 
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};

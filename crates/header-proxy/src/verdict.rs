@@ -1,4 +1,5 @@
-//! Responses of the proxy itself. They contain no value of a header.
+//! Responses that the proxy itself sends to the guest, for example if a request is rejected. They
+//! contain no value of a header.
 
 use crate::exchange::ProxyBody;
 use bytes::Bytes;
