@@ -1,4 +1,5 @@
-//! Bodies of responses on pooled connections.
+//! [`PooledBody`]: the body of a response. Its connection returns to the pool when the body was
+//! read.
 
 use crate::{ConnectionPool, PooledConnection};
 use bytes::Bytes;
