@@ -1,4 +1,4 @@
-//! Files to which layers are downloaded.
+//! Files to which an import downloads the layers of an image from a registry.
 
 use super::ImportError;
 use crate::file::{FileError, OnPath};

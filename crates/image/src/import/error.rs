@@ -1,4 +1,4 @@
-//! Errors of imports.
+//! [`ImportError`]: errors of imports of images.
 
 use crate::erofs::WriteImageError;
 use crate::file::FileError;

@@ -1,4 +1,5 @@
-//! System call filters of the confined processes.
+//! System call filters of the confined processes that read untrusted files: the unpacker of layers,
+//! and programs such as `mkfs.erofs`.
 
 use jiffy_confinement::{AllowedCalls, DeniedCalls, SyscallFilter};
 use std::io;

@@ -1,4 +1,4 @@
-//! Errors of unpacking a layer.
+//! Errors of unpacking a layer of a container image.
 
 use crate::erofs::LayerOfImageError;
 use crate::file::FileError;

@@ -1,4 +1,5 @@
-//! Recipes, from which templates are built.
+//! [`Recipe`]: the description from which a stock template, or a template of the host's owner, is
+//! built: Debian packages and a script.
 
 use super::manifest::Defaults;
 use super::name::{MAX_TEMPLATE_NAME, is_template_name};
