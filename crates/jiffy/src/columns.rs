@@ -1,4 +1,4 @@
-//! Tables on a terminal. Each column is as wide as its longest cell.
+//! Prints tables on a terminal. Each column is as wide as its longest cell.
 
 use jiffy_client::terminal::line;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Parsers of sizes and durations in arguments.
+//! Parsers of sizes and durations in command-line arguments, such as `4GB` and `90s`.
 
 use std::time::Duration;
 

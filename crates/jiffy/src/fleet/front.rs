@@ -1,4 +1,4 @@
-//! `jiffy front`.
+//! `jiffy front`: runs the front of a fleet, which passes connections of clients to the hosts.
 
 use super::join::member_of;
 use super::local::host_name;

@@ -1,4 +1,4 @@
-//! `jiffy fleet init`.
+//! `jiffy fleet init`: creates a fleet whose first member is this host.
 
 use super::local::{OwnContent, member_address};
 use super::token::join_command;

@@ -1,4 +1,4 @@
-//! `jiffy fleet join`.
+//! `jiffy fleet join`: makes this host a member of a fleet.
 
 use super::local::{OwnContent, member_address};
 use crate::cli::{FleetJoinArgs, StoreTargetArgs};

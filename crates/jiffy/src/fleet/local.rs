@@ -1,4 +1,4 @@
-//! Name, addresses and content of this host.
+//! Properties of this host for `jiffy fleet init` and `join`: name, addresses, labels and content.
 
 use crate::cli::MemberAddressArgs;
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! Commands that the daemon of a member answers.
+//! `jiffy fleet status`, `drain` and other commands that the daemon of this host executes.
 
 use crate::cli::{FleetCommand, FleetMemberArgs};
 use crate::columns::{Align, Table};

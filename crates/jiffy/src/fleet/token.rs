@@ -1,4 +1,4 @@
-//! `jiffy fleet token`.
+//! `jiffy fleet token`: creates a token, with which other hosts can join the fleet.
 
 use crate::cli::{FleetTokenArgs, StoreTargetArgs};
 use crate::template::shared;

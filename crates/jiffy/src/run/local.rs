@@ -1,4 +1,4 @@
-//! `jiffy run` in a guest of this process.
+//! `jiffy run` without a daemon: the guest is a child of this process.
 
 use super::command_target::LocalGuest;
 use super::ephemeral::EphemeralGuests;

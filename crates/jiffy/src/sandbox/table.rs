@@ -1,4 +1,4 @@
-//! Output of sandboxes and snapshots as tables and JSON.
+//! Output of sandboxes and snapshots as tables and JSON, for `jiffy ls` and similar commands.
 
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;

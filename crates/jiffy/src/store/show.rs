@@ -1,4 +1,4 @@
-//! Output of `jiffy store` as text.
+//! Output of the `jiffy store` commands as text.
 
 use super::{Figures, OfTenant, Verified};
 use crate::columns::{Align, Table};

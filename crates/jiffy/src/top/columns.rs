@@ -1,4 +1,4 @@
-//! Columns of the table: contents and widths.
+//! Columns of the table of `jiffy top`: contents and widths.
 
 use super::model::Model;
 use super::row::Row;

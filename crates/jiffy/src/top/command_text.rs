@@ -1,4 +1,5 @@
-//! Commands of `jiffy` as text for a shell.
+//! Commands of `jiffy` as text that the user can paste into a shell, with the options of this
+//! process.
 
 use crate::cli::HostArgs;
 

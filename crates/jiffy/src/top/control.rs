@@ -1,4 +1,5 @@
-//! Meaning of keys: changes of the model, and effects that need input and output.
+//! Keys of `jiffy top`: each key changes the model, or causes an effect that needs input and
+//! output.
 
 use super::command_text::CommandText;
 use super::keys::Key;

@@ -1,4 +1,4 @@
-//! Input of the terminal.
+//! Reads the input of the terminal for `jiffy top`.
 
 use super::keys::{Key, KeyDecoder};
 use nix::errno::Errno;

@@ -1,4 +1,5 @@
-//! Row of the table: a sandbox and its usage. All texts are free of control characters.
+//! Row of the table of `jiffy top`: a sandbox and its usage. All texts are free of control
+//! characters.
 
 use crate::cli::SortColumn;
 use jiffy_api_types::{Metric, SandboxInfo, StateName};

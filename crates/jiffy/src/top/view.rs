@@ -1,4 +1,4 @@
-//! Drawing of the model into a buffer of cells.
+//! Draws the model of `jiffy top` into a buffer of cells.
 
 use super::columns::{Column, columns};
 use super::control::prompt;
