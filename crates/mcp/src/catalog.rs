@@ -1,4 +1,4 @@
-//! Descriptions of tools: names, schemas and functions.
+//! Descriptions of the MCP server's tools: names, schemas of arguments and results, and functions.
 
 use crate::error::{ToolError, ToolResult};
 use crate::options::ToolGroup;

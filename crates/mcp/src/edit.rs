@@ -1,4 +1,4 @@
-//! Replacement of text in a file.
+//! Replaces text in a file of a sandbox, for the tool that edits files.
 
 use crate::error::{ToolError, ToolResult};
 

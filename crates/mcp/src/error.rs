@@ -1,4 +1,4 @@
-//! Errors of tools. The agent receives the text, so each error states what to do.
+//! Errors of tools. The coding agent receives the text, so each error states the remedy.
 
 use crate::output::cut_text;
 use jiffy_agent_client::ClientError;

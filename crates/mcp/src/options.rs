@@ -1,4 +1,4 @@
-//! Options of the server.
+//! Options of the MCP server: groups of tools, and directories of the host that may be copied.
 
 use std::fmt;
 use std::path::PathBuf;

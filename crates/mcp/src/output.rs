@@ -1,4 +1,5 @@
-//! Bounded text from a sandbox.
+//! Bounds the output of commands in a sandbox before a coding agent receives it: only the beginning
+//! and the end of long output is returned.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Dispatch of a client's requests.
+//! MCP server: dispatches the requests of a client (a coding agent) to tools and resources.
 
 use crate::catalog::{Effect, ToolEntry};
 use crate::error::{ToolError, ToolResult};

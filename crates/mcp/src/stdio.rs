@@ -1,4 +1,4 @@
-//! Service over standard input and output.
+//! Serves one MCP client over standard input and output.
 
 use crate::images::Templates;
 use crate::options::McpOptions;

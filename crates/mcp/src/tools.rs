@@ -1,4 +1,4 @@
-//! Tools of the server.
+//! Tools of the MCP server. A coding agent calls them to use sandboxes.
 
 mod code;
 mod commands;
