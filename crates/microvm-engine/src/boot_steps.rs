@@ -1,4 +1,5 @@
-//! Steps of a guest's boot or rollback, as the VMM driver reports them.
+//! Steps of a guest's boot or rollback. The VMM driver (the task that serves a VMM's control
+//! socket) reports them to the operation that waits.
 
 use jiffy_agent_client::GreetingError;
 use jiffy_proto::agent::Hello;

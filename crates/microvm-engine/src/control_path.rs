@@ -1,4 +1,5 @@
-//! Control sockets of detached VMMs: their paths, which name the process, and connections to them.
+//! Control sockets of detached VMMs, which continue to run without a daemon. The path of the socket
+//! names the process, so that the next daemon finds and connects to it.
 
 use jiffy_engine_api::ProcessInstance;
 use jiffy_proto::channel::{Channel, ChannelError};

@@ -1,4 +1,4 @@
-//! Asynchronous control socket of a `jiffy-vmm` process.
+//! [`ControlSocket`]: the daemon's end of the socket to one `jiffy-vmm` process, for tokio.
 
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::vm::{Event, Request};

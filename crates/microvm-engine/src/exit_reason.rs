@@ -1,4 +1,5 @@
-//! Determines the reason why a sandbox ended.
+//! Determines why a sandbox ended, after its VMM has exited. The sources may contradict each other,
+//! because a guest may have compromised its VMM.
 
 use jiffy_engine_api::ExitReason;
 use jiffy_proto::vm::StopCause;

@@ -1,4 +1,4 @@
-//! Access to KVM on this host, and the mode in which it runs guests.
+//! Checks access to KVM on this host, and whether KVM uses hardware virtualization.
 
 use std::fs::{File, OpenOptions};
 use std::io;

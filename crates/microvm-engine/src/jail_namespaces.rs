@@ -97,6 +97,8 @@ fn create_namespaces(program: &Path) -> Result<Vec<OwnedFd>, JailError> {
     })
 }
 
+/// Opens the namespaces that the process `maker` creates. The process and this function exchange a
+/// byte after each step, because only this process may write the maps of user ids.
 fn open_namespaces(
     maker: u32,
     mut input: impl Write,

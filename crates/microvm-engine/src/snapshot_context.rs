@@ -1,4 +1,6 @@
-//! State that snapshots of a running microVM need: its overlay, its parent, and the VMM's replies.
+//! [`SnapshotContext`]: state that snapshots of a running microVM need: the disk overlay, the
+//! parent snapshot, and the VMM's replies. It exists once per microVM, and at most one snapshot
+//! uses it.
 
 mod publish;
 

@@ -1,4 +1,5 @@
-//! Specification of a microVM.
+//! [`BootSpec`]: specification of a microVM: open files, size and network interface. The engine
+//! crate fills it in.
 
 use crate::vmm::Vmm;
 use jiffy_engine_api::SandboxSize;

@@ -1,4 +1,5 @@
-//! Handle of the VMM program: starts its processes, and holds the settings of their guests.
+//! [`Vmm`]: the program `jiffy-vmm` with the confinement and settings of its processes. The engine
+//! starts one process per guest with it.
 
 use crate::boot_error::BootError;
 use crate::jail_namespaces::{JailError, JailNamespaces};

@@ -1,5 +1,5 @@
-//! Driver: the task that serves the control socket of one `jiffy-vmm` process until the process
-//! exits.
+//! Driver of a VMM: the task that reads all messages of one `jiffy-vmm` process and passes them to
+//! the operations that wait, until the process exits.
 
 use crate::boot_steps::{BootStep, NextSteps};
 use crate::control_socket::ControlSocket;
@@ -131,6 +131,7 @@ impl VmmDriver {
         Some(tokio::spawn(task.run(stream)))
     }
 
+    /// Handles a message of the VMM: records it, or passes it to the operation that waits for it.
     async fn on_event(&mut self, event: Event) {
         match event {
             Event::Started(_) => {

@@ -1,4 +1,4 @@
-//! Control group limits of VMMs.
+//! Control group limits of one VMM process.
 
 use jiffy_confinement::GroupLimits;
 

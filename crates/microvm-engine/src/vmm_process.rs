@@ -1,4 +1,5 @@
-//! Process of a VMM: a child, or a process adopted from an earlier daemon.
+//! [`VmmProcess`]: the process of a VMM. It is a child of this daemon, or was adopted from an
+//! earlier one.
 
 use jiffy_engine_api::ProcessInstance;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

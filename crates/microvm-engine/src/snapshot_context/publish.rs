@@ -1,4 +1,5 @@
-//! Publication of a snapshot that the VMM has written.
+//! Publication of a snapshot after the VMM has written its files: writes the manifest and renames
+//! the directory. Later snapshots of the microVM have the published one as their parent.
 
 use super::{SaveError, SnapshotContext, UnpublishedSnapshot};
 use jiffy_engine_api::now_ms;
@@ -45,6 +46,7 @@ impl SnapshotContext {
     }
 }
 
+/// Returns the manifest of a snapshot that the VMM has written.
 fn manifest(
     context: &SnapshotContext,
     unpublished: &UnpublishedSnapshot,

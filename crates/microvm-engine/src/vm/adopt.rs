@@ -322,6 +322,8 @@ struct ReattachedVmm {
     memory_layers: Option<usize>,
 }
 
+/// Requests the state and the descriptors of a detached VMM. The VMM may be compromised, so its
+/// answer is checked.
 async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
     link.send(&Request::Reattach, &[])?;
     let reattached = |(event, fds)| match event {

@@ -83,6 +83,8 @@ impl MicroVm {
         Ok(done?)
     }
 
+    /// Waits until the agent has confirmed the guest's identity. Returns the durations of the
+    /// steps.
     async fn wait_until_up(
         &mut self,
         requested_at: Instant,

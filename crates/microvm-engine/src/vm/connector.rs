@@ -1,4 +1,4 @@
-//! Streams to a guest, opened by its VMM as vsock connections.
+//! [`Connector`]: opens streams to a guest. Its VMM connects them to the guest over vsock.
 
 use crate::control_socket::ControlSocket;
 use jiffy_proto::channel::ChannelError;

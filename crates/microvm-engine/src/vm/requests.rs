@@ -1,4 +1,4 @@
-//! Requests to the VMM of a running microVM: pause, resume, counters and working set.
+//! Short requests to the VMM of a running microVM: pause, resume, counters and working set.
 
 use super::MicroVm;
 use crate::snapshot_context::{SaveError, WorkingSet, add_fd};

@@ -1,4 +1,4 @@
-//! Restore of a microVM from a snapshot.
+//! Restore of a microVM from a snapshot, in a new VMM process.
 
 use crate::boot_error::BootError;
 use crate::boot_steps::BootStep;
@@ -251,6 +251,7 @@ impl MicroVm {
         Self::start_restored(spec, identity, parent, limits, &files, &kvm)
     }
 
+    /// Starts a VMM process, and sends it the request for the restore with all descriptors.
     fn start_restored(
         spec: &RestoreSpec,
         identity: Option<Identity>,

@@ -1,4 +1,5 @@
-//! Snapshots of a running microVM.
+//! Snapshots of a running microVM, from the side of the daemon: opens the files, sends the request
+//! to the VMM, and publishes the result.
 
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{
@@ -128,6 +129,8 @@ struct SnapshotTask {
 }
 
 impl SnapshotTask {
+    /// Takes the snapshot: opens its files, sends the request to the VMM, waits until the VMM has
+    /// written them, and publishes the snapshot.
     async fn run(
         self,
         context: &mut SnapshotContext,
@@ -210,6 +213,7 @@ impl SnapshotTask {
         }
     }
 
+    /// Waits until a captured snapshot is written, and publishes it.
     async fn finish(
         self,
         context: &mut SnapshotContext,

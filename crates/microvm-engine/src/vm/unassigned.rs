@@ -1,4 +1,5 @@
-//! Restored microVM that has no identity yet. A warm pool holds such guests ready.
+//! [`UnassignedMicroVm`]: a restored microVM that has no identity yet. A warm pool holds such
+//! guests ready.
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
@@ -52,6 +53,7 @@ impl MicroVm {
         })
     }
 
+    /// Waits until the agent has sent its greeting, after which it waits for an identity.
     async fn wait_for_hello(
         &mut self,
         steps: &mut mpsc::Receiver<BootStep>,
