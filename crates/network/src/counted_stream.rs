@@ -1,4 +1,5 @@
-//! TCP stream of the name proxy that counts its bytes for the connection record.
+//! [`CountedStream`]: a TCP stream of a guest through the name proxy. It counts bytes for the
+//! connection record.
 
 use crate::connections::CarriedBytes;
 use std::io;

@@ -1,4 +1,4 @@
-//! Network devices (taps and ends of veth pairs) in the network namespace of this thread.
+//! Creates network devices (taps and ends of veth pairs) in the network namespace of this thread.
 
 use crate::NetError;
 use crate::rtnetlink::RouteBatch;

@@ -1,5 +1,5 @@
-//! The host's nftables table, which all packets of sandboxes pass, and exceptions in firewalls that
-//! drop forwarded packets.
+//! The host's own nftables table, which all packets of sandboxes pass. Also adds exceptions to
+//! firewalls of the host that would drop forwarded packets.
 
 use crate::NetError;
 use crate::claim::RangeClaims;

@@ -1,4 +1,4 @@
-//! Test whether an address belongs to the host itself.
+//! Tests whether an address belongs to the host itself. Sandboxes must not reach such addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 

@@ -1,4 +1,4 @@
-//! Patterns of host names that a sandbox may reach.
+//! Patterns of host names that the egress rules of a sandbox permit.
 
 /// Host names and wildcards (`*.domain`), in lower case.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,5 +1,6 @@
-//! Network of one data directory's sandboxes: set-up of the host, and leases of slots that are
-//! created in advance.
+//! [`Network`]: the network of one data directory's sandboxes. It sets up the host, creates slots
+//! in advance, and leases them to guests. A *slot* is a network namespace with devices for one
+//! guest.
 
 use crate::NetError;
 use crate::claim::{self, RangeClaims};

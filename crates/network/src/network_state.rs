@@ -1,4 +1,5 @@
-//! State that a network shares with its slot leases and its worker thread, and creation of slots.
+//! [`NetworkState`]: state that a network shares with the leases of its slots and with its worker
+//! thread. Also creates slots.
 
 pub(crate) mod slot_worker;
 

@@ -1,5 +1,6 @@
-//! Enforcement of policies in slots. `nft` compiles the table of a policy once. The result is
-//! recorded and replayed, without `nft`, for other sandboxes with the same policy.
+//! Applies the egress policies of sandboxes to their slots. The program `nft` compiles the table of
+//! a policy once. The result is recorded, and replayed without `nft` for other sandboxes with the
+//! same policy.
 
 use crate::NetError;
 use crate::program;

@@ -1,4 +1,4 @@
-//! Runs `ip`, `nft` and `iptables` as programs: their languages are more stable than the kernel's
+//! Runs `ip`, `nft` and `iptables` as programs. Their languages are more stable than the kernel's
 //! interfaces, and operators can repeat their commands.
 
 use crate::NetError;

@@ -1,4 +1,5 @@
-//! Rate limiter for the DNS questions of one guest, with bursts after a pause.
+//! [`RateLimiter`]: limits the rate of a guest's DNS questions. After a pause, a burst is
+//! permitted.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Stream whose first bytes were read already.
+//! [`ReadAhead`]: a stream whose first bytes were read already, to find the host name of a
+//! connection. They are returned again before the following bytes.
 
 use std::io;
 use std::pin::Pin;

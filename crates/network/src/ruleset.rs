@@ -1,5 +1,5 @@
-//! Recorded rulesets: tables, chains, sets and rules of one network namespace, which can be applied
-//! to another namespace without running `nft`.
+//! [`RecordedRuleset`]: the recorded nftables rules of one network namespace (tables, chains, sets,
+//! rules). They can be applied to another namespace over netlink, without running `nft`.
 //!
 //! The kernel describes each object with the attributes that create the object and with internal
 //! attributes (numbers, counters). The internal ones are omitted. Only known attributes are

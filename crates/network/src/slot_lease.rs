@@ -1,5 +1,5 @@
-//! Lease of a slot by a guest: the handle with which an engine opens the slot, changes its rules
-//! and removes it.
+//! [`SlotLease`]: a slot in use by a guest. An engine opens the slot's device with it, changes its
+//! rules, and removes it.
 
 use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};

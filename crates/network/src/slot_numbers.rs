@@ -1,4 +1,4 @@
-//! Allocation of slot numbers.
+//! [`SlotNumbers`]: allocates the numbers of slots, from which their names and addresses follow.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Rules of new slots. `nft` compiles them once. The result is recorded and replayed, without
-//! `nft`, in further slots.
+//! Packet filter rules of new slots. The program `nft` compiles them once, in the first slot. The
+//! result is recorded, and replayed over netlink in further slots, which is faster.
 
 use crate::NetError;
 use crate::connections::statement;

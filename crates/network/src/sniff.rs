@@ -1,4 +1,5 @@
-//! Sniffing of the host name in the first bytes of a connection (SNI, `Host`).
+//! Finds the host name in the first bytes of a guest's connection: in a TLS ClientHello (SNI), or
+//! in the `Host` header of an HTTP request. The bytes come from the guest and are untrusted.
 
 use httparse::Status;
 use rustls::server::Acceptor;

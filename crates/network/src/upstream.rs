@@ -1,4 +1,5 @@
-//! Forwarding of DNS questions to name servers, for the DNS server and for the proxy's own lookups.
+//! Forwards DNS questions to the name servers of the host, for guests and for the proxy's own
+//! lookups.
 
 use crate::conntrack::PressureGauge;
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};

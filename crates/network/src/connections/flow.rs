@@ -1,4 +1,4 @@
-//! Connections as reported by the kernel's connection tracking
+//! Parser of connections as the kernel's connection tracking reports them over netlink
 //! (linux/netfilter/nfnetlink_conntrack.h).
 
 use super::line_ring::LineRing;

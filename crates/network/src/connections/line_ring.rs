@@ -1,4 +1,4 @@
-//! Bounded list of the lines (records of connections) of one category.
+//! [`LineRing`]: the newest lines (records of connections) of one category, bounded in number.
 
 use jiffy_engine_api::ConnectionRecord;
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! Bounded record of the connections of one guest, with sources that [`super`] describes.
+//! [`ConnectionRecorder`]: the bounded record of the connections of one guest, for clients of the
+//! API. The parent module describes its sources.
 
 use super::connection_sockets::{ConnectionSockets, MissingSources};
 use super::line_ring::LineRing;
@@ -185,6 +186,7 @@ impl ConnectionRecorder {
         source.is_some_and(|(_, sockets)| self.drain(&sockets))
     }
 
+    /// Reads pending messages of the kernel into the record. Returns whether more may be pending.
     fn drain(&self, sockets: &ConnectionSockets) -> bool {
         let (now_ms, mut more) = (now_ms(), false);
         let mut lines = self.lines.lock();

@@ -1,4 +1,5 @@
-//! Packets that a slot's table rejected, as logged by the kernel (linux/netfilter/nfnetlink_log.h).
+//! Parser of rejected packets, which the rules of a slot log over netlink
+//! (linux/netfilter/nfnetlink_log.h).
 
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, be_u32, encode};
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};

@@ -1,4 +1,5 @@
-//! Connections of a slot to hosts whose requests receive headers.
+//! Passes connections of a slot to the header proxy, if they go to a host whose requests receive
+//! headers.
 
 use super::{ProxyRoute, connect_from, original_destination};
 use crate::connections::ConnectionRecorder;

@@ -1,4 +1,5 @@
-//! Objects of a ruleset as attributes (linux/netfilter/nf_tables.h).
+//! Objects of a recorded ruleset as netlink attributes (linux/netfilter/nf_tables.h): selects the
+//! attributes that create the same object again.
 
 mod expressions;
 

@@ -1,21 +1,23 @@
-//! Expressions of a rule, converted to the form that the kernel accepts.
+//! Expressions of a recorded nftables rule. The kernel lists a rule in a form that it does not
+//! accept in all cases when the same rule is created again. This module removes the attributes that
+//! it rejects.
 
 use super::{attributes, encode};
 
-/// Attributes: the expressions of a rule, one expression in this list, and the name and the data of
-/// an expression.
+/// Netlink attribute types (`linux/netfilter/nf_tables.h`): the list of a rule's expressions, one
+/// expression in this list, and the name and the data of an expression.
 const EXPRESSIONS: u16 = 4;
 const EXPRESSION: u16 = 1;
 const NAME: u16 = 1;
 const DATA: u16 = 2;
-/// Name of the header option expression, and its attributes: flags, and the register that is
-/// written to an option.
+/// Name of the expression that reads or writes a header option (TCP, IPv6), and two of its
+/// attributes: its flags, and the register whose value it writes to the option.
 const HEADER_OPTION: &[u8] = b"exthdr\0";
 const OPTION_FLAGS: u16 = 5;
 const OPTION_SOURCE: u16 = 7;
 
-/// Removes the read-only attributes from the expressions of a rule. For expressions that write a
-/// header option, the kernel reports flags but rejects them in requests.
+/// Removes the attributes that the kernel reports but rejects in requests. These are the flags of
+/// expressions that write a header option.
 pub(super) fn without_read_only(rule: &[u8]) -> Result<Vec<u8>, String> {
     map(rule, |kind, value| match kind {
         EXPRESSIONS => map(value, |kind, value| match kind {
@@ -27,6 +29,8 @@ pub(super) fn without_read_only(rule: &[u8]) -> Result<Vec<u8>, String> {
     })
 }
 
+/// Returns an expression without the flags that the kernel rejects. All other expressions are
+/// unchanged.
 fn expression(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let find = |wanted| {
         let mut all = attributes(bytes).map_while(Result::ok);
