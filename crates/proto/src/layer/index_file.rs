@@ -1,7 +1,10 @@
-//! Reading and writing of indexes in files. The maps have a fixed length and consist mostly of
-//! zeros, so zero parts are holes that are neither written nor read. For example, the index for a
-//! disk of 10 GiB has 640 KiB, but a sandbox that was paused after a moment has written only a few
-//! blocks.
+//! Reading and writing of layer indexes in files. The index of a layer has two bit maps: the units
+//! (chunks of memory or blocks of a disk) that the layer stores, and the units that it sets to
+//! zero.
+//!
+//! The maps have a fixed length and consist mostly of zeros, so zero parts are holes that are
+//! neither written nor read. For example, the index for a disk of 10 GiB has 640 KiB, but a sandbox
+//! that was paused after a moment has written only a few blocks.
 
 use super::{HEADER_BYTES, IndexError, LayerIndex, UnitSet};
 use nix::errno::Errno;
