@@ -1,4 +1,5 @@
-//! Cancellation of an import from another thread.
+//! [`Cancel`]: cancels the import of an image from another thread: kills the puller processes and
+//! wakes waiting threads.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -1,4 +1,4 @@
-//! Errors of pulling.
+//! [`PullError`]: errors of pulling an image from a registry.
 
 use serde::{Deserialize, Serialize};
 use std::io;

@@ -1,4 +1,5 @@
-//! The parent's end of the socket to a puller.
+//! The parent's end of the socket to a puller process. The puller parses untrusted data, so its
+//! messages are not trusted.
 
 use crate::cancel::{Cancel, Interrupted};
 use crate::error::PullError;

@@ -1,4 +1,4 @@
-//! Permits for concurrent pulls, limited in total and per API key.
+//! [`PullQueue`]: permits for concurrent pulls, limited in total and per API key.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

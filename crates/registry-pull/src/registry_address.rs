@@ -1,4 +1,4 @@
-//! Registries that the host's owner allows.
+//! [`RegistryAddress`]: the address of a registry that the host's owner allows.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The puller's end of the socket to its parent.
+//! The puller's end of the socket to its parent: receives requests, and sends responses and data.
 
 use crate::error::PullFault;
 use crate::wire::{

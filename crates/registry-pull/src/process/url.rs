@@ -1,4 +1,4 @@
-//! URLs of requests to registries, and of redirects.
+//! URLs of requests to registries, and of redirects. They come from registries and are untrusted.
 
 use crate::error::PullFault;
 use hyper::Uri;
