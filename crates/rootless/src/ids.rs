@@ -1,8 +1,10 @@
-//! User ids that the user namespace of this process maps.
+//! User ids that the user namespace of this process maps. Other code decides by them whether this
+//! process is root of the host, or root in the namespace of an unprivileged user.
 
 use std::fs;
 
-/// First user id of sandboxes that root creates, and the id after the last.
+/// User ids that Jiffy assigns to the processes of sandboxes if it runs as root of the host: the
+/// first id, and the id after the last.
 const HOST_IDS: (u64, u64) = (1_900_000_000, 2_110_000_000);
 
 /// Range of ids in an id map of `/proc` (user_namespaces(7)).

@@ -1,4 +1,5 @@
-//! Finds the processes in a user namespace and its descendants.
+//! Finds the processes in a user namespace and its descendants. A persistent holder of the
+//! namespaces runs while other processes use them.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd};

@@ -1,4 +1,4 @@
-//! Private directory for the Unix sockets of a user.
+//! Private directory for the Unix sockets of an unprivileged user.
 
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
