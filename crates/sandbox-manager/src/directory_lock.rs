@@ -1,4 +1,5 @@
 //! Detects that the lock file with which a daemon owns its data directory was removed or replaced.
+//! Garbage collection checks this: it would remove files of another daemon that it does not know.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};

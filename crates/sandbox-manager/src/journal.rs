@@ -326,6 +326,7 @@ impl Journal {
     }
 }
 
+/// Executes one change in a transaction.
 fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
     match change {
         JournalChange::Sandbox(sandbox) => {

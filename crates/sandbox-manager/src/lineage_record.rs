@@ -1,5 +1,5 @@
-//! Parts of records that only the lineage needs: rollbacks of sandboxes, and ancestors of snapshots
-//! that were removed.
+//! Parts of the journal's records that only the lineage (`sandboxes/lineage.rs`) needs: rollbacks
+//! of sandboxes, and removed ancestors of snapshots.
 
 use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;

@@ -1,4 +1,4 @@
-//! Counters and histograms of operations on a host, and their text for Prometheus.
+//! [`Metrics`]: counters and histograms of operations on this host, and their text for Prometheus.
 
 use crate::operation_times::OperationTimes;
 use jiffy_engine_api::BootMode;

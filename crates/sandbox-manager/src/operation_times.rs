@@ -1,4 +1,5 @@
-//! Durations of an operation and of its steps.
+//! [`OperationTimes`]: durations of one operation and of its steps. The API, logs and metrics show
+//! them.
 
 use jiffy_api_types::{OperationStep, OperationSteps, SandboxSteps};
 use jiffy_engine_api::steps::StepDuration;

@@ -1,4 +1,5 @@
-//! Settings chosen by a sandbox's creator.
+//! [`SandboxSettings`]: the settings that the creator of a sandbox chose. They are a part of its
+//! record.
 
 use jiffy_api_types::{HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent};
 use jiffy_engine_api::{HeaderRules, NetworkRules, now_ms};

@@ -1,4 +1,6 @@
-//! [`Sandboxes`]: the sandboxes of one host and all operations on them.
+//! [`Sandboxes`]: the sandboxes of one host and all operations on them. The daemon and the API hold
+//! a clone. The submodules implement one operation each, or one component with its own state and
+//! lock.
 //!
 //! An operation holds the sandbox's `op_lock` from reading the state until the new state is
 //! committed, and completes even if its caller stops waiting. The journal is written after the
@@ -143,12 +145,12 @@ struct SandboxesInner {
     folder: Arc<SnapshotFolder>,
     captures: Captures,
     comparisons: ComparisonSlots,
-    /// Records by which hosts decide who runs a stored sandbox. `None` if sandboxes stay on their
-    /// host.
+    /// Heads: records in the store that decide which host may run a stored sandbox. `None` if
+    /// sandboxes stay on their host.
     heads: Option<Arc<Heads>>,
     /// An earlier daemon of this data directory has shared sandboxes.
     has_shared: bool,
-    /// Some sandboxes must be compared with their heads before they are used.
+    /// True while some sandboxes must be compared with their heads before they are used.
     has_uncompared: AtomicBool,
     /// Notified when a sandbox was compared with its head.
     compared: Notify,
@@ -229,7 +231,7 @@ impl Sandboxes {
         let unreferenced: Vec<String> = unreferenced.map(|s| s.id.clone()).collect();
         let (entries, indexes, snapshots) =
             recover::index(recovered.sandboxes, recovered.snapshots);
-        // The slot is empty: the indexes were just created.
+        // The indexes were just created, so no ledger was set yet and the call succeeds.
         let _ = indexes.usage.set(options.usage.clone());
         let catalog = Arc::new(SnapshotCatalog::new(snapshots, journal.clone()));
         let snapshot_engines = Arc::new(SnapshotEngines::new(engines.clone(), catalog.clone()));

@@ -1,4 +1,5 @@
-//! Copies of a snapshot in the stores that hosts share, as the journal records them.
+//! [`StoreCopies`]: the copies of a snapshot in the stores that hosts share. They are a part of the
+//! snapshot's record in the journal, so that a later daemon can remove them.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Resource usage of sandboxes over time.
+//! [`History`]: samples of a sandbox's resource usage over time, in memory.
 
 use jiffy_engine_api::{GuestUsage, SandboxSize};
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! Free resources of the host, read from the kernel.
+//! [`HostFigures`]: free memory, disk space, tasks and pressure of the host, read from `/proc`, the
+//! control group and the file system. The admission of each guest reads them.
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;

@@ -1,4 +1,5 @@
-//! [`HostLimits`]: limits of the use of a host, as the operator sets them.
+//! [`HostLimits`]: limits that the operator sets (`jiffy serve --max-sandboxes` and others). The
+//! admission of each guest compares the reservations with them.
 
 use super::Pressure;
 

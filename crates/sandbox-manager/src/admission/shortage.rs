@@ -1,4 +1,4 @@
-//! [`Shortage`]: the resources that a host may lack.
+//! [`Shortage`]: the resource of which the host has too little, if a guest is not admitted.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Changes of one side against the template, as its agent reports them.
+//! [`FileListing`]: the changes of one side of a comparison against the template, as the agent of
+//! its guest reports them. The report is untrusted, and checked here.
 
 use super::Presence;
 use base64::Engine;

@@ -1,4 +1,5 @@
-//! Operations for template builds: snapshots after build steps, and a client of a sandbox's agent.
+//! Operations for the template builder: snapshots at the end of build steps, which later builds
+//! reuse, and a client of the agent in a build's sandbox.
 
 use super::take_snapshot::{SnapshotKind, record_after_snapshot};
 use super::{OperationError, Sandboxes, SandboxesInner};

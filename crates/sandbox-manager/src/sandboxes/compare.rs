@@ -150,6 +150,8 @@ impl Sandboxes {
         })
     }
 
+    /// Opens one side of a comparison: the guest of a running sandbox, or a temporary guest of a
+    /// snapshot.
     async fn open_side(&self, object: LineageObject) -> Result<OpenSide, OperationError> {
         let snapshot = match object {
             LineageObject::Snapshot(id) => id,

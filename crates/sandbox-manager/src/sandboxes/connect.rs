@@ -1,4 +1,4 @@
-//! Streams into sandboxes.
+//! Opens streams into running sandboxes. The API and the gateway call these functions.
 
 use super::{OperationError, Sandboxes};
 use crate::sandbox::SandboxOperation;

@@ -1,4 +1,5 @@
-//! Connections of a sandbox's earlier guests.
+//! Connection records of a sandbox's earlier guests. A rollback or resume replaces the guest, and
+//! the API still shows the connections of the guests before.
 
 use jiffy_engine_api::{ConnectionLog, ConnectionRecords};
 use std::sync::Arc;

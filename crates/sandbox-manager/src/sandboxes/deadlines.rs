@@ -1,4 +1,5 @@
-//! Deadlines of running sandboxes.
+//! [`Deadlines`]: finds running sandboxes whose timeout has passed. The task in `timeout.rs` pauses
+//! or kills them.
 
 use super::entry::{Entries, SandboxEntry};
 use super::entry_indexes::EntryIndexes;

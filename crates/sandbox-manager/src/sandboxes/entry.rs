@@ -1,4 +1,7 @@
 //! [`SandboxEntry`]: a sandbox in memory, with its record, guest, operation lock and history.
+//!
+//! The *head* of a sandbox, to which some fields refer, is a record in the store. It decides which
+//! host of a fleet may run the sandbox (`shared.rs`).
 
 mod agent;
 mod meter;

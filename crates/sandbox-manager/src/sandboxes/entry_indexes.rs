@@ -1,4 +1,5 @@
-//! Indexes over the records of sandboxes.
+//! [`EntryIndexes`]: in-memory indexes over the records of all sandboxes: by name, owner, age,
+//! deadline and snapshot. Each change of a record updates them, so that no call reads all records.
 
 use super::id_groups::{IdGroups, SnapshotUsers};
 use super::idle_checks::IdleChecks;

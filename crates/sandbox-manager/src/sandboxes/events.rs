@@ -1,5 +1,5 @@
-//! Events of sandboxes: each change of a sandbox is recorded in the feed of the host, after the
-//! commit of the change and before the caller receives the result.
+//! Events of sandboxes for clients. Each change of a sandbox is recorded in the event log of the
+//! host, after the commit of the change and before the caller receives the result.
 
 use super::{OperationError, Sandboxes};
 use crate::operation_error::ErrorKind;

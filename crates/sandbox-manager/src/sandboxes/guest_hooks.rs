@@ -1,4 +1,5 @@
-//! Hooks: programs of a guest that run before its state is stored, and after it continues.
+//! Hooks: executables in a directory of the guest. The host runs them through the agent before it
+//! stores the guest's state, and after the guest continues.
 
 use super::Sandboxes;
 use super::create::GuestOrigin;
@@ -70,6 +71,8 @@ impl Sandboxes {
         Box::pin(self.run_found_hooks(sandbox, guest, moment)).await
     }
 
+    /// Lists the hooks in the guest and runs them, all within `LIMIT`. Returns whether a hook was
+    /// run.
     async fn run_found_hooks(
         &self,
         sandbox: &Sandbox,

@@ -1,5 +1,5 @@
-//! Groups of ids with the same key: snapshots with the same parent, sandboxes that descend from the
-//! same snapshot.
+//! [`IdGroups`]: sets of ids with a common key, in little memory. For example, the key is the
+//! parent of snapshots, or the snapshot from which sandboxes descend.
 
 use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;

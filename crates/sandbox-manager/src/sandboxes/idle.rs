@@ -1,4 +1,7 @@
-//! Idle timeouts: a running sandbox that is not used for its idle timeout is paused.
+//! Idle timeouts: pauses a running sandbox that was not used for its idle timeout.
+//!
+//! A use is a request, a stream, a command of a client, or processor time of the guest. Checks are
+//! scheduled (`idle_checks.rs`), and the decision has no I/O (`idle_verdict.rs`).
 
 use super::entry::SandboxEntry;
 use super::events::IDLE;

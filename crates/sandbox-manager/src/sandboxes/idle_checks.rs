@@ -1,4 +1,4 @@
-//! Times at which running sandboxes with an idle timeout are checked.
+//! [`IdleChecks`]: the time of the next idle check of each running sandbox with an idle timeout.
 
 use super::list_order::SharedPosition;
 use parking_lot::Mutex;

@@ -1,4 +1,4 @@
-//! Decides whether a sandbox is idle, from figures of one moment. Without I/O.
+//! Decides whether a sandbox is idle, from figures that the caller read at one moment.
 
 use crate::usage::UsageSample;
 

@@ -263,6 +263,7 @@ impl<F: Fn(Option<&str>) -> bool> Walk<'_, F> {
         lineage
     }
 
+    /// Returns the relations of all nodes. Some may refer to objects that are not nodes.
     fn edges(&self) -> Vec<LineageEdge> {
         let mut first: HashMap<&str, (u64, &SnapshotDetails)> = HashMap::new();
         let mut of_sandbox: HashMap<&str, &str> = HashMap::new();

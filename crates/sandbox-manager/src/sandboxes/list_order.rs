@@ -1,4 +1,5 @@
-//! Order and start position of lists by age, of which callers read pages.
+//! Order and start position of a list by age. The API returns lists in pages, and the position of
+//! the last item is the start of the next page.
 
 use smol_str::SmolStr;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Names of sandboxes, unique per owner.
+//! [`SandboxNames`]: index of the names of sandboxes, which are unique per owner.
 
 use super::id_groups::sort_by_text;
 use super::{OperationError, Sandboxes};

@@ -1,4 +1,5 @@
-//! Reports of changed sandboxes to the fleet, which locates sandboxes by them.
+//! [`SandboxObserver`]: receives each change of a sandbox. A member of a fleet reports the changes
+//! to the other hosts, so that they find the sandbox (`crates/api/src/fleet/rows.rs`).
 
 use super::Sandboxes;
 use crate::sandbox::Sandbox;

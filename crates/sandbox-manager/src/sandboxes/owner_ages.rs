@@ -1,4 +1,4 @@
-//! Ids of each owner, in the order of their creation.
+//! [`OwnerAges`]: index of ids by owner and time of creation, for the lists of one owner.
 
 use super::list_order::{ListOrder, ListPosition};
 use smol_str::SmolStr;

@@ -1,4 +1,5 @@
-//! Quotas of owners, and the usage of their sandboxes and snapshots.
+//! [`OwnerBudgets`]: usage of each owner's sandboxes and snapshots, and reservations in the owner's
+//! quota before an operation.
 
 use super::{OperationError, SandboxIndex, Sandboxes, SandboxesInner};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};

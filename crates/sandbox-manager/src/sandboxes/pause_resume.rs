@@ -217,6 +217,7 @@ impl Sandboxes {
         Ok(())
     }
 
+    /// Restores a paused sandbox from its snapshot. The caller must hold `op_lock`.
     async fn restore_paused(
         &self,
         entry: &Arc<SandboxEntry>,

@@ -1,4 +1,6 @@
-//! Comparison of all sandboxes with their heads, after a registration in the fleet.
+//! Comparison of all local sandboxes with their heads, after this host has registered in the fleet.
+//! A head is the record in the store that decides which host may run a sandbox. While this host was
+//! down, other hosts may have resumed or killed its sandboxes.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
@@ -93,6 +95,8 @@ impl Sandboxes {
         }
     }
 
+    /// Compares one sandbox with its head, and acts upon the result: retains the sandbox, makes
+    /// this host its owner again, or stops its guest and removes it.
     async fn reconcile_entry(
         &self,
         entry: &Arc<SandboxEntry>,

@@ -1,4 +1,4 @@
-//! [`ResumeHold`]: the host starts no paused sandboxes during a drain.
+//! [`ResumeHold`]: prevents the start of paused sandboxes on this host while it is drained.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};

@@ -1,4 +1,5 @@
-//! Finds sandboxes by owner, name or token, and lists them by age.
+//! [`SandboxIndex`]: look-ups of sandboxes by owner, name or token, and lists by age, by means of
+//! [`EntryIndexes`](super::entry_indexes::EntryIndexes).
 
 use super::list_order::{ListOrder, ListedSandboxes, SharedPosition};
 use super::{Sandboxes, SandboxesInner};

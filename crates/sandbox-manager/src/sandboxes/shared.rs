@@ -234,6 +234,8 @@ impl Sandboxes {
         self.register_stored(record, true);
     }
 
+    /// Registers a sandbox that another host has stored, before its first resume on this host.
+    /// `from_stored` permits a stored state that is older than the last state on the lost host.
     fn register_stored(&self, record: &Sandbox, from_stored: bool) {
         let (mut record, id) = (record.clone(), record.id.clone());
         // Held until the entry is registered: a second entry would remove the first from the

@@ -1,4 +1,4 @@
-//! Content of snapshots: memory and disk, or the disk only.
+//! [`SnapshotContent`]: whether a snapshot contains memory and disk, or the disk only.
 
 use super::{OperationError, Sandboxes};
 use jiffy_api_types::SnapshotContent;

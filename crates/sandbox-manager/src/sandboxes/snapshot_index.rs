@@ -1,4 +1,5 @@
-//! In-memory index of the snapshots of a host.
+//! [`SnapshotIndex`]: the records of all snapshots of a host in memory, with indexes. The catalog
+//! (`snapshot_catalog.rs`) locks it.
 
 use super::id_groups::{IdGroups, sort_by_text};
 use super::list_order::{ListOrder, ListedSnapshots, SharedPosition};

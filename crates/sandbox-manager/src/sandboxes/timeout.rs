@@ -1,4 +1,5 @@
-//! Timeouts of sandboxes, and removal of the records of sandboxes that were killed long ago.
+//! Task that handles timeouts: pauses or kills running sandboxes whose deadline has passed, and
+//! removes the records of sandboxes that were killed long ago.
 
 use super::entry::SandboxEntry;
 use super::resume_options::ResumeTimeout;
@@ -103,6 +104,7 @@ impl Sandboxes {
         }
     }
 
+    /// Pauses or kills a sandbox whose deadline has passed. After a failure, sets a later deadline.
     async fn expire(&self, entry: &Arc<SandboxEntry>) {
         let _op_guard = entry.op_lock().lock().await;
         // An earlier operation may have moved the deadline.

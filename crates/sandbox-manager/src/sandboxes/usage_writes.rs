@@ -1,4 +1,4 @@
-//! Writes of the usage of owners to the disk.
+//! Task that writes the usage ledger to the disk periodically.
 
 use super::entry::SandboxEntry;
 use super::observe::each_running;

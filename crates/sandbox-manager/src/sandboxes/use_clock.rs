@@ -1,4 +1,5 @@
-//! Uses of a sandbox: the time of the last use, and uses in progress.
+//! [`UseClock`]: records uses of a sandbox: the time of the last use, and the number of uses in
+//! progress. The idle timeout reads it.
 
 use super::Sandboxes;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

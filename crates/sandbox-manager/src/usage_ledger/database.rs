@@ -1,4 +1,4 @@
-//! File of the ledger: `<home>/usage.db`, an SQLite database.
+//! File of the usage ledger: `<home>/usage.db`, an SQLite database.
 
 use super::day_clock::UsageMoment;
 use super::meter::Meter;

@@ -1,4 +1,4 @@
-//! Client of the agent of a sandbox.
+//! Client of the agent in a sandbox, for the daemon itself.
 
 use super::SandboxEntry;
 use crate::operation_error::OperationError;

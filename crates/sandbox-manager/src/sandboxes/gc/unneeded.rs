@@ -1,4 +1,5 @@
-//! Removal of the records of unneeded snapshots, and of their ancestors that become unneeded.
+//! Decides which snapshots are unneeded, and removes their records. The removal of a snapshot may
+//! make its ancestors unneeded, which are then removed as well.
 
 use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;

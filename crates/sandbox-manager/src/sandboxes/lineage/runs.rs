@@ -1,4 +1,4 @@
-//! Long series of automatic snapshots become one node.
+//! Shortens a lineage for display: a long series of automatic snapshots becomes one node.
 
 use super::{Lineage, LineageEdge, LineageNode, LineageRelation, NodeDetails, SnapshotDetails};
 use jiffy_api_types::SnapshotPurpose;

@@ -1,4 +1,5 @@
-//! Fetches snapshots with their ancestors from the store that hosts share.
+//! Fetches a snapshot and its ancestors from the store that hosts share, if an operation needs a
+//! snapshot that this host does not have.
 
 mod fetch_locks;
 mod repair;

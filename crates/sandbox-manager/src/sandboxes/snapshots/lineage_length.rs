@@ -64,6 +64,8 @@ impl Snapshots<'_> {
         self.lineage(Some(id)).len() > limits.cheap / 2
     }
 
+    /// Merges a snapshot with its ancestors if its lineage exceeds `limits`, and the owner has
+    /// quota for the merged files. Does nothing otherwise: a long lineage is only slower.
     async fn shorten_to(self, limits: LineageLimits, id: &str) -> Result<(), OperationError> {
         if !self.may_exceed(limits, id) {
             return Ok(());

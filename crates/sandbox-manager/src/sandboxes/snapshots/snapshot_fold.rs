@@ -90,6 +90,7 @@ pub(in crate::sandboxes) fn begin(
     }
 }
 
+/// Main loop of the thread. A fold that would copy too much is repeated later with a higher limit.
 fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
     let mut rejections = RejectedFolds::default();
     loop {

@@ -59,6 +59,8 @@ pub(in crate::sandboxes) fn begin(
     }
 }
 
+/// Main loop of the thread: writes checksums of queued snapshots, checks snapshots of an earlier
+/// daemon in small steps, and prefetches the snapshots of the warm pool.
 fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) {
     lower_priority();
     let mut next = Instant::now() + interval;

@@ -77,6 +77,7 @@ impl Sandboxes {
         }
     }
 
+    /// Takes a snapshot that a client requests, and records its event.
     async fn take_snapshot(
         &self,
         id: &str,

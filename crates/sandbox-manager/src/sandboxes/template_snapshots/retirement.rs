@@ -1,5 +1,6 @@
-//! Retirement of template snapshots: a snapshot that no new sandbox uses is no longer retained, so
-//! that garbage collection removes it.
+//! Retirement of template snapshots. If a template was rebuilt or its snapshots are unused, new
+//! sandboxes do not use the old snapshot. It is then no longer retained, so that garbage collection
+//! removes it.
 
 use super::TemplateSnapshots;
 use crate::snapshot::Snapshot;

@@ -1,4 +1,5 @@
-//! Upload of one snapshot together with the ancestors that the store lacks, oldest first.
+//! Upload of one snapshot and of the ancestors that the store lacks. The oldest is uploaded first,
+//! so that each uploaded snapshot can be restored.
 
 use super::is_named;
 use crate::journal::JournalChange;
@@ -159,6 +160,11 @@ impl Sandboxes {
         Ok(chain)
     }
 
+    /// Pushes the snapshots of `chain`, oldest first.
+    ///
+    /// # Errors
+    /// [`UploadError::Changed`] if the store lost content or an ancestor changed: the caller opens
+    /// the chain again and repeats the push.
     async fn push_chain(
         &self,
         remote: &Arc<RemoteStore>,

@@ -1,4 +1,5 @@
-//! Queues of uploads to the store and of removals from it.
+//! Queues of snapshots to upload to the store and of copies to remove from it. The upload task
+//! takes its work from them.
 
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
