@@ -1,4 +1,5 @@
-//! Explanation of a placement for operators.
+//! [`Explanation`]: the hosts that the scheduler considered for a sandbox and the reasons against
+//! them, for operators.
 
 use crate::{HostId, Label, PlacementError, Resource, Resources};
 use std::fmt;

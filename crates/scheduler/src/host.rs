@@ -1,4 +1,4 @@
-//! Hosts, and requests for a host.
+//! Descriptions of hosts, and requests for the placement of a sandbox: the input of the scheduler.
 
 use crate::Resources;
 

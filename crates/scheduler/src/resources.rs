@@ -1,4 +1,4 @@
-//! Resources of hosts and sandboxes.
+//! [`Resources`]: processor time, memory and disk space of a host or sandbox.
 
 /// Amounts of the resources that limit the number of sandboxes of a host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Selection of a host for each sandbox.
+//! [`Scheduler`]: selects a host for each new sandbox of a fleet. The coordinator of the fleet
+//! calls it; it performs no I/O.
 
 mod class;
 mod entry;

@@ -1,4 +1,5 @@
-//! Classes of hosts with equal engines, processors and labels.
+//! Classes of hosts with equal engines, processors and labels. A search considers only classes
+//! whose hosts can run the sandbox.
 
 use crate::bucket_index::BucketIndex;
 use crate::{CpuLevel, EngineSet, HostSpec, Label, PlacementRequest, Rejection};

@@ -1,4 +1,4 @@
-//! State of one host.
+//! State of one host in the scheduler: capacity, reported free resources and reservations.
 
 use crate::{HostId, HostReport, HostSpec, PlacementRequest, Rejection, Resources, TemplateId};
 

@@ -1,4 +1,5 @@
-//! Best fit with a preference for hosts that have the template.
+//! Selection of the host: the best fit by free resources, with a preference for hosts that have the
+//! template.
 
 use super::entry::HostEntry;
 use super::{LOCALITY_PERCENT, ORDERS, PlacementError, Scheduler, amounts};
