@@ -1,4 +1,4 @@
-//! Key of this host, which encrypts secrets at rest.
+//! [`HostKey`]: the key of this host, which encrypts secrets before they are written to the disk.
 
 use crate::SecretError;
 use jiffy_store::DataKeys;

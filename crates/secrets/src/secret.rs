@@ -1,4 +1,4 @@
-//! A secret without its value, and the limits of its parts.
+//! [`Secret`]: name and times of a secret, without its value, and the limits of its parts.
 
 use crate::SecretError;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Secrets of one host: `<home>/secrets.db`.
+//! [`Secrets`]: the secrets of all API keys of one host, in `<home>/secrets.db`, encrypted.
 
 use crate::host_key::HostKey;
 use crate::secret::{ID_PREFIX, MAX_SECRETS, check_metadata, check_value, checked_name};
