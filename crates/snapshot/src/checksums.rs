@@ -1,5 +1,5 @@
-//! Checksums of a snapshot. They detect damage. A store that shares equal chunks between snapshots
-//! identifies the chunks by their checksums.
+//! Checksums of a snapshot's chunks (`seal.json`), which detect damage. A store that shares equal
+//! chunks between snapshots identifies the chunks by their checksums.
 
 use crate::SnapshotError;
 use crate::snapshot::{MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer};

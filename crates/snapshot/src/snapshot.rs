@@ -1,4 +1,5 @@
-//! A published snapshot. Its files are checked against its manifest when it is opened.
+//! [`Snapshot`]: a published snapshot on disk. Its files are checked against its manifest when it
+//! is opened.
 
 pub(crate) mod missing;
 pub(crate) mod working_set;

@@ -1,5 +1,6 @@
-//! Store of snapshots: a directory with one subdirectory per snapshot, and hidden subdirectories
-//! for snapshots that are being written or removed.
+//! [`Store`]: a directory of snapshots, with one subdirectory per snapshot, and hidden
+//! subdirectories for snapshots that are being written or removed. It is local to a host, unlike
+//! the crate `jiffy-store`.
 
 pub(crate) mod fold;
 pub(crate) mod import;

@@ -1,4 +1,5 @@
-//! Working sets of a lineage, which are recorded in its snapshots.
+//! Working set of a lineage: the chunks of memory that a restored guest touches first, as recorded
+//! in its snapshots.
 
 use crate::snapshot::working_set::{
     FIRST_USE_PAGES_FILE, RecordedSet, SET_FILES, WORKING_SET_FILE, WRITTEN_PAGES_FILE,
