@@ -1,4 +1,5 @@
-//! Requests to a store, with retries, hedging, limits and counters.
+//! [`Backend`]: requests to the object store, with retries, hedging (a second attempt in parallel
+//! to a slow one), limits and counters.
 
 mod conditional;
 mod listing;

@@ -1,4 +1,4 @@
-//! Data keys of a tenant: hashing and encryption.
+//! [`DataKeys`]: the keys of a tenant, with which chunks are hashed and objects are encrypted.
 
 use crate::FormatError;
 use chacha20poly1305::aead::{Aead, Payload};

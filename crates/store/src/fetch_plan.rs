@@ -1,4 +1,5 @@
-//! Plan of a pull: ranges of packs that contain the requested chunks.
+//! Plan of a pull. Chunks are stored in packs (objects with many chunks). The plan combines
+//! requested chunks that are near each other in a pack to ranges, so that few requests suffice.
 
 use crate::data_keys::Hash;
 use crate::locations::Location;

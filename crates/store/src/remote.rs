@@ -1,4 +1,4 @@
-//! Snapshot in a store.
+//! [`RemoteSnapshot`]: a snapshot in a store, whose manifest was read and verified.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::fetch_plan::ChunkRequest;

@@ -1,4 +1,4 @@
-//! Classification of failed requests to a store.
+//! Classifies failed requests to a store: temporary failures are retried, others are reported.
 
 use crate::StoreError;
 use crate::directory_store::DirectoryMissing;

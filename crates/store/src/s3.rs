@@ -1,4 +1,4 @@
-//! Client of an S3 server.
+//! Opens the client of an S3 server with its credentials.
 
 use object_store::ObjectStore;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Store that many hosts share.
+//! [`SharedStore`]: a store that many hosts share, with the operations on it in submodules.
 
 pub(crate) mod collection;
 pub(crate) mod condemned;

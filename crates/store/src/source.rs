@@ -1,4 +1,4 @@
-//! Snapshot on a host's disk, as the source of a push.
+//! [`SnapshotSource`]: the open files of a snapshot on this host, as the source of a push.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::layer::{LayerKind, MAX_LAYER_CHUNKS, Run, RunKind, chunks_of};

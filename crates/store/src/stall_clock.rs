@@ -1,5 +1,5 @@
-//! Time limits of a request: time without a received byte, and total time relative to the bytes
-//! received.
+//! [`StallClock`]: time limits of a request to the store. They are the time without a received
+//! byte, and the total time relative to the number of received bytes.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Tenants of a store, with their data keys and the keys of their objects.
+//! [`Tenant`]: an owner of snapshots in a store (usually an API key), with its data keys and the
+//! keys (names) of its objects. Tenants cannot read each other's objects.
 
 use crate::data_keys::{DataKeys, HashOf, to_hex};
 use crate::envelope::TenantId;

@@ -1,4 +1,4 @@
-//! Counters of requests and bytes, and bandwidth limits.
+//! Counters of requests to a store and of their bytes, and limits of the bandwidth.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};

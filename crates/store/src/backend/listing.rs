@@ -1,4 +1,4 @@
-//! Listings of objects, bounded in length and time.
+//! Listings of the objects in a store, bounded in length and time.
 
 use super::{Backend, MAX_OBJECT_BYTES, time_of};
 use crate::StoreError;

@@ -1,4 +1,4 @@
-//! Errors of snapshots in the shared store.
+//! [`RemoteError`]: errors of snapshots in the shared store, as this host reports them.
 
 use crate::StoreError;
 use std::io;

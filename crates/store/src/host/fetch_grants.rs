@@ -1,5 +1,6 @@
-//! Grants for the fetcher. Each VMM with incomplete memory has a grant file, next to the socket at
-//! which the VMM listens ([`jiffy_proto::fetch`]).
+//! Grants for the fetcher, the process that downloads missing memory for VMMs. A grant is a file
+//! that permits one VMM to read the layers of its snapshot. It is next to the socket at which the
+//! VMM listens ([`jiffy_proto::fetch`]).
 
 use crate::host::RemoteError;
 use crate::{FormatError, Hash};

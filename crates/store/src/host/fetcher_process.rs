@@ -1,4 +1,5 @@
-//! Supervision of the fetcher process by the daemon.
+//! [`FetcherProcess`]: the daemon's side of the fetcher: starts the process, and restarts it after
+//! an exit.
 
 use crate::host::fetch_grants::GrantDirectory;
 use crate::host::fetcher::FetcherLock;

@@ -1,4 +1,4 @@
-//! Master key file, created at the first start on a host that has none.
+//! Master key file of the store, created at the first start on a host that has none.
 
 use crate::host::RemoteError;
 use data_encoding::HEXLOWER;

@@ -1,4 +1,5 @@
-//! This host's view of the shared store.
+//! [`RemoteStore`]: this host's view of the shared store: client, keys, cache, fetcher and local
+//! records. The sandbox manager and the engines use it.
 
 mod layers;
 pub(crate) mod pull;

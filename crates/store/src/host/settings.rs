@@ -1,4 +1,4 @@
-//! Settings of the shared store on a host.
+//! [`RemoteSettings`]: the options with which a daemon opens the shared store.
 
 use crate::StoreUrl;
 use crate::host::RemoteError;

@@ -96,6 +96,7 @@ impl StoredModules {
         }
     }
 
+    /// Pushes a module, and registers this host as a holder, so that the store retains the module.
     async fn push(
         &self,
         tenant: &Tenant,
@@ -170,6 +171,7 @@ impl StoredModules {
         }
     }
 
+    /// Fetches the module with this digest if the store has it for the tenant `name`.
     async fn fetch_known(
         &self,
         name: &str,

@@ -1,4 +1,5 @@
-//! Working set of a snapshot, layer by layer.
+//! Divides the working set of a snapshot among its layers: selects the chunks of memory to fetch
+//! before a guest runs.
 
 use crate::host::FoundSnapshot;
 use crate::{Layer, LayerKind, RunKind};

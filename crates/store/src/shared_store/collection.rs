@@ -204,6 +204,8 @@ impl Collector<'_> {
         writing.await
     }
 
+    /// Performs one collection: marks the objects that are needed, condemns the others, removes
+    /// objects that an earlier collection has condemned, and repacks packs that are mostly dead.
     async fn run(&self) -> Result<GcReport, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         // The list of earlier collections. Only objects in that list may be removed now: an object

@@ -1,4 +1,4 @@
-//! Index of a pack: reading it from the store, and decoding it.
+//! Reads the index of a pack: the list of its chunks, at the end of the object.
 
 use crate::data_keys::{DataKeys, hex};
 use crate::envelope::{HEADER_BYTES, Header};

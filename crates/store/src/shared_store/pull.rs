@@ -1,4 +1,4 @@
-//! Pull: fetches chunks of a snapshot from a store into the cache of a host.
+//! Pull: fetches chunks of a snapshot from a store into the cache of this host.
 
 mod fill;
 

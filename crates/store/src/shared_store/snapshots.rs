@@ -1,4 +1,5 @@
-//! Snapshots in a store: manifests, locations and references.
+//! Reads and removes snapshots in a store: their manifests, the locations of their chunks, and
+//! references between tenants.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::envelope::{HEADER_BYTES, Header};

@@ -165,6 +165,8 @@ impl SharedStore {
         }
     }
 
+    /// Reads the record of a tenant with the highest version among `listed`. Fails if this host has
+    /// seen a later version.
     async fn newest_of(
         &self,
         name: &str,
@@ -198,6 +200,7 @@ impl SharedStore {
         Ok(Some((version, record)))
     }
 
+    /// Writes a version of a tenant's record, which must not exist yet, and removes old versions.
     async fn write(&self, name: &str, version: u32, record: &Record) -> Result<(), StoreError> {
         let malformed = |_| key_error(name, "its record cannot be encoded");
         let record = Record {

@@ -1,4 +1,4 @@
-//! Storage usage of a tenant.
+//! [`StoreStats`]: storage usage of a tenant, from listings of its objects.
 
 use crate::shared_store::SharedStore;
 use crate::shared_store::collection::OnProgress;

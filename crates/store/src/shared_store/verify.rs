@@ -1,4 +1,5 @@
-//! Verification: reads the objects of a tenant and reports damaged ones.
+//! Verification of a store: reads all objects of a tenant and reports damaged ones (`jiffy store
+//! verify`).
 
 use crate::data_keys::Hash;
 use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
@@ -159,6 +160,8 @@ impl SharedStore {
         Ok(report)
     }
 
+    /// Verifies one snapshot. If chunks are damaged, verifies it again after their locations have
+    /// changed: a concurrent collection may have moved them.
     async fn verify_root(
         &self,
         tenant: &Arc<Tenant>,
@@ -253,6 +256,7 @@ impl SharedStore {
         Ok(damages)
     }
 
+    /// Reads a range of a pack, and verifies each of its chunks.
     async fn check_range(
         &self,
         snapshot: &RemoteSnapshot,

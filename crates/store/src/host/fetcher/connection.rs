@@ -1,4 +1,5 @@
-//! Connection of the fetcher to one VMM.
+//! Connection of the fetcher to one VMM: receives requests for chunks, fetches the chunks from the
+//! store, and answers. The VMM may be hostile.
 
 use super::link::VmmLink;
 use super::parts::{OpenParts, PartSlot};

@@ -1,4 +1,5 @@
-//! Key broker of the fetcher: a process that may run the command of a key file.
+//! Key broker of the fetcher. The key file may name a command (for example of a KMS), which the
+//! confined fetcher cannot start. The broker is a separate process that runs this command.
 
 use crate::host::RemoteError;
 use crate::{KeyBroker, Keyring};

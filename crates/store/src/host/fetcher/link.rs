@@ -1,4 +1,4 @@
-//! Packet connection to a VMM.
+//! [`VmmLink`]: the packet socket between the fetcher and one VMM.
 
 use jiffy_proto::fetch::{FetchAnswer, FetchRequest, MessageError, REQUEST_BYTES};
 use nix::sys::socket::{MsgFlags, recv, send};

@@ -1,4 +1,5 @@
-//! Parts of snapshots that VMMs wait for. Each part is opened once.
+//! Parts of snapshots (layers of memory) that VMMs wait for. Several VMMs may need the same part,
+//! which is opened once.
 
 use crate::CachedPart;
 use crate::host::fetch_grants::LayerOrigin;

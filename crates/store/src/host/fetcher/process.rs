@@ -1,4 +1,5 @@
-//! Entry point of the fetcher process.
+//! Main function of the fetcher, a process that the daemon starts and that outlives the daemon. It
+//! is confined before it reads data from the store.
 
 use super::confine::confine;
 use super::key_broker;
@@ -119,6 +120,8 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Confines this process, and serves grants until none exists. A lock ensures that one fetcher per
+/// data directory serves them.
 fn run() -> Result<(), Box<dyn Error>> {
     let settings = std::env::args().nth(2).unwrap_or_default();
     let settings: FetcherSettings = serde_json::from_str(&settings)?;

@@ -1,4 +1,5 @@
-//! Layers that restored guests need.
+//! Fetches layers of memory that restored guests need, if they are not completely stored on this
+//! host.
 
 use crate::host::{LayerOrigin, RemoteError, RemoteStore};
 use crate::{CachedPart, FormatError, Selection, StoreError, Tenant};

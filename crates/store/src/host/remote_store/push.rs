@@ -1,4 +1,4 @@
-//! Push: copies snapshots of this host to the store.
+//! Push: copies a snapshot of this host to the store, with the tenant of its owner.
 
 use crate::host::remote_store::pull::RECORD_PART;
 use crate::host::{RemoteError, RemoteStore};

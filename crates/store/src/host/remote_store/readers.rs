@@ -105,6 +105,7 @@ impl RemoteStore {
         Ok(())
     }
 
+    /// Reads the local list of this host's registrations as a reader of snapshots in the store.
     fn reader_book(&self) -> Result<ReaderBook, RemoteError> {
         let path = self.reader_book_path();
         let failed = RemoteError::io(path);

@@ -1,4 +1,4 @@
-//! Retraction: removes snapshots from the store.
+//! Retraction: removes snapshots of this host from the store.
 
 use crate::Hash;
 use crate::host::{RemoteError, RemoteStore};

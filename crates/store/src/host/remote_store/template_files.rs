@@ -1,4 +1,4 @@
-//! Templates in the store, found by their names.
+//! Files of templates in the store, found by the name of the template.
 
 use crate::host::{LOCAL_TENANT, RemoteError, RemoteStore};
 use crate::{

@@ -328,6 +328,8 @@ impl SharedStore {
         failure.map_or(Ok(busy), Err)
     }
 
+    /// Fetches one range of a pack, and writes its chunks to the layer. Chunks that another fill
+    /// has locked are left out.
     async fn fetch(
         &self,
         snapshot: &RemoteSnapshot,

@@ -1,4 +1,4 @@
-//! Building of packs: reads, compresses and encrypts chunks.
+//! Builds packs during a push: reads, compresses and encrypts chunks, until a pack is full.
 
 use super::unwritable;
 use crate::StoreError;
@@ -36,6 +36,8 @@ impl PackBuilder {
         }
     }
 
+    /// Reads all chunks of this builder, and sends complete packs. Returns early if the push has
+    /// failed.
     fn build(&self) -> Result<(), StoreError> {
         let begin = || PackWriter::new(&self.keys, self.tenant).map_err(unwritable);
         let mut writer = begin()?;
