@@ -1,4 +1,4 @@
-//! Execution of one build, from its stages to the template.
+//! Executes one build in a task: all stages and steps, and the publication of the template.
 
 mod build_sandboxes;
 mod copy_step;

@@ -1,4 +1,4 @@
-//! Log and progress of a running build.
+//! Log and progress of a running build, which its author reads while the build runs.
 
 use super::records::{BuildRecords, LogLevel, MAX_LOG_LINES};
 use jiffy_image::Progress;

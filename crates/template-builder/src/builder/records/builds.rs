@@ -1,4 +1,4 @@
-//! Records of builds in the database.
+//! Records of builds in the builder's database.
 
 use super::{BuildRecords, RecordError, from_sql, json, to_sql};
 use jiffy_engine_api::now_ms;

@@ -1,4 +1,4 @@
-//! Log lines of builds.
+//! Log lines of builds in the builder's database.
 
 use super::{BuildRecords, RecordError, from_sql, to_sql};
 use jiffy_engine_api::now_ms;

@@ -1,4 +1,4 @@
-//! Schema of the database, and its migrations.
+//! Schema of the builder's database, and its migration from earlier versions.
 
 use rusqlite::Connection;
 

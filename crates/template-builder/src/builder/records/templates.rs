@@ -1,4 +1,4 @@
-//! Records of templates.
+//! Records of templates in the builder's database: their owners, names and latest builds.
 
 use super::{BuildRecords, RecordError, from_sql, to_sql};
 use jiffy_image::DEFAULT_TAG;
