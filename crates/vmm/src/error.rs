@@ -1,4 +1,4 @@
-//! Errors of building and running a VM.
+//! [`VmmError`]: errors of building and running a VM.
 
 use jiffy_proto::vm::StopCause;
 use std::fmt::Display;

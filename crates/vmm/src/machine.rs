@@ -1,4 +1,5 @@
-//! The machine: KVM objects, memory, devices and vCPUs, built from a configuration and descriptors.
+//! [`Machine`]: one virtual machine of this process: KVM objects, memory, devices and vCPUs. It is
+//! built from a configuration or a snapshot, and from descriptors of the controller (the daemon).
 
 pub mod bus;
 pub mod ioapic;

@@ -314,6 +314,7 @@ impl Vm {
         watch(&poller.slot(SLOT_DEVICE_FAILURE), device_failed)
     }
 
+    /// Handles one event of the event loop. The slot identifies its source.
     fn dispatch(&mut self, ready: ReadyEvent) {
         match EventSlot::decode(ready.slot) {
             EventSlot::Queue(device) => self.on_device(device, |d| {
@@ -396,6 +397,7 @@ impl Vm {
         }
     }
 
+    /// Handles a request of the controller. `fds` are the descriptors of the message.
     fn on_request(&mut self, request: Request, fds: Vec<OwnedFd>) {
         match request {
             Request::Prepare { .. } | Request::Start(_) | Request::Restore(_) => {

@@ -1,4 +1,4 @@
-//! Construction of a runnable machine from its configuration.
+//! Builds a machine that boots a kernel, from the configuration and descriptors of the controller.
 
 use super::bus::{Bus, SharedDevice, lock};
 use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};

@@ -1,5 +1,6 @@
-//! Incomplete memory layers of a restore: their missing chunks are fetched on demand from a store.
-//! This module takes the layers' descriptors and starts the thread that fetches missing memory.
+//! Memory layers of a restore that are not completely stored on this host. Missing chunks are
+//! fetched when the guest accesses them. This module takes the layers' descriptors, and starts the
+//! thread that fetches missing memory.
 
 use super::devices::read_layer_index;
 use super::received_fds::ReceivedFds;

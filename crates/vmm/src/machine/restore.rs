@@ -1,4 +1,4 @@
-//! Construction of a runnable machine from a snapshot.
+//! Builds a machine from a snapshot, with the descriptors that the controller sends.
 
 use super::builder::{MachineBuilder, console};
 use super::bus::lock;

@@ -1,4 +1,4 @@
-//! Saves the state of a paused machine.
+//! Saves the state of a paused machine for a snapshot: vCPUs and devices, without memory and disks.
 
 use super::Machine;
 use super::bus::lock;

@@ -1,4 +1,4 @@
-//! The event loop, and batches of events that are ready at the same time.
+//! The event loop of the VMM, and batches of events that are ready at the same time.
 
 use super::Vm;
 use crate::error::VmmError;

@@ -1,5 +1,5 @@
-//! Captured snapshots: a captured snapshot is completed even if the controller disconnects or the
-//! guest ends while its memory is being written.
+//! Captured snapshots: the guest already runs again, but its memory is still being written. Such a
+//! snapshot is completed even if the controller disconnects or the guest ends.
 
 use super::Vm;
 use jiffy_proto::snapshot::CapturedSnapshot;

@@ -1,4 +1,5 @@
-//! Work of the event loop on devices. Failures and warnings of a device are reported afterwards.
+//! Work of the event loop on all devices except disks. Failures and warnings of a device are
+//! reported after its lock was released.
 
 use super::Vm;
 use crate::machine::bus::{SharedDevice, lock};

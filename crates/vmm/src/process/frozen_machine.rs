@@ -1,4 +1,5 @@
-//! State of a paused machine that a snapshot contains.
+//! [`FrozenMachine`]: the parts of a paused machine that a snapshot contains. They are collected
+//! while the guest is paused, and written while it runs again.
 
 use crate::error::VmmError;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};

@@ -1,4 +1,5 @@
-//! Detaching of the VM from its controller, and reattachment of the next controller.
+//! Detaches the VM from its controller (the daemon), which exits, and attaches it to the next one.
+//! The guest runs meanwhile.
 
 use super::snapshot::BackgroundCopy;
 use super::{SLOT_CONTROL, SLOT_LISTENER, Vm, watch};

@@ -141,6 +141,7 @@ impl FaultHandler {
         }
     }
 
+    /// Waits for faults, connections and answers, or until a retry or timeout may be due.
     fn wait(&self) -> Result<Ready, Errno> {
         let mut descriptors = vec![
             PollFd::new(self.memory.as_fd(), PollFlags::POLLIN),
@@ -212,6 +213,8 @@ impl FaultHandler {
         }
     }
 
+    /// Handles an answer of the fetcher. Fills the chunk if the fetcher has stored it in the
+    /// layer's file.
     fn on_answer(&mut self, answer: FetchAnswer) -> Result<(), VmmError> {
         if answer.outcome == FetchOutcome::Complete {
             return self.on_complete(answer.request.layer);
@@ -260,6 +263,8 @@ impl FaultHandler {
         Ok(())
     }
 
+    /// Handles a page fault: fills the chunk if its layer's file contains it, otherwise requests
+    /// it.
     fn on_fault(&mut self, address: u64) -> Result<(), VmmError> {
         let chunk = self
             .memory

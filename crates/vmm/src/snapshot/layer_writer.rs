@@ -108,6 +108,8 @@ impl<'a> LayerWriter<'a> {
         self.flush()
     }
 
+    /// Compares one chunk with the layers below, and adds it to the new layer if it differs.
+    /// Adjacent chunks are collected to a run, which is written at once.
     fn chunk(&mut self, chunk: u64) -> Result<(), Errno> {
         let host = self.source.linear.chunk(chunk).ok_or(Errno::EFAULT)?;
         // SAFETY: a chunk is CHUNK_BYTES of mapped guest memory, which does not change meanwhile

@@ -1,6 +1,8 @@
-//! State of a machine's vCPUs and devices, and the file in which a snapshot stores the state. The
-//! file consists of a magic number, a format version, and named sections in postcard encoding. Each
-//! section has a version of its own.
+//! [`MachineState`]: state of a machine's vCPUs and devices, and the file in which a snapshot
+//! stores it.
+//!
+//! The file consists of a magic number, a format version, and named sections in postcard encoding.
+//! Each section has a version of its own.
 
 use crate::error::VmmError;
 use crate::machine::ioapic::IoApicState;

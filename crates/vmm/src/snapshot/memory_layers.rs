@@ -1,5 +1,6 @@
-//! Memory layers below a VM: the files of its earlier snapshots. For each chunk, they determine the
-//! file with the last saved content.
+//! Memory layers below a VM: the files of its earlier snapshots. A layer contains the chunks that
+//! had changed since the layer before. For each chunk, this module determines the layer with the
+//! last saved content.
 
 use super::chunk_hashes::{ChunkHash, ChunkHashes};
 use super::linear_memory::CHUNK_SIZE;

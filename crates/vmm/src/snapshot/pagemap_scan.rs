@@ -87,6 +87,7 @@ impl ScanRegion {
     }
 }
 
+/// Scans a region with the ioctl `PAGEMAP_SCAN` (Linux 6.7), which returns ranges of pages.
 fn scan_by_ioctl(
     pagemap: &File,
     part: &ScanRegion,
@@ -129,6 +130,8 @@ fn scan_by_ioctl(
     Ok(())
 }
 
+/// Scans a region by reading its entries in `/proc/PID/pagemap`, for kernels without
+/// `PAGEMAP_SCAN`.
 fn scan_by_entries(
     pagemap: &File,
     part: &ScanRegion,

@@ -1,4 +1,4 @@
-//! Contract between the virtio-mmio transport and a device.
+//! [`VirtioDevice`]: the contract between the virtio-mmio transport and a device.
 
 pub mod chain;
 

@@ -389,6 +389,8 @@ impl MmioDevice {
     }
 }
 
+/// Builds a queue from the addresses and the size that the driver wrote to the registers, and
+/// checks them.
 fn build_queue(
     setup: QueueSetup,
     max: u16,

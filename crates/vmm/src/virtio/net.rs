@@ -192,6 +192,8 @@ impl Net {
         Ok(())
     }
 
+    /// Sends the frames in the transmit queue, up to a limit of bytes, so that other devices are
+    /// served.
     fn transmit(&mut self) -> Result<(), DeviceError> {
         let Some(active) = &mut self.active else {
             return Ok(());
@@ -220,6 +222,7 @@ impl Net {
 }
 
 impl FrameSender {
+    /// Sends one frame of the guest. Without `tap`, the frame is dropped.
     fn send(
         &mut self,
         tap: Option<&Tap>,

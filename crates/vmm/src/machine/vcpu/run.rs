@@ -1,4 +1,4 @@
-//! Handling of vCPU exits.
+//! Runs a vCPU once (`KVM_RUN`), and handles its exit.
 
 use super::super::bus::{Bus, BusEffect};
 use crate::error::VmmError;

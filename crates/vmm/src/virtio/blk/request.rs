@@ -90,6 +90,8 @@ impl RequestServer<'_> {
             .map_err(|_| DeviceError::Guest("request longer than 4 GiB (2.7.5.2)".into()))
     }
 
+    /// Executes one request. `input` contains data of the guest, and `output` receives data for the
+    /// guest.
     fn execute(
         &mut self,
         header: &[u8; HEADER_BYTES],
@@ -134,6 +136,7 @@ impl RequestServer<'_> {
         }
     }
 
+    /// Executes a discard or write-zeroes request. Both zero the ranges that `input` lists.
     fn zero(&mut self, input: &GuestBuffers<'_>, discard: bool) -> Result<(), BlockRequestError> {
         if self.disk.read_only() {
             return Err(BlockRequestError::Unsupported);

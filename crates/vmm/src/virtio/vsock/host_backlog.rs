@@ -1,4 +1,4 @@
-//! Bytes from the guest that the host has not read yet.
+//! Bytes of a vsock connection from the guest that the host has not read yet.
 
 use super::credit::BUF_ALLOC_BYTES;
 use super::socket::send_bytes;

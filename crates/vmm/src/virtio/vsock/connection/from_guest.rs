@@ -1,4 +1,4 @@
-//! Packets from the guest.
+//! Handles packets that the guest sends on a vsock connection: data, credit, shutdown.
 
 use super::{ConnectionAction, CreditRequestState, VsockConnection, VsockConnectionState};
 use crate::virtio::device::chain::GuestBuffers;

@@ -1,4 +1,4 @@
-//! Packets to the guest.
+//! Creates the packets that a vsock connection sends to the guest: data, credit, shutdown, reset.
 
 use super::{CreditRequestState, VsockConnection, VsockConnectionState, VsockTimeouts};
 use crate::virtio::device::chain::GuestBuffers;
