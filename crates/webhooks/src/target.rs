@@ -1,4 +1,4 @@
-//! [`Target`]: the parsed URL of a webhook.
+//! [`Target`]: the parsed and checked URL of a webhook.
 
 use crate::WebhookError;
 use hyper::Uri;

@@ -1,4 +1,4 @@
-//! A webhook, and the limits of its parts.
+//! [`Webhook`]: the URL, filters and secret of a webhook, and the limits of its parts.
 
 use crate::WebhookError;
 use crate::target::Target;

@@ -1,4 +1,5 @@
-//! Deliveries in the database: queued, sent again later, or failed.
+//! Deliveries in the database. A delivery is one event for one webhook: it is queued, repeated
+//! after a failure, or abandoned.
 
 use crate::WebhookError;
 use crate::webhooks::Webhooks;

@@ -1,4 +1,5 @@
-//! Queues the events of the log as deliveries.
+//! Reads new events of the event log, and queues a delivery for each webhook that selects the
+//! event.
 
 use crate::WebhookError;
 use crate::connect::Connect;

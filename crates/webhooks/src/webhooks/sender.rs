@@ -1,4 +1,4 @@
-//! Sends deliveries.
+//! Task that sends queued deliveries to the servers of webhooks.
 
 use crate::WebhookError;
 use crate::connect::Connect;
