@@ -5,6 +5,14 @@
 //! Lists are merged from the answers of all members ([`lists`]). One member, the coordinator,
 //! selects the member of a new sandbox, and reserves its name and `Idempotency-Key` ([`creates`],
 //! [`placement`]).
+//!
+//! Words of these modules:
+//! - The *directory* of the coordinator has a row for each sandbox, with its host and its state.
+//! - The *head* of a sandbox is a record in the store that decides which host may run the sandbox.
+//! - A *verdict* is the coordinator's decision that a silent host is dead. A host that is dead or
+//!   was removed is *lost*.
+//! - The *roster* of a host is the list of its sandboxes in the store, for the time after its loss.
+//! - The *home* of an object is the member that manages it. Other members may have copies.
 
 mod audit;
 mod creates;

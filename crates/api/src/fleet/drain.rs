@@ -102,7 +102,8 @@ impl Fleet {
         // A resume that waits for a pause of this drain must not start the sandbox here again.
         let _hold = body.force.then(|| app.sandboxes.hold_resumes());
         loop {
-            // Repeated: a resume or create may have ended after the sandboxes were listed.
+            // Repeat until the host is empty: a resume or create may have ended after the sandboxes
+            // were listed.
             if body.force {
                 self.pause_all(app).await?;
             }

@@ -1,8 +1,9 @@
 //! Sandboxes of lost hosts, and paused sandboxes that drained hosts have given up.
 //!
-//! Each host writes its roster to the store. If a host is dead or was removed, the other hosts read
-//! its roster and show its sandboxes. A host that resumes or kills one of them removes it from the
-//! roster.
+//! Each host writes its roster, the list of its sandboxes, to the store. If a host is dead or was
+//! removed, the other hosts read its roster and show its sandboxes. A host that resumes or kills
+//! one of them removes it from the roster. The right to run a sandbox depends on its head only, not
+//! on a roster.
 
 mod tasks;
 
@@ -21,11 +22,11 @@ use tokio::sync::Notify;
 /// Time from the start of a drain until the host gives up sandboxes. Members request the state of
 /// the others every 2 s.
 const NOTICE: Duration = Duration::from_secs(5);
-/// Time for which a read suffices for calls on unknown sandboxes.
-/// A longer time would hide sandboxes that a drained host has just released.
+/// Time for which a read of the rosters suffices for calls on unknown sandboxes. A longer time
+/// would hide sandboxes that a drained host has just released.
 const FRESH: Duration = Duration::from_millis(20);
 
-/// Sandbox without a living home.
+/// Sandbox whose host is dead or was removed, or has given up the sandbox.
 #[derive(Debug, Clone)]
 pub(crate) struct LostSandbox {
     /// Record, as it is shown: paused, or broken with the loss of its host.
@@ -51,8 +52,9 @@ struct Loaded {
 pub(crate) struct LostSandboxes {
     rosters: Option<Rosters>,
     loaded: Mutex<BTreeMap<RosterOf, Loaded>>,
-    /// Sandboxes to remove from rosters.
+    /// Sandboxes that this host has resumed or killed, and that must be removed from rosters.
     taken: Mutex<BTreeMap<RosterOf, BTreeSet<String>>>,
+    /// Notified when `taken` has changed.
     take: Notify,
     /// Time since which this host is draining.
     draining_since: Mutex<Option<Instant>>,

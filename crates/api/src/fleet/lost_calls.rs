@@ -129,7 +129,7 @@ impl Fleet {
         let repeated = Request::from_parts(parts.clone(), Body::from(call.body));
         let request = Request::from_parts(parts, body);
         let response = next.clone().run(request).await;
-        // A forced drain may have paused the sandbox while the resume waited for its turn.
+        // A forced drain may have paused the sandbox while the resume waited for its `op_lock`.
         let is_refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
         if is_refused && self.gives_up(app, caller, id).await {
             return Ok(ControlFlow::Continue(repeated));
@@ -172,7 +172,8 @@ impl Fleet {
                 self.kill_lost(app, caller, lost).await?;
                 Ok(StatusCode::NO_CONTENT.into_response())
             }
-            // The handler reads the head, which decides.
+            // The handler reads the head of the sandbox, which decides whether this host may resume
+            // it.
             _ if is_resume(&request) => {
                 let (call, request) = buffer(caller, request).await?;
                 if self.is_draining()

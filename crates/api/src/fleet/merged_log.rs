@@ -34,7 +34,9 @@ pub(super) struct LogPage<T> {
 pub(super) trait PageOfLog: DeserializeOwned + Send + 'static {
     type Entry;
 
+    /// Converts a page of the API to the form that can be merged.
     fn into_page(self) -> LogPage<Self::Entry>;
+    /// Converts a merged page to the page that the API returns.
     fn from_page(page: LogPage<Self::Entry>) -> Self;
     /// Returns the id of an entry.
     fn id(entry: &Self::Entry) -> &String;

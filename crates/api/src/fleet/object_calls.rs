@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 /// Maximum size of the answer to a probe.
 const MAX_PROBE_BYTES: usize = 1024;
-/// Reason of an error for a template whose home is dead.
+/// Reason of an error for a template whose home (the member that manages it) is dead.
 const HOME_LOST: &str = "it has the builds of the template, and was declared dead";
 
 /// Field of a body that names a template.

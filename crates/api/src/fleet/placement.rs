@@ -55,13 +55,15 @@ enum Target {
     Own,
 }
 
-/// Create that is being placed.
+/// Create that is being placed, with the results of earlier attempts.
 struct Create {
     request: PlaceRequest,
     template: String,
     /// This host has the template or snapshot.
     is_origin_local: bool,
+    /// Probes have determined the hosts with the template, because heartbeats did not contain it.
     has_asked: bool,
+    /// A budget was exhausted before, and the create has waited for a recall of unused shares.
     has_waited: bool,
     deadline: Instant,
     rejections: Vec<String>,
@@ -317,9 +319,9 @@ impl Fleet {
                     if !is_absent || Instant::now() >= transit_end {
                         return Err(name_taken(name.unwrap_or_default()));
                     }
-                    // The directory has the row of a sandbox that was killed a moment ago, or will
-                    // receive it: the report of its create may be in transit. A create in progress
-                    // ends with a row on its host.
+                    // The name seems to be taken, but its host has no such sandbox: the sandbox was
+                    // killed a moment ago, or its create has failed. The report to the directory is
+                    // in transit. A create in progress ends with a row on its host.
                     if create.request.freed.replace(taken).is_some() {
                         tokio::time::sleep(TRANSIT_PAUSE).await;
                     }

@@ -37,7 +37,7 @@ enum Call {
     NamedTemplate,
     /// List of objects.
     Objects(Listed),
-    /// On several sandboxes or snapshots.
+    /// Comparison of several sandboxes or snapshots.
     Compared(Vec<String>),
     /// Lineage of a sandbox or snapshot.
     Lineage,
@@ -45,7 +45,7 @@ enum Call {
     Limits,
     /// Events, entries of the audit log or usage, whose handlers merge them.
     Events,
-    /// On this host.
+    /// All other calls, which this host answers itself.
     Local,
 }
 
@@ -160,6 +160,8 @@ pub(super) fn is_moved(response: &Response) -> bool {
 }
 
 impl Fleet {
+    /// Answers a call on one sandbox: on this host if it has the sandbox, otherwise on the member
+    /// that the directory names, or from the roster of a lost host.
     async fn on_sandbox(
         &self,
         app: &App,

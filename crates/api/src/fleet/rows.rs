@@ -15,7 +15,8 @@ pub(super) const ID: &str = "id";
 pub(super) const NAME: &str = "name";
 pub(super) const IDEMPOTENCY: &str = "idempotency";
 
-/// Head of a sandbox.
+/// The head of a sandbox (the record in the store that decides which host may run it), as this host
+/// wrote or read it last.
 #[derive(Debug, Clone, Default)]
 struct Head {
     revision: u64,

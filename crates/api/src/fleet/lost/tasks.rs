@@ -64,7 +64,8 @@ async fn write_own(
         {
             let Some(lost) = lost.upgrade() else { return };
             if !is_due {
-                // The state of the host is checked again after the timeout: it may have been dead.
+                // After the timeout, check again whether this host may write: it may have been
+                // declared dead meanwhile.
                 let _ = timeout(READ_INTERVAL, lost.changed.notified()).await;
             }
         }
