@@ -51,6 +51,7 @@ impl Pax {
         Ok(())
     }
 
+    /// Stores one record of an extended header. Unknown keys are ignored.
     fn take(&mut self, key: &[u8], value: &[u8]) -> PaxResult<()> {
         match key {
             b"path" => self.path = Some(value.to_vec()),

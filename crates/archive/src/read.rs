@@ -147,6 +147,7 @@ impl<R: Read> ArchiveReader<R> {
         }
     }
 
+    /// Returns the entry of a plain header and of the extended headers before it.
     fn entry(
         &mut self,
         header: &Header,
@@ -224,6 +225,8 @@ impl<R: Read> ArchiveReader<R> {
         Ok((size, runs.into_iter().filter(|r| r.length > 0).collect()))
     }
 
+    /// Reads the map of a sparse file in GNU's first format: ranges in the header, and in further
+    /// blocks.
     fn old_gnu_map(&mut self, header: &Header) -> Result<(u64, Vec<ContentRange>), ArchiveError> {
         let gnu = header.as_gnu().ok_or_else(|| self.broken(HOLES))?;
         let (mut runs, max_runs) = (Vec::new(), self.limits.runs());

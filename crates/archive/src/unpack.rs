@@ -106,6 +106,7 @@ struct Unpacker<'a, R> {
 }
 
 impl<R: Read> Unpacker<'_, R> {
+    /// Unpacks all entries. The first error ends the unpacking.
     fn run(&mut self) -> Result<(), ArchiveError> {
         while let Some(entry) = self.reader.next_entry()? {
             let path = self.inside(&entry.path)?;
@@ -194,6 +195,8 @@ impl<R: Read> Unpacker<'_, R> {
         Ok(())
     }
 
+    /// Creates a directory, or uses an existing one. Its mode and times are set when its content is
+    /// complete.
     fn directory(&mut self, entry: ArchiveEntry, path: EntryPath) -> Result<(), ArchiveError> {
         let (mode, owner, confined) = (self.mode(&entry), self.owner(&entry), self.rules.confined);
         let failed = |errno| ArchiveError::file("create the directory", path.bytes(), errno);
@@ -237,6 +240,7 @@ impl<R: Read> Unpacker<'_, R> {
         Ok(())
     }
 
+    /// Creates a regular file in place of an existing entry. Holes are not written.
     fn file(&mut self, entry: &ArchiveEntry, path: &EntryPath) -> Result<(), ArchiveError> {
         let failed = |action| move |errno| ArchiveError::file(action, path.bytes(), errno);
         let flags =

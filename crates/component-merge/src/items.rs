@@ -139,6 +139,8 @@ impl<'a> Items<'a> {
         self.list.push(item);
     }
 
+    /// Parses a section of the component into items. Sections that a merge does not change are one
+    /// item.
     fn add_section(&mut self, section: u8, content: &'a [u8]) -> Result<()> {
         let reader = BinaryReader::new(content, 0);
         match section {
@@ -169,6 +171,7 @@ impl<'a> Items<'a> {
         Ok(())
     }
 
+    /// Parses a section of aliases into one item per alias.
     fn add_aliases(&mut self, content: &'a [u8]) -> Result<()> {
         let reader = ComponentAliasSectionReader::new(BinaryReader::new(content, 0))?;
         // The reader returns the offset of each alias, which is needed to copy it.

@@ -155,6 +155,7 @@ impl<A: TabActions> TabMessages<A> {
         }
     }
 
+    /// Executes a command of the browser. Unknown streams are ignored.
     async fn run(&mut self, command: Command) {
         match command {
             Command::Open {

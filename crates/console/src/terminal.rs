@@ -158,6 +158,8 @@ impl Terminal {
         }
     }
 
+    /// Reads the output of the terminal until its shell exits or the connection to the guest is
+    /// lost. Pauses while a viewer is too slow.
     async fn read_output(self: Arc<Self>, mut process: Process, permit: Option<ExchangePermit>) {
         let status = loop {
             while self.has_slow_viewer() {

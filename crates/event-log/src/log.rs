@@ -154,6 +154,8 @@ impl AppendLog {
         }
     }
 
+    /// Appends a line to the newest file. Starts another file first if the newest one is too old or
+    /// too large.
     fn write(&self, state: &mut State, line: &[u8], time_us: u64) -> io::Result<()> {
         let is_due = state.segments.back().is_none_or(|last| {
             let age = time_us.saturating_sub(last.created_us);

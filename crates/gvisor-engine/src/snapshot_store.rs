@@ -168,6 +168,8 @@ impl SnapshotStore {
         imported
     }
 
+    /// Imports a snapshot into `draft`, checks its files, and publishes it by a rename. With
+    /// `replace`, it takes the place of an existing snapshot.
     fn import_in(
         &self,
         draft: &Path,

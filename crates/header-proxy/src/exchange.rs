@@ -71,6 +71,8 @@ impl Exchanges {
         response
     }
 
+    /// Checks one request, adds the headers of its rule, and forwards it. `used` receives the names
+    /// of the rule and of the secrets, for the record of connections.
     async fn forward(
         &self,
         mut request: Request<Incoming>,

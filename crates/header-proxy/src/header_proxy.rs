@@ -86,6 +86,8 @@ impl HeaderProxy {
         })
     }
 
+    /// Serves one connection of a guest: terminates TLS, connects to the server, and forwards
+    /// requests until either side closes.
     async fn carry(&self, connection: HeaderConnection) -> io::Result<()> {
         let HeaderConnection {
             client,

@@ -64,6 +64,7 @@ impl LeafCertificates {
         Ok(settings)
     }
 
+    /// Issues a certificate for `host`, and returns the TLS settings that use it.
     fn issue(
         &self,
         host_key: &HostKey,

@@ -195,6 +195,8 @@ fn stanzas(text: &str) -> Vec<AptSource> {
     stanzas.filter_map(stanza).collect()
 }
 
+/// Parses a stanza of a `.sources` file (sources.list(5)). `None` if the host does not use it for
+/// binary packages.
 fn stanza(lines: &[&str]) -> Option<AptSource> {
     let mut source = AptSource::default();
     let mut is_binary = false;

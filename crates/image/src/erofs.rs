@@ -57,6 +57,7 @@ pub(crate) fn write(
     }
 }
 
+/// Runs `mkfs.erofs` on `root`, in a confined process unless the jail is off.
 fn make(
     root: &ImageRoot,
     image: &Path,

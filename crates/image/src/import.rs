@@ -355,6 +355,8 @@ impl Import {
         Ok(sum_of(text.unwrap_or_default().as_bytes()))
     }
 
+    /// Returns the startup of the template: the command that the caller selected, or the command of
+    /// the image.
     fn startup(&self, run: &RunConfig) -> Result<Startup, ImportError> {
         let start = |command, args| StartCommand {
             command,

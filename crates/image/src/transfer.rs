@@ -48,6 +48,7 @@ pub fn export_template(
     Ok(template.manifest)
 }
 
+/// Writes a template to a compressed archive: the manifest, then the images.
 fn write_archive(
     template: &Template,
     to: impl Write,

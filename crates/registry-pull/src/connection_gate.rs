@@ -112,6 +112,7 @@ impl ConnectionGate {
         }
     }
 
+    /// Connects to a host from a network slot, under the egress rules of sandboxes.
     fn through_slot(
         &mut self,
         network: &Network,

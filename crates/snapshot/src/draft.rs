@@ -69,6 +69,7 @@ impl SnapshotDraft {
         draft
     }
 
+    /// Creates the files of a draft in the directory `dir`.
     fn files(
         index: &Arc<StoreIndex>,
         root: &Path,

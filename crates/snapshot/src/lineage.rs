@@ -17,6 +17,7 @@ const MAX_LINEAGE: usize = 4096;
 pub struct Lineage(Vec<Snapshot>);
 
 impl Lineage {
+    /// Opens snapshot `id` and all of its ancestors.
     pub(crate) fn open(
         root: &Path,
         id: &str,

@@ -58,6 +58,8 @@ impl Session {
         self.pull_files(&listing, |path| !is_rules(path)).await
     }
 
+    /// Copies the selected changes of the sandbox to the project directory. A change is rejected if
+    /// the file is protected, or if the host has changed the file as well.
     async fn pull_files(
         &mut self,
         listing: &Listing,

@@ -55,6 +55,8 @@ impl CgroupTree {
         Ok(())
     }
 
+    /// Returns the files and values by which the kernel enforces the limits, for this version of
+    /// control groups.
     fn settings(&self, limits: GroupLimits) -> Vec<(&'static str, String)> {
         let (memory, tasks) = (limits.memory_bytes, limits.max_tasks);
         match &self.version {

@@ -59,6 +59,7 @@ fn kind(inode: &Inode) -> FileType {
 }
 
 impl<W: Write> LayerConverter<'_, W> {
+    /// Writes a directory and its entries to the archive, recursively.
     fn directory(
         &mut self,
         inode: &Inode,

@@ -100,6 +100,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl<'a> ErofsImage<'a> {
+    /// Opens an image: reads and checks its super block.
     pub(super) fn open(file: &'a File) -> ErofsResult<Self> {
         let mut image = Self {
             file,
@@ -152,6 +153,7 @@ impl<'a> ErofsImage<'a> {
         }
     }
 
+    /// Reads an inode. Its fields are not trusted, and checked where they are used.
     pub(super) fn inode(&self, number: u64) -> ErofsResult<Inode> {
         let far = ImageError::Damaged("the number of an inode is out of range");
         let at = number.checked_mul(INODE_SLOT_BYTES);

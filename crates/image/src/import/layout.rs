@@ -101,6 +101,7 @@ impl ImageLayout {
         }
     }
 
+    /// Finds the image in an OCI layout, through at most `MAX_INDEXES` nested indexes.
     fn oci_image(&self) -> Result<(FoundImage, Vec<String>), ImportError> {
         let mut document: Document = parse("index.json", &self.read("index.json")?)?;
         // An index may refer to other indexes, for example one per platform.

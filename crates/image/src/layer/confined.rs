@@ -147,6 +147,7 @@ impl Drop for UnpackerProcess {
 }
 
 impl UnpackerProcess {
+    /// Starts the unpacker process. Its standard input is `image`, or a pipe for an archive.
     fn start(
         program: &Path,
         into: &Path,

@@ -55,6 +55,7 @@ impl<R: Read> Read for CountingReader<R> {
 }
 
 impl<'a> LayerStream<'a> {
+    /// Starts to decompress a layer. The compression is detected from its first bytes.
     pub(crate) fn open(packed: impl Read + 'a, limits: &UnpackLimits) -> Result<Self, LayerError> {
         let count = Rc::new(Cell::new(0));
         let counted = CountingReader(packed, Rc::clone(&count));

@@ -123,6 +123,8 @@ impl Recipe {
         })
     }
 
+    /// Parses a recipe. `read` returns the content of a file of the recipe. The hash covers
+    /// everything that determines the result of a build.
     fn parse(
         origin: &str,
         read: impl Fn(&str) -> Result<String, FileError>,

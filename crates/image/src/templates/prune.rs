@@ -165,6 +165,8 @@ fn named_by_snapshots(home: &Home) -> Result<HashSet<String>, TemplateError> {
     Ok(named)
 }
 
+/// Adds the template versions that the snapshots in `directory` need. An unreadable manifest is an
+/// error, because its version must not be removed.
 fn named_in(directory: &Path, named: &mut HashSet<String>) -> Result<(), TemplateError> {
     let entries = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -31,6 +31,8 @@ pub fn download_template(
     download_from(templates, url, registries, on_progress)
 }
 
+/// Downloads a file through a puller process to an unnamed file. An interrupted download is
+/// resumed.
 pub(super) fn download_from(
     templates: &Templates,
     url: &str,

@@ -160,6 +160,7 @@ impl Queue<'_> {
         Ok((page.entries, position, page.more))
     }
 
+    /// Returns a delivery for each event and each webhook that selects the event.
     fn deliveries(
         &self,
         subscriptions: &[Subscription],
