@@ -1,6 +1,6 @@
-//! Reading and writing of layer indexes in files. The index of a layer has two bit maps: the units
-//! (chunks of memory or blocks of a disk) that the layer stores, and the units that it sets to
-//! zero.
+//! Reading and writing of layer indexes in files. The index of a layer has two bit maps: one of the
+//! units that the layer stores, and one of the units that it sets to zero. A unit is a chunk of
+//! memory or a block of a disk.
 //!
 //! The maps have a fixed length and consist mostly of zeros, so zero parts are holes that are
 //! neither written nor read. For example, the index for a disk of 10 GiB has 640 KiB, but a sandbox
