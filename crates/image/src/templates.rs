@@ -199,7 +199,8 @@ impl Templates {
         Ok(())
     }
 
-    /// Moves the image of a format 1 template into the store before its directory is removed.
+    /// Moves the image of a format 1 template into the image store before its directory is removed.
+    /// In format 1, the directory of a template contained its image.
     pub(crate) fn move_format_1(
         &self,
         manifest: &TemplateManifest,

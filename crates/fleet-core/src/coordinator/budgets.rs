@@ -170,9 +170,9 @@ impl Budgets {
         (grants, recalls)
     }
 
-    /// Ensures that a member may use further amounts of budgets. Returns the member's latest grants
-    /// of this term, which the request for the sandbox must contain. Owners without a limit have no
-    /// grants.
+    /// Ensures that a member may use further amounts of budgets. `members` is the number of
+    /// members. Returns the member's latest grants of this term, which the request for the sandbox
+    /// must contain. Owners without a limit have no grants.
     ///
     /// # Errors
     /// Returns [`BudgetExhausted`] if a limit is reached or unknown shares may reach it. No budget
@@ -289,8 +289,9 @@ impl Budgets {
         latest.is_none_or(|&latest| report.grant >= latest)
     }
 
-    /// Returns the amount by which the share grew. If it is less than `wanted`, unused parts of
-    /// other shares are recalled.
+    /// Increases the share of a member that needs `wanted` more than it holds. `members` is the
+    /// number of members, among which the free amount is divided. Returns the amount by which the
+    /// share grew. If it is less than `wanted`, unused parts of other shares are recalled.
     fn hand_out(
         &mut self,
         owner: &BudgetOwner,
@@ -338,7 +339,8 @@ impl Budgets {
         }
     }
 
-    /// Returns the latest grant of a member. `None` if the member has no grant of this term.
+    /// Returns the latest grant of a member in this term, whether or not the member has applied it.
+    /// `None` if the member has no grant of this term.
     fn pending(&self, owner: &BudgetOwner, member: MemberId) -> Option<Grant> {
         let budget = self.owners.get(owner)?;
         let &number = budget.grants.get(&member)?;

@@ -1,4 +1,4 @@
-//! Requests about tables between members, over the members' channel.
+//! Requests about the tables (API keys, template names) between members, over the members' channel.
 
 use super::{CHANGE_TIMEOUT, PeerError, Peers, Tables};
 use crate::channel::{Client, MessageHandler, Rejected};

@@ -1,4 +1,6 @@
-//! Loads the tables from the records: reads the index, and the parts that have changed since.
+//! Loads the tables from the records: reads the index, and the parts that have changed since. The
+//! index is the record that lists the last commits. The parts are the records that contain the
+//! rows.
 
 use super::state::{State, check_folded};
 use super::{Shared, TableError};

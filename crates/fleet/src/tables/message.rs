@@ -1,4 +1,6 @@
-//! Messages about tables between members, as JSON: changes for the writer, and its commits.
+//! Messages between members about the tables of the fleet (API keys, template names), as JSON. Any
+//! member sends changes to the writer, the only member that commits them. The writer sends its
+//! commits to all members, each of which has all rows in memory.
 
 use super::TableError;
 use super::change::Change;

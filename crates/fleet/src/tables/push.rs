@@ -1,5 +1,6 @@
-//! Push: the writer sends each commit to all members, so that they need not wait for their next
-//! read of the records. Members that miss a push read the commit from the records.
+//! Push: after each commit of the tables, the writer sends the changed rows to all members. They
+//! then need not wait for their next read of the records. Members that miss a push read the commit
+//! from the records.
 
 use super::message::{Push, TableAnswer, TableRequest};
 use super::{PEER_TIMEOUT, Shared};

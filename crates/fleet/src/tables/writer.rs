@@ -1,8 +1,13 @@
-//! The writer of all tables: one task of the coordinator.
+//! The writer of the tables (API keys, template names): one task of the coordinator. The other
+//! members send their changes to it.
 //!
-//! A commit is one conditional replace of the index. Changes within [`COMMIT_INTERVAL`] share a
-//! commit. A revocation is committed at once, together with all changes that wait. A writer whose
-//! term was taken over cannot replace the index: its callers receive an error.
+//! The rows of the tables are stored in parts, which are records. One more record, the index, lists
+//! the last commits. A commit is one conditional replace of the index, which contains the changed
+//! rows until a *fold* moves them to their parts.
+//!
+//! Changes within [`COMMIT_INTERVAL`] share a commit. A revocation is committed at once, together
+//! with all changes that wait. A writer whose term was taken over cannot replace the index: its
+//! callers receive an error.
 
 mod fold;
 

@@ -1,5 +1,9 @@
 //! The coordinator's decisions about new sandboxes (placements) and about shares of budgets. The
 //! requests come from any member of the fleet.
+//!
+//! A create can have a name and an idempotency key. Both have a row in the coordinator's directory,
+//! so that two hosts cannot create the same sandbox. A decision reserves both rows until the
+//! selected host has reported them, but at most for [`RESERVATION_MS`].
 
 use super::decisions::{decision_id, decision_number};
 use super::{Executor, RESERVATION_MS};

@@ -1,5 +1,10 @@
 //! Queries for the placement of a new sandbox and for shares of budgets. The receiver is the
 //! coordinator.
+//!
+//! The coordinator's directory has a row for each sandbox, found by a hash of its id. The name of a
+//! sandbox and the idempotency key of a create have rows as well, so that both are unique in the
+//! fleet. When the coordinator selects a host, it reserves these rows for 30 s. Within this time
+//! the host reports them.
 
 use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_fleet_core::{
