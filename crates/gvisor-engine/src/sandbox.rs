@@ -1,4 +1,5 @@
-//! [`Sandbox`]: a running sandbox with an identity.
+//! [`Sandbox`]: a running gVisor sandbox with an identity: id, host name, environment and access
+//! token, which its agent has received.
 
 mod adopt;
 mod body;

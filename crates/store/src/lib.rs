@@ -1,9 +1,20 @@
 //! Snapshot store, addressed by content. A store is an S3 bucket or a directory that many hosts
 //! share.
 //!
-//! A snapshot is split into chunks of 64 KiB, each named by its keyed hash. Chunks are stored in
-//! packs ([`pack`]). A [`StoredManifest`] has the hashes, and [`Locations`] map each chunk to its
-//! pack. All objects are encrypted under keys of the tenant.
+//! # Words
+//! - A *tenant* is an owner of snapshots, usually an API key. All objects of a tenant are encrypted
+//!   under its keys. The *shared* tenant has the stock templates, which all tenants may read.
+//! - A *chunk* is 64 KiB of memory or of a disk, named by its keyed hash. A *frame* is a chunk as
+//!   it is stored: compressed and encrypted.
+//! - A *pack* ([`pack`]) is an object with many frames.
+//! - A [`StoredManifest`] describes a snapshot, and has the hashes of its chunks. The keyed hash of
+//!   its content, the *root*, identifies the snapshot. [`Locations`] map each chunk to its pack.
+//! - The *ancestors* of a snapshot are the snapshots that it is based on. A snapshot stores only
+//!   the chunks that differ from them.
+//! - A *push* copies a snapshot of a host to the store. A *pull* fetches chunks into the cache of a
+//!   host.
+//! - A *collection* removes objects that no snapshot needs. It first *condemns* an object, and a
+//!   later collection removes it. A *lease* protects the objects of a push from collections.
 //!
 //! Objects, formats, backends and tenants are modules of this crate that do not depend on a host.
 //! The module [`host`] builds on them: the state that one host has of the store, and its

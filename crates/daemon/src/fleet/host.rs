@@ -79,6 +79,7 @@ impl Host for DaemonHost {
         }
     }
 
+    // The API counts the existing sandboxes later, when they are open.
     fn starts_counted(&self) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! Registry of host names: the record `fleet/hosts/<name>` maps a name to a member number.
+//! Registry of host names: the record `fleet/hosts/<name>` maps a name to a member number. The
+//! member that admits a joining host registers the name, so that two hosts cannot have one name.
 
 use super::message::JoinRequest;
 use crate::access::FleetAccess;

@@ -1,4 +1,4 @@
-//! Errors of reads and changes of the tables.
+//! Errors of reads and changes of the tables of the fleet (API keys, template names).
 
 use crate::RecordError;
 use jiffy_fleet_core::MemberId;

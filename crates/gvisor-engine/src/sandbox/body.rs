@@ -1,4 +1,6 @@
-//! [`SandboxBody`]: process and files of a sandbox, with or without an identity.
+//! [`SandboxBody`]: process and files of a gVisor sandbox, before and after its agent has received
+//! the identity. The process is the *sentry*, gVisor's kernel in user space. Requests about it are
+//! sent to the helper program `jiffy-gvisor`, which has created it.
 
 use super::spec::BootSpec;
 use crate::error::GvisorError;

@@ -1,6 +1,11 @@
 //! Push: copies a snapshot of a host to a store. Chunks that the store has in packs of the
 //! snapshot's ancestors, or in the packs that this host wrote last, are not uploaded. The number of
 //! requests does not depend on the tenant's other snapshots.
+//!
+//! The order of writes protects a push from a garbage collection at the same time. The lease comes
+//! first: it lists the packs to reuse, which a collection then does not remove. New packs follow.
+//! The locations of the chunks and the manifest are last, so that a manifest never names missing
+//! chunks.
 
 mod pack_builder;
 
@@ -100,7 +105,8 @@ struct Commit<'a> {
     object: Bytes,
     /// Locations of all chunks.
     chunks: &'a ChunkPlaces,
-    /// Snapshots that the nearest ancestor protects.
+    /// Ancestors of the nearest ancestor, which already protects the shared ones among them from
+    /// removal.
     inherited: &'a HashSet<SnapshotName>,
 }
 
@@ -259,7 +265,8 @@ impl SharedStore {
         }
     }
 
-    /// Returns the packs that are unusable, missing or truncated.
+    /// Returns the packs that cannot be reused: they are condemned by a garbage collection, known
+    /// to have damage, missing or truncated.
     async fn lost_packs(
         &self,
         tenant: &Tenant,
