@@ -1,4 +1,5 @@
-//! Opens SQLite databases of the data directory: [`open`].
+//! Opens SQLite databases of the data directory: [`open`]. Secrets, volumes and webhooks are in
+//! such databases. The journal of sandboxes has code of its own (`jiffy-sandbox-manager`).
 
 use rusqlite::Connection;
 use std::fs::OpenOptions;

@@ -4,6 +4,8 @@
 //! [`route()`] makes the routing decision, [`Gateway`] handles requests and [`serve`] accepts
 //! connections. The daemon implements [`Sandboxes`] to find sandboxes and to open connections into
 //! them. Clients and guests are both considered hostile: all their input is bounded and checked.
+//!
+//! docs/design-gateway.md explains the design.
 
 mod activity;
 pub mod admission;

@@ -4,6 +4,8 @@
 //! privileges. One helper program, `jiffy-gvisor`, creates all sentries. It links gVisor's runtime
 //! and receives requests over a socket. Starting gVisor's command line program for each request
 //! would take 12 to 15 ms.
+//!
+//! docs/design-gvisor.md explains the design.
 
 mod error;
 mod helper;

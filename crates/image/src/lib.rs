@@ -3,6 +3,8 @@
 //! All files are in one data directory ([`Home`]). A file is written under a lock to a temporary
 //! name in its final directory, flushed and renamed, so that it is complete or missing. It is used
 //! through an open descriptor, whose content has been verified.
+//!
+//! docs/design-images.md explains how a registry, a recipe or a Dockerfile becomes a template.
 
 mod agent_root;
 mod apt;

@@ -4,6 +4,8 @@
 //! [`Network`] manages the slots of one data directory, [`SlotLease`] is a slot in use by a guest,
 //! and [`EgressPolicy`] has the rules for that guest. The engines attach guests to slots, and the
 //! daemon changes the rules.
+//!
+//! docs/design-network.md explains slots and rules.
 
 mod claim;
 mod connections;

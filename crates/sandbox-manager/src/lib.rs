@@ -1,6 +1,10 @@
 //! Life cycle of sandboxes on one host: creates, pauses, resumes, forks, removes and recovers them,
 //! and manages their snapshots. The crate works with every engine that implements the traits of
 //! `jiffy-engine-api`.
+//!
+//! [`Sandboxes`] has all operations. The record of each sandbox is in the journal, a database from
+//! which the next daemon recovers the sandboxes (docs/design-journal.md). docs/glossary.md defines
+//! the words.
 
 mod admission;
 mod comparison;

@@ -22,6 +22,8 @@
 //! A [`Store`] is a directory of snapshots. A snapshot is written as a [`SnapshotDraft`] and
 //! published when it is complete. Users of a snapshot must hold it ([`Snapshot::hold`]). Its chain
 //! of parents is its [`Lineage`].
+//!
+//! docs/design-snapshots.md explains how a running guest becomes these files, and the reverse.
 
 mod checked_snapshots;
 mod checksums;

@@ -19,6 +19,8 @@
 //! Objects, formats, backends and tenants are modules of this crate that do not depend on a host.
 //! The module [`host`] builds on them: the state that one host has of the store, and its
 //! operations.
+//!
+//! docs/design-store.md explains the design.
 
 mod backend;
 #[cfg(feature = "s3")]
