@@ -68,7 +68,10 @@ pub(crate) struct SentrySpec {
     pub tasks: u64,
 }
 
-/// Request to the helper.
+/// Request to the helper. `Create` creates a sentry, in which `Start` boots a guest, or `Restore`
+/// restores one from a checkpoint. After a `Checkpoint` without `resume`, the sandbox remains
+/// paused until `Resume`. `Load` adopts a sandbox that an earlier helper has detached. `Ended`
+/// waits for the end of a sandbox, and reports its exit status.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub(crate) enum HelperRequest {

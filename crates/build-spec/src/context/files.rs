@@ -26,9 +26,12 @@ pub(super) type ContextEntries = BTreeMap<Vec<u8>, PathBuf>;
 /// Reason why a source selects no file.
 #[derive(Debug)]
 pub(super) enum SourceError {
+    /// The path leads out of the context.
     Outside,
     Missing,
+    /// `.dockerignore` excludes the path.
     Ignored,
+    /// The pattern is invalid.
     Pattern(&'static str),
     Error(ContextError),
 }

@@ -36,11 +36,15 @@ extern "C" fn on_kick(_signal: libc::c_int) {
     }
 }
 
+/// Command to the thread of a vCPU. The thread sends the result to the sender in it.
 enum VcpuCommand {
     Run,
     Pause(Sender<()>),
+    /// Saves the state, with the values of these MSRs.
     Save(Arc<Vec<u32>>, Sender<Result<VcpuState, VmmError>>),
+    /// Checks that the vCPU has the CPUID of the state.
     CheckCpuid(Arc<VcpuState>, Sender<Result<(), VmmError>>),
+    /// Replaces the state of the vCPU, for a rollback in place.
     Revert(Arc<VcpuState>, Sender<Result<(), VmmError>>),
 }
 
