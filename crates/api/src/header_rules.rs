@@ -131,6 +131,8 @@ fn by_match(rules: &NewNetworkRules) -> Result<Vec<HeaderRule>, ApiError> {
     rules.into_iter().map(of_match).collect()
 }
 
+/// Converts a rule in the form of CubeSandbox. Rejects parts of this form that Jiffy does not
+/// support.
 fn of_match(rule: MatchRule) -> Result<HeaderRule, ApiError> {
     let unsupported = |what: &str| ApiError::unsupported_option(format!("`rules`: {what}"));
     let (conditions, action) = (rule.conditions, rule.action);

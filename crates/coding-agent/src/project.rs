@@ -51,6 +51,8 @@ impl Project {
         Self::of(resolved(directory)?, &state_directory()?)
     }
 
+    /// Returns the project in a directory. Rejects directories in which an agent could change more
+    /// than a project.
     fn of(directory: PathBuf, sessions: &Path) -> anyhow::Result<Self> {
         let shown = directory.display();
         let is_system = |system: &&str| directory.starts_with(system);

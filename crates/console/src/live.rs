@@ -276,6 +276,7 @@ impl TabActions for Tab {
 }
 
 impl Tab {
+    /// Starts a terminal in a sandbox, and records this in the audit log.
     async fn start(
         &self,
         sandbox: &str,

@@ -208,6 +208,7 @@ impl<A: TabActions> TabMessages<A> {
         }
     }
 
+    /// Shows a terminal on a new stream of this connection.
     async fn show(
         &mut self,
         (stream, sandbox): (u32, String),

@@ -339,6 +339,8 @@ impl Message {
 }
 
 impl Body {
+    /// Returns whether all lists and texts are within their limits. The message may come from a
+    /// hostile member.
     fn is_bounded(&self) -> bool {
         let is_owner = |owner: &BudgetOwner| (1..=MAX_NAME_BYTES).contains(&owner.0.len());
         match self {

@@ -139,6 +139,8 @@ fn portable(schema: &JsonObject) -> Arc<JsonObject> {
     Arc::new(schema)
 }
 
+/// Removes parts of a JSON schema that some clients reject: `null` in a choice of types, and
+/// formats of integers.
 fn make_portable(schema: &mut JsonObject) {
     let is_null = |value: &Value| value == "null" || value["type"] == "null";
     if let Some(Value::Array(types)) = schema.get_mut("type") {

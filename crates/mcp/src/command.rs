@@ -346,6 +346,7 @@ impl Background {
         Ok(Self::follow(agent, process))
     }
 
+    /// Collects the output and the end of a background process in a task.
     fn follow(agent: &AgentClient, mut process: Process) -> Arc<Self> {
         let background = Arc::new(Self {
             pid: process.pid(),

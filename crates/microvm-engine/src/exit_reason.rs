@@ -48,6 +48,7 @@ pub(crate) fn classify(
     }
 }
 
+/// Returns why the guest has reset itself, from the message of a kernel panic on its console.
 fn reset_reason(console: &str) -> ExitReason {
     const PANIC_PREFIX: &str = "Kernel panic - not syncing: ";
     let Some(at) = console.rfind(PANIC_PREFIX) else {

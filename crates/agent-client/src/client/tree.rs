@@ -118,6 +118,8 @@ fn entries(body: &[u8]) -> Option<Vec<TreeEntry>> {
     }
 }
 
+/// Parses an entry. `metadata` has type, mode, size, times of change and inode. `None` if it has
+/// another form.
 fn entry(metadata: &str, path: Vec<u8>, target: Vec<u8>) -> Option<TreeEntry> {
     let words: Vec<&str> = metadata.split(' ').collect();
     let [kind, mode, size, mtime, ctime, inode] = words[..] else {

@@ -304,6 +304,7 @@ impl ProcessTable {
     }
 }
 
+/// Returns the process with the pid, or the first one with the tag.
 fn find<'a>(
     mut among: impl Iterator<Item = &'a Rc<GuestProcess>>,
     selector: &ProcessSelector,

@@ -39,6 +39,7 @@ pub async fn answer(agent: &Agent) -> Result<Response<ReplyBody>, RestError> {
     Ok(json(&metrics))
 }
 
+/// Returns the present metrics. The use of processors is measured since `before`.
 fn now(before: CpuSample, stuck_calls: usize) -> (CpuSample, GuestMetrics) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let sample = sample(&stat);

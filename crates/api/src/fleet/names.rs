@@ -57,6 +57,7 @@ impl TableNames {
         }
     }
 
+    /// Returns the index of the template names. Builds it again if the tables have changed.
     fn index(&self) -> Arc<Index> {
         let number = self.tables.number();
         let mut index = self.index.lock();

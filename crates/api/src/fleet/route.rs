@@ -68,6 +68,7 @@ impl Call {
         Self::Compared(ids.map(str::to_owned).collect())
     }
 
+    /// Classifies a call by its method and path.
     fn of(method: &Method, path: &str) -> Self {
         let version = ["/v2/", "/v3/"].into_iter().find(|v| path.starts_with(v));
         let path = path

@@ -40,6 +40,7 @@ pub(crate) fn lineage(caller: &Caller, lineage: manager::Lineage) -> Lineage {
     }
 }
 
+/// Converts a node of a lineage, as `caller` may see it.
 fn node(caller: &Caller, node: manager::LineageNode) -> LineageNode {
     let (kind, state) = match &node.details {
         NodeDetails::Sandbox(details) => {

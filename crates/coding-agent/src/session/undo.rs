@@ -275,6 +275,7 @@ impl Session {
         Ok(restored.into_iter().collect())
     }
 
+    /// Writes a file as it was saved before the command, in place of the present one.
     fn write_saved(
         &self,
         path: &TreePath,

@@ -260,6 +260,8 @@ impl Budgets {
         }
     }
 
+    /// Stores the share that a member reports. If the member has not applied its latest grant,
+    /// counts the larger of grant and reported share.
     fn apply(&mut self, member: MemberId, report: &ShareReport) {
         let is_current = self.is_current(member, report);
         if is_current && let Some(pending) = self.pending.get_mut(&member) {

@@ -167,6 +167,8 @@ impl Resume {
         }
     }
 
+    /// Handles the head that was read. Starts the restore and the claim at the same time, or
+    /// answers why the sandbox cannot be resumed here.
     fn head_read(
         &mut self,
         input: &ResumeInput<'_>,

@@ -68,6 +68,7 @@ impl Member {
         }
     }
 
+    /// Answers a registration or a heartbeat with a rejection. Other messages need no answer.
     fn reject(
         &self,
         to: MemberId,

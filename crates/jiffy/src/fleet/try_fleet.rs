@@ -172,6 +172,7 @@ struct Fleet {
 }
 
 impl Fleet {
+    /// Starts a network, the servers of store and records, `count` hosts and a front.
     fn start(programs: &Programs, count: usize, is_json: bool) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("jiffy-fleet-")

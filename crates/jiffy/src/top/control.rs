@@ -257,6 +257,7 @@ fn copy(model: &mut Model, target: &Target, key: &Key, commands: &CommandText) -
     Some(Effect::Copy(commands.line(&words)))
 }
 
+/// Handles a key in the list of snapshots, from which the user selects the target of a rollback.
 fn press_in_snapshots(
     model: &mut Model,
     mut list: SnapshotList,

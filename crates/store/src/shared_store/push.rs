@@ -137,6 +137,8 @@ impl SharedStore {
         pushed
     }
 
+    /// Pushes a snapshot under the protection of `lease`: hashes the source, reuses chunks of the
+    /// store, uploads the others, and commits.
     async fn push_under(
         &self,
         tenant: &Tenant,
@@ -446,6 +448,7 @@ fn unwritable(reason: FormatError) -> StoreError {
     StoreError::Source(reason.to_string())
 }
 
+/// Hashes the chunks of all parts of a snapshot. Returns its manifest.
 async fn hash_source(
     source: &SnapshotSource,
     keys: &DataKeys,

@@ -261,6 +261,7 @@ impl SharedStore {
         })
     }
 
+    /// Decrypts the secret of one generation of a tenant's keys with the master key.
     async fn unwrap_one(
         &self,
         name: &str,

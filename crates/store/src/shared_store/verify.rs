@@ -223,6 +223,8 @@ impl SharedStore {
         Ok(exists.map(|_| DamagedObject { object, reason }))
     }
 
+    /// Reads and checks the frames (stored chunks) of a snapshot that were not checked before.
+    /// Returns all damaged frames of the snapshot.
     async fn check_frames(
         &self,
         snapshot: &RemoteSnapshot,

@@ -88,6 +88,8 @@ fn check_shape(machine: &Machine, state: &MachineState) -> Result<(), VmmError> 
     Ok(())
 }
 
+/// Opens the layers of the snapshot's writable disks. Returns them with the numbers of their
+/// devices.
 fn open_disks(
     machine: &Machine,
     config: &RollbackConfig,

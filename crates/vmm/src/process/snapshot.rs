@@ -232,6 +232,8 @@ impl Vm {
         Ok(Some(report))
     }
 
+    /// Takes the files of a snapshot from the descriptors of a request. Rejects requests that do
+    /// not match the machine.
     fn take_files(
         &self,
         config: &SnapshotConfig,
