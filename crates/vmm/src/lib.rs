@@ -1,8 +1,9 @@
 //! `jiffy-vmm`: each process is one microVM. The binary only calls [`process::run`]. The rest is a
 //! library, so that every device can be tested and fuzzed without KVM.
 //!
-//! The daemon starts and controls it with the crate `jiffy-microvm-engine`, over a socket.
-//! docs/design-vmm.md explains threads, devices and snapshots.
+//! The *controller* starts it and sends requests over a socket, with the crate
+//! `jiffy-microvm-engine`. Usually it is the daemon. A *spare* process is started in advance,
+//! before its guest is known. docs/design-vmm.md explains threads, devices and snapshots.
 
 /// Fails to compile if the size of a state struct changes. Such a struct is part of the snapshot
 /// format. A change requires the following steps:

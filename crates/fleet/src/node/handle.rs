@@ -1,4 +1,5 @@
-//! [`Node`]: the handle by which the other parts of a daemon use its node.
+//! [`Node`]: the handle by which the other parts of a daemon use its node. The node is the part
+//! that takes part in the fleet: it registers this host, and answers queries of other members.
 
 mod locate;
 mod members;

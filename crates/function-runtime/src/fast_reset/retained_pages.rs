@@ -1,5 +1,6 @@
-//! Set of pages that a slot retains between requests. The module remembers the set, so that most
-//! resets need no page scan by the kernel.
+//! Set of pages that a slot retains between requests. A slot is memory that the instances of
+//! requests use one after another. The module remembers the set, so that most resets need no page
+//! scan by the kernel.
 //!
 //! A scan returns each page that the process has a copy of, since a request may have written any of
 //! them, and the reset retains these pages. This set grows only by page faults: a write to an
