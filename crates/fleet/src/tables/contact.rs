@@ -2,8 +2,8 @@
 //! a member accepts no API keys, because a key may have been revoked meanwhile.
 //!
 //! A member is in contact if its tables were verified in the last 60 s. The member has read the
-//! index (the record that lists the last commits), the writer has confirmed the number of commits
-//! within its term, or another member with the same tables has verified them.
+//! index, which is the record that lists the last commits. Or the writer has confirmed the number
+//! of commits within its term. Or another member with the same tables has verified them.
 //!
 //! No table can be changed while the records are unavailable to all members. Members without
 //! records are therefore also in contact if they are more than half of all members, and have the
