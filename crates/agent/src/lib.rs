@@ -8,6 +8,7 @@
 //! * [`rest`]: plain HTTP calls, above all `/files`.
 //! * [`link_socket`]: the agent's ports on engines without vsock.
 //! * [`workers`]: threads for calls that may wait for a file system.
+//! * [`volume_mount`]: volumes, whose files the host serves.
 //! * [`port_forward`]: connections from the host to TCP ports of the guest.
 
 pub mod body;
@@ -30,5 +31,6 @@ pub mod standalone;
 pub mod state;
 pub mod sys;
 pub mod users;
+pub mod volume_mount;
 pub mod vsock;
 pub mod workers;

@@ -104,8 +104,7 @@ pub struct ListedSandbox {
     pub envd_version: String,
     /// Metadata chosen by the creator.
     pub metadata: BTreeMap<String, String>,
-    /// Always empty: volumes are not supported.
-    #[schemars(length(max = 0))]
+    /// Mounted volumes.
     pub volume_mounts: Vec<VolumeMount>,
     /// Host of the fleet that has the sandbox, as `h1`. Absent without a fleet, and if the host is
     /// lost.

@@ -4,6 +4,7 @@ use crate::network::NetworkBody;
 use crate::parts::{MAX_TIMEOUT_S, Unsupported};
 use crate::sandbox_info::OnTimeout;
 use crate::size::SandboxSize;
+use crate::volume::NewVolumeMount;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -107,8 +108,9 @@ pub struct NewSandbox {
     pub mcp: Option<Unsupported>,
     /// Not supported: rejected unless empty.
     pub iam: Option<Unsupported>,
-    /// Not supported: rejected unless empty.
-    pub volume_mounts: Option<Unsupported>,
+    /// Volumes to mount, at most 16. Requires the engine `microvm`.
+    #[schemars(length(max = 16))]
+    pub volume_mounts: Option<Vec<NewVolumeMount>>,
     /// Virtual CPUs. Defaults to the template's number.
     #[schemars(range(min = 1, max = SandboxSize::MAX_VCPUS))]
     pub cpu_count: Option<u8>,

@@ -125,3 +125,18 @@ pub struct VolumeEntryChange {
     #[schemars(range(max = 0o7777))]
     pub mode: Option<u32>,
 }
+
+/// Volume to mount in a new sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NewVolumeMount {
+    /// Name or id of the volume.
+    #[schemars(length(min = 1, max = 128))]
+    pub name: String,
+    /// Absolute path of a directory in the sandbox, which is created if necessary.
+    #[schemars(length(min = 2, max = 1024), regex(pattern = "^(/[a-zA-Z0-9_-]+)+$"))]
+    pub path: String,
+    /// True if the sandbox cannot change the volume. Defaults to false.
+    #[serde(default)]
+    pub read_only: Option<bool>,
+}

@@ -361,7 +361,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
 /// remedy for each.
-pub const ERROR_CODES: [&str; 83] = [
+pub const ERROR_CODES: [&str; 84] = [
     "address_not_allowed",
     "already_paused",
     "already_running",
@@ -438,6 +438,7 @@ pub const ERROR_CODES: [&str; 83] = [
     "upload_too_large",
     "version_not_found",
     "volume_full",
+    "volume_mounted",
     "volume_not_found",
     "volume_path_exists",
     "volume_path_not_found",

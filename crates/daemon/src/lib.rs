@@ -36,6 +36,7 @@ mod store;
 mod template_progress;
 mod tls;
 mod traces;
+mod volume_mounter;
 mod webhook_connector;
 
 pub use engine::{choose as choose_engine, nic_kind};

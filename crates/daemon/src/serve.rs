@@ -4,6 +4,7 @@ use crate::api_server::{ApiServer, HostParts};
 use crate::confinement::confine;
 use crate::local_daemon;
 use crate::traces::TraceExport;
+use crate::volume_mounter::HostVolumeMounter;
 use crate::webhook_connector::WebhookConnector;
 use crate::{ServeOptions, engine, fleet, functions, internal, log, network, site, store};
 use anyhow::{Context, bail};
@@ -14,6 +15,7 @@ use jiffy_event_log::{AuditLog, EventFeed};
 use jiffy_header_proxy::HeaderProxy;
 use jiffy_image::{Home, Reference};
 use jiffy_network::{HeaderInjector, Network};
+use jiffy_sandbox_manager::VolumeMounter;
 use jiffy_sandbox_manager::{
     DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes, UsageLedger,
 };
@@ -115,6 +117,15 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let events = EventFeed::open(&events, name.as_deref(), options.events)?;
     let audit = AuditLog::open(&home.path().join("audit"), name.as_deref(), options.audit)?;
     let usage = UsageLedger::open(&home.path().join("usage.db"))?;
+    // Members of a fleet have no volumes, because they would exist on one host only.
+    let volumes = match member {
+        None => {
+            let (home, run) = (home.path(), home.run());
+            let open = HostVolumes::open(home, &run, ServerProgram::Own)?;
+            Some(Arc::new(open))
+        }
+        Some(_) => None,
+    };
     let host_options = HostOptions {
         events,
         usage,
@@ -125,21 +136,16 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         site: options.site.clone(),
         remote,
         lock: Some(directory_lock.clone()),
+        volumes: volumes.clone().map(|volumes| {
+            let mounter: Arc<dyn VolumeMounter> = Arc::new(HostVolumeMounter::new(volumes));
+            mounter
+        }),
         is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };
     // Members of a fleet have no secrets and webhooks, because they would exist on one host only.
     let secrets = match member {
         None => Some(Secrets::open(home.path())?),
-        Some(_) => None,
-    };
-    // For the same reason, members of a fleet have no volumes.
-    let volumes = match member {
-        None => {
-            let (home, run) = (home.path(), home.run());
-            let open = HostVolumes::open(home, &run, ServerProgram::Own)?;
-            Some(Arc::new(open))
-        }
         Some(_) => None,
     };
     site::log_settings(&options.site, &options.network.allow_private);

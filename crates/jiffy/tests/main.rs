@@ -70,6 +70,7 @@ mod uploads;
 mod veth;
 mod vmm_kills;
 mod vmm_process;
+mod volumes;
 
 #[test]
 fn every_file_is_a_module_of_this_program() {

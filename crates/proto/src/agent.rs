@@ -22,6 +22,18 @@ pub const ENVD_PORT: u32 = 49_983;
 pub const TCP_PORT: u32 = 49_984;
 /// Response on [`TCP_PORT`] after the connection to the guest's TCP port is established.
 pub const TCP_OK: &str = "OK\n";
+/// vsock port of the guest for volumes. The host writes a [`VolumeAttachment`] as JSON with a line
+/// feed. The agent mounts the volume, or finds its mount, and answers [`VOLUME_OK`] or
+/// `ERR <reason>` with a line feed. After [`VOLUME_OK`], the stream carries messages of the FUSE
+/// protocol.
+pub const VOLUME_PORT: u32 = 49_985;
+/// Response on [`VOLUME_PORT`]: the stream serves the mount.
+pub const VOLUME_OK: &str = "OK\n";
+/// Response on [`VOLUME_PORT`] to [`VolumeAttachment::only_if_lost`]: the mount has a stream, or
+/// the guest has removed it.
+pub const VOLUME_ATTACHED: &str = "ATTACHED\n";
+/// Maximum length of a [`VolumeAttachment`] in bytes.
+pub const MAX_VOLUME_REQUEST: usize = 8192;
 /// Version of envd whose protocol the agent implements. Clients enable features depending on this
 /// version.
 pub const ENVD_VERSION: &str = "0.6.13";
@@ -55,6 +67,21 @@ pub const GVISOR_DNS: &str = "JIFFY_DNS";
 pub const LISTENING: &str = "jiffy-agent: listening";
 /// vsock context id of every guest.
 pub const GUEST_CID: u32 = 3;
+
+/// Request to mount a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeAttachment {
+    /// Id of the volume.
+    pub volume: String,
+    /// Absolute path of the directory, which is created if necessary.
+    pub path: String,
+    /// True if the guest must not change the volume. The host's server rejects changes as well.
+    pub read_only: bool,
+    /// Number of the process that will answer the requests.
+    pub server: u64,
+    /// True to replace only a stream of another server, on a mount that exists.
+    pub only_if_lost: bool,
+}
 
 /// First message of the agent to the host: the agent is ready to receive an identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -29,6 +29,7 @@ mod startup;
 mod store_copies;
 mod usage;
 mod usage_ledger;
+mod volume_mounter;
 
 pub use admission::{
     FreeResources, HostFigures, HostLimits, HostReader, KernelReader, Pressure, ReservedResources,
@@ -69,6 +70,7 @@ pub use usage_ledger::{
     Day, DayUsage, OTHER_OWNERS, UsageAmounts, UsageClock, UsageError, UsageLedger, UsageMoment,
     UsagePage, UsageQuery,
 };
+pub use volume_mounter::{MountError, MountedVolume, VolumeMount, VolumeMounter};
 
 use std::time::Duration;
 

@@ -197,6 +197,9 @@ pub enum OperationError {
         /// Engine that took it.
         own: String,
     },
+    /// The guest cannot mount a volume at the requested path.
+    #[error("cannot mount the volumes of the sandbox: {0}; choose another path")]
+    MountPath(String),
     /// The egress rules are invalid.
     #[error("{0}")]
     Network(String),
@@ -370,6 +373,7 @@ impl OperationError {
             | Self::NoStore
             | Self::Incomparable { .. }
             | Self::NotAFile { .. }
+            | Self::MountPath(_)
             | Self::Network(_) => ErrorKind::Invalid,
             Self::State { .. }
             | Self::PausedWithMemory { .. }

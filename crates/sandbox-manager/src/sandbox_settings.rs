@@ -1,6 +1,7 @@
 //! [`SandboxSettings`]: the settings that the creator of a sandbox chose. They are a part of its
 //! record.
 
+use crate::MountedVolume;
 use jiffy_api_types::{HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent};
 use jiffy_engine_api::{HeaderRules, NetworkRules, now_ms};
 use jiffy_proto::agent::{Authority, SiteSettings};
@@ -40,6 +41,9 @@ pub struct SandboxSettings {
     /// Authority for hosts whose requests receive headers. It remains if the rules are removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub header_authority: Option<HeaderAuthority>,
+    /// Mounted volumes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<MountedVolume>,
     /// Request that created the sandbox, if it had an idempotency key. In a fleet only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation: Option<Creation>,

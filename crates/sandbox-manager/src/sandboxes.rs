@@ -25,6 +25,7 @@ mod gc;
 mod guest_hooks;
 mod host_options;
 mod id_groups;
+mod identity;
 mod idle;
 mod idle_checks;
 mod idle_verdict;
@@ -58,6 +59,7 @@ mod template_snapshots;
 mod timeout;
 mod usage_writes;
 mod use_clock;
+mod volume_mounts;
 
 pub use build_steps::BuildSteps;
 pub use compare::{ComparedContent, ComparedFiles, MAX_COMPARED_CONTENT};
@@ -82,6 +84,7 @@ pub use snapshots::Snapshots;
 pub use snapshots::fetch_snapshot::{FetchScope, PinnedSnapshot};
 pub use use_clock::{SandboxUse, UseInProgress};
 
+use crate::VolumeMounter;
 use crate::admission::{Admission, KernelReader, Occupant, Reservation};
 use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
 use crate::metrics::Metrics;
@@ -165,6 +168,8 @@ struct SandboxesInner {
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     /// Certificate authorities and proxy of all sandboxes.
     site: SiteSettings,
+    /// Mounts volumes. `None` if this host has none.
+    volumes: Option<Arc<dyn VolumeMounter>>,
     events: EventFeed,
     usage: UsageLedger,
 }
@@ -179,6 +184,7 @@ impl Clone for Sandboxes {
 }
 
 /// Reference that does not keep the sandboxes alive.
+#[derive(Clone)]
 pub struct WeakSandboxes(Weak<SandboxesInner>);
 
 impl WeakSandboxes {
@@ -277,6 +283,7 @@ impl Sandboxes {
             uploads,
             quota: Mutex::default(),
             site: options.site,
+            volumes: options.volumes,
             events: options.events,
             usage: options.usage,
         }));
@@ -292,6 +299,7 @@ impl Sandboxes {
         // A daemon that is killed before the first periodic write has a time to continue from.
         usage_writes::write_now(&this.0.usage);
         this.spawn_usage_writes();
+        this.spawn_volume_servers();
         this.spawn_gc(options.gc_interval, options.lock);
         this.start_uploads();
         this.publish_earlier_pauses();

@@ -5,11 +5,12 @@ mod control;
 mod seccomp;
 mod streams;
 
-pub use control::{open_session, spawn, stop};
+pub use control::{ServerWatch, open_session, spawn, stop, watch};
 
+use crate::attributes::Time;
 use crate::usage::Quota;
 use crate::volume::Volume;
-use control::Accepted;
+use control::{Accepted, Watches};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
@@ -78,6 +79,8 @@ fn run() -> Result<(), Box<dyn Error>> {
 /// Accepts sessions until none exists for [`LINGER`].
 fn serve(listener: &UnixListener, streams: &Streams) -> io::Result<()> {
     let timeout = PollTimeout::try_from(LINGER).unwrap_or(PollTimeout::MAX);
+    // The present time is a number that no other process of this volume has.
+    let mut watches = Watches::new(Time::now().0.unsigned_abs().max(1));
     loop {
         let mut waited = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         let ready = match poll(&mut waited, timeout) {
@@ -94,6 +97,11 @@ fn serve(listener: &UnixListener, streams: &Streams) -> io::Result<()> {
         match control::accept(&connection, streams) {
             Ok(Accepted::Session) => {}
             Ok(Accepted::Stop) => return Ok(()),
+            Ok(Accepted::Watch) => {
+                if let Err(e) = watches.add(connection) {
+                    tracing::warn!(error = %e, "cannot report the exit of the volume's server");
+                }
+            }
             Err(e) => tracing::warn!(error = %e, "cannot start a session of the volume"),
         }
     }

@@ -14,6 +14,10 @@ pub const MAX_WRITE: u32 = 256 << 10;
 /// Maximum length of a message in bytes.
 pub const MAX_MESSAGE: usize = MAX_WRITE as usize + 4096;
 
+/// Maximum number of nodes of which a session records the use, with about 40 bytes for each. A
+/// further node that loses its last name is removed although the client uses it.
+const MAX_USED_NODES: usize = 1 << 20;
+
 /// Rights of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionRights {
@@ -97,23 +101,41 @@ impl Session {
         Ok(true)
     }
 
+    /// Returns the number of nodes whose use is recorded.
+    pub fn used_nodes(&self) -> usize {
+        self.lookups.lock().len()
+    }
+
     /// Records that the client received a node.
     fn found(&self, node: u64) {
         let mut lookups = self.lookups.lock();
-        let count = lookups.entry(node).or_insert_with(|| {
+        if let Some(count) = lookups.get_mut(&node) {
+            *count = count.saturating_add(1);
+        } else if lookups.len() < MAX_USED_NODES {
             self.volume.hold(node);
-            0
-        });
-        *count = count.saturating_add(1);
+            lookups.insert(node, 1);
+        }
     }
 
     /// Records that the client uses a node, which it may know since before the session.
-    fn used(&self, node: u64) {
+    ///
+    /// # Errors
+    /// The node does not exist. Its number is not recorded: a hostile client may use any number.
+    fn used(&self, node: u64) -> Result<(), Errno> {
         let mut lookups = self.lookups.lock();
-        lookups.entry(node).or_insert_with(|| {
-            self.volume.hold(node);
-            0
-        });
+        if lookups.contains_key(&node) || lookups.len() >= MAX_USED_NODES {
+            return Ok(());
+        }
+        // Held first, so that the node is not removed in between.
+        self.volume.hold(node);
+        let exists = self.volume.exists(node);
+        if exists.is_ok() {
+            lookups.insert(node, 0);
+            return Ok(());
+        }
+        drop(lookups);
+        self.volume.release(node);
+        exists
     }
 
     /// Records that the client forgot a node `count` times.

@@ -140,6 +140,11 @@ impl Volume {
         self.completed(found)
     }
 
+    /// Returns an error unless the node exists.
+    pub(crate) fn exists(&self, node: u64) -> Result<(), Errno> {
+        Catalog::node(self.catalog.lock().read(), node).map(|_| ())
+    }
+
     /// Looks up a name in a directory.
     pub fn lookup(&self, parent: u64, name: &[u8]) -> Result<Attributes, Errno> {
         let found = {
@@ -245,29 +250,25 @@ impl Volume {
 
     /// Removes a node that has no name and that no client uses.
     fn remove_if_unused(&self, node: u64) -> Result<(), Errno> {
-        let remove = |connection: &Connection| {
-            let found = match Catalog::node(connection, node) {
-                Ok(found) => found,
-                Err(Errno::ESTALE) => return Ok(None),
-                Err(e) => return Err(e),
-            };
-            if found.links > 0 || self.open.lock().is_held(node) {
-                return Ok(None);
-            }
-            Catalog::remove_node(connection, node)?;
-            Ok(Some(found))
+        let mut catalog = self.catalog.lock();
+        let found = match Catalog::node(catalog.read(), node) {
+            Ok(found) => found,
+            Err(Errno::ESTALE) => return Ok(()),
+            Err(e) => return Err(e),
         };
-        // Bound first: the guard must not be held while the content is removed.
-        let removed = self.catalog.lock().change(remove)?;
-        if let Some(removed) = removed {
-            let _lock = self.length_lock(node);
-            let length = if removed.is_file() {
-                self.contents.remove(node)
-            } else {
-                0
-            };
-            self.usage.remove_node(length);
+        if found.links > 0 || self.open.lock().is_held(node) {
+            return Ok(());
         }
+        catalog.change(|connection| Catalog::remove_node(connection, node))?;
+        // The guard must not be held while the content is removed.
+        drop(catalog);
+        let _lock = self.length_lock(node);
+        let length = if found.is_file() {
+            self.contents.remove(node)
+        } else {
+            0
+        };
+        self.usage.remove_node(length);
         Ok(())
     }
 }

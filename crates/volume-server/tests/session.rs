@@ -170,3 +170,32 @@ fn malformed_requests_and_guessed_nodes_are_errors() {
     }
     client.call(opcode::LOOKUP, ROOT, b"a\0").unwrap();
 }
+
+#[test]
+fn a_guest_that_names_many_unknown_nodes_uses_no_memory_of_the_host() {
+    let client = Client::new();
+    let made = client.call(opcode::CREATE, ROOT, &create("a")).unwrap();
+    let node = Fields(&made).entry().unwrap().node;
+    for unknown in (node + 1)..(node + 1000) {
+        for (opcode, body) in [
+            (opcode::READ, read(0, 1)),
+            (opcode::WRITE, write(0, 0, b"x")),
+            (opcode::SETATTR, vec![0; 88]),
+            (opcode::FALLOCATE, vec![0; 32]),
+        ] {
+            let stale = client.call(opcode, unknown, &body);
+            assert_eq!(stale, Err(libc::ESTALE), "{opcode}");
+        }
+    }
+    assert_eq!(client.session.used_nodes(), 1);
+    // A session that ends releases its nodes.
+    let reader = client.second(RIGHTS);
+    call(&reader, opcode::READ, node, &read(0, 1)).unwrap();
+    assert_eq!(reader.used_nodes(), 1);
+    call(&reader, opcode::UNLINK, ROOT, b"a\0").unwrap();
+    drop(reader);
+    call(&client.session, opcode::READ, node, &read(0, 1)).unwrap();
+    let forgotten = 1_u64.to_le_bytes();
+    client.call(opcode::FORGET, node, &forgotten).unwrap();
+    assert_eq!(client.volume.space().nodes, 1);
+}

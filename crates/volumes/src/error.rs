@@ -69,6 +69,18 @@ pub enum VolumeError {
         MAX_KEY_BYTES >> 20
     )]
     Total,
+    /// Sandboxes have mounted the volume.
+    #[error(
+        "volume `{name}` is mounted by {count} sandboxes ({sandboxes}): remove the sandboxes first"
+    )]
+    Mounted {
+        /// Name of the volume.
+        name: String,
+        /// Number of sandboxes.
+        count: usize,
+        /// Ids of some of them.
+        sandboxes: String,
+    },
     /// The owner has no such volume.
     #[error("volume `{0}` does not exist: list the volumes of this key")]
     Unknown(String),

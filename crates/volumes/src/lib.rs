@@ -17,6 +17,8 @@ pub use entry::{Entry, EntryKind};
 pub use error::{FileError, FileErrorKind, VolumeError};
 pub use files::{NewAttributes, Upload, VolumeFiles};
 pub use host::HostVolumes;
+pub use jiffy_volume_server::SessionRights;
+pub use jiffy_volume_server::process::ServerWatch;
 pub use path::VolumePath;
 pub use servers::{ServerProgram, VolumeServers};
 pub use volume::{

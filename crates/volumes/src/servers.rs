@@ -2,7 +2,7 @@
 
 use crate::{FileError, Volume, VolumeFiles};
 use jiffy_volume_server::SessionRights;
-use jiffy_volume_server::process::{self, ServerSettings};
+use jiffy_volume_server::process::{self, ServerSettings, ServerWatch};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -62,15 +62,34 @@ impl VolumeServers {
     }
 
     /// Starts a session on `stream`, whose other end is the client. Starts the server if necessary.
+    /// Ends an earlier session of the same `mount`.
     pub fn open_session(
         &self,
         volume: &Volume,
         stream: BorrowedFd<'_>,
         rights: SessionRights,
+        mount: Option<u64>,
     ) -> io::Result<()> {
+        self.with_server(volume, |socket| {
+            process::open_session(socket, stream, rights, mount)
+        })
+    }
+
+    /// Returns a connection that ends when the server exits. Starts the server if necessary.
+    pub fn watch(&self, volume: &Volume) -> io::Result<ServerWatch> {
+        self.with_server(volume, process::watch)
+    }
+
+    /// Calls a server. Starts the server if it does not run.
+    fn with_server<T>(
+        &self,
+        volume: &Volume,
+        call: impl Fn(&Path) -> io::Result<T>,
+    ) -> io::Result<T> {
         let socket = self.socket(volume);
-        if process::open_session(&socket, stream, rights).is_ok() {
-            return Ok(());
+        match call(&socket) {
+            Err(e) if has_exited(&e) => {}
+            other => return other,
         }
         let start = self
             .starts
@@ -80,11 +99,12 @@ impl VolumeServers {
             .clone();
         let _start = start.lock();
         // Another thread may have started the server.
-        if process::open_session(&socket, stream, rights).is_ok() {
-            return Ok(());
+        match call(&socket) {
+            Err(e) if has_exited(&e) => {}
+            other => return other,
         }
         self.start(volume, &socket)?;
-        process::open_session(&socket, stream, rights)
+        call(&socket)
     }
 
     fn start(&self, volume: &Volume, socket: &Path) -> io::Result<()> {
@@ -122,7 +142,7 @@ impl VolumeServers {
             is_read_only: false,
             is_daemon: true,
         };
-        self.open_session(volume, theirs.as_fd(), rights)?;
+        self.open_session(volume, theirs.as_fd(), rights, None)?;
         Ok(VolumeFiles::new(ours)?)
     }
 
@@ -156,4 +176,17 @@ impl VolumeServers {
         }
         Ok(())
     }
+}
+
+/// Returns whether an error of a call means that no server accepts calls. A second server must not
+/// start while the first one is only slow or has too many sessions.
+fn has_exited(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof
+    )
 }

@@ -2,9 +2,14 @@
 #![allow(clippy::unwrap_used)]
 
 use jiffy_volumes::{
-    EntryKind, FileErrorKind, HostVolumes, NewAttributes, NewVolume, ServerProgram, VolumeError,
-    VolumePath,
+    EntryKind, FileErrorKind, HostVolumes, NewAttributes, NewVolume, ServerProgram, SessionRights,
+    VolumeError, VolumePath,
 };
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 fn open(home: &std::path::Path) -> HostVolumes {
     HostVolumes::open(home, &home.join("run"), ServerProgram::Thread).unwrap()
@@ -140,4 +145,58 @@ fn files_are_written_listed_read_and_removed() {
     for bad in ["/../x", "a/../b", "a\0b", &"x".repeat(300)] {
         assert!(VolumePath::parse(bad).is_err(), "{bad:?}");
     }
+}
+
+const GUEST: SessionRights = SessionRights {
+    is_read_only: false,
+    is_daemon: false,
+};
+
+/// Starts a session of a guest. Returns the stream of the client.
+fn guest(host: &HostVolumes, volume: &jiffy_volumes::Volume, mount: u64) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let servers = host.servers();
+    let opened = servers.open_session(volume, theirs.as_fd(), GUEST, Some(mount));
+    opened.unwrap();
+    ours
+}
+
+/// Sends a STATFS. Returns whether it is answered.
+fn is_served(mut stream: &UnixStream) -> bool {
+    let mut request = vec![0; 40];
+    request[0] = 40;
+    request[4] = 17;
+    request[16] = 1;
+    let mut reply = [0; 96];
+    stream.write_all(&request).is_ok() && stream.read_exact(&mut reply).is_ok()
+}
+
+#[test]
+fn a_session_ends_with_invalid_messages_or_a_later_session_of_its_mount_only() {
+    let home = tempfile::tempdir().unwrap();
+    let host = open(home.path());
+    let volume = host.create("a", &new("data", 1 << 20)).unwrap();
+    let (first, other) = (guest(&host, &volume, 1), guest(&host, &volume, 2));
+    assert!(is_served(&first) && is_served(&other));
+    let second = guest(&host, &volume, 1);
+    assert!(!is_served(&first) && is_served(&second) && is_served(&other));
+    for message in [vec![0; 64], vec![255; 64], vec![41, 0, 0, 0, 1]] {
+        let mut hostile = guest(&host, &volume, 3);
+        hostile.write_all(&message).unwrap();
+        hostile.shutdown(Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        // The connection ends, with or without an error.
+        let _ = hostile.read_to_end(&mut rest);
+        assert!(rest.len() <= 16, "{rest:?}");
+    }
+    // A length that is valid, and a body of which the client never sends the rest.
+    let mut slow = guest(&host, &volume, 4);
+    slow.write_all(&[0, 0, 4, 0]).unwrap();
+    assert!(is_served(&second) && is_served(&other));
+    let mut watch = host.servers().watch(&volume).unwrap();
+    assert_eq!(host.servers().watch(&volume).unwrap().server, watch.server);
+    host.remove(&volume).unwrap();
+    assert_eq!(watch.connection.read(&mut [0]).unwrap(), 0);
 }

@@ -97,6 +97,10 @@ export class VolumeNotFoundError extends apiError(e2b.NotFoundError, 'volume_not
  */
 export class MaxVolumesError extends apiError(e2b.SandboxError, 'max_volumes') {}
 /**
+ * Running or paused sandboxes have mounted the volume.
+ */
+export class VolumeMountedError extends apiError(e2b.SandboxError, 'volume_mounted') {}
+/**
  * The volume has no file or directory at this path.
  */
 export class VolumePathNotFoundError extends apiError(e2b.NotFoundError, 'volume_path_not_found') {}
@@ -403,6 +407,7 @@ export const classes: Record<string, ApiErrorClass> = {
   max_secrets: MaxSecretsError,
   volume_not_found: VolumeNotFoundError,
   max_volumes: MaxVolumesError,
+  volume_mounted: VolumeMountedError,
   volume_path_not_found: VolumePathNotFoundError,
   volume_path_exists: VolumePathExistsError,
   volume_full: VolumeFullError,

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import { Volume, VolumePathNotFoundError } from 'e2b'
+import { Sandbox, Volume, VolumePathNotFoundError } from 'e2b'
 import { limit } from './support.js'
 
 test('files of a volume are written, listed, read and removed', limit, async (t) => {
@@ -22,4 +22,28 @@ test('files of a volume are written, listed, read and removed', limit, async (t)
   await volume.remove('/a')
   assert.equal(await volume.exists('/a/text'), false)
   await assert.rejects(volume.readFile('/a/text'), VolumePathNotFoundError)
+})
+
+test('a sandbox mounts a volume, and its files outlive the sandbox', limit, async (t) => {
+  const volume = await Volume.create(`data-${randomUUID().slice(0, 8)}`)
+  t.after(() => Volume.destroy(volume.volumeId))
+  await volume.writeFile('/from-client', 'client')
+  let sandbox
+  try {
+    sandbox = await Sandbox.create({ volumeMounts: { '/data': volume } })
+  } catch (error) {
+    // Sandboxes on gVisor cannot mount volumes.
+    assert.match(error.message, /gvisor/)
+    return
+  }
+  try {
+    assert.equal(await sandbox.files.read('/data/from-client'), 'client')
+    await sandbox.commands.run('echo sandbox > /data/from-sandbox')
+    const info = await sandbox.getInfo()
+    assert.deepEqual(info.volumeMounts, [{ name: volume.name, path: '/data' }])
+    await assert.rejects(Volume.destroy(volume.volumeId), /mounted/)
+  } finally {
+    await sandbox.kill()
+  }
+  assert.equal(await volume.readFile('/from-sandbox'), 'sandbox\n')
 })

@@ -14,6 +14,7 @@ from cubesandbox import (
     SandboxNotFoundError,
     TemplateNotFoundError,
     Volume,
+    VolumeMount,
 )
 from cubesandbox._exceptions import AuthenticationError
 
@@ -221,6 +222,21 @@ def test_volumes_are_created_listed_and_destroyed():
     finally:
         assert Volume.destroy(volume.volume_id) is True
     assert Volume.destroy(volume.volume_id) is False
+
+
+def test_a_sandbox_mounts_a_volume_read_only(cube):
+    if cube.commands.run("uname -r").stdout.strip().endswith("-gvisor"):
+        return
+    volume = Volume.create("cube-mounted")
+    try:
+        mounts = {"/workspace": volume, "/dataset": VolumeMount(volume, read_only=True)}
+        with Sandbox.create(timeout=120, volume_mounts=mounts) as sandbox:
+            sandbox.files.write("/workspace/text", "content")
+            assert sandbox.files.read("/dataset/text") == "content"
+            denied = sandbox.commands.run("touch /dataset/new")
+            assert denied.exit_code == 1 and "Read-only" in denied.stderr
+    finally:
+        Volume.destroy(volume.volume_id)
 
 
 def test_rules_add_headers_whose_values_are_not_returned(cube):

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 from e2b import AsyncVolume, Volume
-from e2b.exceptions import VolumeException, VolumeNotFoundException, VolumePathNotFoundException
+from e2b.exceptions import SandboxException, VolumeException, VolumeNotFoundException, VolumePathNotFoundException
 
 
 @pytest.fixture
@@ -44,3 +44,25 @@ async def test_files_of_a_volume_are_written_listed_read_and_removed(sdk, volume
     assert await sdk(volumes.destroy, volume.volume_id) is False
     with pytest.raises(VolumeNotFoundException):
         await sdk(volumes.connect, volume.volume_id)
+
+
+async def test_a_sandbox_mounts_a_volume_and_its_files_outlive_the_sandbox(sdk, volumes, create):
+    volume = await sdk(volumes.create, f"data-{uuid.uuid4().hex[:8]}")
+    try:
+        await sdk(volume.write_file, "/from-client", "client")
+        try:
+            sandbox = await create(volume_mounts={"/data": volume})
+        except SandboxException as error:
+            # Sandboxes on gVisor cannot mount volumes.
+            assert "gvisor" in str(error)
+            return
+        assert await sdk(sandbox.files.read, "/data/from-client") == "client"
+        await sdk(sandbox.files.write, "/data/from-sandbox", "sandbox")
+        info = await sdk(sandbox.get_info)
+        assert info.volume_mounts == [{"name": volume.name, "path": "/data"}]
+        with pytest.raises(VolumeException, match="mounted"):
+            await sdk(volumes.destroy, volume.volume_id)
+        await sdk(sandbox.kill)
+        assert await sdk(volume.read_file, "/from-sandbox") == "sandbox"
+    finally:
+        await sdk(volumes.destroy, volume.volume_id)

@@ -4,9 +4,10 @@ use super::{greeting, root, until_reset};
 use crate::process::{oom_log, reaper};
 use crate::settings::AgentSettings;
 use crate::state::Agent;
+use crate::volume_mount::VolumeMounts;
 use crate::vsock::{self, VsockListener};
 use crate::{huge_text, port_forward, runtime, server, sys};
-use jiffy_proto::agent::{ENVD_PORT, HELLO_PORT, TCP_PORT};
+use jiffy_proto::agent::{ENVD_PORT, HELLO_PORT, TCP_PORT, VOLUME_PORT};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -58,6 +59,7 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
     let agent = Agent::new(AgentSettings::default(), None)?;
     let envd = VsockListener::bind(ENVD_PORT)?;
     let tcp = VsockListener::bind(TCP_PORT)?;
+    let volumes = VsockListener::bind(VOLUME_PORT)?;
 
     // A restore invalidates every connection, but most readers would never receive an error.
     // Therefore all connections are closed together.
@@ -84,6 +86,16 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
                     let work = port_forward::serve(stream);
                     tokio::task::spawn_local(until_reset(resets.clone(), work));
                 }
+                Err(_) => sleep(Duration::from_millis(50)).await,
+            }
+        }
+    });
+    tokio::task::spawn_local(async move {
+        let mounts = VolumeMounts::default();
+        loop {
+            match volumes.accept().await {
+                // A thread serves the stream, and notices when a restore resets it.
+                Ok(stream) => mounts.serve(stream),
                 Err(_) => sleep(Duration::from_millis(50)).await,
             }
         }

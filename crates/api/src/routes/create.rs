@@ -151,6 +151,7 @@ async fn create_once(
             },
             site: site(request.ca_certificates, request.proxy)?,
             header_authority,
+            volumes: app.volumes_of_new(caller, request.volume_mounts).await?,
             creation,
         },
     };
@@ -179,10 +180,6 @@ fn reject_unsupported(request: &NewSandbox, selects_host: bool) -> Result<(), Ap
         (
             is_present(&request.iam),
             "`iam` is not supported: this host issues no identity tokens",
-        ),
-        (
-            is_present(&request.volume_mounts),
-            "`volumeMounts` is not supported: this host has no volumes",
         ),
         (
             request.on_node_loss == Some(OnNodeLoss::Restore),

@@ -12,10 +12,17 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use jiffy_api_types::{EventType, NewVolume, Volume, VolumeAndToken};
+use jiffy_api_types::{EventType, NewVolume, NewVolumeMount, Volume, VolumeAndToken};
+use jiffy_sandbox_manager::MountedVolume;
 use jiffy_volumes::{DEFAULT_BYTES, DEFAULT_FILES, HostVolumes, VolumeError};
 use std::sync::Arc;
 
+/// Maximum number of volumes of a sandbox.
+const MAX_MOUNTS: usize = 16;
+/// Maximum length of the path of a mount in bytes.
+const MAX_MOUNT_PATH: usize = 1024;
+/// Directories in which no volume can be mounted.
+const KERNEL_PATHS: [&str; 4] = ["/dev", "/proc", "/sys", "/run"];
 /// Default number of volumes per page. Clients of E2B request one page only.
 pub(crate) const DEFAULT_PAGE: usize = 100;
 
@@ -94,8 +101,18 @@ pub(super) async fn remove(
     caller: Caller,
     Path(which): Path<String>,
 ) -> Result<StatusCode, ApiError> {
+    let sandboxes = app.sandboxes.clone();
     let remove = move |host: &HostVolumes, owner: &str| {
         let found = host.volumes().get(owner, &which)?;
+        let users = sandboxes.sandboxes_with_volume(&found.id);
+        if !users.is_empty() {
+            let (count, shown) = (users.len(), users.into_iter().take(8).collect::<Vec<_>>());
+            return Err(VolumeError::Mounted {
+                name: found.name,
+                count,
+                sandboxes: shown.join(", "),
+            });
+        }
         host.remove(&found)?;
         Ok(found)
     };
@@ -121,6 +138,47 @@ impl App {
         for_owner(caller, refused, move |owner| work(&volumes, owner)).await
     }
 
+    /// Resolves the volumes of a new sandbox.
+    pub(super) async fn volumes_of_new(
+        &self,
+        caller: &Caller,
+        mounts: Option<Vec<NewVolumeMount>>,
+    ) -> Result<Vec<MountedVolume>, ApiError> {
+        let mounts = mounts.unwrap_or_default();
+        if mounts.is_empty() {
+            return Ok(Vec::new());
+        }
+        if mounts.len() > MAX_MOUNTS {
+            let message = format!("`volumeMounts` has more than {MAX_MOUNTS} entries");
+            return Err(ApiError::invalid(message));
+        }
+        for (index, mount) in mounts.iter().enumerate() {
+            check_mount_path(&mount.path)?;
+            let earlier = mounts.iter().take(index);
+            if earlier
+                .into_iter()
+                .any(|other| overlaps(&other.path, &mount.path))
+            {
+                return Err(ApiError::invalid(
+                    "`volumeMounts`: a path must not be equal to or below another path",
+                ));
+            }
+        }
+        let resolve = move |host: &HostVolumes, owner: &str| {
+            let resolved = mounts.into_iter().map(|mount| {
+                let found = host.volumes().get(owner, &mount.name)?;
+                Ok(MountedVolume {
+                    volume: found.id,
+                    name: found.name,
+                    path: mount.path,
+                    read_only: mount.read_only.unwrap_or_default(),
+                })
+            });
+            resolved.collect()
+        };
+        self.on_volumes(caller, resolve).await
+    }
+
     /// Removes the volumes of a revoked key whose resources are removed.
     pub(crate) async fn remove_volumes_of(&self, key: &str) -> Result<(), ApiError> {
         let (Some(volumes), owner) = (self.volumes.clone(), key.to_owned()) else {
@@ -140,12 +198,41 @@ impl App {
     }
 }
 
+/// Returns whether one of two paths is equal to or below the other.
+fn overlaps(a: &str, b: &str) -> bool {
+    let below = |path: &str, of: &str| {
+        let rest = path.strip_prefix(of);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    below(a, b) || below(b, a)
+}
+
+/// Checks the path of a mount. The root and the file systems of the kernel cannot be covered.
+fn check_mount_path(path: &str) -> Result<(), ApiError> {
+    let parts = path.strip_prefix('/').map(|rest| rest.split('/'));
+    let is_valid = parts.is_some_and(|mut parts| {
+        parts.all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255)
+    });
+    let covers = |of: &str| overlaps(path, of);
+    let is_plain = path.len() <= MAX_MOUNT_PATH && !path.contains(|c: char| c.is_control());
+    if is_valid && is_plain && !KERNEL_PATHS.iter().any(|of| covers(of)) {
+        return Ok(());
+    }
+    let shown: String = path.chars().take(128).collect();
+    Err(ApiError::invalid(format!(
+        "`volumeMounts`: the path `{}` is not allowed: use an absolute path without `..`, not in \
+         /dev, /proc, /sys or /run",
+        shown.escape_debug()
+    )))
+}
+
 pub(super) fn refused(error: VolumeError) -> ApiError {
     let message = error.to_string();
     match error {
         VolumeError::Name(_) | VolumeError::Size => ApiError::invalid(message),
         VolumeError::Exists(_) => ApiError::conflict("name_taken", message),
         VolumeError::Full | VolumeError::Total => ApiError::conflict("max_volumes", message),
+        VolumeError::Mounted { .. } => ApiError::conflict("volume_mounted", message),
         VolumeError::Unknown(_) => ApiError::not_found("volume_not_found", message),
         _ => ApiError::internal(message),
     }

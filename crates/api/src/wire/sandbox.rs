@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::caller::Caller;
 use jiffy_api_types::{
     JiffyFields, Lifecycle, ListedSandbox, Moment, Sandbox, SandboxDetail, SandboxInfo,
-    SandboxState, SnapshotContent,
+    SandboxState, SnapshotContent, VolumeMount,
 };
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_sandbox_manager as manager;
@@ -110,7 +110,7 @@ impl App {
             state: sandbox.state().kind(),
             envd_version: ENVD_VERSION.to_owned(),
             metadata: sandbox.settings().metadata.clone(),
-            volume_mounts: Vec::new(),
+            volume_mounts: volume_mounts(sandbox),
             host: self.host_of(sandbox),
             added: self.added(caller, sandbox),
         }
@@ -147,4 +147,13 @@ impl App {
             disk_failure: observed.disk_failure(sandbox.id()),
         }
     }
+}
+
+fn volume_mounts(sandbox: &manager::Sandbox) -> Vec<VolumeMount> {
+    let volumes = sandbox.settings().volumes.iter();
+    let shown = volumes.map(|volume| VolumeMount {
+        name: volume.name.clone(),
+        path: volume.path.clone(),
+    });
+    shown.collect()
 }

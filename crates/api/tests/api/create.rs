@@ -175,7 +175,6 @@ async fn invalid_creates_are_refused_with_a_sentence() {
         json!({ "templateID": "base", "mcp": { "exa": {} } }),
         json!({ "templateID": "base", "iam": { "tokens": {} } }),
         json!({ "templateID": "base", "hostLabels": { "zone": "a" } }),
-        json!({ "templateID": "base", "volumeMounts": [{ "name": "v", "path": "/v" }] }),
         json!({ "templateID": "base", "autoPause": true, "autoPauseMemory": false }),
         json!({ "templateID": "base", "network": { "denyOut": ["example.com"] } }),
         json!({ "templateID": "base", "network": [] }),

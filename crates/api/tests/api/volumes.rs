@@ -127,3 +127,39 @@ async fn volumes_are_listed_without_tokens_and_removed_with_the_resources_of_a_k
     end.expect(200);
     assert!(!volumes.join(&id).exists());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_create_mounts_volumes_of_its_key_at_permitted_paths_only() {
+    let api = Api::new();
+    let (caller, _) = api.key(Scope::Create, Limits::default());
+    let (stranger, _) = api.key(Scope::Create, Limits::default());
+    let (id, _) = created(&api, &caller, "data").await;
+    let create = async |caller: &TestCaller, mounts: Value| {
+        let body = json!({ "templateID": "base", "volumeMounts": mounts });
+        api.call_as(caller, "POST", "/sandboxes", body).await
+    };
+    for which in ["data", &id, "missing"] {
+        let mounts = json!([{ "name": which, "path": "/data" }]);
+        let foreign = create(&stranger, mounts).await;
+        assert_eq!(foreign.expect_error(404), "volume_not_found", "{which}");
+    }
+    let long = format!("/{}", "x".repeat(256));
+    for path in [
+        "", "/", "data", "/a//b", "/a/", "/a/..", "/./a", "/dev", "/proc/1", "/run/x", "/sys/fs",
+        "/a\n", &long,
+    ] {
+        let mounts = json!([{ "name": "data", "path": path }]);
+        let bad = create(&caller, mounts).await;
+        assert_eq!(bad.expect_error(400), "invalid_request", "{path:?}");
+    }
+    let mount = |path: &str| json!({ "name": "data", "path": path });
+    let many: Vec<Value> = (0..17).map(|n| mount(&format!("/m{n}"))).collect();
+    for bad in [
+        json!([mount("/a"), mount("/a")]),
+        json!([mount("/a/b"), mount("/a")]),
+        json!(many),
+    ] {
+        let bad = create(&caller, bad).await;
+        assert_eq!(bad.expect_error(400), "invalid_request");
+    }
+}

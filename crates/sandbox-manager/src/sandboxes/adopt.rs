@@ -77,6 +77,7 @@ impl Sandboxes {
                 entry.replace_guest(Some(guest.clone()));
                 entry.adopt_meter();
                 self.watch(&entry, &guest);
+                self.serve_lost_volumes(&entry);
                 if let Some(captured) = captured {
                     self.finish_captured(entry, guest, captured).await;
                 }

@@ -11,12 +11,9 @@ use crate::lineage_record::Rollback;
 use crate::operation_times::OperationTimes;
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
-use crate::site;
 use jiffy_api_types::{EventType, Prefetch, SandboxState};
 use jiffy_engine_api::steps::{self, OperationSteps};
-use jiffy_engine_api::{
-    BootMode, Engine, SandboxIdentity, SandboxSize, UnassignedGuest, new_id, new_token, now_ms,
-};
+use jiffy_engine_api::{BootMode, Engine, SandboxSize, UnassignedGuest, new_id, new_token, now_ms};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,6 +103,7 @@ impl Sandboxes {
         let engine = self.engine_of_new(spec.engine.as_deref())?;
         match spec.source {
             SandboxSource::Template(template) => {
+                Self::check_volumes(&spec.settings, engine.name())?;
                 let size = match spec.size {
                     Some(size) => size,
                     None => self.default_size(&template).await?,
@@ -142,6 +140,9 @@ impl Sandboxes {
                         snapshot: snapshot.id,
                         own: snapshot.engine,
                     });
+                }
+                if let Ok(engine) = self.0.engines.get(&snapshot.engine) {
+                    Self::check_volumes(&spec.settings, engine.name())?;
                 }
                 let reservation = self.admit(snapshot.size)?;
                 // An environment in the request replaces the snapshot's completely: the creator
@@ -374,24 +375,6 @@ impl Sandboxes {
         result
     }
 
-    /// Returns the identity of the sandbox with this record. `rewound` becomes
-    /// [`SandboxIdentity::rewound`].
-    pub(super) fn identity_of(&self, record: Sandbox, rewound: bool) -> SandboxIdentity {
-        // Templates of a key are stored as `KEY/NAME`, but the key's clients use only `NAME`.
-        let owner = record.settings.owner.as_deref();
-        let name = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
-        let template = name.unwrap_or(&record.template).to_owned();
-        SandboxIdentity {
-            id: record.id,
-            template: Some(template),
-            env: record.env,
-            access_token: record.agent_token,
-            rewound,
-            network: record.settings.rules(),
-            site: site::joined(&self.0.site, &record.settings.guest_site()),
-        }
-    }
-
     /// Assigns the identity of the sandbox to a guest, replaces the previous guest by it, and stops
     /// the previous guest. The caller must hold `op_lock`.
     ///
@@ -418,7 +401,7 @@ impl Sandboxes {
         // A guest of a snapshot without memory boots.
         let mode = startup.as_ref().map_or(origin.mode, |_| BootMode::Cold);
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
-        let guest = guest.map_err(failed())?;
+        let guest = self.with_volumes(entry, guest.map_err(failed())?).await?;
         // Only a cold boot needs the start command: a snapshot contains its processes.
         if mode == BootMode::Cold {
             let booted = entry.record();

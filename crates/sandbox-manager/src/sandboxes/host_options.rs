@@ -1,5 +1,6 @@
 //! [`HostOptions`]: options with which a daemon opens the sandboxes of its host.
 
+use crate::VolumeMounter;
 use crate::admission::{HostLimits, HostReader};
 use crate::usage_ledger::UsageLedger;
 use jiffy_event_log::EventFeed;
@@ -42,6 +43,8 @@ pub struct HostOptions {
     pub lock: Option<Arc<crate::DirectoryLock>>,
     /// Receives the events of the sandboxes. Defaults to a feed in memory.
     pub events: EventFeed,
+    /// Mounts volumes. `None` if this host has none.
+    pub volumes: Option<Arc<dyn VolumeMounter>>,
     /// Counts the usage of owners. Defaults to a ledger in memory.
     pub usage: UsageLedger,
 }
@@ -63,6 +66,7 @@ impl Default for HostOptions {
             lock: None,
             events: EventFeed::in_memory(),
             usage: UsageLedger::in_memory(),
+            volumes: None,
         }
     }
 }

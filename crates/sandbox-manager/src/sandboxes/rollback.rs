@@ -131,6 +131,10 @@ impl Sandboxes {
                     boot_ms: Some(took),
                     ..entry.record_in(SandboxState::Running)
                 };
+                // A failure is logged: other files of the guest remain usable.
+                if let Err(e) = self.mount_volumes(&record, &*guest, false).await {
+                    tracing::warn!(sandbox = record.id, error = %e, "cannot mount the volumes of a sandbox");
+                }
                 // Without a record of the running guest, the next daemon would stop it.
                 if !self.write_back(&record, &*guest).await {
                     return self

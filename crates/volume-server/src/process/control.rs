@@ -4,7 +4,7 @@ use super::streams::Streams;
 use super::{ServerSettings, VOLUME_SERVER_ARGUMENT};
 use crate::session::SessionRights;
 use jiffy_confinement::in_new_pid_namespace;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use nix::unistd::geteuid;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -16,13 +16,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Version of the messages.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// Length of a message: version, flags, and the mount of a session.
+const MESSAGE: usize = 10;
+/// Maximum number of connections that wait for the exit of the process.
+const MAX_WATCHES: usize = 16;
 /// Flag of a session that rejects changes.
 const READ_ONLY: u8 = 1;
 /// Flag of a session of the daemon.
 const DAEMON: u8 = 2;
 /// Flag of a message that stops the process instead of starting a session.
 const STOP: u8 = 4;
+/// Flag of a message on a connection that remains open until the process exits.
+const WATCH: u8 = 8;
 /// Reply to a session that was started.
 const STARTED: u8 = 0;
 /// Timeout of a message.
@@ -37,6 +43,50 @@ pub(super) enum Accepted {
     Session,
     /// The process must exit.
     Stop,
+    /// The connection must remain open until the process exits.
+    Watch,
+}
+
+/// Connection that ends when a process exits.
+#[derive(Debug)]
+pub struct ServerWatch {
+    /// Number of the process. The processes of a volume have different numbers.
+    pub server: u64,
+    /// Connection without further data.
+    pub connection: UnixStream,
+}
+
+/// Connections of [`watch`].
+#[derive(Debug)]
+pub(super) struct Watches {
+    server: u64,
+    connections: Vec<UnixStream>,
+}
+
+impl Watches {
+    pub(super) fn new(server: u64) -> Self {
+        Self {
+            server,
+            connections: Vec::new(),
+        }
+    }
+
+    /// Replies with the number of this process, and retains the connection.
+    pub(super) fn add(&mut self, mut connection: UnixStream) -> io::Result<()> {
+        // A client sends nothing. A read without data means that it has closed the connection.
+        self.connections.retain(|open| {
+            let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+            recv(open.as_raw_fd(), &mut [0], flags).is_err()
+        });
+        if self.connections.len() >= MAX_WATCHES {
+            // No process has this number.
+            connection.write_all(&[0; 8])?;
+            return Err(io::Error::other("the process has too many connections"));
+        }
+        connection.write_all(&self.server.to_le_bytes())?;
+        self.connections.push(connection);
+        Ok(())
+    }
 }
 
 /// Starts a process that serves the volume of `settings` on `socket`. An earlier socket at this
@@ -65,19 +115,29 @@ pub fn spawn(settings: &ServerSettings, socket: &Path, log: File) -> io::Result<
     }
 }
 
+/// Returns a message. The mount 0 means that the client is no mount.
+fn message(flags: u8, mount: Option<u64>) -> [u8; MESSAGE] {
+    let mut message = [0; MESSAGE];
+    let (start, rest) = message.split_at_mut(2);
+    start.copy_from_slice(&[VERSION, flags]);
+    rest.copy_from_slice(&mount.unwrap_or(0).to_le_bytes());
+    message
+}
+
 /// Starts a session on `stream`, whose other end is the client, by the process that listens on
-/// `socket`.
+/// `socket`. Ends an earlier session of the same `mount`.
 pub fn open_session(
     socket: &Path,
     stream: BorrowedFd<'_>,
     rights: SessionRights,
+    mount: Option<u64>,
 ) -> io::Result<()> {
     let mut connection = UnixStream::connect(socket)?;
     connection.set_read_timeout(Some(START_TIMEOUT))?;
     connection.set_write_timeout(Some(TIMEOUT))?;
     let read_only = if rights.is_read_only { READ_ONLY } else { 0 };
     let daemon = if rights.is_daemon { DAEMON } else { 0 };
-    let message = [VERSION, read_only | daemon];
+    let message = message(read_only | daemon, mount);
     let descriptors = [stream.as_raw_fd()];
     sendmsg::<()>(
         connection.as_raw_fd(),
@@ -94,13 +154,29 @@ pub fn open_session(
     }
 }
 
+/// Connects to the process that listens on `socket`, until it exits.
+pub fn watch(socket: &Path) -> io::Result<ServerWatch> {
+    let mut connection = UnixStream::connect(socket)?;
+    connection.set_read_timeout(Some(START_TIMEOUT))?;
+    connection.set_write_timeout(Some(TIMEOUT))?;
+    connection.write_all(&message(WATCH, None))?;
+    let mut server = [0; 8];
+    connection.read_exact(&mut server)?;
+    connection.set_read_timeout(None)?;
+    let server = u64::from_le_bytes(server);
+    if server == 0 {
+        return Err(io::Error::other("the process has too many connections"));
+    }
+    Ok(ServerWatch { server, connection })
+}
+
 /// Stops the process that listens on `socket`, and waits until it has exited. Ignores errors:
 /// without a process, no connection is accepted.
 pub fn stop(socket: &Path) {
     let stop = || -> io::Result<()> {
         let mut connection = UnixStream::connect(socket)?;
         connection.set_read_timeout(Some(TIMEOUT))?;
-        connection.write_all(&[VERSION, STOP])?;
+        connection.write_all(&message(STOP, None))?;
         // Returns when the process has exited.
         connection.read_exact(&mut [0])
     };
@@ -111,7 +187,7 @@ pub fn stop(socket: &Path) {
 pub(super) fn accept(connection: &UnixStream, streams: &Streams) -> io::Result<Accepted> {
     connection.set_read_timeout(Some(TIMEOUT))?;
     connection.set_write_timeout(Some(TIMEOUT))?;
-    let mut message = [0; 2];
+    let mut message = [0; MESSAGE];
     let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
     let mut buffers = [IoSliceMut::new(&mut message)];
     let received = recvmsg::<()>(
@@ -120,6 +196,7 @@ pub(super) fn accept(connection: &UnixStream, streams: &Streams) -> io::Result<A
         Some(&mut space),
         MsgFlags::MSG_CMSG_CLOEXEC,
     )?;
+    let length = received.bytes;
     let mut stream = None;
     for part in received.cmsgs()? {
         if let ControlMessageOwned::ScmRights(descriptors) = part {
@@ -129,21 +206,29 @@ pub(super) fn accept(connection: &UnixStream, streams: &Streams) -> io::Result<A
             }
         }
     }
-    let flags = match message {
-        [VERSION, flags] => flags,
+    let (flags, mount) = match message {
+        [VERSION, flags, mount @ ..] if length == MESSAGE => (flags, u64::from_le_bytes(mount)),
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     if flags & STOP != 0 {
         return Ok(Accepted::Stop);
+    }
+    if flags & WATCH != 0 {
+        return Ok(Accepted::Watch);
     }
     let stream = stream.ok_or(io::ErrorKind::InvalidData)?;
     let rights = SessionRights {
         is_read_only: flags & READ_ONLY != 0,
         is_daemon: flags & DAEMON != 0,
     };
-    let started = streams.start(UnixStream::from(stream), rights);
+    let started = streams.start(
+        UnixStream::from(stream),
+        rights,
+        (mount != 0).then_some(mount),
+    );
     let reply = [if started.is_ok() { STARTED } else { 1 }];
     let mut connection = connection;
-    connection.write_all(&reply)?;
+    // Ignore the error: a client that does not receive the reply closes the stream.
+    let _ = connection.write_all(&reply);
     started.map(|()| Accepted::Session)
 }

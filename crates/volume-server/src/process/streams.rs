@@ -2,31 +2,47 @@
 
 use crate::session::{MAX_MESSAGE, Session, SessionRights, request_length};
 use crate::volume::Volume;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Maximum number of sessions of a volume.
 const MAX_SESSIONS: usize = 512;
 /// Threads of a guest's session. Further requests wait in the stream.
 const GUEST_THREADS: usize = 4;
+/// Size of the stack of a thread in bytes. Messages are on the heap.
+const STACK_BYTES: usize = 512 << 10;
+/// Timeout for the last requests of a session that is replaced.
+const REPLACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sessions of a volume.
 #[derive(Debug, Clone)]
 pub(super) struct Streams {
     volume: Arc<Volume>,
     count: Arc<AtomicUsize>,
+    /// Last session of each mount.
+    mounts: Arc<Mutex<HashMap<u64, Weak<Served>>>>,
 }
 
 /// One session and its stream. The last thread drops it.
+#[derive(Debug)]
 struct Served {
     session: Session,
-    reader: Mutex<UnixStream>,
-    writer: Mutex<UnixStream>,
+    stream: UnixStream,
+    /// Locked while a request is read.
+    reading: Mutex<()>,
+    /// Locked while a reply is written.
+    writing: Mutex<()>,
     count: Arc<AtomicUsize>,
+    /// Locked for reading while a request is executed.
+    execution: RwLock<()>,
+    /// True if a later session of the same mount replaces this one.
+    is_replaced: AtomicBool,
 }
 
 impl Drop for Served {
@@ -40,6 +56,7 @@ impl Streams {
         Self {
             volume,
             count: Arc::default(),
+            mounts: Arc::default(),
         }
     }
 
@@ -48,25 +65,46 @@ impl Streams {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Serves a session on `stream`.
-    pub(super) fn start(&self, stream: UnixStream, rights: SessionRights) -> io::Result<()> {
+    /// Serves a session on `stream`. Ends the previous session of the same `mount`.
+    pub(super) fn start(
+        &self,
+        stream: UnixStream,
+        rights: SessionRights,
+        mount: Option<u64>,
+    ) -> io::Result<()> {
+        let mut mounts = self.mounts.lock();
+        mounts.retain(|_, served| served.strong_count() > 0);
+        let previous = mount.and_then(|mount| mounts.get(&mount)?.upgrade());
+        if let Some(previous) = previous {
+            previous.end()?;
+        }
         if self.count() >= MAX_SESSIONS {
             return Err(io::Error::other("the volume has too many sessions"));
         }
         stream.set_nonblocking(false)?;
-        let writer = stream.try_clone()?;
         self.count.fetch_add(1, Ordering::Relaxed);
         let served = Arc::new(Served {
             session: Session::new(self.volume.clone(), rights),
-            reader: Mutex::new(stream),
-            writer: Mutex::new(writer),
+            stream,
+            reading: Mutex::default(),
+            writing: Mutex::default(),
             count: self.count.clone(),
+            execution: RwLock::default(),
+            is_replaced: AtomicBool::default(),
         });
+        if let Some(mount) = mount {
+            mounts.insert(mount, Arc::downgrade(&served));
+        }
         let threads = if rights.is_daemon { 1 } else { GUEST_THREADS };
         for _ in 0..threads {
-            let served = served.clone();
+            let this = served.clone();
             let thread = std::thread::Builder::new().name("session".to_owned());
-            thread.spawn(move || served.run())?;
+            let thread = thread.stack_size(STACK_BYTES);
+            if let Err(e) = thread.spawn(move || this.run()) {
+                // Ends the threads that have started.
+                served.end_stream();
+                return Err(e);
+            }
         }
         Ok(())
     }
@@ -82,22 +120,51 @@ impl Served {
             tracing::debug!(error = %e, "a session of the volume ended");
         }
         // The other threads of the session stop as well.
-        let _ = self.writer.lock().shutdown(Shutdown::Both);
+        self.end_stream();
+    }
+
+    /// Ends reads and writes of the stream.
+    fn end_stream(&self) {
+        // Ignore the error: the client may have closed the stream.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     fn answer_all(&self, request: &mut Vec<u8>, reply: &mut Vec<u8>) -> io::Result<()> {
         loop {
-            read_request(&mut self.reader.lock(), request)?;
-            let has_reply = self.session.answer(request, reply)?;
+            {
+                let _reading = self.reading.lock();
+                read_request(&self.stream, request)?;
+            }
+            let has_reply = {
+                let _execution = self.execution.read();
+                if self.is_replaced.load(Ordering::Acquire) {
+                    return Ok(());
+                }
+                self.session.answer(request, reply)?
+            };
             if has_reply {
-                self.writer.lock().write_all(reply)?;
+                let _writing = self.writing.lock();
+                (&self.stream).write_all(reply)?;
             }
         }
+    }
+
+    /// Ends the session, because a later session repeats its requests. When this function returns,
+    /// no request of the session is executed any longer, also none that the stream still contains:
+    /// a late write would replace newer data.
+    fn end(&self) -> io::Result<()> {
+        self.is_replaced.store(true, Ordering::Release);
+        self.end_stream();
+        let _execution = self
+            .execution
+            .try_write_for(REPLACE_TIMEOUT)
+            .ok_or(io::ErrorKind::TimedOut)?;
+        Ok(())
     }
 }
 
 /// Reads a request, which begins with its length.
-fn read_request(stream: &mut UnixStream, request: &mut Vec<u8>) -> io::Result<()> {
+fn read_request(mut stream: &UnixStream, request: &mut Vec<u8>) -> io::Result<()> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let total = request_length(&length).ok_or(io::ErrorKind::InvalidData)?;

@@ -49,7 +49,7 @@ impl Session {
             opcode::INTERRUPT | opcode::NOTIFY_REPLY => Ok(Answer::None),
             opcode::GETATTR => attributes(&self.volume.attributes(node)?, reply),
             opcode::SETATTR => {
-                self.used(node);
+                self.used(node)?;
                 attributes(&self.volume.change(node, &change(fields)?)?, reply)
             }
             opcode::READLINK => {
@@ -168,7 +168,7 @@ impl Session {
     fn read(&self, node: u64, mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
         fields.u64()?;
         let (offset, size) = (fields.u64()?, fields.u32()?.min(MAX_WRITE));
-        self.used(node);
+        self.used(node)?;
         reply.resize(REPLY_HEADER + size as usize, 0);
         let buffer = reply.get_mut(REPLY_HEADER..).ok_or(Errno::EINVAL)?;
         let length = self.volume.read(node, offset, buffer)?;
@@ -184,7 +184,7 @@ impl Session {
         let flags = fields.u32()?;
         fields.u32()?;
         let data = fields.bytes(size as usize)?;
-        self.used(node);
+        self.used(node)?;
         // The end of the file is the end in the volume: several clients may append.
         let is_append = flags & libc::O_APPEND.cast_unsigned() != 0;
         let offset = (!is_append).then_some(offset);
@@ -206,7 +206,7 @@ impl Session {
     fn allocate(&self, node: u64, mut fields: Fields<'_>) -> Done {
         fields.u64()?;
         let (offset, length, mode) = (fields.u64()?, fields.u64()?, fields.u32()?);
-        self.used(node);
+        self.used(node)?;
         let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         match mode.cast_signed() {
             0 => {
@@ -292,9 +292,10 @@ fn init(mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
     reply.put_u32(MINOR);
     reply.put_u32(readahead.min(MAX_WRITE));
     reply.put_u32(flags & INIT_FLAGS);
-    // Background requests, and the number at which the client slows down.
-    reply.put_u16(64);
-    reply.put_u16(48);
+    // Background requests, and the number at which the client slows down. The agent of a guest
+    // retains them in memory.
+    reply.put_u16(16);
+    reply.put_u16(12);
     reply.put_u32(MAX_WRITE);
     // Times have nanoseconds.
     reply.put_u32(1);

@@ -134,6 +134,11 @@ class MaxVolumesError(ApiError, SandboxException):
 
     code = "max_volumes"
 
+class VolumeMountedError(ApiError, SandboxException):
+    """Running or paused sandboxes have mounted the volume."""
+
+    code = "volume_mounted"
+
 class VolumePathNotFoundError(ApiError, NotFoundException):
     """The volume has no file or directory at this path."""
 

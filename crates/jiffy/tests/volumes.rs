@@ -1,0 +1,226 @@
+//! Volumes that sandboxes mount.
+
+use crate::support::test_home::TestHome;
+use crate::support::{alive, network_probe, wait_for};
+use jiffy_test_attributes::jiffy_test;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+/// Uses of files that need more than reads and writes of whole files.
+const PROGRAM: &str = "cd /data/d && python3 - <<'END'
+import mmap, os, sqlite3
+with open('m', 'w+b') as f:
+    f.truncate(1 << 20)
+    with mmap.mmap(f.fileno(), 0) as m:
+        m[5:10] = b'bytes'
+        m.flush()
+assert open('m', 'rb').read()[5:10] == b'bytes'
+db = sqlite3.connect('s.db')
+db.execute('CREATE TABLE t (n)')
+db.executemany('INSERT INTO t VALUES (?)', [(n,) for n in range(1000)])
+db.commit()
+assert db.execute('SELECT sum(n) FROM t').fetchone() == (499500,)
+f = open('gone', 'w+')
+f.write('still there')
+f.flush()
+os.unlink('gone')
+f.seek(0)
+assert f.read() == 'still there'
+os.rename('f', 'g')
+END
+sync";
+
+/// Requests a sandbox with a volume. Returns status and body.
+fn request(test_home: &TestHome, mount: &Value) -> (u16, String) {
+    let body = json!({ "templateID": "base", "timeout": 600, "volumeMounts": [mount] });
+    network_probe::call(test_home, "POST", "/v2/sandboxes", &body)
+}
+
+/// Creates a sandbox with a volume at `/data`.
+fn create(test_home: &TestHome, volume: &str, read_only: bool) -> String {
+    let mount = json!({ "name": volume, "path": "/data", "readOnly": read_only });
+    let (status, text) = request(test_home, &mount);
+    assert_eq!(status, 201, "{text}");
+    let created: Value = serde_json::from_str(&text).unwrap();
+    created["sandboxID"].as_str().unwrap().to_owned()
+}
+
+/// Holds a file open that has no name, until a file `continue` exists. Then writes the result
+/// of a read: the content, or the number of the error.
+const HOLDER: &str = "cat > /tmp/holder.py <<'END'
+import os, time
+fd = os.open('/data/nameless', os.O_RDWR | os.O_CREAT)
+os.write(fd, b'own content')
+os.unlink('/data/nameless')
+open('/data/holds', 'w').close()
+while not os.path.exists('/data/continue'):
+    time.sleep(0.02)
+time.sleep(1.1)
+try:
+    result = os.pread(fd, 100, 0).decode()
+except OSError as e:
+    result = f'error {e.errno}'
+with open('/data/result.new', 'w') as f:
+    f.write(result)
+os.rename('/data/result.new', '/data/result')
+END
+nohup python3 /tmp/holder.py >/tmp/holder.log 2>&1 &";
+
+/// Writes numbered files, and records the number of each file after its `fsync`. An operation that
+/// fails because the server ended is repeated.
+const WRITER: &str = "cat > /tmp/writer.py <<'END'
+import os
+def write(n):
+    with open('/data/new', 'w') as f:
+        f.write(str(n) * 1000)
+        f.flush()
+        os.fsync(f.fileno())
+    os.rename('/data/new', f'/data/{n}')
+n = 0
+while True:
+    try:
+        write(n)
+    except OSError as e:
+        print(n, e, flush=True)
+        continue
+    with open('/tmp/written.new', 'w') as f:
+        f.write(str(n + 1))
+    os.rename('/tmp/written.new', '/tmp/written')
+    n += 1
+END
+nohup python3 /tmp/writer.py >/tmp/writer.log 2>&1 &";
+
+/// Returns the server of the only volume of a data directory.
+fn server(test_home: &TestHome) -> Option<u32> {
+    let own = test_home.dir.path().join("volumes").display().to_string();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = processes.filter_map(|process| {
+        let command = std::fs::read(process.path().join("cmdline")).ok()?;
+        let command = String::from_utf8_lossy(&command).into_owned();
+        let is_server = command.contains("\0--as-volume-server\0") && command.contains(&own);
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        (is_server && alive(pid)).then_some(pid)
+    });
+    pids.next()
+}
+
+fn kill_process(pid: u32) {
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    wait_for("the process to exit", || (!alive(pid)).then_some(()));
+}
+
+#[jiffy_test(engine = "microvm")]
+fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback() {
+    let test_home = TestHome::new();
+    let volume = test_home.ok(&["volume", "create", "shared", "--size", "16M"]);
+    let a = create(&test_home, "shared", false);
+    // A path that is no directory.
+    let mount = json!({ "name": "shared", "path": "/etc/passwd" });
+    let (status, text) = request(&test_home, &mount);
+    assert!(status == 400 && text.contains("/etc/passwd"), "{text}");
+    let b = create(&test_home, &volume, true);
+    let sh = |id: &str, script: &str| test_home.sh(id, script);
+    let made = "cd /data && mkdir d && echo one > d/f && ln -s /etc/passwd link && mkfifo p";
+    sh(&a, made);
+    let seen = "cat /data/d/f; readlink /data/link; stat -c %F /data/p";
+    assert_eq!(sh(&b, seen), "one\n/etc/passwd\nfifo");
+    let denied = "sudo mount -o remount,rw /data 2>&1; touch /data/x 2>&1 || true";
+    let denied = sh(&b, denied);
+    assert!(denied.contains("Read-only file system"), "{denied}");
+    sh(&a, PROGRAM);
+    // The quota holds for guests.
+    let full = "head -c 20M /dev/zero 2>&1 > /data/large; rm /data/large; df -m /data | tail -1";
+    let full = sh(&a, full);
+    let is_full = full.contains("quota exceeded") && full.contains(" 16 ");
+    assert!(is_full, "{full}");
+    // A program that has a file open continues after a pause, and in a fork and a rollback.
+    let writer = "nohup sh -c 'exec 3>>/data/log; while :; do echo x >&3; sleep 0.05; done' \
+        >/dev/null 2>&1 & echo $!";
+    let pid = sh(&a, writer);
+    let lines = |id: &str| sh(id, "wc -l < /data/log").parse::<usize>().unwrap();
+    wait_for("lines", || (lines(&a) > 3).then_some(()));
+    sh(&a, HOLDER);
+    wait_for("the holder", || {
+        (sh(&b, "ls /data").contains("holds")).then_some(())
+    });
+    test_home.ok(&["pause", &a]);
+    let before = lines(&b);
+    test_home.ok(&["resume", &a]);
+    // Numbers of files are not reused: the holder never reads one of these files.
+    sh(
+        &a,
+        "cd /data && for n in 1 2 3 4 5; do echo other > other$n; done; touch continue",
+    );
+    let result = wait_for("the holder's result", || {
+        let result = sh(&b, "cat /data/result 2>/dev/null || true");
+        (!result.is_empty()).then_some(result)
+    });
+    let is_own = result == "own content" || result == "error 116";
+    assert!(is_own, "{result}");
+    let resumed = || (lines(&b) > before + 3).then_some(());
+    wait_for("lines after a resume", resumed);
+    let child = test_home.ok(&["fork", &a, "-n", "1"]);
+    sh(&a, &format!("kill {pid}"));
+    let before = lines(&b);
+    let forked = || (lines(&b) > before + 3).then_some(());
+    wait_for("lines of a fork", forked);
+    sh(&child, &format!("kill {pid}; echo child > /data/child"));
+    assert_eq!(sh(&a, "cat /data/child"), "child");
+    let snapshot = test_home.ok(&["snapshot", &a]);
+    sh(&a, "echo later > /data/later");
+    test_home.ok(&["rollback", &a, &snapshot]);
+    // A rollback does not change the volume.
+    assert_eq!(sh(&a, "cat /data/later"), "later");
+    let refused = test_home.call(&["volume", "rm", "shared"]);
+    let refused = refused.stderr;
+    assert!(refused.contains("is mounted by 3 sandboxes"), "{refused}");
+    for id in [&a, &b, &child] {
+        test_home.ok(&["kill", id]);
+    }
+    test_home.ok(&["volume", "rm", "shared"]);
+    wait_for("the server to exit", || {
+        server(&test_home).is_none().then_some(())
+    });
+}
+
+#[jiffy_test(engine = "microvm")]
+fn the_death_of_server_daemon_or_vmm_loses_no_written_file_of_a_volume() {
+    let test_home = TestHome::new();
+    test_home.ok(&["volume", "create", "data"]);
+    let reader = create(&test_home, "data", true);
+    let writer = create(&test_home, "data", false);
+    test_home.sh(&writer, WRITER);
+    let written = || {
+        let count = test_home.sh(&writer, "cat /tmp/written 2>/dev/null || echo 0");
+        count.parse::<usize>().unwrap()
+    };
+    let continues = |what: &str| {
+        let before = written();
+        wait_for(what, || (written() > before + 3).then_some(()))
+    };
+    continues("the first files");
+    kill_process(server(&test_home).unwrap());
+    continues("files after the death of the server");
+    test_home.kill_daemon();
+    // The next daemon adopts the sandboxes, whose server still runs.
+    let server_of_both = server(&test_home).unwrap();
+    continues("files after the death of the daemon");
+    assert_eq!(server(&test_home), Some(server_of_both));
+    // Server and daemon die.
+    test_home.kill_daemon();
+    kill_process(server_of_both);
+    continues("files after the death of both");
+    let count = written();
+    let path = format!("/sandboxes/{writer}/process");
+    let (status, process) = network_probe::call(&test_home, "GET", &path, &Value::Null);
+    assert_eq!(status, 200, "{process}");
+    let process: Value = serde_json::from_str(&process).unwrap();
+    kill_process(process["pid"].as_u64().unwrap().try_into().unwrap());
+    let check = format!(
+        "for n in $(seq 0 {}); do [ $(tr -d '\\n' < /data/$n | wc -c) = $((1000 * ${{#n}})) ] && \
+         [ $(head -c ${{#n}} /data/$n) = $n ] || echo lost $n; done",
+        count - 1
+    );
+    assert_eq!(test_home.sh(&reader, &check), "");
+}
