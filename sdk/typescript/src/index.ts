@@ -23,3 +23,4 @@ export {
   Sandbox as default,
 } from './sandbox.js'
 export { Template } from './template.js'
+export { Volume } from './volume.js'

@@ -15,7 +15,6 @@ from e2b import (
     AsyncSecret,
     AsyncSecretPaginator,
     AsyncSnapshotPaginator,
-    AsyncVolume,
     AsyncWatchHandle,
     AsyncWriteData,
     AuthenticationException,
@@ -113,7 +112,6 @@ from e2b import (
     TemplateTagInfo,
     TimeoutException,
     Username,
-    Volume,
     VolumeAndToken,
     VolumeApiParams,
     VolumeConnectionConfig,
@@ -160,6 +158,7 @@ from jiffy.models import (
 )
 from jiffy.resources import Function, Host, Snapshot, Template
 from jiffy.sandbox import Sandbox
+from jiffy.volumes import AsyncVolume, Volume
 
 __version__ = "0.1.0"
 

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { rmSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
 import * as e2b from 'e2b'
-import { NoDaemonError, Sandbox, Snapshot, errors, isApiError } from '@jiffy/sandbox'
+import { NoDaemonError, Sandbox, Snapshot, Volume, errors, isApiError } from '@jiffy/sandbox'
 import * as jiffy from '@jiffy/sandbox'
 import { scenario, unique } from './harness.js'
 import {
@@ -140,6 +140,22 @@ scenario(
 )
 
 scenario('variables of e2b select the daemon', () => works({ E2B_API_URL: url, E2B_API_KEY: key }), { alone: true })
+
+scenario(
+  'files of a volume have the address of the daemon',
+  () =>
+    withVariables({ JIFFY_URL: url, JIFFY_API_KEY: key }, async () => {
+      const volume = await Volume.create(unique())
+      try {
+        await volume.writeFile('/a/text', 'content', { force: true })
+        const found = await Volume.connect(volume.volumeId)
+        assert.equal(await found.readFile('/a/text'), 'content')
+      } finally {
+        assert.equal(await Volume.destroy(volume.volumeId), true)
+      }
+    }),
+  { alone: true }
+)
 
 scenario(
   'the daemon of the host is found without variables',

@@ -16,7 +16,7 @@ class Flavour:
     def __init__(self, name):
         self.blocking = name == "sync"
         prefix = "" if self.blocking else "Async"
-        for kind in ("Sandbox", "Snapshot", "Function", "Host", "Template"):
+        for kind in ("Sandbox", "Snapshot", "Function", "Host", "Template", "Volume"):
             setattr(self, kind, getattr(jiffy, prefix + kind))
         self.base = e2b.Sandbox if self.blocking else e2b.AsyncSandbox
 

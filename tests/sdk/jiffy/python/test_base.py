@@ -113,6 +113,18 @@ async def test_variables_of_e2b_select_the_daemon(sdk, without_variables):
         assert (await sdk(sandbox.commands.run, "echo yes")).stdout == "yes\n"
 
 
+async def test_files_of_a_volume_have_the_address_of_the_daemon(sdk, without_variables, unique):
+    without_variables.setenv("JIFFY_URL", os.environ["JIFFY_TEST_URL"])
+    without_variables.setenv("JIFFY_API_KEY", os.environ["JIFFY_TEST_KEY"])
+    volume = await sdk(sdk.Volume.create, unique)
+    try:
+        await sdk(volume.write_file, "/a/text", "content", force=True)
+        found = await sdk(sdk.Volume.connect, volume.volume_id)
+        assert await sdk(found.read_file, "/a/text") == "content"
+    finally:
+        assert await sdk(sdk.Volume.destroy, volume.volume_id) is True
+
+
 async def test_the_daemon_of_the_host_is_found_without_variables(sdk, without_variables):
     without_variables.setenv("JIFFY_HOME", os.environ["JIFFY_SDK_HOME"])
     async with sdk.within(await sdk(sdk.Sandbox.create)) as sandbox:
