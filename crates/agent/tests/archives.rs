@@ -5,9 +5,7 @@
     reason = "test helpers, in which a panic is a failed test"
 )]
 
-mod common;
-
-use common::{TestAgent, gzip};
+use crate::common::{TestAgent, gzip};
 use jiffy_agent_client::{ArchiveOptions, ClientError, FileReader};
 use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveWriter};
 use std::fs;

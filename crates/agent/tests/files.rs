@@ -1,9 +1,7 @@
 //! Tests of files and directories.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
-mod common;
-
-use common::{TestAgent, gzip};
+use crate::common::{TestAgent, gzip};
 use flate2::read::GzDecoder;
 use jiffy_agent_client::{ClientError, EntryKind, ProcessSpec, RpcCode};
 use std::ffi::OsStr;

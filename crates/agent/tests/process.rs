@@ -1,8 +1,6 @@
 //! Tests of processes that the agent starts.
 
-mod common;
-
-use common::{LIMIT, TestAgent, alive, wait_for};
+use crate::common::{LIMIT, TestAgent, alive, wait_for};
 use jiffy_agent_client::{ClientError, ProcessEvent, ProcessLimits, ProcessSpec, PtySize, RpcCode};
 use std::time::{Duration, Instant};
 

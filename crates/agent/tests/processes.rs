@@ -1,9 +1,7 @@
 //! Tests of the list of processes, and of signals to them.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{LIMIT, TestAgent};
+use crate::common::{LIMIT, TestAgent};
 use jiffy_agent_client::{Process, ProcessSpec};
 
 /// Starts a process that sleeps under a hostile name. Returns it and its id.
@@ -13,7 +11,7 @@ async fn sleeper(agent: &TestAgent) -> (Process, u32) {
     let process = agent.client.start(&spec).await.unwrap();
     let pid = process.pid();
     // The shell is replaced after its start was reported.
-    common::wait_for("the program", || {
+    crate::common::wait_for("the program", || {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
         name.is_ok_and(|name| name == "sleep\n")
     });

@@ -1,8 +1,6 @@
 //! Tests of authentication, errors, limits and the count of commands.
 
-mod common;
-
-use common::TestAgent;
+use crate::common::TestAgent;
 use jiffy_agent_client::{ProcessSpec, PtySize};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -36,7 +34,7 @@ fn malformed_messages_are_refused_with_a_code() {
         (&b"\0\xff\xff\xff\xff"[..], "resource_exhausted"),
     ] {
         let (_, body) = agent.raw(&format!("POST {START}"), &[STREAM], bad);
-        let frames = common::frames(&body);
+        let frames = crate::common::frames(&body);
         assert!(
             frames[0].starts_with(&format!(r#"2{{"error":{{"code":"{code}""#)),
             "{frames:?}"
@@ -49,9 +47,9 @@ fn a_request_with_several_messages_is_rejected_before_a_process_starts() {
     let agent = TestAgent::new();
     let mark = agent.path("started");
     let message = format!(r#"{{"process":{{"cmd":"/bin/touch","args":["{mark}"]}}}}"#);
-    let twice = common::frame(message.as_bytes()).repeat(2);
+    let twice = crate::common::frame(message.as_bytes()).repeat(2);
     let (_, body) = agent.raw(&format!("POST {START}"), &[STREAM], &twice);
-    let frames = common::frames(&body);
+    let frames = crate::common::frames(&body);
     assert!(
         frames[0].starts_with(r#"2{"error":{"code":"invalid_argument""#),
         "{frames:?}"
@@ -66,7 +64,7 @@ fn a_connection_is_reusable_after_a_stream_whose_request_ended_late() {
     stream
         .set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
-    let message = common::frame(br#"{"process":{"cmd":"/bin/true"}}"#);
+    let message = crate::common::frame(br#"{"process":{"cmd":"/bin/true"}}"#);
     let head = format!(
         "POST {START} HTTP/1.1\r\nHost: x\r\n{STREAM}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
         message.len()
@@ -76,13 +74,13 @@ fn a_connection_is_reusable_after_a_stream_whose_request_ended_late() {
     // Long enough for a response that does not wait for the end of the request.
     std::thread::sleep(Duration::from_millis(300));
     stream.write_all(b"\r\n0\r\n\r\n").unwrap();
-    let first = common::until(&mut stream, b"0\r\n\r\n");
+    let first = crate::common::until(&mut stream, b"0\r\n\r\n");
     assert!(first.starts_with("HTTP/1.1 200"), "{first}");
     assert!(first.contains(r#""exited":true"#), "{first}");
     stream
         .write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         .unwrap();
-    let second = common::until(&mut stream, b"\r\n\r\n");
+    let second = crate::common::until(&mut stream, b"\r\n\r\n");
     assert!(second.starts_with("HTTP/1.1 204"), "{second}");
 }
 

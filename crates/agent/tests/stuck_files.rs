@@ -1,9 +1,7 @@
 //! Tests of file systems that do not answer.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
-mod common;
-
-use common::{TestAgent, wait_for};
+use crate::common::{TestAgent, wait_for};
 use jiffy_agent_client::{ClientError, ProcessSpec, RpcCode};
 use std::time::{Duration, Instant};
 
@@ -45,7 +43,7 @@ fn send_request(agent: &TestAgent, line: &str, body: &str) -> (u16, String) {
         "Content-Type: application/json"
     };
     let body = if kind.contains("connect") {
-        common::frame(body.as_bytes())
+        crate::common::frame(body.as_bytes())
     } else {
         body.as_bytes().to_vec()
     };

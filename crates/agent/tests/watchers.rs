@@ -1,9 +1,7 @@
 //! Tests of watchers.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
-mod common;
-
-use common::{TestAgent, wait_for};
+use crate::common::{TestAgent, wait_for};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -265,7 +263,7 @@ fn a_watched_directory_that_is_moved_itself_is_reported_and_no_longer_watched() 
 fn a_stream_of_events_ends_with_an_error_if_events_are_lost() {
     let agent = TestAgent::new();
     std::fs::create_dir(agent.path("w")).unwrap();
-    let body = common::frame(format!(r#"{{"path":"{}"}}"#, agent.path("w")).as_bytes());
+    let body = crate::common::frame(format!(r#"{{"path":"{}"}}"#, agent.path("w")).as_bytes());
     let mut stream = UnixStream::connect(agent.socket()).unwrap();
     let limit = Some(Duration::from_secs(20));
     stream.set_read_timeout(limit).unwrap();
@@ -276,7 +274,7 @@ fn a_stream_of_events_ends_with_an_error_if_events_are_lost() {
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&body).unwrap();
-    common::until(&mut stream, br#"{"start":{}}"#);
+    crate::common::until(&mut stream, br#"{"start":{}}"#);
     // The client does not read, so that the queues of the agent and of the kernel become full.
     let (here, there) = (agent.path("w/a"), agent.path("w/b"));
     std::fs::write(&here, "").unwrap();

@@ -93,28 +93,3 @@ impl fmt::Display for SizeError {
 }
 
 impl std::error::Error for SizeError {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_bound_is_enforced_and_named() {
-        let good = SandboxSize::default();
-        assert_eq!(good.check(), Ok(()));
-        let with = |vcpus, memory_mib, disk_mib| SandboxSize {
-            vcpus,
-            memory_mib,
-            disk_mib,
-        };
-        assert_eq!(with(0, 512, 1024).check(), Err(SizeError::Vcpus(0)));
-        assert_eq!(with(9, 512, 1024).check(), Err(SizeError::Vcpus(9)));
-        assert_eq!(with(1, 127, 1024).check(), Err(SizeError::Memory(127)));
-        assert_eq!(
-            with(1, 65_537, 1024).check(),
-            Err(SizeError::Memory(65_537))
-        );
-        let error = with(1, 512, 63).check().unwrap_err();
-        assert!(error.to_string().contains("63 MiB of disk"));
-    }
-}

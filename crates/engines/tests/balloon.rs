@@ -1,9 +1,7 @@
 //! Balloon and free page reporting: memory that a guest returns to its host.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
-use support::{Guest, base, size, until};
+use crate::support::{Guest, base, size, until};
 
 /// Tolerance for the memory of a guest and its VMM, in MiB: page tables, caches, and the VMM
 /// process.
@@ -98,7 +96,7 @@ async fn a_balloon_larger_than_the_guest_does_not_kill_it() {
     )
     .await;
     // The agent still accepts connections; commands may have to wait for memory.
-    support::within("the agent", guest.agent.health())
+    crate::support::within("the agent", guest.agent.health())
         .await
         .unwrap();
     println!(
@@ -167,7 +165,7 @@ print(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])
         }
     };
     let (peak, used) = tokio::join!(
-        support::within("memory to be used", peak),
+        crate::support::within("memory to be used", peak),
         guest.python(spec)
     );
     assert!(used.trim().parse::<u64>().unwrap() > 200 << 10, "{used}");

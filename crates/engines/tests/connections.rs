@@ -1,8 +1,8 @@
 //! TCP connections of a guest that is cloned, rolled back or resumed.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::wire::{self, CMDLINE, HOST};
+use crate::support::{Guest, base, size, skip};
 use jiffy_engine_api::SandboxIdentity;
 use jiffy_engines::{PreparedTemplate, SandboxSpec};
 use jiffy_microvm_engine::{MemoryPolicy, MicroVm, NetSpec, SnapshotSpec};
@@ -13,8 +13,6 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
-use support::wire::{self, CMDLINE, HOST};
-use support::{Guest, base, size, skip};
 
 const ECHO: u16 = 7;
 const MARK: u16 = 9;

@@ -1,8 +1,8 @@
 //! A jailed VMM withstands a guest whose kernel writes garbage to every device.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::script::{END, MEMORY_MIB, ramdisk};
+use crate::support::{programs, skip, wire};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::jail::ENTER_ARGUMENT;
@@ -20,8 +20,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use support::script::{END, MEMORY_MIB, ramdisk};
-use support::{programs, skip, wire};
 
 /// Number of scripts to run. Each takes less than a second.
 const SEEDS: u64 = 8;

@@ -1,15 +1,13 @@
 //! Many sandboxes from one set of files, and many connections to one sandbox.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{Guest, base, connect, size, skip, within};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
-use support::{Guest, base, connect, size, skip, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 

@@ -1,16 +1,14 @@
 //! Network interface of a guest whose tap is connected to services of the host.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::wire::{self, CMDLINE, GUEST, HOST, MAC};
+use crate::support::{Guest, base, size, skip, until};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, thread};
-use support::wire::{self, CMDLINE, GUEST, HOST, MAC};
-use support::{Guest, base, size, skip, until};
 
 const ECHO: u16 = 7;
 const DISCARD: u16 = 9;

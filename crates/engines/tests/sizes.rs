@@ -1,9 +1,7 @@
 //! Guests have the requested size, from the smallest to the largest.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
-use support::{Guest, base, host_available, size, skip};
+use crate::support::{Guest, base, host_available, size, skip};
 
 /// Boots a guest and checks its number of processors and its memory.
 async fn boot_and_check(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, mib: u32) -> Guest {

@@ -2,8 +2,6 @@
 //! guests' kernels.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine_api::{Engine, Engines, MICROVM, SandboxIdentity, SandboxSize};
 use jiffy_engines::{Host, MicroVmEngine};
@@ -27,7 +25,7 @@ fn engine(dir: &Path) -> MicroVmEngine {
         // All of these directories exist because the data directory was opened.
         symlink(real.path().join(name), dir.join(name)).unwrap();
     }
-    let host = Host::new(Home::at(dir).unwrap(), support::programs());
+    let host = Host::new(Home::at(dir).unwrap(), crate::support::programs());
     MicroVmEngine::new(host).unwrap()
 }
 
@@ -59,7 +57,7 @@ async fn open(dir: &Path) -> Sandboxes {
 #[tokio::test(flavor = "multi_thread")]
 async fn usage_is_measured_by_the_host_and_by_the_guest() {
     let test = "usage_is_measured_by_the_host_and_by_the_guest";
-    if support::base(test).is_none() {
+    if crate::support::base(test).is_none() {
         return;
     }
     let dir = DataDir(tempfile::tempdir().unwrap());
@@ -86,7 +84,8 @@ async fn usage_is_measured_by_the_host_and_by_the_guest() {
             .last()
             .unwrap()
     };
-    let idle = support::until("samples", last, |s| s.at_ms > created.changed_ms() + 1000).await;
+    let idle =
+        crate::support::until("samples", last, |s| s.at_ms > created.changed_ms() + 1000).await;
     assert!((1 << 20..100 << 20).contains(&idle.mem_used), "{idle:?}");
     assert_eq!((idle.mem_total, idle.cpu_count), (512 << 20, 2));
 
@@ -117,7 +116,7 @@ async fn usage_is_measured_by_the_host_and_by_the_guest() {
     let busy = |s: &jiffy_sandbox_manager::UsageSample| {
         s.cpu_used_pct > 5.0 && s.mem_used > idle.mem_used + (30 << 20) && s.disk_used > 19_000_000
     };
-    let seen = support::until("the usage to grow", last, busy).await;
+    let seen = crate::support::until("the usage to grow", last, busy).await;
     assert!(seen.cpu_used_pct <= 100.0, "{seen:?}");
     let history = host.observe().history(&id, None, None).unwrap();
     assert!(history.is_sorted_by_key(|s| s.at_ms));
@@ -132,7 +131,7 @@ async fn usage_is_measured_by_the_host_and_by_the_guest() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_samples_cost_less_than_100_ms() {
     let test = "a_thousand_samples_cost_less_than_100_ms";
-    if support::base(test).is_none() {
+    if crate::support::base(test).is_none() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@
     reason = "a measurement that fails has no result"
 )]
 
-#[path = "../tests/simulator/random.rs"]
+#[path = "../tests/support/random.rs"]
 mod random;
 #[path = "../tests/support/samples.rs"]
 mod samples;

@@ -6,12 +6,7 @@
     reason = "a panic is a failed test"
 )]
 
-#[path = "support/fleet.rs"]
-mod fleet;
-#[path = "support/samples.rs"]
-mod samples;
-
-use fleet::Fleet;
+use crate::fleet::Fleet;
 use jiffy_fleet_core::record::MemberState;
 use jiffy_fleet_core::{
     BudgetNeed, BudgetOwner, CreateError, Epoch, HostStatus, MAX_SHARES_PER_MESSAGE, MemberId,

@@ -6,14 +6,11 @@
     reason = "a panic is a failed test"
 )]
 
-#[path = "simulator/random.rs"]
-mod random;
-
+use crate::random::Random;
 use jiffy_fleet_core::{
     Directory, MAX_REVISION, MemberId, Revision, Row, RowChange, RowMessage, RowReceiver,
     RowRequest, RowSender, RowState, SandboxHash,
 };
-use random::Random;
 use std::collections::BTreeMap;
 
 const H1: MemberId = MemberId(1);

@@ -6,9 +6,7 @@
     reason = "a panic is a failed test"
 )]
 
-#[path = "support/samples.rs"]
-mod samples;
-
+use crate::samples::{head, sandbox, snapshot};
 use jiffy_fleet_core::record::{Head, HeadState, KilledAt, Policy, SandboxRecord};
 use jiffy_fleet_core::{
     Digest, Epoch, HeadUpdate, HeadWrite, HeldSandbox, MemberId, Millis, Owner, Publish,
@@ -16,7 +14,6 @@ use jiffy_fleet_core::{
     ResumeAnswer, ResumeEffect, ResumeEvent, ResumeInput, Revision, Timing, UpdateEffect,
     UpdateEvent, Version, WriteOutcome, may_purge, reconcile,
 };
-use samples::{head, sandbox, snapshot};
 
 const ME: Owner = owner(1, 3);
 const OTHER: Owner = owner(2, 1);

@@ -6,12 +6,7 @@
     reason = "a panic is a failed test"
 )]
 
-#[path = "support/fleet.rs"]
-mod fleet;
-#[path = "support/samples.rs"]
-mod samples;
-
-use fleet::Fleet;
+use crate::fleet::Fleet;
 use jiffy_fleet_core::record::MemberState;
 use jiffy_fleet_core::{
     Body, Effect, Epoch, Event, MAX_MESSAGE_BYTES, Member, MemberId, MembershipError, Message,

@@ -1,15 +1,12 @@
 //! Records of a fleet that are damaged, too long, of a newer format or of another key.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
-#[path = "support/samples.rs"]
-mod samples;
-
+use crate::samples::{fleet, head, root, row, sandbox, shard};
 use jiffy_fleet_core::record::{
     Head, HeadState, KilledAt, MAX_HEAD_BYTES, MAX_INLINE_RECORD_BYTES, MAX_SHARD_BYTES,
     RecordError, Root, SandboxRecord, ShardRecord,
 };
 use jiffy_fleet_core::{Epoch, MAX_REVISION, MemberId, Owner, Revision, SandboxId, ShardId};
-use samples::{fleet, head, root, row, sandbox, shard};
 
 type Decode = fn(&[u8]) -> Result<(), RecordError>;
 
@@ -226,7 +223,7 @@ fn a_shard_of_a_thousand_hosts_fits_a_record() {
         let mut row = row(id);
         row.address = "a".repeat(255);
         row.capacity.labels = (0..16)
-            .map(|_| samples::label(&"n".repeat(63), &"v".repeat(63)))
+            .map(|_| crate::samples::label(&"n".repeat(63), &"v".repeat(63)))
             .collect();
         long.insert(row);
     }

@@ -1,11 +1,9 @@
 //! Tests for the imports of modules of jiffy-core/1.
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::TestTenant;
 use jiffy_proto::function::{ControlRequest, FunctionLimits, LogStream};
 use std::time::{Duration, Instant};
-use support::TestTenant;
 
 /// Answers with a letter for the result of each call, `A` for success. The calls are: output,
 /// output from outside the memory, random numbers, too many random numbers, a time, an unknown

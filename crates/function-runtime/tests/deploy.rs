@@ -1,8 +1,9 @@
 //! Tests for compilation, loading, and replacement of versions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{
+    OWNER, PROBE, SetOnDrop, TestClient, TestTenant, constant, many_functions, repeated,
+};
 use jiffy_function_manager::tenant_process::{
     HTTP_SOCKET, ProcessError, ProcessSettings, TenantProcess,
 };
@@ -16,9 +17,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::{
-    OWNER, PROBE, SetOnDrop, TestClient, TestTenant, constant, many_functions, repeated,
-};
 use wasm_encoder::{Function, ValType};
 
 fn refused(tenant: &TestTenant, module: &[u8]) -> String {
@@ -291,7 +289,7 @@ fn a_process_is_adopted_by_the_next_daemon_and_exits_without_one() {
 
     let settings = ProcessSettings {
         grace: Duration::from_secs(1),
-        ..support::settings(TenantLimits::default())
+        ..crate::support::settings(TenantLimits::default())
     };
     let process = TenantProcess::start(&settings, directory.path()).unwrap();
     let ended = File::from(process.pidfd().unwrap());

@@ -2,8 +2,7 @@
 //! answers equal the answers through the gateway.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::constant;
 use jiffy_function_manager::egress::EgressSettings;
 use jiffy_function_manager::{
     BoxConnectionPermit, ConnectionPermit, DeployChanges, FunctionError, FunctionHostSettings,
@@ -16,7 +15,6 @@ use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::constant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -56,7 +54,7 @@ struct DirectHost {
 fn open(directory: &tempfile::TempDir) -> Functions {
     Functions::open(FunctionHostSettings {
         directory: directory.path().to_owned(),
-        program: Some(support::program().to_owned()),
+        program: Some(crate::support::program().to_owned()),
         jailed: true,
         cgroups: None,
         limits: TenantLimits::default(),

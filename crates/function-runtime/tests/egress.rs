@@ -1,8 +1,7 @@
 //! Tests for outgoing requests of functions and the checks of the broker.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{HTTP, OWNER, TestClient, TestTenant, program};
 use jiffy_function_manager::DeployQuota;
 use jiffy_function_manager::compile_slots::CompileSlots;
 use jiffy_function_manager::compiler::{self, CompilerSettings};
@@ -16,7 +15,6 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use support::{HTTP, OWNER, TestClient, TestTenant, program};
 
 /// Answers of the guest: cases of `error-code` in wasi:http.
 const DENIED: &str = "EP";
@@ -288,7 +286,7 @@ fn an_adopted_process_reaches_no_host_until_hosts_are_allowed() {
         let mut client = TestClient::connect(&path.join(HTTP_SOCKET));
         client.get("http", &format!("/f{entry}")).text()[..2].to_owned()
     };
-    let mut first = TenantProcess::start(&support::settings(limits), path).unwrap();
+    let mut first = TenantProcess::start(&crate::support::settings(limits), path).unwrap();
     first.set_egress(granted.clone());
     std::fs::write(path.join("module"), wat::parse_bytes(HTTP).unwrap()).unwrap();
     let (module, target) = (

@@ -5,15 +5,13 @@
 //! in the directory JIFFY_BIN_DIR.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{OWNER, TestResponse, TestTenant};
 use jiffy_proto::function::FunctionLimits;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use support::{OWNER, TestResponse, TestTenant};
 
 const LARGE: FunctionLimits = FunctionLimits {
     memory_mib: 256,

@@ -3,21 +3,15 @@
 #![cfg(feature = "fast-reset")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "support/skip.rs"]
-mod skip;
-
-#[path = "support/swap.rs"]
-mod swap;
-
+use crate::skip::skip;
+use crate::swap::Swap;
 use jiffy_function_runtime::engine;
 use jiffy_proto::function::{SlotReset, TenantLimits};
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
-use skip::skip;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-use swap::Swap;
 use wasmtime::{Engine, Instance, Linker, Module, Store};
 
 const PAGE: usize = 4096;

@@ -2,17 +2,12 @@
 //! process.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
-#[path = "host/kills.rs"]
 mod kills;
-#[path = "host/modules.rs"]
 mod modules;
-#[path = "host/refused_modules.rs"]
 mod refused_modules;
-#[path = "host/shares.rs"]
 mod shares;
 
+use crate::support::constant;
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
 use jiffy_function_manager::egress::EgressSettings;
@@ -30,7 +25,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use support::constant;
 
 /// Module that searches for marks of earlier requests.
 #[cfg(feature = "fast-reset")]
@@ -55,7 +49,7 @@ const LOGGING: &str = r#"(module
 fn settings(directory: &Path, idle: Duration) -> FunctionHostSettings {
     FunctionHostSettings {
         directory: directory.to_owned(),
-        program: Some(support::program().to_owned()),
+        program: Some(crate::support::program().to_owned()),
         jailed: true,
         cgroups: None,
         limits: TenantLimits::default(),

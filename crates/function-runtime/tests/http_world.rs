@@ -1,10 +1,8 @@
 //! Tests for components of wasi:http/proxy.
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::{HTTP, TestTenant};
 use jiffy_proto::function::FunctionLimits;
-use support::{HTTP, TestTenant};
 
 #[test]
 fn a_component_answers_and_its_output_is_in_the_log() {

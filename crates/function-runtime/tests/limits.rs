@@ -1,11 +1,9 @@
 //! Tests for limits of requests, and for the answers to clients.
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::{PROBE, TestTenant, constant};
 use jiffy_proto::function::{ControlRequest, FunctionLimits, TenantLimits};
 use std::time::{Duration, Instant};
-use support::{PROBE, TestTenant, constant};
 
 fn fault(status: u16, code: &str) -> (u16, String) {
     (status, code.to_owned())

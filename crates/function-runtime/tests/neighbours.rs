@@ -1,12 +1,10 @@
 //! Tests for the effect of hostile clients and functions on other functions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
 use jiffy_proto::function::{FunctionLimits, TenantLimits};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
 
 /// High enough for a busy host, and far below the time that spinning guests use.
 const MAX_MEDIAN: Duration = Duration::from_millis(30);

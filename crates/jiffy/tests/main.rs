@@ -53,6 +53,7 @@ mod run_network;
 mod s3_store;
 mod sandboxes;
 mod seccomp;
+mod secrets;
 mod shared_store;
 mod signals;
 mod site_settings;

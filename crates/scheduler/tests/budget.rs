@@ -1,10 +1,7 @@
 //! Shares of a budget under random use by many members.
 
-#[path = "support/random.rs"]
-mod random;
-
+use crate::support::Random;
 use jiffy_scheduler::{BudgetShares, MemberId};
-use random::Random;
 use std::collections::BTreeMap;
 
 /// Members that admit sandboxes within their shares never exceed the limit together, and can use

@@ -1,12 +1,10 @@
 //! Placement of sandboxes: filters, best fit, locality and reservations.
 
-mod support;
-
+use crate::support::{Random, report, request, resources, spec, with_template};
 use jiffy_scheduler::{
     CpuLevel, EngineSet, HostId, HostReport, HostSpec, Label, MAX_CONSIDERED, PlacementError,
     PlacementRequest, RESERVATION_TIME_MS, Rejection, Resource, Scheduler, TemplateId, Verdict,
 };
-use support::{Random, report, request, resources, spec, with_template};
 
 const NOW: u64 = 1_000_000;
 

@@ -1,6 +1,6 @@
 //! Contract of snapshots and of guests restored from them.
 
-use crate::place::{Place, Running, TEMPLATE, exited, name, new_identity, next_output};
+use super::place::{Place, Running, TEMPLATE, exited, name, new_identity, next_output};
 use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity, SnapshotRequest};
 use std::collections::BTreeSet;
 
@@ -113,7 +113,7 @@ pub async fn a_rollback_restores_the_earlier_state_of_the_same_sandbox(place: &P
         env: [("WHO".to_owned(), "me".to_owned())].into(),
         ..new_identity()
     };
-    let unassigned = engine.boot(TEMPLATE, crate::place::size()).await.unwrap();
+    let unassigned = engine.boot(TEMPLATE, super::place::size()).await.unwrap();
     let running = Running::assign_identity(unassigned, &sandbox_identity).await;
     running.sh("echo before > /root/file").await;
     running.count().await;

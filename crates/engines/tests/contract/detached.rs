@@ -1,6 +1,6 @@
 //! Contract of detached guests, which outlive the process that started them.
 
-use crate::place::{Place, Running, exited, within};
+use super::place::{Place, Running, exited, within};
 use jiffy_engine_api::{AfterSnapshot, DetachedGuest, ExitReason, GuestHandle};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -1,6 +1,6 @@
 //! Contract of the exit of guests and of the release of their resources.
 
-use crate::place::{Place, TEMPLATE, exited, size, within};
+use super::place::{Place, TEMPLATE, exited, size, within};
 use jiffy_engine_api::{AfterSnapshot, ExitReason};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -1,6 +1,6 @@
 //! Contract of operations that engines reject, and of their errors.
 
-use crate::place::{Place, TEMPLATE, missing};
+use super::place::{Place, TEMPLATE, missing};
 use crate::support::{programs, skip};
 use jiffy_engine_api::{AfterSnapshot, EngineError, EngineName};
 use jiffy_engines::ProgramError;
@@ -124,7 +124,7 @@ pub async fn invalid_names_are_rejected(place: &Place) {
     assert!(none.unwrap().to_string().contains("nosuchsnapshot"));
     assert!(
         engine
-            .boot("no-such-template", crate::place::size())
+            .boot("no-such-template", super::place::size())
             .await
             .is_err()
     );

@@ -1,6 +1,6 @@
 //! Contract of boots and of operations on running guests.
 
-use crate::place::{Place, Running, TEMPLATE, missing, new_identity, size};
+use super::place::{Place, Running, TEMPLATE, missing, new_identity, size};
 use crate::support::{programs, skip, until};
 use jiffy_engine_api::{AfterSnapshot, BootMode, EngineName, SandboxIdentity};
 use std::time::Duration;
@@ -131,7 +131,7 @@ pub async fn usage_grows_when_the_guest_computes(place: &Place) {
 print('allocated', flush=True)
 while True: pass";
     let mut process = running.start(&["python3", "-c", program]).await;
-    assert_eq!(crate::place::next_output(&mut process).await, "allocated\n");
+    assert_eq!(super::place::next_output(&mut process).await, "allocated\n");
     let grown = until(
         "the usage to grow",
         async || running.guest.usage().unwrap(),

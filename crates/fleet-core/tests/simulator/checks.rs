@@ -1,8 +1,8 @@
 //! Checks after each step.
 
-use crate::mutation::Mutation;
-use crate::sandboxes::Local;
-use crate::world::World;
+use super::mutation::Mutation;
+use super::sandboxes::Local;
+use super::world::World;
 use jiffy_fleet_core::record::HeadState;
 use jiffy_fleet_core::{Millis, Owner, Revision, SandboxId, Timing};
 

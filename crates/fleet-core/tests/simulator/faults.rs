@@ -1,11 +1,11 @@
 //! Random faults, and random requests of clients.
 
-use crate::host::{Input, Target};
-use crate::mutation::Mutation;
-use crate::operations::Operation;
-use crate::records::{Key, Request};
-use crate::sandboxes::Local;
-use crate::world::{Action, World};
+use super::host::{Input, Target};
+use super::mutation::Mutation;
+use super::operations::Operation;
+use super::records::{Key, Request};
+use super::sandboxes::Local;
+use super::world::{Action, World};
 use jiffy_fleet_core::record::{Head, HeadState};
 use jiffy_fleet_core::{BudgetNeed, Purpose, SandboxId, may_purge};
 use jiffy_scheduler::{PlacementRequest, Resources};

@@ -1,11 +1,11 @@
 //! Processes of hosts: they execute the effects of members.
 
-use crate::mutation::Mutation;
-use crate::operations::{Operation, OperationEvent};
+use super::mutation::Mutation;
+use super::operations::{Operation, OperationEvent};
+use super::records::{Answer, Key, Request, read, written};
+use super::sandboxes::Held;
+use super::world::{Action, World};
 use crate::random::Random;
-use crate::records::{Answer, Key, Request, read, written};
-use crate::sandboxes::Held;
-use crate::world::{Action, World};
 use jiffy_fleet_core::record::ShardRecord;
 use jiffy_fleet_core::{
     Acknowledgement, Admission, Body, Effect, Epoch, Event, HostStatus, Instance, Member,
@@ -323,7 +323,7 @@ impl World {
                     let text = message.encode().unwrap();
                     assert_eq!(Message::decode(&text).unwrap(), *message);
                 }
-                self.send(host, to, crate::world::message(host, *message));
+                self.send(host, to, super::world::message(host, *message));
             }
             Effect::ReadShard => self.call(host, Target::ShardRead, Key::Shard, Request::Read),
             Effect::ReplaceShard {

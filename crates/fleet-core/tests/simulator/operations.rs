@@ -1,10 +1,10 @@
 //! Operations on heads: they execute the effects of resume, publish and update.
 
-use crate::host::{Input, Target};
-use crate::mutation::Mutation;
-use crate::records::{Answer, Key, Request, read, written};
-use crate::sandboxes::{Held, Local};
-use crate::world::{Action, World};
+use super::host::{Input, Target};
+use super::mutation::Mutation;
+use super::records::{Answer, Key, Request, read, written};
+use super::sandboxes::{Held, Local};
+use super::world::{Action, World};
 use jiffy_fleet_core::record::{Head, HeadState};
 use jiffy_fleet_core::{
     Digest, HeadUpdate, HeadWrite, Publish, PublishEffect, PublishEvent, Purpose, Resume,

@@ -1,9 +1,9 @@
 //! Sandboxes in the journals of hosts.
 
-use crate::host::Target;
-use crate::operations::Operation;
-use crate::records::{Answer, Key, Request, read};
-use crate::world::World;
+use super::host::Target;
+use super::operations::Operation;
+use super::records::{Answer, Key, Request, read};
+use super::world::World;
 use jiffy_fleet_core::record::{Head, HeadState, Policy, SandboxRecord};
 use jiffy_fleet_core::{
     Digest, Epoch, HeadUpdate, HeldSandbox, Owner, Publish, PublishInput, Purpose, ReadOutcome,

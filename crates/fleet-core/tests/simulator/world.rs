@@ -1,9 +1,9 @@
 //! Simulated hosts, clocks, network and store.
 
-use crate::host::{Host, Input, Target};
-use crate::mutation::Mutation;
+use super::host::{Host, Input, Target};
+use super::mutation::Mutation;
+use super::records::{Answer, Key, Request, Store, Token};
 use crate::random::Random;
-use crate::records::{Answer, Key, Request, Store, Token};
 use jiffy_fleet_core::{BudgetOwner, Digest, MemberId, Message, SandboxId, Timing, Version};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

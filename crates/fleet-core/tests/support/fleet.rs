@@ -1,5 +1,9 @@
 //! Fleet whose messages and records arrive at once.
-#![allow(dead_code, reason = "each test program uses a part of the fleet")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::match_bool,
+    reason = "a panic is a failed test"
+)]
 
 use crate::samples;
 use jiffy_fleet_core::record::{MemberState, ShardRecord};

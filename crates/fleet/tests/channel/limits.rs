@@ -1,6 +1,6 @@
 //! Messages and peers that exceed a limit.
 
-use crate::members::{Fleet, Host, LIMIT, SERVER};
+use super::members::{Fleet, Host, LIMIT, SERVER};
 use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::Request;

@@ -1,6 +1,6 @@
 //! Members that are lost or frozen during a call.
 
-use crate::members::{Fleet, Host, LIMIT, SERVER};
+use super::members::{Fleet, Host, LIMIT, SERVER};
 use bytes::Bytes;
 use hyper::Request;
 use jiffy_fleet::channel::{ChannelError, empty_body};

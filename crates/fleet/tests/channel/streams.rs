@@ -1,6 +1,6 @@
 //! Raw streams.
 
-use crate::members::{Fleet, Host, LIMIT, SERVER};
+use super::members::{Fleet, Host, LIMIT, SERVER};
 use hyper::Request;
 use jiffy_fleet::channel::{Client, Stream};
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! Peers with wrong, expired or missing certificates.
 
-use crate::members::{CLIENT, Fleet, Host, LIMIT, REMOVED, SERVER};
+use super::members::{CLIENT, Fleet, Host, LIMIT, REMOVED, SERVER};
 use bytes::Bytes;
 use hyper::client::conn::http2;
 use hyper::{Request, StatusCode};
@@ -43,7 +43,7 @@ async fn a_host_of_another_authority_is_not_served_and_not_trusted() {
 
     // A client that trusts the host, but whose own certificate is of another authority.
     let key = jiffy_fleet::certificates::MemberKey::generate().unwrap();
-    let id = crate::members::fleet();
+    let id = super::members::fleet();
     let now = SystemTime::now();
     let foreign = theirs.0.issue(&id, CLIENT, &key.request, now, DAY).unwrap();
     let identity =
@@ -132,7 +132,7 @@ async fn a_renewed_certificate_is_used_for_the_next_connection() {
     host.message(&client, "who").await.unwrap_err();
     let request = identity.renewal_request().unwrap();
     let issue = |member| {
-        let id = crate::members::fleet();
+        let id = super::members::fleet();
         fleet
             .0
             .issue(&id, member, &request, SystemTime::now(), DAY)

@@ -1,4 +1,4 @@
-use crate::support::{Fleet, hash, row};
+use super::support::{Fleet, hash, row};
 use jiffy_fleet::node::{LocateError, ReserveError};
 use jiffy_fleet_core::{MemberId, RowChange, RowState};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-use crate::support::{Fleet, fleet_id};
+use super::support::{Fleet, fleet_id};
 use jiffy_fleet::node::Members;
 use jiffy_fleet::records::Fault;
 use jiffy_fleet_core::record::MemberState;

@@ -1,6 +1,6 @@
 //! Placement of sandboxes through any member.
 
-use crate::support::{Fleet, hash};
+use super::support::{Fleet, hash};
 use jiffy_fleet::node::{
     LimitedNeed, NotPlaced, PlaceError, PlaceRequest, Placed, PlacementEnd, ShareRequest, TakenName,
 };
@@ -192,7 +192,7 @@ async fn one_of_two_creates_with_the_same_idempotency_key_is_placed() {
     assert_ne!(second.admission.host.member, host);
     // The host runs the sandbox, which is killed later.
     let host = second.admission.host.member;
-    let name = crate::support::row("name", RowState::Running);
+    let name = super::support::row("name", RowState::Running);
     fleet.node(host.0).change_row(RowChange::Put(name));
     let rows = vec![hash("sandbox")];
     fleet.node(1).end_placement(PlacementEnd {
@@ -216,7 +216,7 @@ async fn one_of_two_creates_with_the_same_idempotency_key_is_placed() {
     sleep(Duration::from_secs(1)).await;
     let freed = taken(fleet.node(1).place(other.clone()).await, next);
     assert_eq!(freed.reservation, Some(placed.decision));
-    let name = crate::support::row("name", RowState::Running);
+    let name = super::support::row("name", RowState::Running);
     fleet.node(next.0).change_row(RowChange::Put(name));
     sleep(Duration::from_secs(1)).await;
     taken(fleet.node(1).place(other.clone()).await, next);

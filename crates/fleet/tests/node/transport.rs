@@ -1,6 +1,6 @@
 //! Nodes that communicate over the members' channel.
 
-use crate::support::{Fleet, TestHost, fleet_id, hash, member_config, row};
+use super::support::{Fleet, TestHost, fleet_id, hash, member_config, row};
 use jiffy_fleet::certificates::{Authority, MEMBER_LIFETIME, MemberKey};
 use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
 use jiffy_fleet::node::{

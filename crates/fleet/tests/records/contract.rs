@@ -1,6 +1,6 @@
 //! Contract of [`Records`], which all kinds fulfil.
 
-use crate::servers;
+use super::servers;
 use bytes::Bytes;
 use jiffy_fleet::check::{CheckOptions, check};
 use jiffy_fleet::records::MAX_RECORD_BYTES;

@@ -1,7 +1,7 @@
 //! Cluster of three members with mutual TLS.
 
-use crate::contract::{key, value};
-use crate::servers::{COMPACTION, Server, free_port, tool};
+use super::contract::{key, value};
+use super::servers::{COMPACTION, Server, free_port, tool};
 use jiffy_fleet::check::{CheckOptions, check};
 use jiffy_fleet::{EtcdRecords, EtcdSettings, RecordError, Records, Written};
 use rcgen::{

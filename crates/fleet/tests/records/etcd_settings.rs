@@ -1,7 +1,7 @@
 //! Settings of etcd that Jiffy rejects with a reason.
 
-use crate::contract::{key, value};
-use crate::servers::{self, Server, tool};
+use super::contract::{key, value};
+use super::servers::{self, Server, tool};
 use jiffy_fleet::{EtcdRecords, RecordError, Written};
 
 #[tokio::test]

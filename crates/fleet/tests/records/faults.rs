@@ -1,8 +1,8 @@
 //! Faults between a client and its records.
 
-use crate::contract::{key, put, value};
-use crate::proxy::{Mode, Proxy};
-use crate::servers::{self, SHORT_ATTEMPT, SHORT_CALL};
+use super::contract::{key, put, value};
+use super::proxy::{Mode, Proxy};
+use super::servers::{self, SHORT_ATTEMPT, SHORT_CALL};
 use jiffy_fleet::records::Fault;
 use jiffy_fleet::{MemoryRecords, RecordError, Records, Written};
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ async fn writes_with_lost_responses_are_recognised(bench: &Bench) {
         assert_eq!(current.version, next);
         version = next;
     }
-    let created = crate::contract::key("faults/created");
+    let created = super::contract::key("faults/created");
     bench.proxy.set(Mode::LoseNextAnswer);
     put(&bench.through, &created, "created").await;
 }

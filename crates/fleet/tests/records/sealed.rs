@@ -1,6 +1,6 @@
 //! Encryption of records, and detection of older copies.
 
-use crate::contract::key;
+use super::contract::key;
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiffy_fleet::records::{Fault, Outcome};

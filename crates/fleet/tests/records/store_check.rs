@@ -1,6 +1,6 @@
 //! Stores that must not hold records.
 
-use crate::servers;
+use super::servers;
 use jiffy_fleet::check::{CheckOptions, check};
 use jiffy_fleet::{RecordError, Records, StoreRecords};
 use jiffy_store::{BackendSettings, StoreError, StoreUrl};

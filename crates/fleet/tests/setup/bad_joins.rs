@@ -1,6 +1,6 @@
 //! Hosts that must not join.
 
-use crate::lab::{Lab, facts, free_address, rejected};
+use super::lab::{Lab, facts, free_address, rejected};
 use bytes::Bytes;
 use jiffy_fleet::channel;
 use jiffy_fleet::join::{JoinOptions, JoinRequest, join_fleet};

@@ -1,6 +1,6 @@
 //! Fronts: a certificate, the addresses of the hosts, and nothing else.
 
-use crate::lab::{Lab, Member, facts, rejected};
+use super::lab::{Lab, Member, facts, rejected};
 use bytes::Bytes;
 use jiffy_fleet::HostFacts;
 use jiffy_fleet::channel::{Client, Server};

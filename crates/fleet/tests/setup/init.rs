@@ -1,6 +1,6 @@
 //! `jiffy fleet init`.
 
-use crate::lab::{Lab, facts};
+use super::lab::{Lab, facts};
 use jiffy_fleet::init::{check_host, create_fleet};
 use jiffy_fleet::settings::Settings;
 use jiffy_fleet::{FleetAccess, SetupError};

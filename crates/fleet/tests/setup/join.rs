@@ -1,6 +1,6 @@
 //! Hosts that join.
 
-use crate::lab::{Lab, Member, TEMPLATES, facts};
+use super::lab::{Lab, Member, TEMPLATES, facts};
 use jiffy_fleet::FleetAccess;
 use jiffy_fleet::join::join_fleet;
 use jiffy_fleet::settings::Settings;

@@ -1,6 +1,6 @@
 //! Tokens that cannot be used.
 
-use crate::lab::{Lab, facts, free_address, rejected};
+use super::lab::{Lab, facts, free_address, rejected};
 use jiffy_fleet::join::{JoinOptions, join_fleet};
 use jiffy_fleet::tokens::Token;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Changes without faults.
 
-use crate::lab::{Lab, create, hash, is_revoked, key_row, reached, revoke, row};
-use crate::servers;
+use super::lab::{Lab, create, hash, is_revoked, key_row, reached, revoke, row};
+use crate::records::servers;
 use jiffy_fleet::tables::{Action, TableError, preview_key};
 use jiffy_fleet::{MemoryRecords, Records};
 use jiffy_fleet_core::record::{KeyLimits, RowContent, RowKey, Table, TemplateRow};

@@ -1,6 +1,6 @@
 //! Members that are cut off.
 
-use crate::lab::{Gate, Lab, create, is_revoked, reached, revoke};
+use super::lab::{Gate, Lab, create, is_revoked, reached, revoke};
 use jiffy_fleet::records::Fault;
 use jiffy_fleet::tables::Tables;
 use jiffy_fleet::{MemoryRecords, SealedRecords};

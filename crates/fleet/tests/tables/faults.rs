@@ -1,7 +1,7 @@
 //! Writers that are lost, answers that are lost, and records that are damaged or older.
 
-use crate::lab::{Lab, create, fleet, is_revoked, reached, revoke, row};
-use crate::servers;
+use super::lab::{Lab, create, fleet, is_revoked, reached, revoke, row};
+use crate::records::servers;
 use jiffy_fleet::records::{Fault, Outcome};
 use jiffy_fleet::tables::{CHANGE_TIMEOUT, TableError, Tables};
 use jiffy_fleet::{MemoryRecords, RecordKey, Records, Written};

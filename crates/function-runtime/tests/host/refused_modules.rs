@@ -1,7 +1,7 @@
 //! Tests for modules that are too large or whose compilation exceeds a limit.
 
-use super::support::many_functions;
 use super::{KEY, NAME, deploy, deploy_module, files, get, open, settings};
+use crate::support::many_functions;
 use jiffy_function_manager::{FunctionError, Functions};
 use jiffy_proto::function::{CompileLimits, MAX_MODULE_BYTES};
 use std::time::Duration;

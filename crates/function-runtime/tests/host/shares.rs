@@ -1,8 +1,8 @@
 //! Tests for fair shares: disk space is reserved before it is used, and compilers take turns.
 
-use super::support::many_functions;
 use super::{KEY, NAME, deploy_module, files, open, settings};
 use crate::support::constant;
+use crate::support::many_functions;
 use jiffy_function_manager::{
     BoxError, DeployChanges, DeployQuota, DiskQuota, FunctionError, Functions, ModuleDigest,
 };

@@ -1,6 +1,6 @@
 //! Attack attempts of code that controls a process, and their targets on the host.
 
-use crate::taken_process::{CallEnd, TakenThread};
+use super::taken_process::{CallEnd, TakenThread};
 use nix::sys::signal::Signal;
 use std::ffi::CStr;
 use std::io::ErrorKind;

@@ -1,5 +1,6 @@
 //! Swap space for a test: a dedicated compressed memory device (zram) if the kernel supports it,
 //! otherwise a file.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::ffi::CString;
 use std::fs;

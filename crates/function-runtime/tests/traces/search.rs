@@ -1,7 +1,7 @@
 //! Sends requests to all guests in turn. Each request searches for marks of earlier requests.
 
+use super::trace_guest::{FUNCTIONS, TraceGuest};
 use crate::support::{TestClient, TestResponse, TestTenant};
-use crate::trace_guest::{FUNCTIONS, TraceGuest};
 use jiffy_proto::function::{FunctionLimits, LoadSettings, SlotReset, TenantLimits, World};
 use std::fs::{self, File};
 use std::sync::OnceLock;

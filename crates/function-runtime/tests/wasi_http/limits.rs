@@ -1,7 +1,7 @@
 //! Tests for limits of a component's calls to the host.
 
 use super::component::{ComponentText, dispatch_by_letter};
-use super::support::TestTenant;
+use crate::support::TestTenant;
 use jiffy_proto::function::{ControlRequest, FunctionLimits, LogStream};
 use std::fs::File;
 

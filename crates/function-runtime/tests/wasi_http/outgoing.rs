@@ -4,7 +4,7 @@ mod origin;
 
 use super::Guest;
 use super::component::{ComponentText, dispatch_by_letter};
-use super::support::TestTenant;
+use crate::support::TestTenant;
 use jiffy_function_manager::egress::{EgressSettings, NameOverrides};
 use jiffy_proto::function::{FunctionLimits, LoadSettings};
 use origin::Origin;

@@ -97,7 +97,7 @@ fn read_pack(keys: &DataKeys, bytes: &[u8]) -> Result<Vec<Vec<u8>>, FormatError>
     frames.collect()
 }
 
-/// Writes the golden files: `cargo test -p jiffy-store --test format -- --ignored`.
+/// Writes the golden files: `cargo test -p jiffy-store --test store format:: -- --ignored`.
 #[test]
 #[ignore = "writes files that are to stay as they are"]
 fn write_goldens() {

@@ -1,7 +1,9 @@
-//! Tests of the store over directories and over faulty stores. They are a single program, because
-//! each test program compiles the generic code of the object store again.
+//! Tests of the store over directories, over faulty stores and with S3 servers. They are a single
+//! program, because each test program compiles the generic code of the object store again.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "../support/hostile_s3.rs"]
+mod hostile_s3;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -17,6 +19,7 @@ mod push_pull;
 mod random_lives;
 mod repack;
 mod resume;
+mod s3;
 mod stragglers;
 mod tenants;
 mod verify;

@@ -1,7 +1,10 @@
 """Fixtures. `tests/sdk/run` starts the daemon and sets the variables of E2B."""
 
+import json
 import os
 import re
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -59,17 +62,24 @@ def without_variables(monkeypatch):
 
 
 @pytest.fixture
-async def children(sdk):
-    """Returns the ids of the running forks of a sandbox."""
+def children():
+    """Returns the ids of the running forks of a sandbox.
 
-    async def forks_of(sandbox):
-        found = []
-        paginator = sdk.Sandbox.list()
-        while paginator.has_next:
-            for listed in await sdk(paginator.next_items):
-                other = await sdk(sdk.Sandbox.connect, listed.sandbox_id)
-                if other.forked_from == sandbox.sandbox_id:
-                    found.append(other.sandbox_id)
-        return found
+    The lists of the packages lack the origin, and a connection would affect the sandboxes of others.
+    """
+
+    def running():
+        page = {"limit": 100, "state": "running"}
+        while True:
+            address = os.environ["E2B_API_URL"] + "/v2/sandboxes?" + urllib.parse.urlencode(page)
+            request = urllib.request.Request(address, headers={"X-API-Key": os.environ["E2B_API_KEY"]})
+            with urllib.request.urlopen(request, timeout=30) as response:
+                yield from json.load(response)
+                page["nextToken"] = response.headers.get("x-next-token")
+            if not page["nextToken"]:
+                return
+
+    def forks_of(sandbox):
+        return [listed["sandboxID"] for listed in running() if listed.get("forkedFrom") == sandbox.sandbox_id]
 
     return forks_of

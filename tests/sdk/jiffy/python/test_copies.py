@@ -189,7 +189,7 @@ async def test_promote_removes_the_siblings(sdk, create, children):
     forks = await sdk(sandbox.fork, count=3)
     removed = await sdk(forks[1].promote)
     assert set(removed) == {forks[0].sandbox_id, forks[2].sandbox_id}
-    assert await children(sandbox) == [forks[1].sandbox_id]
+    assert children(sandbox) == [forks[1].sandbox_id]
     await sdk(forks[1].kill)
 
 
@@ -217,7 +217,7 @@ async def test_try_each_promotes_the_first_success_and_removes_the_others(sdk, c
     await sdk(sandbox.files.write, NOTE, "unchanged")
     outcome = await sdk(sandbox.try_each, [sdk.function(step) for step in (fail, echo("b"), echo("c"))])
     assert (outcome.index, outcome.result, outcome.ok) == (1, "b", True)
-    assert await children(sandbox) == [outcome.sandbox.sandbox_id]
+    assert children(sandbox) == [outcome.sandbox.sandbox_id]
     assert await read(sdk, outcome.sandbox) == "b" and await read(sdk, sandbox) == "unchanged"
     await sdk(outcome.sandbox.kill)
 
@@ -230,7 +230,7 @@ async def test_try_each_keeps_the_selected_outcome(sdk, create, children):
     await sdk(outcome.sandbox.kill)
     outcome = await sdk(sandbox.try_each, functions, keep=lambda all_: 2)
     assert (outcome.index, outcome.result) == (2, "2")
-    assert await children(sandbox) == [outcome.sandbox.sandbox_id]
+    assert children(sandbox) == [outcome.sandbox.sandbox_id]
     await sdk(outcome.sandbox.kill)
 
 
@@ -240,14 +240,14 @@ async def test_try_each_without_a_success_raises_and_leaves_no_fork(sdk, create,
         await sdk(sandbox.try_each, [sdk.function(fail)] * 2)
     assert isinstance(failure.value.__cause__, jiffy.CommandExitException)
     assert [outcome.ok for outcome in failure.value.outcomes] == [False, False]
-    assert await children(sandbox) == []
+    assert children(sandbox) == []
 
 
 async def test_a_failing_selection_leaves_no_fork(sdk, create, children):
     sandbox = await create()
     with pytest.raises(ZeroDivisionError):
         await sdk(sandbox.try_each, [sdk.function(echo("a"))] * 2, keep=lambda all_: 1 // 0)
-    assert await children(sandbox) == []
+    assert children(sandbox) == []
 
 
 async def test_a_cancelled_try_each_leaves_no_fork(sdk, create, children, monkeypatch):
@@ -283,7 +283,7 @@ async def test_a_cancelled_try_each_leaves_no_fork(sdk, create, children, monkey
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await children(sandbox) == []
+    assert children(sandbox) == []
 
 
 async def test_a_fork_that_is_killed_in_between_fails_alone(sdk, create, children):
@@ -295,7 +295,7 @@ async def test_a_fork_that_is_killed_in_between_fails_alone(sdk, create, childre
 
     outcome = await sdk(sandbox.try_each, [sdk.function(ends), sdk.function(echo("alive"))], keep=lambda all_: 1)
     assert outcome.result == "alive"
-    assert await children(sandbox) == [outcome.sandbox.sandbox_id]
+    assert children(sandbox) == [outcome.sandbox.sandbox_id]
     await sdk(outcome.sandbox.kill)
 
 

@@ -2,9 +2,6 @@
 //! supports.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod copies;
 mod detached;
 mod ends;
@@ -25,8 +22,8 @@ macro_rules! contract {
                 async fn $test() {
                     let name = concat!(stringify!($engine), "::", stringify!($test));
                     let engine = jiffy_engine_api::EngineName::$variant;
-                    if let Some(place) = crate::place::Place::of(engine, name) {
-                        let run = crate::$module::$test(&place);
+                    if let Some(place) = crate::contract::place::Place::of(engine, name) {
+                        let run = crate::contract::$module::$test(&place);
                         crate::support::within(name, run).await;
                         place.wait_empty().await;
                     }

@@ -1,11 +1,8 @@
 //! Tests with a real S3 server: versitygw over a directory, on the loopback device.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "support/hostile_s3.rs"]
-mod hostile_s3;
-mod support;
-
-use hostile_s3::{Answer, HostileS3};
+use crate::hostile_s3::{Answer, HostileS3};
+use crate::support::*;
 use jiffy_store::*;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -13,7 +10,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
-use support::*;
 
 const PROGRAM: &str = "JIFFY_VERSITYGW";
 

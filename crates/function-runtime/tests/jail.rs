@@ -2,24 +2,18 @@
 //! attacked from inside. Without root, no namespaces exist.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "../support/mod.rs"]
-mod support;
-
-#[path = "../support/skip.rs"]
-mod skip;
-
 mod attempts;
 mod taken_process;
 
+use crate::skip::skip;
+use crate::support::{OWNER, TestTenant, constant, program};
 use attempts::{Host, is_killed_for_a_32_bit_call};
 use jiffy_function_runtime::engine::RESETS;
 use jiffy_proto::function::{FunctionLimits, LISTENER_FD, TenantLimits};
-use skip::skip;
 use std::fs;
 use std::io::ErrorKind;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{OWNER, TestTenant, constant, program};
 use taken_process::{CallEnd, TakenThread};
 
 /// Timeout for a compiler to confine itself.

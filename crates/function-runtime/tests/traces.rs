@@ -5,28 +5,19 @@
 //! slots of other functions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "../support/mod.rs"]
-mod support;
-
-#[path = "../support/skip.rs"]
-mod skip;
-
-#[path = "../support/swap.rs"]
-mod swap;
-
 mod pressure;
 mod search;
 mod trace_guest;
 
+use crate::skip::skip;
+use crate::swap::Swap;
 use jiffy_function_runtime::engine::{self, RESETS};
 use jiffy_proto::function::{SlotReset, TenantLimits, World};
 use nix::unistd::Uid;
 use pressure::{kernel_count, status_kib};
 use search::{SLOTS, Search, tenant};
-use skip::skip;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use swap::Swap;
 use trace_guest::{FUNCTIONS, TraceGuest};
 use wasmtime::{Instance, Module, Store};
 

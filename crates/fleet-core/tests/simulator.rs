@@ -14,10 +14,7 @@ mod faults;
 mod host;
 mod mutation;
 mod operations;
-mod random;
 mod records;
-#[path = "../support/samples.rs"]
-mod samples;
 mod sandboxes;
 mod world;
 

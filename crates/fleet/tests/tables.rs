@@ -5,6 +5,3 @@ mod changes;
 mod contact;
 mod faults;
 mod lab;
-#[path = "../records/servers.rs"]
-#[allow(dead_code)] // Some servers are used by other tests only.
-mod servers;

@@ -7,5 +7,5 @@ mod etcd_settings;
 mod faults;
 mod proxy;
 mod sealed;
-mod servers;
+pub mod servers;
 mod store_check;

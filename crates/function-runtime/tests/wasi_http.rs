@@ -2,16 +2,13 @@
 //! interface.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod component;
 mod limits;
 mod outgoing;
 
+use crate::support::{TestClient, TestResponse, TestTenant};
 use component::component;
 use jiffy_proto::function::FunctionLimits;
-use support::{TestClient, TestResponse, TestTenant};
 
 /// Tenant with one component as the function `f`.
 struct Guest(TestTenant);

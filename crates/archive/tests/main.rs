@@ -1,0 +1,4 @@
+//! Tests of archives.
+
+mod attributes;
+mod hostile;

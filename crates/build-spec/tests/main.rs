@@ -1,0 +1,4 @@
+//! Tests of build contexts and Dockerfiles.
+
+mod contexts;
+mod dockerfiles;

@@ -1,0 +1,5 @@
+//! Tests of placement and budgets.
+
+mod budget;
+mod placement;
+mod support;
