@@ -323,8 +323,8 @@ def connected(s):
 #[jiffy_test(not_on_gvisor = "gVisor has no virtual sockets")]
 fn vsock_reaches_one_port_of_the_host_and_no_other_guest() {
     with_attack(|attack| {
-        // Agents connect to port 1024 of the host. Listeners at 49983 and 49984 belong to the guest
-        // itself.
+        // Agents connect to port 1024 of the host. The listeners at 49983 to 49985 belong to the
+        // guest itself, and close each connection that is not from the host.
         let program = format!(
             r#"{VSOCK}
 ports = [0, 1, 22, 53, 80, 443, 1022, 1023, 1024, 1025, 2375, 3000, 9999, 49982, 49983, 49984, 49985, 65535, 65536, 0x7fffffff, 0xfffffffe]
@@ -337,7 +337,7 @@ print(sorted(call for call, s in calls.items() if connected(s)))
         );
         assert_eq!(
             attack.python(&program),
-            "[(2, 1024), (3, 49983), (3, 49984)]"
+            "[(2, 1024), (3, 49983), (3, 49984), (3, 49985)]"
         );
     });
 }
