@@ -139,6 +139,15 @@ fn tenant() -> TestTenant {
     tenant
 }
 
+/// Permits the processor time of 20,000 calls of a runtime that is not optimised.
+fn allow_many_calls(tenant: &TestTenant) {
+    let patient = FunctionLimits {
+        cpu_ms: 5000,
+        ..FunctionLimits::default()
+    };
+    limit(tenant, patient);
+}
+
 fn limit(tenant: &TestTenant, limits: FunctionLimits) {
     let function = "f".to_owned();
     let order = ControlRequest::Limit { function, limits };
@@ -148,11 +157,7 @@ fn limit(tenant: &TestTenant, limits: FunctionLimits) {
 #[test]
 fn a_component_that_exceeds_a_call_limit_is_terminated_with_a_log_entry() {
     let tenant = tenant();
-    let patient = FunctionLimits {
-        cpu_ms: 5000,
-        ..FunctionLimits::default()
-    };
-    limit(&tenant, patient);
+    allow_many_calls(&tenant);
     let mut client = tenant.connect();
     for (letter, _, reason) in TOO_FAR {
         let answer = client.get("f", &format!("/{letter}"));
@@ -197,6 +202,7 @@ fn endless_host_calls_are_terminated_and_output_is_bounded() {
 #[test]
 fn a_client_that_disconnects_before_the_response_terminates_its_guest() {
     let tenant = tenant();
+    allow_many_calls(&tenant);
     let mut client = tenant.connect();
     client.send(b"GET /w HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\n\r\n");
     tenant.wait_for("f", |metrics| metrics.running == 1);
