@@ -344,8 +344,8 @@ pub enum AuditCaller {
     Key,
     /// A function with a key for sandboxes.
     Function,
-    /// The holder of a sandbox's access token, or any client of a sandbox without one. The entry
-    /// names the key that owns the sandbox.
+    /// The holder of the access token of a sandbox or volume, or any client of a sandbox without
+    /// one. The entry names the key that owns the sandbox or volume.
     Token,
     /// A caller without a valid key or token.
     Unknown,

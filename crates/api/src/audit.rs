@@ -61,13 +61,18 @@ pub async fn count_rejections(app: App) {
 
 /// Caller of a request, which is known after its authentication.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AuditedCaller(Arc<OnceLock<Caller>>);
+pub(crate) struct AuditedCaller(Arc<OnceLock<(AuditCaller, Option<String>)>>);
 
 impl AuditedCaller {
     /// Sets the caller.
-    pub fn set(&self, caller: Caller) {
+    pub fn set(&self, caller: &Caller) {
         // A request is authenticated once.
-        let _ = self.0.set(caller);
+        let _ = self.0.set(described(caller));
+    }
+
+    /// Sets the holder of a token as the caller. `owner` is the key that owns the token's object.
+    pub fn set_token(&self, owner: Option<String>) {
+        let _ = self.0.set((AuditCaller::Token, owner));
     }
 }
 
@@ -103,7 +108,7 @@ impl Drop for PendingCall {
             return;
         };
         if let Some(caller) = self.caller.0.get() {
-            set_caller(&mut call, caller);
+            (call.caller, call.key) = caller.clone();
         }
         call.ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.log.record(call);
@@ -112,16 +117,15 @@ impl Drop for PendingCall {
 
 /// Sets the caller of a call.
 pub(crate) fn set_caller(call: &mut AuditedCall, caller: &Caller) {
+    (call.caller, call.key) = described(caller);
+}
+
+/// Returns the kind of a caller and its key.
+fn described(caller: &Caller) -> (AuditCaller, Option<String>) {
     match caller {
-        Caller::Owner => call.caller = AuditCaller::Owner,
-        Caller::Key(key) => {
-            call.caller = AuditCaller::Key;
-            call.key = Some(key.id.clone());
-        }
-        Caller::Function(function) => {
-            call.caller = AuditCaller::Function;
-            call.key = Some(function.key.id.clone());
-        }
+        Caller::Owner => (AuditCaller::Owner, None),
+        Caller::Key(key) => (AuditCaller::Key, Some(key.id.clone())),
+        Caller::Function(function) => (AuditCaller::Function, Some(function.key.id.clone())),
     }
 }
 

@@ -208,7 +208,7 @@ pub(crate) async fn authenticate(
         },
     };
     if let Some(audited) = request.extensions().get::<AuditedCaller>() {
-        audited.set(caller.clone());
+        audited.set(&caller);
     }
     // A function's key permits only some calls.
     if let Caller::Function(function) = &caller

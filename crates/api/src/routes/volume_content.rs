@@ -2,6 +2,7 @@
 
 use super::volumes::refused;
 use crate::app::App;
+use crate::audit::AuditedCaller;
 use crate::body::Required;
 use crate::caller::{Caller, ClientAddress, check_key, key_of_request, unauthenticated};
 use crate::error::ApiError;
@@ -206,8 +207,14 @@ impl FromRequestParts<App> for VolumeAccess {
             .map_err(|e| ApiError::invalid(e.body_text()))?;
         let key = key_of_request(&parts.headers);
         let address = parts.extensions.get::<ClientAddress>().map(|a| a.0);
+        let audited = parts.extensions.get::<AuditedCaller>();
         if let Some(token) = key.filter(|token| token.starts_with(TOKEN_PREFIX)) {
-            return by_token(app, host, which, token.to_owned(), address).await;
+            let access = by_token(app, host, which, token.to_owned(), address).await?;
+            if let (Some(audited), Ok(volume)) = (audited, &access.volume) {
+                let owner = Some(volume.owner.clone()).filter(|owner| !owner.is_empty());
+                audited.set_token(owner);
+            }
+            return Ok(access);
         }
         let caller = match parts.extensions.get::<Caller>() {
             Some(caller) => caller.clone(),
@@ -217,6 +224,9 @@ impl FromRequestParts<App> for VolumeAccess {
             }
             None => Caller::Key(check_key(app, key, address)?),
         };
+        if let Some(audited) = audited {
+            audited.set(&caller);
+        }
         if caller.is_read_only() && parts.method != Method::GET {
             return Err(ApiError::read_only());
         }

@@ -214,3 +214,37 @@ async fn a_call_whose_client_has_gone_is_recorded() {
     assert_eq!(all[0]["status"], 499);
     assert_eq!(all[0]["caller"], "key");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_on_files_of_a_volume_are_recorded_with_the_key_of_the_volume() {
+    let (api, _, _directory) = audited();
+    let (alice, key) = api.key(Scope::Create, Limits::default());
+    let made = api.call_as(
+        &alice,
+        "POST",
+        "/volumes",
+        json!({ "name": "data", "sizeMB": 4 }),
+    );
+    let made = made.await.expect(201);
+    let token = TestCaller::Key(made.text("token"));
+    let path = format!("/volumecontent/{}/dir?path=/", made.text("volumeID"));
+    for caller in [&token, &alice] {
+        let list = api.call_as(caller, "GET", &path, Value::Null);
+        list.await.expect(200);
+    }
+    let forged = TestCaller::Key("jiffy_volume_forged".to_owned());
+    let list = api.call_as(&forged, "GET", &path, Value::Null);
+    list.await.expect(401);
+    let all = entries(&api, "").await;
+    let calls = all
+        .iter()
+        .filter(|entry| entry["call"] == "GET /volumecontent/{volumeID}/dir");
+    let callers = calls.map(|entry| (entry["caller"].clone(), entry["keyID"].clone()));
+    let callers: Vec<_> = callers.collect();
+    let expected = [
+        (json!("token"), json!(key.key.id)),
+        (json!("key"), json!(key.key.id)),
+        (json!("unknown"), Value::Null),
+    ];
+    assert_eq!(callers, expected);
+}
