@@ -157,6 +157,7 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
         engine: args.engine.map(|engine| engine.to_string()),
         prefetch: args.prefetch.map(Into::into),
         host_labels: args.host_labels.iter().cloned().collect(),
+        volumes: args.volumes.clone(),
     }
 }
 

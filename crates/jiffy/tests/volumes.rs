@@ -39,11 +39,8 @@ fn request(test_home: &TestHome, mount: &Value) -> (u16, String) {
 
 /// Creates a sandbox with a volume at `/data`.
 fn create(test_home: &TestHome, volume: &str, read_only: bool) -> String {
-    let mount = json!({ "name": volume, "path": "/data", "readOnly": read_only });
-    let (status, text) = request(test_home, &mount);
-    assert_eq!(status, 201, "{text}");
-    let created: Value = serde_json::from_str(&text).unwrap();
-    created["sandboxID"].as_str().unwrap().to_owned()
+    let rights = if read_only { ":ro" } else { "" };
+    test_home.ok(&["create", "-v", &format!("{volume}:/data{rights}")])
 }
 
 /// Holds a file open that has no name, until a file `continue` exists. Then writes the result

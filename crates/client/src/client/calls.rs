@@ -4,9 +4,9 @@ use super::{Client, Listed, has_error_code};
 use anyhow::bail;
 use hyper::Method;
 use jiffy_api_types::{
-    EngineDescription, Forked, PauseSandbox, Prefetch, Process, Promoted, Proxy, RequestedBuild,
-    ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState, Secret,
-    Snapshot, SnapshotInfo, VerifiedSnapshot, Volume, Waited,
+    EngineDescription, Forked, NewVolumeMount, PauseSandbox, Prefetch, Process, Promoted, Proxy,
+    RequestedBuild, ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState,
+    Secret, Snapshot, SnapshotInfo, VerifiedSnapshot, Volume, Waited,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,8 @@ pub struct SandboxSettings {
     pub prefetch: Option<Prefetch>,
     /// Labels that the host must have.
     pub host_labels: BTreeMap<String, String>,
+    /// Volumes to mount.
+    pub volumes: Vec<NewVolumeMount>,
 }
 
 impl NewSandbox {
@@ -79,6 +81,8 @@ impl NewSandbox {
         self.0.prefetch = settings.prefetch;
         let labels = Some(settings.host_labels);
         self.0.host_labels = labels.filter(|labels| !labels.is_empty());
+        let volumes = Some(settings.volumes);
+        self.0.volume_mounts = volumes.filter(|volumes| !volumes.is_empty());
         self
     }
 

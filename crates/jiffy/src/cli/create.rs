@@ -3,7 +3,7 @@
 use super::{HostArgs, SiteArgs, SizeArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_api_types::{OnTimeout, Prefetch};
+use jiffy_api_types::{NewVolumeMount, OnTimeout, Prefetch};
 use jiffy_engine_api::EngineName;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use std::time::Duration;
   jiffy create --from before-upgrade                 from a snapshot
   jiffy create --image python:3.12 --cpu 2 --memory 4Gi --persist
   jiffy create --network off --engine gvisor
+  jiffy create -v datasets:/data:ro -v results:/results
 
 Timeouts:
   Without --timeout (or with --persist) a sandbox runs until it is killed. The timeout starts when
@@ -49,6 +50,10 @@ pub struct CreateArgs {
     /// Environment variable for all commands. Without =VALUE, its current value is used
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
+    /// Volume of `jiffy volume` to mount in a directory, which is created if necessary. Can be
+    /// repeated
+    #[arg(short, long = "volume", value_name = "VOLUME:PATH[:ro]", value_parser = volume)]
+    pub volumes: Vec<NewVolumeMount>,
     /// Timeout: 90s, 30m, 12h, 2d
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub timeout: Option<Duration>,
@@ -144,5 +149,53 @@ fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err(format!("`{text}` is not KEY=VALUE")),
+    }
+}
+
+/// Parses `VOLUME:PATH[:ro]`.
+fn volume(text: &str) -> Result<NewVolumeMount, String> {
+    // `:rw` is the default, and accepted because Docker has it.
+    let (rest, read_only) = match text.strip_suffix(":ro") {
+        Some(rest) => (rest, Some(true)),
+        None => (text.strip_suffix(":rw").unwrap_or(text), None),
+    };
+    match rest.split_once(':') {
+        Some((name, _)) if name.contains('/') || name == "." => Err(format!(
+            "`{name}` is not the name of a volume (see `jiffy volume`). `jiffy cp` and `jiffy run \
+             -v` copy directories of this host"
+        )),
+        Some((name, path)) if !name.is_empty() && path.starts_with('/') => Ok(NewVolumeMount {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            read_only,
+        }),
+        _ => Err(format!(
+            "`{text}` is not VOLUME:PATH or VOLUME:PATH:ro, for example datasets:/data"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_have_a_name_and_an_absolute_path() {
+        let mount = |read_only| NewVolumeMount {
+            name: "datasets".to_owned(),
+            path: "/data".to_owned(),
+            read_only,
+        };
+        assert_eq!(volume("datasets:/data"), Ok(mount(None)));
+        assert_eq!(volume("datasets:/data:rw"), Ok(mount(None)));
+        assert_eq!(volume("datasets:/data:ro"), Ok(mount(Some(true))));
+        for bad in ["datasets", "datasets:data", ":/data", "datasets:"] {
+            let error = volume(bad).unwrap_err();
+            assert!(error.contains("is not VOLUME:PATH"), "{error}");
+        }
+        for path in ["./src:/work", "/srv:/work", ".:/work"] {
+            let error = volume(path).unwrap_err();
+            assert!(error.contains("is not the name of a volume"), "{error}");
+        }
     }
 }
