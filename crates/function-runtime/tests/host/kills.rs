@@ -152,7 +152,11 @@ fn child(directory: &Path, key: &str, step: &str) -> ExitStatus {
     let values = [directory.to_str().unwrap(), key, step];
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "host::kills::work_in_a_child_process", "--nocapture"])
+        .args([
+            "--exact",
+            "host::kills::work_in_a_child_process",
+            "--nocapture",
+        ])
         .envs(CHILD.into_iter().zip(values))
         .stdout(Stdio::null());
     command.status().unwrap()
