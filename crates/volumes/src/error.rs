@@ -71,7 +71,7 @@ pub enum VolumeError {
     Total,
     /// Sandboxes have mounted the volume.
     #[error(
-        "volume `{name}` is mounted by {count} sandboxes ({sandboxes}): remove the sandboxes first"
+        "volume `{name}` is mounted in sandboxes ({count}: {sandboxes}): kill the sandboxes first"
     )]
     Mounted {
         /// Name of the volume.

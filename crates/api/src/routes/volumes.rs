@@ -154,11 +154,8 @@ impl App {
         }
         for (index, mount) in mounts.iter().enumerate() {
             check_mount_path(&mount.path)?;
-            let earlier = mounts.iter().take(index);
-            if earlier
-                .into_iter()
-                .any(|other| overlaps(&other.path, &mount.path))
-            {
+            let mut earlier = mounts.iter().take(index);
+            if earlier.any(|other| overlaps(&other.path, &mount.path)) {
                 return Err(ApiError::invalid(
                     "`volumeMounts`: a path must not be equal to or below another path",
                 ));
@@ -213,9 +210,8 @@ fn check_mount_path(path: &str) -> Result<(), ApiError> {
     let is_valid = parts.is_some_and(|mut parts| {
         parts.all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255)
     });
-    let covers = |of: &str| overlaps(path, of);
     let is_plain = path.len() <= MAX_MOUNT_PATH && !path.contains(|c: char| c.is_control());
-    if is_valid && is_plain && !KERNEL_PATHS.iter().any(|of| covers(of)) {
+    if is_valid && is_plain && !KERNEL_PATHS.iter().any(|of| overlaps(path, of)) {
         return Ok(());
     }
     let shown: String = path.chars().take(128).collect();

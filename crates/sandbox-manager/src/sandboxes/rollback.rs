@@ -131,9 +131,11 @@ impl Sandboxes {
                     boot_ms: Some(took),
                     ..entry.record_in(SandboxState::Running)
                 };
-                // A failure is logged: other files of the guest remain usable.
+                // Other files of the guest are usable without the volumes. They are served later if
+                // possible.
                 if let Err(e) = self.mount_volumes(&record, &*guest, false).await {
                     tracing::warn!(sandbox = record.id, error = %e, "cannot mount the volumes of a sandbox");
+                    self.serve_lost_volumes(entry);
                 }
                 // Without a record of the running guest, the next daemon would stop it.
                 if !self.write_back(&record, &*guest).await {
