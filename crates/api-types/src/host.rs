@@ -215,6 +215,9 @@ pub struct DiskUsage {
     pub build_steps: u64,
     /// Functions.
     pub functions: u64,
+    /// Volumes, with their maximum sizes.
+    #[serde(default)]
+    pub volumes: u64,
 }
 
 /// Team of a host. Clients of E2B expect one.

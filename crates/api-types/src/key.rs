@@ -48,7 +48,7 @@ pub struct KeyLimits {
     /// Simultaneous requests and streams to sandboxes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exchanges: Option<u32>,
-    /// Disk space in MiB.
+    /// Disk space in MiB. A volume counts with its size.
     #[serde(rename = "diskMB", skip_serializing_if = "Option::is_none")]
     pub disk_mb: Option<u64>,
     /// Idle timeout in seconds of new sandboxes whose create and template set none. 0 means none.

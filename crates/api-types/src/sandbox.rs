@@ -116,11 +116,15 @@ pub struct ListedSandbox {
 
 /// A mounted volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct VolumeMount {
     /// Name of the volume.
     pub name: String,
     /// Directory in the sandbox.
     pub path: String,
+    /// True if the sandbox cannot change the volume.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// A sandbox with its settings.

@@ -2,6 +2,7 @@
 
 use crate::engine::BootMode;
 use crate::network::NetworkSettings;
+use crate::sandbox::VolumeMount;
 use crate::size::SandboxSize;
 use crate::snapshot::SnapshotContent;
 use schemars::JsonSchema;
@@ -168,6 +169,9 @@ pub struct SandboxTerms {
     pub secure: bool,
     /// Network rules.
     pub network: NetworkSettings,
+    /// Mounted volumes. Absent if the sandbox has none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeMount>,
 }
 
 /// Durations of operations on a sandbox.

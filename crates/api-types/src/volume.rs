@@ -22,7 +22,8 @@ pub struct NewVolume {
     /// Driver of CubeSandbox. The only driver is `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<VolumeDriver>,
-    /// Size in MiB, which the files cannot exceed. Defaults to 10240.
+    /// Size in MiB, which the files cannot exceed. It counts towards the disk limit of the key.
+    /// Defaults to 10240, but to at most half of the disk space that the limit leaves.
     #[serde(rename = "sizeMB", default)]
     #[schemars(range(min = 1, max = MAX_VOLUME_MB))]
     pub size_mb: Option<u64>,

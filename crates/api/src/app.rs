@@ -258,6 +258,10 @@ impl App {
 
     /// Adds volumes of API keys. Without them, calls on volumes are rejected.
     pub fn with_volumes(mut self, volumes: Option<Arc<HostVolumes>>) -> Self {
+        if let Some(volumes) = &volumes {
+            // Volumes count against the disk quotas of their keys.
+            self.quota.count_volumes(volumes.clone());
+        }
         self.volumes = volumes;
         self
     }

@@ -213,6 +213,7 @@ impl From<OperationError> for ApiError {
                 };
                 Self::not_found(error_code, message)
             }
+            (O::NoVolume(_), _) => Self::not_found("volume_not_found", message),
             (O::CaptureLost { .. }, _) => {
                 let message = format!("the snapshot does not exist: {message}");
                 Self::not_found("snapshot_not_found", message)

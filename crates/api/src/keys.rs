@@ -135,7 +135,8 @@ pub struct Limits {
     pub max_templates: Option<u32>,
     /// Waiting and running template builds.
     pub max_builds: Option<u32>,
-    /// Total disk space of paused sandboxes, snapshots, templates, uploads and build steps, in MiB.
+    /// Total disk space of paused sandboxes, snapshots, templates, uploads, build steps, functions
+    /// and volumes, in MiB.
     pub max_disk_mib: Option<u64>,
     /// Concurrent requests and streams to sandboxes.
     pub max_exchanges: Option<u32>,

@@ -9,6 +9,7 @@ mod fleet;
 mod ledger;
 mod refusal;
 mod reservations;
+mod sources;
 mod usage;
 
 pub(crate) use fleet::{fleet_needs, fleet_refusal};
@@ -19,12 +20,11 @@ use crate::keys::{Key, Keys, Limits, Scope};
 use fleet::FleetShares;
 use jiffy_engine_api::SandboxSize;
 use jiffy_fleet::node::LimitedNeed;
-use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{
     DiskLimit, OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal,
     QuotaRequest, Reserving, Sandboxes,
 };
-use jiffy_template_builder::{BuildUsage, Builder};
+use jiffy_template_builder::BuildUsage;
 use ledger::Ledger;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -44,6 +44,7 @@ type HostSource = Box<dyn Fn(&str) -> OwnerUsage + Send + Sync>;
 type ByteSource = Box<dyn Fn(&str) -> u64 + Send + Sync>;
 type DiskSource = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 type BuildSource = Box<dyn Fn(&str) -> Result<BuildUsage, String> + Send + Sync>;
+type VolumeSource = Box<dyn Fn(&str) -> Result<u64, String> + Send + Sync>;
 
 /// Returns the resources that `count` running sandboxes of `size` require.
 pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
@@ -56,8 +57,8 @@ pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
     }
 }
 
-/// Quotas of all keys. The sources `host`, `builds` and `function_bytes` return the usage of a key.
-/// `builds` and `function_bytes` are set later than the rest, and count as 0 until then.
+/// Quotas of all keys. The sources `host`, `builds`, `function_bytes` and `volume_bytes` return the
+/// usage of a key. All but `host` are set later than the rest, and count as 0 until then.
 pub(crate) struct Quota {
     keys: Arc<Keys>,
     /// Disk budget in MiB of keys with the scope `create` that have no limit of their own.
@@ -68,6 +69,7 @@ pub(crate) struct Quota {
     writable_disk_bytes: DiskSource,
     builds: OnceLock<BuildSource>,
     function_bytes: OnceLock<ByteSource>,
+    volume_bytes: OnceLock<VolumeSource>,
     ledger: Mutex<Ledger>,
     /// Notified when a reservation is released.
     changed: Notify,
@@ -192,6 +194,7 @@ impl Quota {
             writable_disk_bytes: Box::new(writable_disk_bytes),
             builds: OnceLock::new(),
             function_bytes: OnceLock::new(),
+            volume_bytes: OnceLock::new(),
             ledger: Mutex::default(),
             changed: Notify::new(),
             exchanges: Mutex::default(),
@@ -201,28 +204,6 @@ impl Quota {
         });
         sandboxes.budgets().limit(Arc::new(Budgets(quota.clone())));
         quota
-    }
-
-    /// Includes the usage of `builder` and applies the limits to it.
-    pub fn count_builder(self: &Arc<Self>, builder: &Builder) {
-        // A weak reference, because the builder owns this quota.
-        let weak = builder.downgrade();
-        let source = move |owner: &str| match weak.upgrade() {
-            Some(builder) => builder.usage_of(owner).map_err(|e| e.to_string()),
-            // The daemon is shutting down.
-            None => Ok(BuildUsage::default()),
-        };
-        // Only the first call has an effect; a host has one builder.
-        let _ = self.builds.set(Box::new(source));
-        builder.limit_owners(Arc::new(Budgets(self.clone())));
-    }
-
-    /// Includes the disk usage of `functions`.
-    pub fn count_functions(&self, functions: &Functions) {
-        let functions = functions.clone();
-        let source = move |key: &str| functions.disk_bytes(Some(key));
-        // Only the first call has an effect; a host has one set of functions.
-        let _ = self.function_bytes.set(Box::new(source));
     }
 
     /// Limits the exchanges of keys without a limit of their own.
@@ -250,11 +231,14 @@ impl Quota {
     pub fn usage_of(&self, key: &str) -> Result<KeyUsage, ApiError> {
         let builds = self.builds.get().map(|source| source(key));
         let builds = builds.transpose().map_err(ApiError::internal)?;
+        let volumes = self.volume_bytes.get().map(|source| source(key));
+        let volumes = volumes.transpose().map_err(ApiError::internal)?;
         let exchanges = self.exchanges.lock().get(key).copied();
         Ok(KeyUsage {
             host: (self.host)(key),
             builds: builds.unwrap_or_default(),
             function_bytes: self.function_bytes.get().map_or(0, |bytes| bytes(key)),
+            volume_bytes: volumes.unwrap_or_default(),
             exchanges: exchanges.unwrap_or(0),
         })
     }

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use jiffy_proto::agent::{VOLUME_ATTACHED, VOLUME_OK, VOLUME_PORT, VolumeAttachment};
 use jiffy_sandbox_manager::{MountError, MountedVolume, VolumeMount, VolumeMounter};
-use jiffy_volumes::{HostVolumes, ServerWatch, SessionRights, Volume};
+use jiffy_volumes::{HostVolumes, ServerWatch, SessionRights, Volume, VolumeError};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -68,7 +68,11 @@ impl HostVolumeMounter {
         let owner = mount.owner.unwrap_or_default().to_owned();
         let find = move |host: &HostVolumes| {
             // The owner is checked at every mount.
-            let volume = host.volumes().get(&owner, &id).map_err(failed)?;
+            let found = host.volumes().get(&owner, &id);
+            let volume = found.map_err(|e| match e {
+                VolumeError::Unknown(id) => MountError::Unknown(id),
+                e => failed(e),
+            })?;
             let watch = host.servers().watch(&volume).map_err(server_failed)?;
             Ok((volume, watch))
         };

@@ -200,6 +200,9 @@ pub enum OperationError {
     /// The guest cannot mount a volume at the requested path.
     #[error("cannot mount the volumes of the sandbox: {0}; choose another path")]
     MountPath(String),
+    /// A volume was removed after the request had named it.
+    #[error("cannot mount the volumes of the sandbox: volume `{0}` does not exist; list the volumes of this key")]
+    NoVolume(String),
     /// The egress rules are invalid.
     #[error("{0}")]
     Network(String),
@@ -362,7 +365,9 @@ impl OperationError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             // A snapshot whose capture was lost does not exist.
-            Self::Unknown { .. } | Self::CaptureLost { .. } => ErrorKind::Unknown,
+            Self::Unknown { .. } | Self::CaptureLost { .. } | Self::NoVolume(_) => {
+                ErrorKind::Unknown
+            }
             Self::Ambiguous { .. }
             | Self::Count { .. }
             | Self::BadName

@@ -2,7 +2,9 @@
 //! record.
 
 use crate::MountedVolume;
-use jiffy_api_types::{HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent};
+use jiffy_api_types::{
+    HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent, VolumeMount,
+};
 use jiffy_engine_api::{HeaderRules, NetworkRules, now_ms};
 use jiffy_proto::agent::{Authority, SiteSettings};
 use serde::{Deserialize, Serialize};
@@ -156,6 +158,7 @@ impl From<SandboxSettings> for SandboxTerms {
                     .collect(),
                 ..settings.network
             },
+            volumes: settings.volumes.iter().map(VolumeMount::from).collect(),
         }
     }
 }

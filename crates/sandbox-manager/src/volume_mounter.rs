@@ -20,6 +20,16 @@ pub struct MountedVolume {
     pub read_only: bool,
 }
 
+impl From<&MountedVolume> for jiffy_api_types::VolumeMount {
+    fn from(mounted: &MountedVolume) -> Self {
+        Self {
+            name: mounted.name.clone(),
+            path: mounted.path.clone(),
+            read_only: mounted.read_only,
+        }
+    }
+}
+
 /// Mounts of a guest.
 #[derive(Clone, Copy)]
 pub struct VolumeMount<'a> {
@@ -42,6 +52,9 @@ pub enum MountError {
     /// The guest rejected the path. The guest determines the text.
     #[error("{0}")]
     Path(String),
+    /// The volume does not exist.
+    #[error("{0} does not exist")]
+    Unknown(String),
     /// The host failed, or the guest did not respond.
     #[error("{0}")]
     Failed(String),
@@ -52,6 +65,7 @@ impl MountError {
     pub fn of(self, name: &str) -> Self {
         match self {
             Self::Path(reason) => Self::Path(format!("volume `{name}`: {reason}")),
+            Self::Unknown(_) => Self::Unknown(name.to_owned()),
             Self::Failed(reason) => Self::Failed(format!("volume `{name}`: {reason}")),
         }
     }

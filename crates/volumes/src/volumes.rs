@@ -192,6 +192,17 @@ impl Volumes {
         select().map_err(self.failed())
     }
 
+    /// Returns the sum of the sizes of the volumes of `owner` in bytes.
+    pub fn total_bytes(&self, owner: &str) -> Result<u64, VolumeError> {
+        let connection = self.connection.lock();
+        let sum = || {
+            let select = "SELECT coalesce(sum(bytes), 0) FROM volumes WHERE owner = ?1";
+            let mut statement = connection.prepare_cached(select)?;
+            statement.query_row(params![owner], |row| row.get(0))
+        };
+        sum().map_err(self.failed())
+    }
+
     /// Removes a volume. The caller removes its files.
     pub fn remove(&self, id: &str) -> Result<(), VolumeError> {
         let connection = self.connection.lock();

@@ -164,7 +164,7 @@ pub(super) fn out_of_disk(
     };
     ApiError::out_of_disk(format!(
         "disk quota exceeded: this key uses {} of {}{parts} and needs {} more; remove snapshots, \
-         templates (`DELETE /templates/{{id}}`) or paused sandboxes, prune build data \
+         volumes, templates (`DELETE /templates/{{id}}`) or paused sandboxes, prune build data \
          (`POST /templates/prune`), or raise the limit",
         Bytes(now.disk_bytes),
         Bytes(limit),

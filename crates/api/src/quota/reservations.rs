@@ -1,10 +1,11 @@
 //! Reservations for sandboxes that are about to start. They count until the sandbox counts as used.
 
-use super::{Quota, running};
+use super::{Quota, refusal, running};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use jiffy_engine_api::SandboxSize;
-use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest, Sandbox};
+use jiffy_sandbox_manager::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest, Sandbox};
+use jiffy_volumes::{DEFAULT_BYTES, MIN_BYTES};
 use std::sync::Arc;
 
 impl Quota {
@@ -50,6 +51,43 @@ impl Quota {
     ) -> Result<QuotaPermit, ApiError> {
         let amount = running(sandbox.size(), 1);
         self.reserve_of(caller, sandbox, amount, None).await
+    }
+
+    /// Reserves the size of a new volume: `bytes`, or by default [`DEFAULT_BYTES`], but at most half
+    /// of the disk space that the limit of the key leaves. Returns the size. Free space on the disk
+    /// of the host is not required, because most volumes never reach their size.
+    pub fn reserve_volume(
+        self: &Arc<Self>,
+        caller: &Caller,
+        bytes: Option<u64>,
+    ) -> Result<(u64, QuotaPermit), ApiError> {
+        // The host's owner has no quota.
+        let Some(key) = caller.key() else {
+            return Ok((bytes.unwrap_or(DEFAULT_BYTES), QuotaPermit::unlimited()));
+        };
+        let limits = self.limits_of(key);
+        let mut ledger = self.ledger.lock();
+        // Read under the lock, as for other requests.
+        let usage = self.usage_of(&key.id)?;
+        let now = usage.amount() + ledger.reserved(&key.id);
+        let bytes = bytes.unwrap_or_else(|| {
+            let left = refusal::disk_limit(&limits).map(|limit| limit.saturating_sub(now.disk_bytes));
+            let half = left.map_or(DEFAULT_BYTES, |left| left / 2 / MIN_BYTES * MIN_BYTES);
+            DEFAULT_BYTES.min(half).max(MIN_BYTES)
+        });
+        let amount = QuotaAmount {
+            disk_bytes: bytes,
+            ..QuotaAmount::default()
+        };
+        let request = QuotaRequest {
+            amount,
+            disk_floor: None,
+        };
+        if let Some(refusal) = refusal::check(&limits, &usage, now, &request) {
+            return Err(refusal);
+        }
+        ledger.reserve(&key.id, amount);
+        Ok((bytes, self.permit(key, (amount, DiskLimit::Key))))
     }
 
     /// Reserves within the quota of the owner of a sandbox. The host's owner and revoked keys have

@@ -12,13 +12,16 @@ pub(crate) struct KeyUsage {
     pub builds: BuildUsage,
     /// Bytes of functions' modules and their machine code.
     pub function_bytes: u64,
+    /// Sum of the maximum sizes of volumes in bytes. A volume counts with its size, and not with
+    /// its content, because its content can grow to this size without a further request.
+    pub volume_bytes: u64,
     /// Requests and streams to sandboxes that are in flight.
     pub exchanges: u64,
 }
 
 impl KeyUsage {
     /// Returns the bytes on disk by type of resource.
-    pub fn disk(&self) -> [(&'static str, u64); 6] {
+    pub fn disk(&self) -> [(&'static str, u64); 7] {
         [
             ("paused sandboxes", self.host.paused_bytes),
             ("snapshots", self.host.snapshot_bytes),
@@ -26,6 +29,7 @@ impl KeyUsage {
             ("uploads", self.builds.upload_bytes),
             ("build steps", self.host.step_bytes),
             ("functions", self.function_bytes),
+            ("volumes", self.volume_bytes),
         ]
     }
 

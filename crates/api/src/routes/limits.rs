@@ -49,6 +49,7 @@ impl From<KeyUsage> for BudgetUsage {
                 uploads: usage.builds.upload_bytes,
                 build_steps: usage.host.step_bytes,
                 functions: usage.function_bytes,
+                volumes: usage.volume_bytes,
             },
         }
     }

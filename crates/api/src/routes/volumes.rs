@@ -13,8 +13,8 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_api_types::{EventType, NewVolume, NewVolumeMount, Volume, VolumeAndToken};
-use jiffy_sandbox_manager::MountedVolume;
-use jiffy_volumes::{DEFAULT_BYTES, DEFAULT_FILES, HostVolumes, VolumeError};
+use jiffy_sandbox_manager::{MountedVolume, QuotaPermit};
+use jiffy_volumes::{DEFAULT_FILES, HostVolumes, MAX_BYTES, MIN_BYTES, VolumeError};
 use std::sync::Arc;
 
 /// Maximum number of volumes of a sandbox.
@@ -73,9 +73,17 @@ pub(super) async fn create(
     caller: Caller,
     Required(body): Required<NewVolume>,
 ) -> Result<(StatusCode, Json<VolumeAndToken>), ApiError> {
-    let bytes = body
-        .size_mb
-        .map_or(DEFAULT_BYTES, |mib| mib.saturating_mul(1 << 20));
+    // Reported before a quota.
+    app.volumes()?;
+    let size = body.size_mb.map(|mib| mib.saturating_mul(1 << 20));
+    // The permit counts until the volume counts as used.
+    let (bytes, _permit) = match size {
+        // Rejected below with the permitted sizes.
+        Some(bytes) if !(MIN_BYTES..=MAX_BYTES).contains(&bytes) => {
+            (bytes, QuotaPermit::unlimited())
+        }
+        size => app.quota.reserve_volume(&caller, size)?,
+    };
     let new = jiffy_volumes::NewVolume {
         name: body.name.unwrap_or_default(),
         bytes,

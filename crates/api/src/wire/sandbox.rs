@@ -110,7 +110,7 @@ impl App {
             state: sandbox.state().kind(),
             envd_version: ENVD_VERSION.to_owned(),
             metadata: sandbox.settings().metadata.clone(),
-            volume_mounts: volume_mounts(sandbox),
+            volume_mounts: sandbox.settings().volumes.iter().map(VolumeMount::from).collect(),
             host: self.host_of(sandbox),
             added: self.added(caller, sandbox),
         }
@@ -147,13 +147,4 @@ impl App {
             disk_failure: observed.disk_failure(sandbox.id()),
         }
     }
-}
-
-fn volume_mounts(sandbox: &manager::Sandbox) -> Vec<VolumeMount> {
-    let volumes = sandbox.settings().volumes.iter();
-    let shown = volumes.map(|volume| VolumeMount {
-        name: volume.name.clone(),
-        path: volume.path.clone(),
-    });
-    shown.collect()
 }

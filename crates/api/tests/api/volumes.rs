@@ -1,8 +1,30 @@
 //! Volumes of API keys, and their content by token.
 
 use crate::support::{Api, TestCaller};
+use async_trait::async_trait;
 use jiffy_api::{Limits, Scope};
+use jiffy_sandbox_manager::{HostOptions, MountError, VolumeMount, VolumeMounter};
 use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Mounts all volumes but `removed`, which does not exist any longer.
+#[derive(Debug)]
+struct FakeMounter;
+
+#[async_trait]
+impl VolumeMounter for FakeMounter {
+    async fn mount(&self, mount: VolumeMount<'_>) -> Result<(), MountError> {
+        match mount.volumes.iter().find(|v| v.name == "removed") {
+            Some(found) => Err(MountError::Unknown(found.volume.clone()).of(&found.name)),
+            None => Ok(()),
+        }
+    }
+
+    fn take_lost(&self) -> Option<mpsc::Receiver<String>> {
+        None
+    }
+}
 
 async fn created(api: &Api, caller: &TestCaller, name: &str) -> (String, TestCaller) {
     let body = json!({ "name": name, "sizeMB": 4 });
@@ -162,4 +184,56 @@ async fn a_create_mounts_volumes_of_its_key_at_permitted_paths_only() {
         let bad = create(&caller, bad).await;
         assert_eq!(bad.expect_error(400), "invalid_request");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mounts_are_shown_and_a_volume_that_is_removed_before_its_mount_is_not_found() {
+    let options = HostOptions {
+        volumes: Some(Arc::new(FakeMounter)),
+        ..HostOptions::default()
+    };
+    let api = Api::with_options(options, |app| app);
+    let (caller, _) = api.key(Scope::Create, Limits::default());
+    created(&api, &caller, "data").await;
+    created(&api, &caller, "removed").await;
+    let create = async |name: &str| {
+        let mounts = json!([{ "name": name, "path": "/data", "readOnly": true }]);
+        let body = json!({ "templateID": "base", "volumeMounts": mounts });
+        api.call_as(&caller, "POST", "/v2/sandboxes", body).await
+    };
+    assert_eq!(create("removed").await.expect_error(404), "volume_not_found");
+    let made = create("data").await.expect(201);
+    let shown = json!([{ "name": "data", "path": "/data", "readOnly": true }]);
+    assert_eq!(made.body["jiffy"]["terms"]["volumes"], shown);
+    let path = format!("/sandboxes/{}", made.id());
+    let one = api.call_as(&caller, "GET", &path, Value::Null).await;
+    assert_eq!(one.expect(200).body["volumeMounts"], shown);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sizes_of_volumes_count_towards_the_disk_limit_of_their_key() {
+    let api = Api::new();
+    let limits = Limits {
+        max_disk_mib: Some(20),
+        ..Limits::default()
+    };
+    let (caller, _) = api.key(Scope::Create, limits);
+    let create = async |body: Value| api.call_as(&caller, "POST", "/volumes", body).await;
+    let too_large = create(json!({ "name": "a", "sizeMB": 21 })).await;
+    assert_eq!(too_large.expect_error(507), "max_disk");
+    create(json!({ "name": "a", "sizeMB": 15 })).await.expect(201);
+    // The default is half of the rest.
+    let default = create(json!({ "name": "b" })).await.expect(201);
+    assert_eq!(default.body["sizeMB"], 2);
+    let used = api.call_as(&caller, "GET", "/limits", Value::Null).await;
+    let used = used.expect(200).body["used"].clone();
+    assert_eq!(used["disk"]["volumes"], 17 << 20);
+    assert_eq!(used["diskBytes"], 17 << 20);
+    let full = create(json!({ "name": "c", "sizeMB": 4 })).await;
+    assert_eq!(full.expect_error(507), "max_disk");
+    let removed = api
+        .call_as(&caller, "DELETE", "/volumes/a", Value::Null)
+        .await;
+    removed.expect(204);
+    create(json!({ "name": "c", "sizeMB": 4 })).await.expect(201);
 }

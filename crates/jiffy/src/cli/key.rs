@@ -87,8 +87,8 @@ pub struct KeyCreateArgs {
     /// Maximum number of queued and running template builds
     #[arg(long, value_name = "N")]
     pub max_builds: Option<u32>,
-    /// Disk quota for paused sandboxes, snapshots, templates, uploads and build steps [default:
-    /// value of `jiffy serve --default-key-disk`]
+    /// Disk quota for paused sandboxes, snapshots, templates, uploads, build steps, functions and
+    /// the sizes of volumes [default: value of `jiffy serve --default-key-disk`]
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub max_disk: Option<u64>,
     /// Maximum number of concurrent requests and streams to its sandboxes [default: half of the

@@ -161,8 +161,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FACTOR", default_value_t = HostLimits::default().disk_overcommit, value_parser = units::factor)]
     pub disk_overcommit: f64,
     /// Default disk quota of keys with scope `create`: snapshots, paused sandboxes, templates,
-    /// uploads and build steps. 0: no limit [default: a quarter of the file system of the data
-    /// directory]
+    /// uploads, build steps, functions and volumes. 0: no limit [default: a quarter of the file
+    /// system of the data directory]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes_or_zero)]
     pub default_key_disk: Option<u64>,
     /// CPU model of microVMs: host, x86-64-v2, x86-64-v3 or x86-64-v4. Snapshots can be restored on

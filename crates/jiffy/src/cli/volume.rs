@@ -50,7 +50,7 @@ pub enum VolumeCommand {
 pub struct VolumeCreateArgs {
     /// Name: letters, digits, `-` and `_` [default: the id]
     pub name: Option<String>,
-    /// Size that the files cannot exceed [default: 10G]
+    /// Size that the files cannot exceed [default: 10G, at most half of the key's free disk quota]
     #[arg(long, value_name = "SIZE", value_parser = crate::units::mebibytes)]
     pub size: Option<u64>,
     /// Maximum number of files, directories and links [default: 1000000]

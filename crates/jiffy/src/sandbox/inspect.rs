@@ -125,6 +125,11 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     lines.add("network", network);
     lines.add("allowed", s.settings.network.allow_out.join(", "));
     lines.add("denied", s.settings.network.deny_out.join(", "));
+    for (number, mount) in s.settings.volumes.iter().enumerate() {
+        let name = if number == 0 { "volumes" } else { "" };
+        let rights = if mount.read_only { " (read-only)" } else { "" };
+        lines.add(name, format!("{} at {}{rights}", mount.name, mount.path));
+    }
     lines.add("forked from", s.forked_from.as_deref().unwrap_or_default());
     lines.add("snapshot", s.snapshot.as_deref().unwrap_or_default());
     lines.add("key", s.settings.owner.as_deref().unwrap_or_default());

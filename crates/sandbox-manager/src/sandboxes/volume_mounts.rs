@@ -68,6 +68,7 @@ impl Sandboxes {
         };
         mounted.map_err(|e| match e {
             MountError::Path(reason) => OperationError::MountPath(reason),
+            MountError::Unknown(name) => OperationError::NoVolume(name),
             MountError::Failed(reason) => {
                 let failed = OperationError::engine(format!("mount the volumes of {}", sandbox.id));
                 failed(EngineError::Failed { reason })

@@ -22,7 +22,7 @@ pub(super) fn volumes() -> Vec<Operation> {
         Operation::post("/volumes", "createVolume", "Create an empty volume")
             .takes::<NewVolume>()
             .answers::<VolumeAndToken>(201, "Volume and its token")
-            .fails_with(&[409]),
+            .fails_with(&[409, 507]),
         Operation::get(
             "/volumes/{volumeID}",
             "getVolume",
