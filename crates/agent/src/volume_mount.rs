@@ -2,6 +2,8 @@
 //! and a directory, and then answers the requests of this guest's kernel on the stream.
 
 mod fuse_device;
+mod lock_record;
+mod message;
 mod pump;
 
 use jiffy_proto::agent::{MAX_VOLUME_REQUEST, VOLUME_ATTACHED, VOLUME_OK, VolumeAttachment};

@@ -9,6 +9,7 @@
 //! * [`fetch`]: messages between a VMM with incomplete memory and the process that fetches the
 //!   rest.
 //! * [`agent`]: greeting between host and guest agent, and their vsock ports.
+//! * [`file_lock`]: ranges of files that sandboxes lock.
 //! * [`function`]: messages between the daemon and the process of a tenant's functions.
 //! * [`internal`]: connections of functions and sandboxes to the control plane.
 //! * [`cpu_level`]: CPU features that guests see.
@@ -22,6 +23,7 @@ pub mod channel;
 pub mod console;
 pub mod cpu_level;
 pub mod fetch;
+pub mod file_lock;
 pub mod function;
 pub mod internal;
 pub mod kernel;

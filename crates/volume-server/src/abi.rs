@@ -33,11 +33,15 @@ pub mod opcode {
     pub const STATFS: u32 = 17;
     pub const RELEASE: u32 = 18;
     pub const FSYNC: u32 = 20;
+    pub const FLUSH: u32 = 25;
     pub const INIT: u32 = 26;
     pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
@@ -66,6 +70,10 @@ pub const INIT_FLAGS: u32 = (1 << 0)
     | (1 << 22)
     | (1 << 23)
     | (1 << 24);
+
+/// Flags of `INIT` with which locks hold between clients (`fcntl` and `flock`). Only clients that
+/// request their locks again after a loss of the connection receive them.
+pub const LOCK_FLAGS: u32 = (1 << 1) | (1 << 10);
 
 /// Bits of `valid` in SETATTR.
 pub mod set {

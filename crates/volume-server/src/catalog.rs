@@ -10,7 +10,8 @@ use crate::contents::{errno, log_of};
 use jiffy_database::{Schema, open};
 use nix::errno::Errno;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior, params};
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Schema. `parent` of a node is the parent of a directory. `position` orders the entries of a
@@ -143,6 +144,24 @@ impl Catalog {
         let done = work(&tx)?;
         tx.commit().map_err(failed)?;
         Ok(done)
+    }
+
+    /// Returns a copy of the catalog, a file without a name.
+    pub(crate) fn copy(&self) -> Result<File, Errno> {
+        let path = self.path.with_file_name("image.db");
+        let remove = || match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(errno(&e)),
+            _ => Ok(()),
+        };
+        // Left by a process that was killed.
+        remove()?;
+        let text = path.to_str().ok_or(Errno::EINVAL)?;
+        let copied = self.connection.execute("VACUUM INTO ?1", params![text]);
+        let file = copied
+            .map_err(failed)
+            .and_then(|_| File::open(&path).map_err(|e| errno(&e)));
+        remove()?;
+        file
     }
 
     /// Returns the connection for reads.

@@ -46,7 +46,8 @@ impl Contents {
         self.0.join(format!("{:02x}", node % DIRECTORIES))
     }
 
-    fn path(&self, node: u64) -> PathBuf {
+    /// Returns the path of a content.
+    pub(crate) fn path(&self, node: u64) -> PathBuf {
         self.directory(node).join(format!("{node:016x}"))
     }
 

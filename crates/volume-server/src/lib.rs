@@ -12,6 +12,8 @@ mod catalog;
 mod contents;
 mod directory_stream;
 mod error;
+pub mod image;
+mod locks;
 pub mod process;
 mod session;
 mod usage;
@@ -19,6 +21,7 @@ mod volume;
 
 pub use attributes::{Attributes, Change, Creation, Time};
 pub use error::VolumeError;
+pub use locks::LateReply;
 pub use session::{MAX_MESSAGE, MAX_WRITE, Session, SessionRights};
 pub use usage::Quota;
 pub use volume::{MAX_NAME, ROOT, RenameMode, Space, Volume, remove};

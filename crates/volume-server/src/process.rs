@@ -5,7 +5,7 @@ mod control;
 mod seccomp;
 mod streams;
 
-pub use control::{ServerWatch, open_session, spawn, stop, watch};
+pub use control::{ServerWatch, open_session, spawn, stop, watch, write_image};
 
 use crate::attributes::Time;
 use crate::usage::Quota;
@@ -89,6 +89,7 @@ fn serve(listener: &UnixListener, streams: &Streams) -> io::Result<()> {
         };
         if ready == 0 {
             if streams.count() == 0 {
+                streams.finish();
                 return Ok(());
             }
             continue;
@@ -96,6 +97,7 @@ fn serve(listener: &UnixListener, streams: &Streams) -> io::Result<()> {
         let (connection, _) = listener.accept()?;
         match control::accept(&connection, streams) {
             Ok(Accepted::Session) => {}
+            Ok(Accepted::Image(image)) => streams.write_image(image, connection),
             Ok(Accepted::Stop) => return Ok(()),
             Ok(Accepted::Watch) => {
                 if let Err(e) = watches.add(connection) {

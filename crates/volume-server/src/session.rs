@@ -1,13 +1,18 @@
 //! Session of one client of a volume: answers its requests.
 
+mod lock_requests;
 mod requests;
 
+pub(crate) use lock_requests::{is_ordered, late_message};
+
 use crate::abi::{Fields, FieldsMut, REPLY_HEADER, REQUEST_HEADER, finish, opcode};
+use crate::locks::LateReply;
 use crate::volume::Volume;
 use nix::errno::Errno;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 /// Maximum length of the data of a WRITE or READ in bytes.
 pub const MAX_WRITE: u32 = 256 << 10;
@@ -35,6 +40,9 @@ pub struct Session {
     /// Number of times that the client received each node. A node that the client uses only since
     /// before the session has the number 0.
     lookups: Mutex<HashMap<u64, u64>>,
+    /// Number of the client in the table of locks.
+    client: u64,
+    late: Mutex<Option<Receiver<LateReply>>>,
 }
 
 /// Operations that change a volume.
@@ -58,15 +66,18 @@ const CHANGES: [u32; 14] = [
 impl Session {
     /// Starts a session.
     pub fn new(volume: Arc<Volume>, rights: SessionRights) -> Self {
+        let (client, late) = volume.locks().add_client();
         Self {
             volume,
             rights,
             lookups: Mutex::default(),
+            client,
+            late: Mutex::new(Some(late)),
         }
     }
 
-    /// Answers a request. Returns false if it has no reply; otherwise `reply` is replaced by the
-    /// reply.
+    /// Answers a request. Returns false if it has no reply, or a late one; otherwise `reply` is
+    /// replaced by the reply.
     ///
     /// # Errors
     /// Fails if the request has no valid header. The client violates the protocol then.
@@ -78,7 +89,10 @@ impl Session {
         }
         reply.clear();
         reply.resize(REPLY_HEADER, 0);
-        let done = if self.rights.is_read_only && CHANGES.contains(&header.opcode) {
+        let is_change = CHANGES.contains(&header.opcode);
+        // Changes wait while an image of the volume is written.
+        let _change = is_change.then(|| self.volume.changes().read());
+        let done = if self.rights.is_read_only && is_change {
             Err(Errno::EROFS)
         } else {
             self.dispatch(&header, fields, reply)
@@ -99,6 +113,17 @@ impl Session {
         }
         finish(reply);
         Ok(true)
+    }
+
+    /// Returns the receiver of replies to requests that waited for a lock, which ends with the
+    /// session. `None` after the first call.
+    pub fn late_replies(&self) -> Option<Receiver<LateReply>> {
+        self.late.lock().take()
+    }
+
+    /// Releases the locks of the client, and lets its later requests for locks fail.
+    pub fn end_locks(&self) {
+        self.volume.locks().remove_client(self.client);
     }
 
     /// Returns the number of nodes whose use is recorded.
@@ -156,6 +181,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        self.end_locks();
         for node in self.lookups.get_mut().keys() {
             self.volume.release(*node);
         }

@@ -1,9 +1,11 @@
 //! Files of a volume: operations on its catalog and contents.
 
+mod image_writer;
 mod names;
 mod open_nodes;
 mod transfer;
 
+pub use image_writer::ImageSummary;
 pub use names::{MAX_NAME, RenameMode};
 pub(crate) use open_nodes::OpenNodes;
 
@@ -11,13 +13,15 @@ use crate::VolumeError;
 use crate::attributes::{Attributes, Change, Creation, Time};
 use crate::catalog::{Catalog, DirectoryEntry};
 use crate::contents::Contents;
+use crate::locks::Locks;
 use crate::usage::{Quota, Usage, charge};
 use nix::errno::Errno;
 use nix::libc;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rusqlite::Connection;
 use std::fs::{self, FileTimes};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// Number of the root directory.
@@ -36,6 +40,9 @@ pub struct Volume {
     open: Mutex<OpenNodes>,
     /// Held while the length of a file changes, so that its charge is exact.
     lengths: [Mutex<()>; LENGTH_LOCKS],
+    locks: Arc<Locks>,
+    /// Locked for reading while a request changes the volume.
+    changes: RwLock<()>,
 }
 
 /// Usage and quota of a volume.
@@ -82,13 +89,37 @@ impl Volume {
             contents.remove(node);
         }
         let nodes = Catalog::count(catalog.read()).map_err(file_failed)?;
+        let marker = directory.join("locks");
         Ok(Self {
             catalog: Mutex::new(catalog),
             contents,
             usage: Usage::new(quota, bytes, nodes),
             open: Mutex::default(),
             lengths: std::array::from_fn(|_| Mutex::default()),
+            locks: Locks::open(marker.clone()).map_err(|source| VolumeError::File {
+                path: marker,
+                source,
+            })?,
+            changes: RwLock::default(),
         })
+    }
+
+    /// Returns the lock that a request holds for reading while it changes the volume.
+    pub(crate) fn changes(&self) -> &RwLock<()> {
+        &self.changes
+    }
+
+    pub(crate) fn catalog(&self) -> MutexGuard<'_, Catalog> {
+        self.catalog.lock()
+    }
+
+    pub(crate) fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// Returns the advisory locks.
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.locks
     }
 
     /// Returns usage and quota.

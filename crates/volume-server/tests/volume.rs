@@ -1,9 +1,12 @@
 //! Files of a volume: names, contents, quota and durability of numbers.
 #![allow(clippy::unwrap_used)]
 
-use jiffy_volume_server::{Change, Creation, Quota, ROOT, RenameMode, Volume};
+use jiffy_volume_server::image::{ImageHead, unpack};
+use jiffy_volume_server::{Attributes, Change, Creation, Quota, ROOT, RenameMode, Volume};
 use nix::errno::Errno;
 use nix::libc;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const QUOTA: Quota = Quota {
@@ -178,4 +181,85 @@ fn renames_have_the_effects_that_posix_requires() {
     rename((below, b"y"), (a, b"x")).unwrap();
     assert_eq!(volume.attributes(y).unwrap().links, 1);
     assert_eq!(volume.lookup(a, b"x").unwrap().node, x);
+}
+
+#[test]
+fn an_image_has_all_files_and_attributes_and_a_damaged_one_is_rejected() {
+    let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let quota = Quota {
+        bytes: 1 << 24,
+        nodes: 1000,
+    };
+    let volume = Volume::open(home.path(), quota).unwrap();
+    let mut nodes = Vec::new();
+    for number in 0..200_u32 {
+        let name = format!("f{number}");
+        let node = file(&volume, ROOT, &name);
+        let length = if number % 50 == 0 {
+            100_000
+        } else {
+            number as usize
+        };
+        let data = vec![number as u8; length];
+        volume.write(node, None, &data).unwrap();
+        nodes.push((name, node, data));
+    }
+    // A hole, a removed file and a link.
+    volume.write(nodes[0].1, Some(1 << 20), b"end").unwrap();
+    nodes[0].2.resize(1 << 20, 0);
+    nodes[0].2.extend_from_slice(b"end");
+    volume.unlink(ROOT, b"f1").unwrap();
+    nodes.remove(1);
+    let link = new(libc::S_IFLNK | 0o777);
+    let made = volume.create(ROOT, b"link", link, Some(b"/etc/passwd"));
+    made.unwrap();
+    let image = tempfile::tempfile().unwrap();
+    let written = volume.write_image(&image).unwrap();
+    assert_eq!(written.bytes, volume.space().bytes);
+    let head = ImageHead::read(&image).unwrap();
+    assert_eq!((head.quota, head.bytes), (quota, written.bytes));
+    unpack(&image, other.path(), head.bytes).unwrap();
+    let copy = Volume::open(other.path(), quota).unwrap();
+    assert_eq!(copy.space(), volume.space());
+    for (name, node, data) in &nodes {
+        let found = copy.lookup(ROOT, name.as_bytes()).unwrap();
+        let expected = Attributes {
+            blocks: found.blocks,
+            accessed: found.accessed,
+            ..volume.attributes(*node).unwrap()
+        };
+        assert_eq!(found, expected);
+        let mut buffer = vec![0; data.len() + 1];
+        assert_eq!(copy.read(found.node, 0, &mut buffer), Ok(data.len()));
+        assert_eq!(&buffer[..data.len()], &data[..]);
+    }
+    let link = copy.lookup(ROOT, b"link").unwrap();
+    assert_eq!(copy.target(link.node).unwrap(), b"/etc/passwd");
+    assert_eq!(copy.lookup(ROOT, b"f1"), Err(Errno::ENOENT));
+    // The image of a small change differs in few chunks.
+    volume.write(nodes[100].1, Some(0), b"x").unwrap();
+    let changed = tempfile::tempfile().unwrap();
+    volume.write_image(&changed).unwrap();
+    let chunks = |image: &File| {
+        let mut content = vec![0; image.metadata().unwrap().len() as usize];
+        image.read_exact_at(&mut content, 0).unwrap();
+        content
+            .chunks(1 << 16)
+            .map(<[u8]>::to_vec)
+            .collect::<Vec<_>>()
+    };
+    let (before, after) = (chunks(&image), chunks(&changed));
+    let differing = before.iter().zip(&after).filter(|(a, b)| a != b);
+    assert!(differing.count() <= 2);
+    // Invalid magic, version, number of contents, place of the catalog, and first content.
+    for at in [0, 8, 32, 40, 48, 64, 72, 80] {
+        let mut before = [0; 8];
+        image.read_exact_at(&mut before, at).unwrap();
+        image.write_all_at(&u64::MAX.to_le_bytes(), at).unwrap();
+        let target = tempfile::tempdir().unwrap();
+        unpack(&image, target.path(), head.bytes).unwrap_err();
+        image.write_all_at(&before, at).unwrap();
+    }
+    let target = tempfile::tempdir().unwrap();
+    unpack(&image, target.path(), head.bytes - 1).unwrap_err();
 }

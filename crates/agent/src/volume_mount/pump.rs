@@ -2,29 +2,40 @@
 //! a restore or a failure of the host's server breaks the stream.
 
 use super::fuse_device::MAX_READ;
+use super::lock_record::{LockRecord, locked_node, mark_init};
+use super::message::{
+    REPLY_HEADER, REQUEST_HEADER, drop_content, error, has_reply, id, is_repeatable, number,
+    opcode, reply,
+};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Maximum length of a message.
 const MAX_MESSAGE: usize = MAX_READ + 4096;
-/// Length of the header of a request, and of the header of a reply.
-const REQUEST_HEADER: usize = 40;
-const REPLY_HEADER: usize = 16;
 /// Time without a stream after which requests fail.
 const LOST_LIMIT: Duration = Duration::from_secs(30);
 
-/// Requests without replies: FORGET, INTERRUPT and BATCH_FORGET.
-const WITHOUT_REPLY: [u32; 3] = [2, 36, 42];
-/// Requests that must not be executed twice: SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK,
-/// CREATE, RENAME2 and TMPFILE. The host may have executed one before the stream broke.
-const ONCE: [u32; 10] = [6, 8, 9, 10, 11, 12, 13, 35, 45, 51];
-/// WRITE, which must not be executed twice at the end of a file.
-const WRITE: u32 = 16;
+/// Operations that the agent answers itself, so that locks cost no request to the host: OPEN,
+/// RELEASE and FLUSH.
+const OPEN: u32 = 14;
+const RELEASE: u32 = 18;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+const SETLKW: u32 = 33;
+const INTERRUPT: u32 = 36;
+/// Reply to OPEN: no handle, and the page cache remains valid.
+const OPENED: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+/// Flag of a RELEASE that ends the flock of its owner.
+const RELEASE_FLOCK: u32 = 2;
+/// Flags of INIT with which locks hold between sandboxes.
+const LOCK_FLAGS: u32 = (1 << 1) | (1 << 10);
 
 /// Messages of one mount.
 pub(super) struct Pump {
@@ -35,6 +46,29 @@ pub(super) struct Pump {
     attached: Condvar,
     /// Requests without a reply, by id. Locked after `link`.
     pending: Mutex<BTreeMap<u64, Pending>>,
+    /// Locks of the guest's processes. Locked after `link`.
+    locks: Mutex<LockRecord>,
+    /// Sender for the thread that delivers locks.
+    grants: Mutex<Option<Sender<Grant>>>,
+    /// True if locks hold between sandboxes. An earlier server has not offered it.
+    has_locks: AtomicBool,
+}
+
+/// Lock that the host has granted.
+struct Grant {
+    node: u64,
+    /// Reply for the kernel.
+    reply: Vec<u8>,
+}
+
+/// Receiver of a reply.
+enum Receiver {
+    /// The kernel.
+    Kernel,
+    /// The kernel, after the cached content of this node was dropped.
+    KernelAfterDrop(u64),
+    /// The agent, which has recorded the reply.
+    Agent,
 }
 
 /// Request without a reply.
@@ -42,6 +76,8 @@ struct Pending {
     message: Vec<u8>,
     /// True if the host may have received the request.
     was_sent: bool,
+    /// True if the process that made the request received a signal.
+    is_interrupted: bool,
 }
 
 /// Stream to the host.
@@ -58,31 +94,6 @@ struct Link {
     is_unmounted: bool,
 }
 
-fn number<const N: usize>(message: &[u8], at: usize) -> Option<[u8; N]> {
-    message.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-fn opcode(request: &[u8]) -> u32 {
-    number(request, 4).map_or(0, u32::from_le_bytes)
-}
-
-fn id(message: &[u8]) -> u64 {
-    number(message, 8).map_or(0, u64::from_le_bytes)
-}
-
-/// Returns whether a request may be executed twice.
-fn is_repeatable(request: &[u8]) -> bool {
-    // The flags of the open file follow the header, handle, offset, size, flags and lock owner.
-    let is_append = || {
-        let flags = number(request, REQUEST_HEADER + 32).map_or(0, i32::from_le_bytes);
-        flags & libc::O_APPEND != 0
-    };
-    match opcode(request) {
-        WRITE => !is_append(),
-        other => !ONCE.contains(&other),
-    }
-}
-
 impl Pump {
     pub(super) fn new(device: File) -> Self {
         Self {
@@ -90,7 +101,14 @@ impl Pump {
             link: Mutex::default(),
             attached: Condvar::new(),
             pending: Mutex::default(),
+            locks: Mutex::default(),
+            grants: Mutex::default(),
+            has_locks: AtomicBool::default(),
         }
+    }
+
+    fn locks(&self) -> MutexGuard<'_, LockRecord> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
@@ -117,7 +135,7 @@ impl Pump {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             match (&self.device).read(&mut buffer) {
-                Ok(length) => self.send(buffer.get(..length).unwrap_or_default()),
+                Ok(length) => self.send(buffer.get_mut(..length).unwrap_or_default()),
                 // ENOENT: the request was interrupted before it was read.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ENOENT)) => {}
                 // ENODEV: the mount was removed.
@@ -133,19 +151,30 @@ impl Pump {
         self.attached.notify_all();
     }
 
-    fn send(&self, request: &[u8]) {
-        let has_reply = !WITHOUT_REPLY.contains(&opcode(request));
+    /// Sends a request to the host, or answers it.
+    fn send(&self, request: &mut [u8]) {
+        if opcode(request) == INIT {
+            mark_init(request);
+        }
+        let has_reply = has_reply(request);
         let mut link = self.link();
         if link.is_lost {
             if has_reply {
-                self.fail(id(request));
+                self.fail(id(request), libc::EIO);
             }
             return;
+        }
+        if self.has_locks.load(Ordering::Relaxed) && self.answer(request) {
+            return;
+        }
+        if opcode(request) == INTERRUPT {
+            self.interrupt(request, link.stream.is_some());
         }
         if has_reply {
             let pending = Pending {
                 message: request.to_vec(),
                 was_sent: link.stream.is_some(),
+                is_interrupted: false,
             };
             self.pending().insert(id(request), pending);
         }
@@ -156,14 +185,44 @@ impl Pump {
         }
     }
 
-    /// Lets a request fail with EIO.
-    fn fail(&self, id: u64) {
-        let mut reply = Vec::with_capacity(REPLY_HEADER);
-        reply.extend_from_slice(&16_u32.to_le_bytes());
-        reply.extend_from_slice(&(-libc::EIO).to_le_bytes());
-        reply.extend_from_slice(&id.to_le_bytes());
+    /// Answers a request that the host does not need. Returns false if the host needs the request.
+    fn answer(&self, request: &[u8]) -> bool {
+        let mut locks = self.locks();
+        if locks.is_denied(request) {
+            self.fail(id(request), libc::EIO);
+            return true;
+        }
+        let flags = || number(request, REQUEST_HEADER + 12).map_or(0, u32::from_le_bytes);
+        let body: &[u8] = match opcode(request) {
+            OPEN => &OPENED,
+            FLUSH if !locks.closed(request) => &[],
+            RELEASE if flags() & RELEASE_FLOCK == 0 || !locks.released(request) => &[],
+            _ => return false,
+        };
         // Ignore the error: the request may have been interrupted.
-        let _ = (&self.device).write_all(&reply);
+        let _ = (&self.device).write(&reply(id(request), 0, body));
+        true
+    }
+
+    /// Handles a signal for the process that made a request. The host ends a wait for a lock; if it
+    /// cannot, the request fails here. The caller holds `link`.
+    fn interrupt(&self, interrupt: &[u8], is_attached: bool) {
+        let target = number(interrupt, REQUEST_HEADER).map_or(0, u64::from_le_bytes);
+        let mut pending = self.pending();
+        let Some(request) = pending.get_mut(&target) else {
+            return;
+        };
+        request.is_interrupted = true;
+        if !is_attached && opcode(&request.message) == SETLKW {
+            pending.remove(&target);
+            self.fail(target, libc::EINTR);
+        }
+    }
+
+    /// Lets a request fail.
+    fn fail(&self, id: u64, errno: i32) {
+        // Ignore the error: the request may have been interrupted.
+        let _ = (&self.device).write_all(&reply(id, -errno, &[]));
     }
 
     /// Attaches a stream, sends the pending requests, and passes replies on until the stream ends.
@@ -181,7 +240,7 @@ impl Pump {
         let thread = thread.stack_size(super::STACK_BYTES);
         let repeating = thread.spawn(move || this.repeat(generation, &unanswered));
         if repeating.is_ok() {
-            let _ = self.pass_each(&reader);
+            let _ = self.pass_each(&reader, generation);
         }
         // Also ends a write that waits for the host.
         let _ = reader.shutdown(Shutdown::Both);
@@ -198,14 +257,15 @@ impl Pump {
             link.is_lost = true;
             let pending = std::mem::take(&mut *self.pending());
             for id in pending.keys() {
-                self.fail(*id);
+                self.fail(*id, libc::EIO);
             }
         }
         Ok(())
     }
 
     /// Makes `stream` the stream of the mount. Returns its generation, and the ids of the requests
-    /// without a reply, each with whether an earlier stream has carried the request.
+    /// without a reply, each with whether an earlier stream has carried the request. Requests for
+    /// the locks of the guest precede all other requests.
     fn attach(&self, stream: UnixStream, server: u64) -> (u64, Vec<(u64, bool)>) {
         let mut link = self.link();
         if let Some(previous) = link.stream.replace(stream) {
@@ -214,7 +274,15 @@ impl Pump {
         link.server = server;
         link.generation += 1;
         link.is_lost = false;
+        let mut locks = self.locks();
+        let reclaims = locks.reclaim(link.generation);
+        if let Some(stream) = &mut link.stream {
+            // At most 1,024 locks, which the buffers of the stream can hold. The thread that passes
+            // replies notices a failure.
+            let _ = stream.write_all(&reclaims);
+        }
         self.attached.notify_all();
+        // `locks` is held: a reply of the previous stream is recorded before or after both.
         let mut pending = self.pending();
         let unanswered = pending.iter_mut().map(|(id, request)| {
             let was_sent = std::mem::replace(&mut request.was_sent, true);
@@ -229,14 +297,22 @@ impl Pump {
         for (id, was_sent) in unanswered {
             // One message is copied at a time. The lock must not be held during the write, because
             // the host may wait until this guest has received replies.
-            let message = self
+            let request = self
                 .pending()
                 .get(id)
-                .map(|request| request.message.clone());
-            let Some(message) = message else { continue };
-            if *was_sent && !is_repeatable(&message) {
+                .map(|request| (request.message.clone(), request.is_interrupted));
+            let Some((message, is_interrupted)) = request else {
+                continue;
+            };
+            let errno = match opcode(&message) {
+                // The host has lost the interrupt.
+                SETLKW if is_interrupted => Some(libc::EINTR),
+                _ if *was_sent && !is_repeatable(&message) => Some(libc::EIO),
+                _ => None,
+            };
+            if let Some(errno) = errno {
                 self.pending().remove(id);
-                self.fail(*id);
+                self.fail(*id, errno);
                 continue;
             }
             let mut link = self.link();
@@ -249,20 +325,86 @@ impl Pump {
         }
     }
 
-    fn pass_each(&self, mut stream: &UnixStream) -> io::Result<()> {
-        let mut reply = vec![0; MAX_MESSAGE];
+    fn pass_each(self: &Arc<Self>, mut stream: &UnixStream, generation: u64) -> io::Result<()> {
+        let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             let mut length = [0; 4];
             stream.read_exact(&mut length)?;
             let total = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-            let message = reply.get_mut(..total).filter(|_| total >= REPLY_HEADER);
+            let message = buffer.get_mut(..total).filter(|_| total >= REPLY_HEADER);
             let message = message.ok_or(io::ErrorKind::InvalidData)?;
             let (start, rest) = message.split_at_mut(length.len());
             start.copy_from_slice(&length);
             stream.read_exact(rest)?;
-            self.pending().remove(&id(message));
-            // Ignore the error: the request may have been interrupted, or failed before.
-            let _ = (&self.device).write(message);
+            let message = &*message;
+            match self.receiver(message, generation) {
+                Receiver::Kernel => {
+                    // Ignore the error: the request may have been interrupted, or failed before.
+                    let _ = (&self.device).write(message);
+                }
+                Receiver::KernelAfterDrop(node) => self.deliver(Grant {
+                    node,
+                    reply: message.to_vec(),
+                }),
+                Receiver::Agent => {}
+            }
+        }
+    }
+
+    /// Removes the request of a reply, and records its effect on locks before the process of the
+    /// guest continues. Returns the receiver of the reply.
+    fn receiver(&self, reply: &[u8], generation: u64) -> Receiver {
+        let mut locks = self.locks();
+        if locks.reclaimed(id(reply), error(reply), generation) {
+            return Receiver::Agent;
+        }
+        let mut pending = self.pending();
+        let Some(request) = pending.remove(&id(reply)) else {
+            return Receiver::Kernel;
+        };
+        if !locks.replied(&request.message, error(reply), generation) {
+            // The stream has ended, and the lock with it. The next stream repeats the request.
+            pending.insert(id(reply), request);
+            return Receiver::Agent;
+        }
+        // Version, read ahead and flags.
+        let flags = number(reply, REPLY_HEADER + 12).map_or(0, u32::from_le_bytes);
+        if opcode(&request.message) == INIT && flags & LOCK_FLAGS == LOCK_FLAGS {
+            self.has_locks.store(true, Ordering::Relaxed);
+        }
+        match locked_node(&request.message) {
+            Some(node) if error(reply) == 0 => Receiver::KernelAfterDrop(node),
+            _ => Receiver::Kernel,
+        }
+    }
+
+    /// Delivers a lock after the kernel has dropped the cached content of the file: the former
+    /// holder of the lock, in another sandbox, may have changed the file. A thread of its own does
+    /// this, because the kernel waits for reads of the file that are in progress, and the calling
+    /// thread passes their replies.
+    fn deliver(self: &Arc<Self>, grant: Grant) {
+        let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = grants.get_or_insert_with(|| {
+            let (sender, receiver) = channel::<Grant>();
+            // The thread ends with the mount.
+            let this = Arc::downgrade(self);
+            let thread = std::thread::Builder::new().name("volume".to_owned());
+            let thread = thread.stack_size(super::STACK_BYTES);
+            // Without a thread, the channel is closed, which is noticed below.
+            let _ = thread.spawn(move || {
+                for grant in receiver {
+                    let Some(this) = this.upgrade() else { return };
+                    // Ignore both errors: the kernel may have forgotten the file or the request.
+                    let _ = (&this.device).write(&drop_content(grant.node));
+                    let _ = (&this.device).write(&grant.reply);
+                }
+            });
+            sender
+        });
+        if let Err(e) = sender.send(grant) {
+            // The process must not believe that it has current content.
+            self.fail(id(&e.0.reply), libc::EIO);
+            *grants = None;
         }
     }
 }

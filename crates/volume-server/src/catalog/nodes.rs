@@ -71,6 +71,16 @@ impl Catalog {
         found.ok_or(Errno::EINVAL)
     }
 
+    /// Returns the numbers of regular files that have a name, in ascending order.
+    pub(crate) fn files(connection: &Connection) -> Result<Vec<u64>, Errno> {
+        let (mask, file) = (nix::libc::S_IFMT, nix::libc::S_IFREG);
+        let mut statement = connection
+            .prepare_cached("SELECT id FROM nodes WHERE mode & ?1 = ?2 AND links > 0 ORDER BY id")
+            .map_err(failed)?;
+        let all = statement.query_map(params![mask, file], |row| row.get(0));
+        all.and_then(Iterator::collect).map_err(failed)
+    }
+
     /// Adds a node without names.
     pub(crate) fn add_node(
         connection: &Connection,

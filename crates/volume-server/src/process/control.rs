@@ -4,6 +4,7 @@ use super::streams::Streams;
 use super::{ServerSettings, VOLUME_SERVER_ARGUMENT};
 use crate::session::SessionRights;
 use jiffy_confinement::in_new_pid_namespace;
+use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use nix::unistd::geteuid;
 use std::fs::{self, File};
@@ -29,18 +30,24 @@ const DAEMON: u8 = 2;
 const STOP: u8 = 4;
 /// Flag of a message on a connection that remains open until the process exits.
 const WATCH: u8 = 8;
+/// Flag of a message with a file, to which the process writes an image of the volume.
+const IMAGE: u8 = 16;
 /// Reply to a session that was started.
 const STARTED: u8 = 0;
+/// Length of the reply to the request for an image: error number and charged bytes.
+const IMAGE_REPLY: usize = 12;
 /// Timeout of a message.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the start of a session, which includes counting the usage of the volume.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Effect of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Accepted {
     /// A session was started.
     Session,
+    /// An image must be written to this file, and the result to the connection.
+    Image(File),
     /// The process must exit.
     Stop,
     /// The connection must remain open until the process exits.
@@ -170,6 +177,40 @@ pub fn watch(socket: &Path) -> io::Result<ServerWatch> {
     Ok(ServerWatch { server, connection })
 }
 
+/// Writes an image of the volume to the empty file `image`, by the process that listens on
+/// `socket`. Returns the charged bytes of its files.
+pub fn write_image(socket: &Path, image: &File) -> io::Result<u64> {
+    let mut connection = UnixStream::connect(socket)?;
+    // No timeout for the reply: the copy may take long, and the connection ends with the process.
+    connection.set_write_timeout(Some(TIMEOUT))?;
+    let message = message(IMAGE, None);
+    let descriptors = [image.as_raw_fd()];
+    sendmsg::<()>(
+        connection.as_raw_fd(),
+        &[IoSlice::new(&message)],
+        &[ControlMessage::ScmRights(&descriptors)],
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    let mut reply = [0; IMAGE_REPLY];
+    connection.read_exact(&mut reply)?;
+    let (error, bytes) = reply.split_at(4);
+    let error = i32::from_le_bytes(error.try_into().unwrap_or_default());
+    match error {
+        0 => Ok(u64::from_le_bytes(bytes.try_into().unwrap_or_default())),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Returns the reply to the request for an image.
+pub(super) fn image_reply(written: Result<u64, Errno>) -> [u8; IMAGE_REPLY] {
+    let mut reply = [0; IMAGE_REPLY];
+    let (error, bytes) = reply.split_at_mut(4);
+    error.copy_from_slice(&written.err().map_or(0, |e| e as i32).to_le_bytes());
+    bytes.copy_from_slice(&written.unwrap_or(0).to_le_bytes());
+    reply
+}
+
 /// Stops the process that listens on `socket`, and waits until it has exited. Ignores errors:
 /// without a process, no connection is accepted.
 pub fn stop(socket: &Path) {
@@ -217,6 +258,9 @@ pub(super) fn accept(connection: &UnixStream, streams: &Streams) -> io::Result<A
         return Ok(Accepted::Watch);
     }
     let stream = stream.ok_or(io::ErrorKind::InvalidData)?;
+    if flags & IMAGE != 0 {
+        return Ok(Accepted::Image(File::from(stream)));
+    }
     let rights = SessionRights {
         is_read_only: flags & READ_ONLY != 0,
         is_daemon: flags & DAEMON != 0,

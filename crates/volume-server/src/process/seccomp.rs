@@ -13,6 +13,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
     libc::SYS_close,
+    libc::SYS_copy_file_range,
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_fallocate,

@@ -1,13 +1,19 @@
 //! Threads that answer the requests of sessions.
 
-use crate::session::{MAX_MESSAGE, Session, SessionRights, request_length};
+use super::control::image_reply;
+use crate::locks::LateReply;
+use crate::session::{
+    MAX_MESSAGE, Session, SessionRights, is_ordered, late_message, request_length,
+};
 use crate::volume::Volume;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -65,6 +71,30 @@ impl Streams {
         self.count.load(Ordering::Relaxed)
     }
 
+    /// Records that the process ends without sessions.
+    pub(super) fn finish(&self) {
+        self.volume.locks().finish();
+    }
+
+    /// Writes an image to a file, and then the result to `connection`, on a thread of its own.
+    pub(super) fn write_image(&self, image: File, mut connection: UnixStream) {
+        // Counts like a session, so that the process does not exit.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let (volume, count) = (self.volume.clone(), self.count.clone());
+        let thread = std::thread::Builder::new().name("image".to_owned());
+        let started = thread.spawn(move || {
+            let written = volume.write_image(&image);
+            let reply = image_reply(written.map(|summary| summary.bytes));
+            // Ignore the error: the daemon may have been stopped.
+            let _ = connection.write_all(&reply);
+            count.fetch_sub(1, Ordering::Relaxed);
+        });
+        // Without a thread, the connection is closed, which the daemon reports.
+        if started.is_err() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Serves a session on `stream`. Ends the previous session of the same `mount`.
     pub(super) fn start(
         &self,
@@ -95,22 +125,43 @@ impl Streams {
         if let Some(mount) = mount {
             mounts.insert(mount, Arc::downgrade(&served));
         }
-        let threads = if rights.is_daemon { 1 } else { GUEST_THREADS };
-        for _ in 0..threads {
-            let this = served.clone();
-            let thread = std::thread::Builder::new().name("session".to_owned());
-            let thread = thread.stack_size(STACK_BYTES);
-            if let Err(e) = thread.spawn(move || this.run()) {
-                // Ends the threads that have started.
-                served.end_stream();
-                return Err(e);
-            }
+        let started = served.start_threads(rights.is_daemon);
+        if started.is_err() {
+            // Ends the threads that have started.
+            served.end_stream();
+            served.session.end_locks();
         }
-        Ok(())
+        started
     }
 }
 
 impl Served {
+    fn start_threads(self: &Arc<Self>, is_daemon: bool) -> io::Result<()> {
+        let spawn = |work: Box<dyn FnOnce() + Send>| {
+            let thread = std::thread::Builder::new().name("session".to_owned());
+            thread.stack_size(STACK_BYTES).spawn(work).map(|_| ())
+        };
+        for _ in 0..if is_daemon { 1 } else { GUEST_THREADS } {
+            let this = self.clone();
+            spawn(Box::new(move || this.run()))?;
+        }
+        // The daemon locks nothing.
+        if let Some(late) = self.session.late_replies().filter(|_| !is_daemon) {
+            let this = self.clone();
+            spawn(Box::new(move || this.send_late(&late)))?;
+        }
+        Ok(())
+    }
+
+    /// Sends replies to requests that waited for a lock, until the session ends.
+    fn send_late(&self, late: &Receiver<LateReply>) {
+        for reply in late {
+            let _writing = self.writing.lock();
+            // Ignore the error: the other threads end with the stream.
+            let _ = (&self.stream).write_all(&late_message(reply));
+        }
+    }
+
     /// Answers requests until the stream ends.
     fn run(&self) {
         let (mut request, mut reply) = (Vec::new(), Vec::new());
@@ -121,6 +172,7 @@ impl Served {
         }
         // The other threads of the session stop as well.
         self.end_stream();
+        self.session.end_locks();
     }
 
     /// Ends reads and writes of the stream.
@@ -131,10 +183,10 @@ impl Served {
 
     fn answer_all(&self, request: &mut Vec<u8>, reply: &mut Vec<u8>) -> io::Result<()> {
         loop {
-            {
-                let _reading = self.reading.lock();
-                read_request(&self.stream, request)?;
-            }
+            let reading = self.reading.lock();
+            read_request(&self.stream, request)?;
+            // Requests for locks are executed before the next request is read.
+            let reading = is_ordered(request).then_some(reading);
             let has_reply = {
                 let _execution = self.execution.read();
                 if self.is_replaced.load(Ordering::Acquire) {
@@ -142,6 +194,7 @@ impl Served {
                 }
                 self.session.answer(request, reply)?
             };
+            drop(reading);
             if has_reply {
                 let _writing = self.writing.lock();
                 (&self.stream).write_all(reply)?;
@@ -159,6 +212,8 @@ impl Served {
             .execution
             .try_write_for(REPLACE_TIMEOUT)
             .ok_or(io::ErrorKind::TimedOut)?;
+        // The client requests its locks again in the later session.
+        self.session.end_locks();
         Ok(())
     }
 }

@@ -2,12 +2,13 @@
 
 use super::{MAX_WRITE, Session, put_open};
 use crate::abi::{
-    CACHE_SECONDS, Fields, FieldsMut, INIT_FLAGS, MAJOR, MINOR, REPLY_HEADER, RequestHeader,
-    opcode, set,
+    CACHE_SECONDS, Fields, FieldsMut, INIT_FLAGS, LOCK_FLAGS, MAJOR, MINOR, REPLY_HEADER,
+    RequestHeader, opcode, set,
 };
 use crate::attributes::{Attributes, Change, Creation, Time};
 use crate::directory_stream;
 use crate::volume::{MAX_NAME, RenameMode};
+use jiffy_proto::file_lock::LOCKS_MARK;
 use nix::errno::Errno;
 use nix::libc;
 
@@ -18,7 +19,7 @@ pub(super) enum Answer {
     None,
 }
 
-type Done = Result<Answer, Errno>;
+pub(super) type Done = Result<Answer, Errno>;
 
 impl Session {
     pub(super) fn dispatch(
@@ -46,7 +47,12 @@ impl Session {
                 }
                 Ok(Answer::None)
             }
-            opcode::INTERRUPT | opcode::NOTIFY_REPLY => Ok(Answer::None),
+            opcode::INTERRUPT => self.interrupt(fields),
+            opcode::NOTIFY_REPLY => Ok(Answer::None),
+            opcode::SETLK | opcode::SETLKW => self.lock(header, fields),
+            opcode::GETLK => self.get_lock(header, fields, reply),
+            opcode::FLUSH => self.flush(node, fields),
+            opcode::RELEASE => self.released(node, fields),
             opcode::GETATTR => attributes(&self.volume.attributes(node)?, reply),
             opcode::SETATTR => {
                 self.used(node)?;
@@ -146,7 +152,7 @@ impl Session {
             opcode::READDIR => self.list(node, fields, reply, false),
             opcode::READDIRPLUS => self.list(node, fields, reply, true),
             opcode::FALLOCATE => self.allocate(node, fields),
-            opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => Ok(Answer::Reply),
+            opcode::RELEASEDIR | opcode::DESTROY => Ok(Answer::Reply),
             opcode::INIT => init(fields, reply),
             // OPEN and OPENDIR: the client then omits them, and requests contain nodes only.
             _ => Err(Errno::ENOSYS),
@@ -288,10 +294,20 @@ fn init(mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
     if major != MAJOR {
         return Err(Errno::EPROTO);
     }
+    // Further flags and reserved fields, which older kernels do not send.
+    let has_mark = fields
+        .bytes(44)
+        .and_then(|_| fields.u32())
+        .is_ok_and(|last| last == LOCKS_MARK);
+    let accepted = if has_mark {
+        INIT_FLAGS | LOCK_FLAGS
+    } else {
+        INIT_FLAGS
+    };
     reply.put_u32(MAJOR);
     reply.put_u32(MINOR);
     reply.put_u32(readahead.min(MAX_WRITE));
-    reply.put_u32(flags & INIT_FLAGS);
+    reply.put_u32(flags & accepted);
     // Background requests, and the number at which the client slows down. The agent of a guest
     // retains them in memory.
     reply.put_u16(16);
