@@ -102,7 +102,7 @@ pub use template::{
 pub use usage::{DailyUsage, UsagePage};
 pub use volume::{
     MAX_VOLUME_FILES, MAX_VOLUME_MB, NewVolume, NewVolumeMount, Volume, VolumeAndToken,
-    VolumeDriver, VolumeEntry, VolumeEntryChange, VolumeEntryType,
+    VolumeDriver, VolumeEntry, VolumeEntryChange, VolumeEntryType, VolumeSnapshot,
 };
 pub use webhook::{
     MAX_WEBHOOK_NAME, MAX_WEBHOOK_SECRET, MAX_WEBHOOK_URL, NewWebhook, Webhook, WebhookDelivery,

@@ -31,6 +31,38 @@ pub struct NewVolume {
     #[serde(default)]
     #[schemars(range(min = 1, max = MAX_VOLUME_FILES))]
     pub max_files: Option<u64>,
+    /// Snapshot of a volume, whose files the new volume has. Size and maximum number of files
+    /// default to the values of the snapshot's volume.
+    #[serde(
+        rename = "volumeSnapshotID",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(length(min = 1, max = 64))]
+    pub volume_snapshot_id: Option<String>,
+}
+
+/// Snapshot of a volume in the store of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSnapshot {
+    /// Id.
+    #[serde(rename = "volumeSnapshotID")]
+    pub volume_snapshot_id: String,
+    /// Id of the volume, which may have been removed.
+    #[serde(rename = "volumeID")]
+    pub volume_id: String,
+    /// Name of the volume at the time of the snapshot.
+    pub name: String,
+    /// Size of the volume in MiB.
+    #[serde(rename = "sizeMB")]
+    pub size_mb: u64,
+    /// Maximum number of files, directories and links of the volume.
+    pub max_files: u64,
+    /// Bytes of its files, each rounded up to 4 KiB.
+    pub used_bytes: u64,
+    /// Time of the snapshot.
+    pub created_at: Moment,
 }
 
 /// Driver of a volume.

@@ -21,7 +21,7 @@ use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
-use jiffy_volumes::HostVolumes;
+use jiffy_volumes::{HostVolumes, StoredVolumes};
 use jiffy_webhooks::Webhooks;
 use std::sync::Arc;
 
@@ -110,6 +110,8 @@ pub struct App {
     pub(crate) secrets: Option<Arc<Secrets>>,
     /// Volumes of API keys. `None` if this host stores none.
     pub(crate) volumes: Option<Arc<HostVolumes>>,
+    /// Snapshots of volumes. `None` without a store.
+    pub(crate) stored_volumes: Option<Arc<StoredVolumes>>,
     /// Webhooks of API keys. `None` in a member of a fleet.
     pub(crate) webhooks: Option<Webhooks>,
     /// Other hosts. `None` if this host is in no fleet.
@@ -143,6 +145,7 @@ impl Clone for App {
             usage_counts: self.usage_counts.clone(),
             secrets: self.secrets.clone(),
             volumes: self.volumes.clone(),
+            stored_volumes: self.stored_volumes.clone(),
             webhooks: self.webhooks.clone(),
             fleet: self.fleet.clone(),
         }
@@ -184,6 +187,7 @@ impl App {
             usage_counts: Arc::default(),
             secrets: None,
             volumes: None,
+            stored_volumes: None,
             webhooks: None,
             fleet: None,
         }
@@ -263,6 +267,12 @@ impl App {
             self.quota.count_volumes(volumes.clone());
         }
         self.volumes = volumes;
+        self
+    }
+
+    /// Adds snapshots of volumes in a store. Without them, calls on such snapshots are rejected.
+    pub fn with_stored_volumes(mut self, stored: Option<Arc<StoredVolumes>>) -> Self {
+        self.stored_volumes = stored;
         self
     }
 

@@ -77,6 +77,7 @@ impl App {
         self.remove_functions_of(key).await;
         self.remove_secrets_of(key).await?;
         self.remove_volumes_of(key).await?;
+        self.remove_volume_snapshots_of(key).await?;
         self.remove_webhooks_of(key).await?;
         // Wait last: the builds terminate concurrently.
         for build in &builds {
@@ -128,6 +129,9 @@ pub async fn end_revoked(app: App) {
             }
             if let Err(e) = app.remove_volumes_of(&key).await {
                 tracing::error!(key = %key, error = %e.message, "cannot remove the volumes of a revoked key");
+            }
+            if let Err(e) = app.remove_volume_snapshots_of(&key).await {
+                tracing::error!(key = %key, error = %e.message, "cannot remove the snapshots of volumes of a revoked key");
             }
             // Repeated in every pass: an operation in flight may still create a sandbox for the
             // key.

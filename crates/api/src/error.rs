@@ -135,6 +135,11 @@ impl ApiError {
         self.status == StatusCode::INSUFFICIENT_STORAGE
     }
 
+    /// The store of the host does not respond.
+    pub(crate) fn store_unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, STORE_UNAVAILABLE, message)
+    }
+
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, message)
     }

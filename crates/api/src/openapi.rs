@@ -158,6 +158,7 @@ fn path_parameter_description(name: &str) -> &'static str {
         "keyID" => "Id or name of the API key",
         "secretID" => "Id or name of the secret",
         "volumeID" => "Id or name of the volume",
+        "volumeSnapshotID" => "Id of the snapshot of a volume",
         "host" => "Host of the fleet, as `jiffy fleet nodes` names it",
         _ => "Name of the function",
     }

@@ -28,6 +28,7 @@ mod templates;
 mod timeout;
 mod usage;
 mod volume_content;
+mod volume_snapshots;
 mod volumes;
 mod wait;
 mod webhooks;
@@ -255,6 +256,12 @@ fn guarded_calls() -> Calls {
         .post("/volumes", volumes::create)
         .get("/volumes/{volumeID}", volumes::one)
         .delete("/volumes/{volumeID}", volumes::remove)
+        .post("/volumes/{volumeID}/snapshots", volume_snapshots::create)
+        .get("/volumesnapshots", volume_snapshots::list)
+        .delete(
+            "/volumesnapshots/{volumeSnapshotID}",
+            volume_snapshots::remove,
+        )
         .post("/prune", prune::prune)
         .get("/pools", pools::list)
         .put("/pools/{templateID}", pools::set)

@@ -13,6 +13,7 @@ mod listed;
 mod maintenance;
 mod snapshot_calls;
 mod stream;
+mod volume_calls;
 
 use crate::progress::while_waiting;
 pub use address::ServerOptions;

@@ -34,7 +34,7 @@ use jiffy_registry_pull::Registries;
 use jiffy_sandbox_manager::Sandboxes;
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
-use jiffy_volumes::HostVolumes;
+use jiffy_volumes::{HostVolumes, StoredVolumes};
 use jiffy_webhooks::Webhooks;
 use nix::unistd::geteuid;
 use std::io::Write;
@@ -83,6 +83,8 @@ pub struct HostParts {
     pub secrets: Option<Secrets>,
     /// Volumes of API keys. `None` for a member of a fleet.
     pub volumes: Option<Arc<HostVolumes>>,
+    /// Snapshots of volumes. `None` without a store.
+    pub stored_volumes: Option<Arc<StoredVolumes>>,
     /// Webhooks of API keys. `None` for a member of a fleet.
     pub webhooks: Option<Webhooks>,
 }
@@ -105,6 +107,7 @@ impl ApiServer {
             audit,
             secrets,
             volumes,
+            stored_volumes,
             webhooks,
         } = parts;
         let (keys, hosts, forwarded, signing_key, members) = match fleet {
@@ -175,6 +178,7 @@ impl ApiServer {
             .with_builder(builder)
             .with_audit(audit.clone())
             .with_volumes(volumes)
+            .with_stored_volumes(stored_volumes)
             .with_functions(
                 functions.clone(),
                 Arc::new(FunctionGateway(functions.clone())),

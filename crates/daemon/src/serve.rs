@@ -20,7 +20,7 @@ use jiffy_sandbox_manager::{
     DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes, UsageLedger,
 };
 use jiffy_secrets::Secrets;
-use jiffy_volumes::{HostVolumes, ServerProgram};
+use jiffy_volumes::{HostVolumes, ServerProgram, StoredVolumes};
 use jiffy_webhooks::Webhooks;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl;
@@ -126,6 +126,20 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         }
         Some(_) => None,
     };
+    let stored_volumes = match (&volumes, &remote) {
+        (Some(volumes), Some(remote)) => {
+            let opened = StoredVolumes::open(home.path(), volumes.clone(), remote.clone())?;
+            let cleaned = opened.clone();
+            // In the background: the store may not respond.
+            tokio::spawn(async move {
+                if let Err(e) = cleaned.clean().await {
+                    tracing::warn!(error = %e, "cannot remove incomplete snapshots of volumes");
+                }
+            });
+            Some(opened)
+        }
+        _ => None,
+    };
     let host_options = HostOptions {
         events,
         usage,
@@ -227,6 +241,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             audit: audit.clone(),
             secrets,
             volumes,
+            stored_volumes,
             webhooks: webhooks.clone(),
         },
         start,

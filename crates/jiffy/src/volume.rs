@@ -6,7 +6,7 @@ use crate::cli::{VolumeCommand, VolumeCreateArgs};
 use crate::columns::{Align, Table};
 use crate::runtime;
 use hyper::Method;
-use jiffy_api_types::{NewVolume, VolumeAndToken};
+use jiffy_api_types::{NewVolume, VolumeAndToken, VolumeSnapshot};
 use jiffy_client::terminal;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::process::ExitCode;
@@ -15,7 +15,25 @@ use std::process::ExitCode;
 pub fn run(command: &VolumeCommand) -> anyhow::Result<ExitCode> {
     runtime()?.block_on(async {
         match command {
-            VolumeCommand::Create(args) => create(args).await,
+            VolumeCommand::Create(args) => create(args, None).await,
+            VolumeCommand::Restore { snapshot, volume } => create(volume, Some(snapshot)).await,
+            VolumeCommand::Snapshot { volume, json, host } => {
+                let client = jiffy_daemon::open_client(&host.server()).await?;
+                snapshot(&client, volume, *json).await
+            }
+            VolumeCommand::Snapshots { json, host } => {
+                let client = jiffy_daemon::open_client(&host.server()).await?;
+                list_snapshots(&client, *json).await
+            }
+            VolumeCommand::RmSnapshot { snapshots, host } => {
+                let client = jiffy_daemon::open_client(&host.server()).await?;
+                for id in snapshots {
+                    let path = format!("/volumesnapshots/{}", encoded(id));
+                    let () = client.call(Method::DELETE, &path, &()).await?;
+                    outln!("{}", terminal::line(id));
+                }
+                Ok(())
+            }
             VolumeCommand::Ls { json, host } => {
                 let client = jiffy_daemon::open_client(&host.server()).await?;
                 list(&client, *json).await
@@ -43,13 +61,15 @@ fn encoded(text: &str) -> impl std::fmt::Display {
     utf8_percent_encode(text, NON_ALPHANUMERIC)
 }
 
-async fn create(args: &VolumeCreateArgs) -> anyhow::Result<()> {
+/// Creates an empty volume, or one with the files of `snapshot`.
+async fn create(args: &VolumeCreateArgs, snapshot: Option<&String>) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let new = NewVolume {
         name: args.name.clone(),
         driver: None,
         size_mb: args.size,
         max_files: args.files,
+        volume_snapshot_id: snapshot.cloned(),
     };
     let created: VolumeAndToken = client.call(Method::POST, "/volumes", &new).await?;
     if args.json {
@@ -57,6 +77,43 @@ async fn create(args: &VolumeCreateArgs) -> anyhow::Result<()> {
     } else {
         outln!("{}", created.volume.volume_id);
     }
+    Ok(())
+}
+
+async fn snapshot(client: &jiffy_client::Client, volume: &str, json: bool) -> anyhow::Result<()> {
+    let path = format!("/volumes/{}/snapshots", encoded(volume));
+    let created: VolumeSnapshot = client.call(Method::POST, &path, &()).await?;
+    if json {
+        outln!("{}", terminal::json(&created)?);
+    } else {
+        outln!("{}", created.volume_snapshot_id);
+    }
+    Ok(())
+}
+
+async fn list_snapshots(client: &jiffy_client::Client, json: bool) -> anyhow::Result<()> {
+    let snapshots = client.volume_snapshots().await?;
+    if json {
+        outln!("{}", terminal::json(&snapshots)?);
+        return Ok(());
+    }
+    let mut table = Table::new([
+        ("ID", Align::Left),
+        ("VOLUME", Align::Left),
+        ("USED", Align::Right),
+        ("SIZE", Align::Right),
+        ("CREATED", Align::Left),
+    ]);
+    for snapshot in &snapshots {
+        table.row([
+            snapshot.volume_snapshot_id.clone(),
+            snapshot.name.clone(),
+            format!("{} MiB", snapshot.used_bytes.div_ceil(1 << 20)),
+            format!("{} MiB", snapshot.size_mb),
+            snapshot.created_at.to_string(),
+        ]);
+    }
+    out!("{}", table.text());
     Ok(())
 }
 

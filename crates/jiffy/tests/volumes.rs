@@ -64,6 +64,35 @@ os.rename('/data/result.new', '/data/result')
 END
 nohup python3 /tmp/holder.py >/tmp/holder.log 2>&1 &";
 
+/// Holds a lock of each family, until a file `unlock` exists.
+const LOCKER: &str = "cat > /tmp/locker.py <<'END'
+import fcntl, os, time
+with open('/data/locked', 'w') as f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    fcntl.lockf(f, fcntl.LOCK_EX, 10, 5)
+    f.write('content of the holder')
+    f.flush()
+    open('/data/has-locks', 'w').close()
+    while not os.path.exists('/data/unlock'):
+        time.sleep(0.02)
+END
+nohup python3 /tmp/locker.py >/tmp/locker.log 2>&1 &";
+
+/// Prints for each family whether a shared lock is available.
+const LOCKS: &str = "python3 - <<'END'
+import fcntl
+f = open('/data/locked')
+def free(lock):
+    try:
+        lock()
+        return 'free'
+    except OSError as e:
+        return {11: 'held', 5: 'lost'}.get(e.errno, e.errno)
+print(free(lambda: fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)),
+      free(lambda: fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 14)),
+      free(lambda: fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 15)))
+END";
+
 /// Writes numbered files, and records the number of each file after its `fsync`. An operation that
 /// fails because the server ended is repeated.
 const WRITER: &str = "cat > /tmp/writer.py <<'END'
@@ -141,9 +170,35 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
     wait_for("the holder", || {
         (sh(&b, "ls /data").contains("holds")).then_some(())
     });
+    // Locks exclude the other sandbox. A wait ends with a signal.
+    sh(&a, "touch /data/locked");
+    assert_eq!(sh(&b, LOCKS), "free free free");
+    assert_eq!(sh(&b, "cat /data/locked"), "");
+    sh(&a, LOCKER);
+    wait_for("the locks", || {
+        (sh(&b, LOCKS) == "held held free").then_some(())
+    });
+    let interrupted = "timeout 0.2 flock -s /data/locked true; echo $?";
+    assert_eq!(sh(&b, interrupted), "124");
     test_home.ok(&["pause", &a]);
+    // A pause ends the locks, and a resume requests them again.
+    assert_eq!(sh(&b, LOCKS), "free free free");
     let before = lines(&b);
     test_home.ok(&["resume", &a]);
+    assert_eq!(sh(&b, LOCKS), "held held free");
+    // A fork has lost the locks, which the parent keeps. It cannot use the file.
+    let child = test_home.ok(&["fork", &a, "-n", "1"]);
+    assert_eq!(sh(&b, LOCKS), "held held free");
+    let unusable = "cat /data/locked 2>&1 >/dev/null || true";
+    assert_eq!(
+        sh(&child, unusable),
+        "cat: /data/locked: Input/output error"
+    );
+    assert_eq!(sh(&a, "cat /data/locked"), "content of the holder");
+    test_home.ok(&["kill", &child]);
+    sh(&a, "(sleep 0.3; touch /data/unlock) >/dev/null 2>&1 &");
+    let waited = "timeout 20 flock -s /data/locked cat /data/locked";
+    assert_eq!(sh(&b, waited), "content of the holder");
     // Numbers of files are not reused: the holder never reads one of these files.
     sh(
         &a,
@@ -200,8 +255,14 @@ fn the_death_of_server_daemon_or_vmm_loses_no_written_file_of_a_volume() {
         wait_for(what, || (written() > before + 3).then_some(()))
     };
     continues("the first files");
+    let locks = || test_home.sh(&reader, LOCKS);
+    test_home.sh(&writer, "touch /data/locked");
+    test_home.sh(&writer, LOCKER);
+    wait_for("the locks", || (locks() == "held held free").then_some(()));
     kill_process(server(&test_home).unwrap());
     continues("files after the death of the server");
+    // The guest has requested its locks again.
+    assert_eq!(locks(), "held held free");
     test_home.kill_daemon();
     // The next daemon adopts the sandboxes, whose server still runs.
     let server_of_both = server(&test_home).unwrap();

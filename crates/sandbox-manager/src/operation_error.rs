@@ -201,7 +201,9 @@ pub enum OperationError {
     #[error("cannot mount the volumes of the sandbox: {0}; choose another path")]
     MountPath(String),
     /// A volume was removed after the request had named it.
-    #[error("cannot mount the volumes of the sandbox: volume `{0}` does not exist; list the volumes of this key")]
+    #[error(
+        "cannot mount the volumes of the sandbox: volume `{0}` does not exist; list the volumes of this key"
+    )]
     NoVolume(String),
     /// The egress rules are invalid.
     #[error("{0}")]

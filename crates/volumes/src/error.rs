@@ -1,11 +1,14 @@
 //! Errors of volumes and of their files.
 
+use crate::stored::MAX_SNAPSHOTS;
 use crate::volume::{
     MAX_BYTES, MAX_FILES, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_NAME, MAX_VOLUMES, MIN_BYTES,
 };
 use jiffy_database::OpenError;
 use jiffy_engine_api::IdentityError;
 use jiffy_secrets::SecretError;
+use jiffy_store::host::RemoteError;
+use jiffy_volume_server::image::ImageError;
 use nix::errno::Errno;
 use std::io;
 use std::path::PathBuf;
@@ -81,6 +84,23 @@ pub enum VolumeError {
         /// Ids of some of them.
         sandboxes: String,
     },
+    /// The owner has the maximum number of snapshots.
+    #[error(
+        "the key has {MAX_SNAPSHOTS} snapshots of volumes, which is the maximum: remove one first"
+    )]
+    FullOfSnapshots,
+    /// The owner has no such snapshot.
+    #[error("snapshot `{0}` of a volume does not exist: list the snapshots of volumes of this key")]
+    UnknownSnapshot(String),
+    /// The size of a new volume is less than the files of its snapshot need.
+    #[error("the files of the snapshot need {} MiB: choose a larger size", .0.div_ceil(1 << 20))]
+    Small(u64),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] RemoteError),
+    /// The image in the store is damaged, or cannot be unpacked.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// The owner has no such volume.
     #[error("volume `{0}` does not exist: list the volumes of this key")]
     Unknown(String),

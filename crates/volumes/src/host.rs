@@ -3,6 +3,7 @@
 use crate::{
     FileError, NewVolume, ServerProgram, Volume, VolumeError, VolumeFiles, VolumeServers, Volumes,
 };
+use jiffy_volume_server::image::ImageError;
 use std::path::Path;
 
 /// Volumes of a host and their servers. All methods block.
@@ -40,14 +41,28 @@ impl HostVolumes {
 
     /// Creates an empty volume of `owner`.
     pub fn create(&self, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
-        let created = self.volumes.create(owner, new)?;
-        if let Err(source) = self.servers.create(&created) {
-            // Ignore the error: the first error is reported.
-            let _ = self.volumes.remove(&created.id);
-            return Err(VolumeError::File {
-                path: created.id.into(),
-                source,
-            });
+        self.create_with(owner, new, |_| Ok(()))
+    }
+
+    /// Creates a volume of `owner`, whose empty directory `fill` fills.
+    pub(crate) fn create_with(
+        &self,
+        owner: &str,
+        new: &NewVolume,
+        fill: impl FnOnce(&Path) -> Result<(), ImageError>,
+    ) -> Result<Volume, VolumeError> {
+        let created = Volumes::prepare(owner, new)?;
+        let failed = |source| VolumeError::File {
+            path: created.id.clone().into(),
+            source,
+        };
+        let directory = self.servers.create(&created).map_err(failed)?;
+        // The volume is found after its files are complete.
+        let filled = fill(&directory).map_err(VolumeError::from);
+        if let Err(e) = filled.and_then(|()| self.volumes.add(&created)) {
+            // Ignore the error: the first error is reported, and the next start removes the files.
+            let _ = self.servers.remove(&created);
+            return Err(e);
         }
         Ok(created)
     }

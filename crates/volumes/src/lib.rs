@@ -2,7 +2,7 @@
 //!
 //! [`Volumes`] stores names, owners and tokens in `<home>/volumes.db`. [`VolumeServers`] starts the
 //! process that serves the files of a volume (`crates/volume-server`). [`VolumeFiles`] accesses the
-//! files from the daemon.
+//! files from the daemon. [`StoredVolumes`] are snapshots in the store of the host.
 
 mod entry;
 mod error;
@@ -10,6 +10,7 @@ mod files;
 mod host;
 mod path;
 mod servers;
+mod stored;
 mod volume;
 mod volumes;
 
@@ -18,9 +19,11 @@ pub use error::{FileError, FileErrorKind, VolumeError};
 pub use files::{NewAttributes, Upload, VolumeFiles};
 pub use host::HostVolumes;
 pub use jiffy_volume_server::SessionRights;
+pub use jiffy_volume_server::image::ImageError;
 pub use jiffy_volume_server::process::ServerWatch;
 pub use path::VolumePath;
 pub use servers::{ServerProgram, VolumeServers};
+pub use stored::{MAX_SNAPSHOTS, StoredVolumes, VolumeSnapshot};
 pub use volume::{
     DEFAULT_BYTES, DEFAULT_FILES, MAX_BYTES, MAX_FILES, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_NAME,
     MAX_VOLUMES, MIN_BYTES, NewVolume, Volume,

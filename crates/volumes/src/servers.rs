@@ -146,10 +146,17 @@ impl VolumeServers {
         Ok(VolumeFiles::new(ours)?)
     }
 
-    /// Creates the directory of a new volume.
-    pub fn create(&self, volume: &Volume) -> io::Result<()> {
-        let mut builder = fs::DirBuilder::new();
-        builder.mode(0o700).create(self.volumes.join(&volume.id))
+    /// Creates the directory of a new volume. Returns its path.
+    pub fn create(&self, volume: &Volume) -> io::Result<PathBuf> {
+        let directory = self.volumes.join(&volume.id);
+        fs::DirBuilder::new().mode(0o700).create(&directory)?;
+        Ok(directory)
+    }
+
+    /// Writes an image of a volume to the empty file `image`. Starts the server if necessary.
+    /// Returns the charged bytes of its files.
+    pub fn write_image(&self, volume: &Volume, image: &File) -> io::Result<u64> {
+        self.with_server(volume, |socket| process::write_image(socket, image))
     }
 
     /// Stops the server of a removed volume, and removes its files.
@@ -170,6 +177,11 @@ impl VolumeServers {
             let entry = entry?;
             let name = entry.file_name();
             if name.to_str().is_some_and(|id| !exists(id)) {
+                if entry.file_type()?.is_file() {
+                    // The image of a snapshot, left by a daemon that was killed.
+                    fs::remove_file(entry.path())?;
+                    continue;
+                }
                 process::stop(&self.run.join(&name));
                 jiffy_volume_server::remove(&entry.path())?;
             }

@@ -78,6 +78,13 @@ impl Volumes {
     /// Creates a volume of `owner`, which is empty for the owner of the host. The caller creates
     /// its files.
     pub fn create(&self, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
+        let created = Self::prepare(owner, new)?;
+        self.add(&created)?;
+        Ok(created)
+    }
+
+    /// Returns a new volume of `owner` that is not stored yet.
+    pub(crate) fn prepare(owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
         check_size(new)?;
         let id = format!("{ID_PREFIX}{}", new_id()?);
         let name = if new.name.is_empty() {
@@ -86,14 +93,18 @@ impl Volumes {
             check_name(&new.name)?;
             new.name.clone()
         };
-        let created = Volume {
+        Ok(Volume {
             id,
             owner: owner.to_owned(),
             name,
             bytes: new.bytes,
             files: new.files,
             created_ms: now_ms(),
-        };
+        })
+    }
+
+    /// Stores a new volume.
+    pub(crate) fn add(&self, created: &Volume) -> Result<(), VolumeError> {
         let token = self
             .key
             .seal(&context(&created.id), new_token()?.as_bytes())?;
@@ -105,17 +116,17 @@ impl Volumes {
             .query_row(
                 "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(files), 0),
                     coalesce(max(name = ?2), 0) FROM volumes WHERE owner = ?1",
-                params![owner, created.name],
+                params![created.owner, created.name],
                 |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)),
             )
             .map_err(&failed)?;
         if exists {
-            return Err(VolumeError::Exists(created.name));
+            return Err(VolumeError::Exists(created.name.clone()));
         }
         if count >= MAX_VOLUMES {
             return Err(VolumeError::Full);
         }
-        if bytes + new.bytes > MAX_KEY_BYTES || files + new.files > MAX_KEY_FILES {
+        if bytes + created.bytes > MAX_KEY_BYTES || files + created.files > MAX_KEY_FILES {
             return Err(VolumeError::Total);
         }
         tx.execute(
@@ -123,7 +134,7 @@ impl Volumes {
                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             params![
                 created.id,
-                owner,
+                created.owner,
                 created.name,
                 created.bytes,
                 created.files,
@@ -132,8 +143,7 @@ impl Volumes {
             ],
         )
         .map_err(&failed)?;
-        tx.commit().map_err(&failed)?;
-        Ok(created)
+        tx.commit().map_err(&failed)
     }
 
     /// Returns a volume of `owner`. `which` is an id or a name.

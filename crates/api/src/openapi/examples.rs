@@ -97,6 +97,7 @@ pub(super) fn path_value(name: &str) -> &'static str {
         "webhookID" => "kq3nv7xw2mzr5tyb8cfd",
         "secretID" => "github-token",
         "volumeID" => "datasets",
+        "volumeSnapshotID" => "volsnap-7f3a9c21e5d84b60",
         "host" => "h2",
         _ => "hello",
     }

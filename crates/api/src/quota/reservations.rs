@@ -53,9 +53,9 @@ impl Quota {
         self.reserve_of(caller, sandbox, amount, None).await
     }
 
-    /// Reserves the size of a new volume: `bytes`, or by default [`DEFAULT_BYTES`], but at most half
-    /// of the disk space that the limit of the key leaves. Returns the size. Free space on the disk
-    /// of the host is not required, because most volumes never reach their size.
+    /// Reserves the size of a new volume. Returns the size: by default [`DEFAULT_BYTES`], but
+    /// at most half of the space that the limit of the key leaves. Free space on the disk of
+    /// the host is not required, because most volumes never reach their size.
     pub fn reserve_volume(
         self: &Arc<Self>,
         caller: &Caller,
@@ -71,7 +71,8 @@ impl Quota {
         let usage = self.usage_of(&key.id)?;
         let now = usage.amount() + ledger.reserved(&key.id);
         let bytes = bytes.unwrap_or_else(|| {
-            let left = refusal::disk_limit(&limits).map(|limit| limit.saturating_sub(now.disk_bytes));
+            let left =
+                refusal::disk_limit(&limits).map(|limit| limit.saturating_sub(now.disk_bytes));
             let half = left.map_or(DEFAULT_BYTES, |left| left / 2 / MIN_BYTES * MIN_BYTES);
             DEFAULT_BYTES.min(half).max(MIN_BYTES)
         });

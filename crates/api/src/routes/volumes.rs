@@ -1,5 +1,6 @@
 //! Calls on volumes. A caller of any scope sees its own volumes only.
 
+use super::volume_snapshots::store_error;
 use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
@@ -67,7 +68,7 @@ pub(super) async fn one(
     Ok(Json(app.on_volumes(&caller, get).await?))
 }
 
-/// `POST /volumes`: creates an empty volume.
+/// `POST /volumes`: creates an empty volume, or one from a snapshot.
 pub(super) async fn create(
     State(app): State<App>,
     caller: Caller,
@@ -75,7 +76,16 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<VolumeAndToken>), ApiError> {
     // Reported before a quota.
     app.volumes()?;
-    let size = body.size_mb.map(|mib| mib.saturating_mul(1 << 20));
+    let mut size = body.size_mb.map(|mib| mib.saturating_mul(1 << 20));
+    let mut files = body.max_files;
+    if let Some(id) = &body.volume_snapshot_id {
+        let (stored, id) = (app.stored_volumes()?.clone(), id.clone());
+        let find = move |owner: &str| stored.get(owner, &id);
+        let found = for_owner(&caller, refused, find).await?;
+        // The sizes of the volume of which the snapshot was taken.
+        size = size.or(Some(found.size));
+        files = files.or(Some(found.files));
+    }
     // The permit counts until the volume counts as used.
     let (bytes, _permit) = match size {
         // Rejected below with the permitted sizes.
@@ -87,20 +97,36 @@ pub(super) async fn create(
     let new = jiffy_volumes::NewVolume {
         name: body.name.unwrap_or_default(),
         bytes,
-        files: body.max_files.unwrap_or(DEFAULT_FILES),
+        files: files.unwrap_or(DEFAULT_FILES),
     };
-    let create = move |host: &HostVolumes, owner: &str| {
-        let created = host.create(owner, &new)?;
-        let token = host.volumes().token(&created)?;
+    if let Some(id) = body.volume_snapshot_id {
+        let owner = caller.owner_id().unwrap_or_default();
+        let restoring = app.stored_volumes()?.restore(&owner, &id, new);
+        let restored = restoring.await.map_err(refused)?;
+        return created(&app, &caller, restored).await;
+    }
+    let create = move |host: &HostVolumes, owner: &str| host.create(owner, &new);
+    let new = app.on_volumes(&caller, create).await?;
+    created(&app, &caller, new).await
+}
+
+/// Returns the answer to the creation of a volume, and reports the creation.
+async fn created(
+    app: &App,
+    caller: &Caller,
+    new: jiffy_volumes::Volume,
+) -> Result<(StatusCode, Json<VolumeAndToken>), ApiError> {
+    let answer = move |host: &HostVolumes, _: &str| {
+        let token = host.volumes().token(&new)?;
         Ok(VolumeAndToken {
-            volume: shown(&created),
+            volume: shown(&new),
             token,
         })
     };
-    let created = app.on_volumes(&caller, create).await?;
+    let answer = app.on_volumes(caller, answer).await?;
     let owner = caller.owner_id();
-    app.report_object(EventType::VolumeCreated, owner, &created.volume.name);
-    Ok((StatusCode::CREATED, Json(created)))
+    app.report_object(EventType::VolumeCreated, owner, &answer.volume.name);
+    Ok((StatusCode::CREATED, Json(answer)))
 }
 
 /// `DELETE /volumes/{volumeID}`: removes a volume with its files.
@@ -233,11 +259,16 @@ fn check_mount_path(path: &str) -> Result<(), ApiError> {
 pub(super) fn refused(error: VolumeError) -> ApiError {
     let message = error.to_string();
     match error {
-        VolumeError::Name(_) | VolumeError::Size => ApiError::invalid(message),
+        VolumeError::Name(_) | VolumeError::Size | VolumeError::Small(_) => {
+            ApiError::invalid(message)
+        }
         VolumeError::Exists(_) => ApiError::conflict("name_taken", message),
-        VolumeError::Full | VolumeError::Total => ApiError::conflict("max_volumes", message),
+        VolumeError::Full | VolumeError::Total | VolumeError::FullOfSnapshots => {
+            ApiError::conflict("max_volumes", message)
+        }
         VolumeError::Mounted { .. } => ApiError::conflict("volume_mounted", message),
         VolumeError::Unknown(_) => ApiError::not_found("volume_not_found", message),
-        _ => ApiError::internal(message),
+        VolumeError::UnknownSnapshot(_) => ApiError::not_found("snapshot_not_found", message),
+        error => store_error(error),
     }
 }

@@ -110,7 +110,12 @@ impl App {
             state: sandbox.state().kind(),
             envd_version: ENVD_VERSION.to_owned(),
             metadata: sandbox.settings().metadata.clone(),
-            volume_mounts: sandbox.settings().volumes.iter().map(VolumeMount::from).collect(),
+            volume_mounts: sandbox
+                .settings()
+                .volumes
+                .iter()
+                .map(VolumeMount::from)
+                .collect(),
             host: self.host_of(sandbox),
             added: self.added(caller, sandbox),
         }

@@ -1,7 +1,7 @@
 //! Conversion of volumes and their entries to the bodies of the API.
 
 use super::moment;
-use jiffy_api_types::{Moment, Volume, VolumeEntry, VolumeEntryType};
+use jiffy_api_types::{Moment, Volume, VolumeEntry, VolumeEntryType, VolumeSnapshot};
 use jiffy_volumes::{Entry, EntryKind};
 
 /// Returns a volume as clients see it.
@@ -12,6 +12,19 @@ pub(crate) fn shown(volume: &jiffy_volumes::Volume) -> Volume {
         size_mb: volume.bytes >> 20,
         max_files: volume.files,
         created_at: moment(volume.created_ms),
+    }
+}
+
+/// Returns a snapshot of a volume as clients see it.
+pub(crate) fn shown_snapshot(snapshot: &jiffy_volumes::VolumeSnapshot) -> VolumeSnapshot {
+    VolumeSnapshot {
+        volume_snapshot_id: snapshot.id.clone(),
+        volume_id: snapshot.volume.clone(),
+        name: snapshot.name.clone(),
+        size_mb: snapshot.size >> 20,
+        max_files: snapshot.files,
+        used_bytes: snapshot.bytes,
+        created_at: moment(snapshot.created_ms),
     }
 }
 

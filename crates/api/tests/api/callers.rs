@@ -45,6 +45,7 @@ struct Tenant {
     name: String,
     secret: String,
     volume: String,
+    volume_snapshot: String,
     webhook: String,
 }
 
@@ -65,6 +66,8 @@ impl Tenant {
         let stored = api.call_as(&caller, "POST", "/secrets", body).await;
         let body = json!({ "name": "data", "sizeMB": 1 });
         let volume = api.call_as(&caller, "POST", "/volumes", body).await;
+        let path = "/volumes/data/snapshots";
+        let volume_snapshot = api.call_as(&caller, "POST", path, Value::Null).await;
         let body = json!({
             "name": "hook", "url": "https://example.com/events", "enabled": false,
             "signatureSecret": SECRET,
@@ -82,6 +85,7 @@ impl Tenant {
             name,
             secret: stored.expect(201).text("secretID"),
             volume: volume.expect(201).text("volumeID"),
+            volume_snapshot: volume_snapshot.expect(201).text("volumeSnapshotID"),
             webhook: hook.expect(201).text("id"),
         }
     }
@@ -99,6 +103,7 @@ impl Tenant {
             name: other(&self.name),
             secret: other(&self.secret),
             volume: other(&self.volume),
+            volume_snapshot: other(&self.volume_snapshot),
             webhook: other(&self.webhook),
         }
     }
@@ -114,6 +119,7 @@ impl Tenant {
             "{keyID}" => self.key.clone(),
             "{secretID}" => self.secret.clone(),
             "{volumeID}" => self.volume.clone(),
+            "{volumeSnapshotID}" => self.volume_snapshot.clone(),
             "{webhookID}" => self.webhook.clone(),
             "{port}" => "80".to_owned(),
             "{pid}" => "7".to_owned(),
@@ -150,6 +156,7 @@ impl Tenant {
                 "sandboxID" => Some(&self.sandbox),
                 "templateID" | "fromTemplate" => Some(&self.template),
                 "keyID" => Some(&self.key),
+                "volumeSnapshotID" => Some(&self.volume_snapshot),
                 "name" | "alias" | "target" => Some(&self.name),
                 other => {
                     let id = other.ends_with("ID") || other.ends_with("IDs");
@@ -168,7 +175,7 @@ impl Tenant {
     }
 
     /// Returns all values that identify the tenant's resources.
-    fn marks(&self) -> [&str; 8] {
+    fn marks(&self) -> [&str; 9] {
         [
             &self.key,
             &self.sandbox,
@@ -177,6 +184,7 @@ impl Tenant {
             &self.build,
             &self.secret,
             &self.volume,
+            &self.volume_snapshot,
             &self.webhook,
         ]
     }
@@ -282,6 +290,7 @@ async fn view(api: &Api, tenant: &Tenant) -> String {
         "/snapshots".to_owned(),
         "/secrets".to_owned(),
         "/volumes".to_owned(),
+        "/volumesnapshots".to_owned(),
         "/events/webhooks".to_owned(),
         format!("/templates/{}", tenant.template),
         format!("/templates/{}/tags", tenant.template),

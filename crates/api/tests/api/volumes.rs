@@ -201,7 +201,10 @@ async fn mounts_are_shown_and_a_volume_that_is_removed_before_its_mount_is_not_f
         let body = json!({ "templateID": "base", "volumeMounts": mounts });
         api.call_as(&caller, "POST", "/v2/sandboxes", body).await
     };
-    assert_eq!(create("removed").await.expect_error(404), "volume_not_found");
+    assert_eq!(
+        create("removed").await.expect_error(404),
+        "volume_not_found"
+    );
     let made = create("data").await.expect(201);
     let shown = json!([{ "name": "data", "path": "/data", "readOnly": true }]);
     assert_eq!(made.body["jiffy"]["terms"]["volumes"], shown);
@@ -221,7 +224,9 @@ async fn the_sizes_of_volumes_count_towards_the_disk_limit_of_their_key() {
     let create = async |body: Value| api.call_as(&caller, "POST", "/volumes", body).await;
     let too_large = create(json!({ "name": "a", "sizeMB": 21 })).await;
     assert_eq!(too_large.expect_error(507), "max_disk");
-    create(json!({ "name": "a", "sizeMB": 15 })).await.expect(201);
+    create(json!({ "name": "a", "sizeMB": 15 }))
+        .await
+        .expect(201);
     // The default is half of the rest.
     let default = create(json!({ "name": "b" })).await.expect(201);
     assert_eq!(default.body["sizeMB"], 2);
@@ -235,5 +240,85 @@ async fn the_sizes_of_volumes_count_towards_the_disk_limit_of_their_key() {
         .call_as(&caller, "DELETE", "/volumes/a", Value::Null)
         .await;
     removed.expect(204);
-    create(json!({ "name": "c", "sizeMB": 4 })).await.expect(201);
+    create(json!({ "name": "c", "sizeMB": 4 }))
+        .await
+        .expect(201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_of_a_volume_is_stored_listed_restored_and_removed_by_its_key_only() {
+    let api = Api::new();
+    let (caller, key) = api.key(Scope::Create, Limits::default());
+    let (stranger, _) = api.key(Scope::Create, Limits::default());
+    let (id, _) = created(&api, &caller, "data").await;
+    let call = async |who: &TestCaller, method: &str, path: &str, body: Value| {
+        api.call_as(who, method, path, body).await
+    };
+    let make = async |volume: &str, directory: &str| {
+        let at = format!("/volumecontent/{volume}/dir?path=/{directory}");
+        call(&caller, "POST", &at, Value::Null).await.expect(201)
+    };
+    make(&id, "before").await;
+    let take = format!("/volumes/{id}/snapshots");
+    let foreign = call(&stranger, "POST", &take, Value::Null).await;
+    assert_eq!(foreign.expect_error(404), "volume_not_found");
+    let taken = call(&caller, "POST", "/volumes/data/snapshots", Value::Null).await;
+    let taken = taken.expect(201);
+    let snapshot = taken.text("volumeSnapshotID");
+    assert_eq!(taken.text("volumeID"), id);
+    make(&id, "after").await;
+    let body = json!({ "name": "copy", "volumeSnapshotID": snapshot });
+    let foreign = call(&stranger, "POST", "/volumes", body.clone()).await;
+    assert_eq!(foreign.expect_error(404), "snapshot_not_found");
+    let copy = call(&caller, "POST", "/volumes", body).await.expect(201);
+    assert_eq!(copy.body["sizeMB"], 4);
+    let copy = copy.text("volumeID");
+    let names = async |volume: &str| {
+        let at = format!("/volumecontent/{volume}/dir?path=/");
+        let list = call(&caller, "GET", &at, Value::Null).await.expect(200);
+        let name = |entry: &Value| entry["name"].as_str().unwrap().to_owned();
+        list.items().iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&copy).await, ["before"]);
+    // Both volumes are independent, and the snapshot of a removed volume remains.
+    make(&copy, "own").await;
+    assert_eq!(names(&id).await, ["after", "before"]);
+    let path = format!("/volumes/{id}");
+    call(&caller, "DELETE", &path, Value::Null)
+        .await
+        .expect(204);
+    let list = async |who: &TestCaller| {
+        let list = call(who, "GET", "/volumesnapshots", Value::Null).await;
+        list.expect(200).items().len()
+    };
+    assert_eq!((list(&caller).await, list(&stranger).await), (1, 0));
+    let path = format!("/volumesnapshots/{snapshot}");
+    let foreign = call(&stranger, "DELETE", &path, Value::Null).await;
+    assert_eq!(foreign.expect_error(404), "snapshot_not_found");
+    call(&caller, "DELETE", &path, Value::Null)
+        .await
+        .expect(204);
+    assert_eq!(list(&caller).await, 0);
+    // The snapshots of a revoked key are removed with its resources.
+    let take = format!("/volumes/{copy}/snapshots");
+    call(&caller, "POST", &take, Value::Null).await.expect(201);
+    let path = format!("/keys/{}/revoke", key.key.id);
+    let ended = call(&api.admin, "POST", &path, json!({ "end": true })).await;
+    ended.expect(200);
+    let names = api.bench.dir.path().join("bucket");
+    let left = walk(&names)
+        .into_iter()
+        .filter(|path| path.contains("/names/"));
+    assert_eq!(left.count(), 0);
+}
+
+/// Returns the paths of all files below a directory.
+fn walk(directory: &std::path::Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let below = |path: std::path::PathBuf| match path.is_dir() {
+        true => walk(&path),
+        false => vec![path.display().to_string()],
+    };
+    paths.flat_map(below).collect()
 }

@@ -6,7 +6,7 @@ use hyper::Method;
 use jiffy_api_types::{
     EngineDescription, Forked, NewVolumeMount, PauseSandbox, Prefetch, Process, Promoted, Proxy,
     RequestedBuild, ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState,
-    Secret, Snapshot, SnapshotInfo, VerifiedSnapshot, Volume, Waited,
+    Secret, Snapshot, SnapshotInfo, VerifiedSnapshot, Waited,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -205,11 +205,6 @@ impl Client {
     /// Returns the secrets of the caller, without their values.
     pub async fn secrets(&self) -> anyhow::Result<Vec<Secret>> {
         self.all_pages("/secrets?limit=100").await
-    }
-
-    /// Returns the volumes of the caller.
-    pub async fn volumes(&self) -> anyhow::Result<Vec<Volume>> {
-        self.all_pages("/volumes?limit=100").await
     }
 
     /// Returns the engines of the daemon.

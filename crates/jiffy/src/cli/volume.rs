@@ -26,6 +26,52 @@ pub enum VolumeCommand {
         #[command(flatten)]
         host: HostArgs,
     },
+    /// Store a snapshot of a volume in the store of the host
+    #[command(
+        after_help = "The daemon needs a store (jiffy serve --store). Changes of the volume wait while its files are
+copied on the host, so the snapshot has the state of one time.
+
+Examples:
+  jiffy volume snapshot datasets
+  jiffy volume snapshots
+  jiffy volume restore volsnap-7f3a9c21e5d84b60 datasets-2"
+    )]
+    Snapshot {
+        /// Volume: id or name
+        volume: String,
+        /// Print the snapshot as JSON
+        #[arg(long)]
+        json: bool,
+        /// Daemon to use.
+        #[command(flatten)]
+        host: HostArgs,
+    },
+    /// List snapshots of volumes
+    Snapshots {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Daemon to use.
+        #[command(flatten)]
+        host: HostArgs,
+    },
+    /// Create a volume with the files of a snapshot
+    Restore {
+        /// Id of the snapshot
+        snapshot: String,
+        /// Volume to create
+        #[command(flatten)]
+        volume: VolumeCreateArgs,
+    },
+    /// Remove snapshots of volumes
+    RmSnapshot {
+        /// Ids of snapshots
+        #[arg(required = true)]
+        snapshots: Vec<String>,
+        /// Daemon to use.
+        #[command(flatten)]
+        host: HostArgs,
+    },
     /// Copy files and directories to or from a volume
     #[command(after_help = "Examples:
   jiffy volume cp model.bin datasets:/models/model.bin

@@ -1,6 +1,7 @@
 //! [`RemoteStore`]: this host's view of the shared store: client, keys, cache, fetcher and local
 //! records. The sandbox manager and the engines use it.
 
+mod images;
 mod layers;
 pub(crate) mod pull;
 pub(crate) mod push;

@@ -3,7 +3,9 @@
 use crate::openapi::operation::{Operation, query};
 use crate::routes::bounds::{DEFAULT_VOLUMES, MAX_VOLUME_DEPTH, MAX_VOLUME_MODE};
 use axum::http::Method;
-use jiffy_api_types::{NewVolume, Volume, VolumeAndToken, VolumeEntry, VolumeEntryChange};
+use jiffy_api_types::{
+    NewVolume, Volume, VolumeAndToken, VolumeEntry, VolumeEntryChange, VolumeSnapshot,
+};
 use serde_json::{Value, json};
 
 /// Error statuses of calls on content.
@@ -19,10 +21,14 @@ pub(super) fn volumes() -> Vec<Operation> {
         )
         .paged_by_name(DEFAULT_VOLUMES)
         .answers::<Vec<Volume>>(200, "Volumes"),
-        Operation::post("/volumes", "createVolume", "Create an empty volume")
-            .takes::<NewVolume>()
-            .answers::<VolumeAndToken>(201, "Volume and its token")
-            .fails_with(&[409, 507]),
+        Operation::post(
+            "/volumes",
+            "createVolume",
+            "Create an empty volume, or a volume with the files of a snapshot",
+        )
+        .takes::<NewVolume>()
+        .answers::<VolumeAndToken>(201, "Volume and its token")
+        .fails_with(&[404, 409, 503, 507]),
         Operation::get(
             "/volumes/{volumeID}",
             "getVolume",
@@ -38,8 +44,38 @@ pub(super) fn volumes() -> Vec<Operation> {
         .answers_no_content()
         .fails_with(&[409]),
     ];
+    all.extend(snapshots());
     all.extend(content());
     all
+}
+
+fn snapshots() -> Vec<Operation> {
+    let all = vec![
+        Operation::post(
+            "/volumes/{volumeID}/snapshots",
+            "snapshotVolume",
+            "Store a snapshot of a volume in the store of the host. Changes of the volume wait while \
+             its files are copied on the host",
+        )
+        .answers::<VolumeSnapshot>(201, "Snapshot")
+        .fails_with(&[409, 503]),
+        Operation::get(
+            "/volumesnapshots",
+            "listVolumeSnapshots",
+            "List the snapshots of the key's volumes by id",
+        )
+        .paged_by_name(DEFAULT_VOLUMES)
+        .answers::<Vec<VolumeSnapshot>>(200, "Snapshots"),
+        Operation::delete(
+            "/volumesnapshots/{volumeSnapshotID}",
+            "deleteVolumeSnapshot",
+            "Remove a snapshot of a volume",
+        )
+        .answers_no_content()
+        .fails_with(&[503]),
+    ];
+    let tagged = |operation: Operation| operation.tagged("volumes");
+    all.into_iter().map(tagged).collect()
 }
 
 fn content() -> Vec<Operation> {

@@ -19,8 +19,9 @@ use jiffy_function_manager::Functions;
 use jiffy_image::{Home, Templates, Visibility};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use jiffy_secrets::Secrets;
+use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_template_builder::{Builder, BuilderSettings};
-use jiffy_volumes::{HostVolumes, ServerProgram};
+use jiffy_volumes::{HostVolumes, ServerProgram, StoredVolumes};
 use jiffy_webhooks::Webhooks;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -164,10 +165,22 @@ pub struct Api {
     pub admin: TestCaller,
 }
 
-/// Opens volumes whose servers are threads.
-fn volumes(home: &std::path::Path) -> Arc<HostVolumes> {
+/// Adds volumes whose servers are threads, and a store for their snapshots.
+fn add_volumes(app: App, home: &std::path::Path) -> App {
     let open = HostVolumes::open(home, &home.join("run"), ServerProgram::Thread);
-    Arc::new(open.unwrap())
+    let volumes = Arc::new(open.unwrap());
+    let settings = RemoteSettings {
+        url: format!("file://{}/bucket", home.display()).parse().unwrap(),
+        keyring: None,
+        home: home.to_owned(),
+        cache_bytes: 1 << 30,
+        upload_bytes_per_second: None,
+        timeout: STORE_TIMEOUT,
+    };
+    let remote = RemoteStore::open(&settings).unwrap();
+    let stored = StoredVolumes::open(home, volumes.clone(), remote).unwrap();
+    app.with_volumes(Some(volumes))
+        .with_stored_volumes(Some(stored))
 }
 
 impl Api {
@@ -207,8 +220,8 @@ impl Api {
         let app = App::new(host, keys, templates, Config::default())
             .with_builder(builder)
             .with_secrets(Secrets::open(self.bench.dir.path()).unwrap())
-            .with_volumes(Some(volumes(self.bench.dir.path())))
             .with_webhooks(Webhooks::open(self.bench.dir.path()).unwrap());
+        let app = add_volumes(app, self.bench.dir.path());
         Self {
             router: router(app),
             ..self
@@ -267,7 +280,7 @@ impl Api {
             config,
         );
         let app = app.with_secrets(Secrets::open(bench.dir.path()).unwrap());
-        let app = app.with_volumes(Some(volumes(bench.dir.path())));
+        let app = add_volumes(app, bench.dir.path());
         let app = app.with_webhooks(Webhooks::open(bench.dir.path()).unwrap());
         Self {
             router: router(change(app)),
