@@ -65,7 +65,8 @@ impl Volume {
             end = entry.offset.checked_add(entry.length).ok_or(Errno::EFBIG)?;
         }
         let failed = |e: std::io::Error| errno(&e);
-        // The end may be a hole.
+        // A server that was killed may have written a part. The end may be a hole.
+        image.set_len(0).map_err(failed)?;
         image.set_len(end).map_err(failed)?;
         copy_data(&copy, image, catalog_offset, catalog)?;
         let mut bytes = 0;
