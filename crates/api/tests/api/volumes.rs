@@ -316,9 +316,12 @@ async fn a_snapshot_of_a_volume_is_stored_listed_restored_and_removed_by_its_key
 fn walk(directory: &std::path::Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
-    let below = |path: std::path::PathBuf| match path.is_dir() {
-        true => walk(&path),
-        false => vec![path.display().to_string()],
+    let below = |path: std::path::PathBuf| {
+        if path.is_dir() {
+            walk(&path)
+        } else {
+            vec![path.display().to_string()]
+        }
     };
     paths.flat_map(below).collect()
 }
