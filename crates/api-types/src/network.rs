@@ -17,6 +17,7 @@ const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";
 const V6: &str = "::1|fd00::(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?";
 const NAME: &str =
     "(\\*\\.)?([a-z]([a-z0-9-]{0,30}[a-z0-9])?\\.){0,3}[a-z]([a-z0-9-]{0,30}[a-z0-9])?";
+const PORT: &str = "(:([1-9][0-9]{0,3}|[1-5][0-9]{4}))?";
 const HOST: &str = "^[a-z][a-z0-9]{0,30}(\\.[a-z][a-z0-9]{0,30}){0,3}(:\\$\\{PORT\\})?$";
 /// Pattern of [`HOST`] or an empty string, which removes the header rule in an update.
 const HOST_OR_EMPTY: &str =
@@ -31,7 +32,7 @@ fn cidr() -> String {
 }
 
 fn allowed() -> String {
-    format!("^({}|{V6}|{NAME})$", cidr())
+    format!("^({}|{V6}|{NAME}{PORT})$", cidr())
 }
 
 fn denied() -> String {
@@ -49,7 +50,7 @@ fn server() -> String {
 #[schemars(rename = "NewNetwork")]
 pub struct NetworkBody {
     /// CIDRs, addresses, names and `*.name` that the sandbox may reach. Takes precedence over
-    /// `denyOut`.
+    /// `denyOut`. A name applies to ports 80 and 443, `name:port` to TCP connections to that port.
     #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = allowed())))]
     pub allow_out: Option<Vec<String>>,
     /// CIDRs and addresses that the sandbox may not reach.
@@ -83,7 +84,7 @@ pub struct NetworkUpdate {
     #[serde(rename = "allow_internet_access")]
     pub allow_internet_access: Option<bool>,
     /// CIDRs, addresses, names and `*.name` that the sandbox may reach. Takes precedence over
-    /// `denyOut`.
+    /// `denyOut`. A name applies to ports 80 and 443, `name:port` to TCP connections to that port.
     #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = allowed())))]
     pub allow_out: Option<Vec<String>>,
     /// CIDRs and addresses that the sandbox may not reach.

@@ -73,7 +73,9 @@ pub(crate) fn check_rules(
             return Err(ApiError::unsupported_option(why));
         }
     }
-    let allow_out = list("allowOut", network.allow_out, |e| is_cidr(e) || is_name(e))?;
+    let allow_out = list("allowOut", network.allow_out, |entry| {
+        is_cidr(entry) || is_name_with_port(entry)
+    })?;
     let deny_out = list("denyOut", network.deny_out, is_cidr)?;
     let dns_servers = list("dnsServers", network.dns_servers, is_address)?;
     if network
@@ -118,7 +120,7 @@ fn list(
     }
     if let Some(bad) = entries.iter().find(|e| !good(e)) {
         let what = match name {
-            "allowOut" => "an address, a CIDR, a name or `*.name`",
+            "allowOut" => "an address, a CIDR, a name, `*.name` or one of the latter with `:port`",
             "denyOut" => "an address or a CIDR (names can only be allowed)",
             _ => "an address",
         };
@@ -158,6 +160,17 @@ pub(crate) fn is_name(text: &str) -> bool {
     !name.is_empty() && name.len() <= MAX_NAME && !numeric && name.split('.').all(is_label)
 }
 
+/// Returns whether `text` is a name like in [`is_name`], optionally with a port.
+fn is_name_with_port(text: &str) -> bool {
+    let Some((name, port)) = text.split_once(':') else {
+        return is_name(text);
+    };
+    // Stricter than `parse`, which accepts a sign.
+    is_name(name)
+        && port.bytes().all(|b| b.is_ascii_digit())
+        && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
 fn is_label(label: &str) -> bool {
     let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     (1..=63).contains(&label.len())
@@ -189,7 +202,7 @@ mod tests {
     #[test]
     fn rules_are_addresses_and_names_and_denials_are_addresses() {
         let good = json!({
-            "allowOut": ["1.1.1.1", "10.0.0.0/8", "example.com", "*.example.com", "fd00::/8"],
+            "allowOut": ["1.1.1.1", "10.0.0.0/8", "example.com", "*.example.com:22", "fd00::/8"],
             "denyOut": ["0.0.0.0/0", "::1"], "dnsServers": ["8.8.8.8"],
             "maskRequestHost": "localhost:${PORT}", "rules": {}, "httpsPorts": [],
             "allowPublicTraffic": false,
@@ -204,6 +217,11 @@ mod tests {
             json!({"allowOut": ["a..b"]}),
             json!({"allowOut": ["-a.b"]}),
             json!({"allowOut": [""]}),
+            json!({"allowOut": ["a.example:"]}),
+            json!({"allowOut": ["a.example:0"]}),
+            json!({"allowOut": ["a.example:+1"]}),
+            json!({"allowOut": ["a.example:65536"]}),
+            json!({"allowOut": ["1.2.3.4:22"]}),
             json!({"dnsServers": ["dns.example"]}),
             json!({"egressMbps": 0}),
             json!({"egressMbps": 100_001}),

@@ -40,6 +40,7 @@ mod interpreter;
 mod lazy_restore;
 mod leaks;
 mod load;
+mod named_ports;
 mod network;
 mod network_ipv6;
 mod ports;

@@ -1,5 +1,6 @@
 //! Tests for network access of sandboxes, with real guests in a simulated internet.
 
+use crate::named_ports::check_named_ports;
 use crate::support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};
 use crate::support::network_probe::{
     PRELUDE, call, clean, create, networked, python, reach, root_python,
@@ -208,7 +209,7 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
 }
 
 /// Opens a connection with a greeting; prints the received data.
-const GREET: &str = r#"
+pub const GREET: &str = r#"
 import ssl
 def greet(host, port, greeting, patience=10):
     try:
@@ -233,9 +234,10 @@ def resolve(name):
 #[jiffy_test(lab)]
 fn allowed_names_are_sniffed_and_resolved_by_the_host() {
     networked(&[], |test_home, _| {
-        let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example", "trap5.example", "trap6.example"], "denyOut": ["0.0.0.0/0"] });
+        let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example", "trap5.example", "trap6.example", "*.git.example:22", "trap5.example:22", "trap1.git.example:22"], "denyOut": ["0.0.0.0/0"] });
         let id = create(test_home, json!({ "network": rules }));
         let say = |what: &str| python(test_home, &id, &format!("{GREET}\nprint({what})"));
+        check_named_ports(test_home, &id, &rules);
         // The address that the guest selected is ignored.
         assert_eq!(
             say("http('good.example'), tls('good.example'), http('a.b.wild.example:80')"),
@@ -275,8 +277,11 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
         let retained = "import threading\n\
             s = socket.create_connection(('8.8.8.8', 80), 20)\n\
             s.sendall(b'GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n')\n\
-            s.recv(4096); open('/tmp/open', 'w').close()\n\
+            s.recv(4096)\n\
+            ssh = socket.create_connection(('a.git.example', 22), 20)\n\
+            ssh.recv(4096); open('/tmp/open', 'w').close()\n\
             while s.recv(4096): pass\n\
+            while ssh.recv(4096): pass\n\
             open('/tmp/cut', 'w').close()";
         let retained = format!("{PRELUDE}\n{retained}");
         test_home.ok(&[
@@ -295,18 +300,22 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
         };
         there("/tmp/open");
         let path = format!("/sandboxes/{id}/network");
-        let other = json!({ "allowOut": ["other.example"], "denyOut": ["0.0.0.0/0"] });
+        let other =
+            json!({ "allowOut": ["other.example", "other.example:22"], "denyOut": ["0.0.0.0/0"] });
         assert_eq!(call(test_home, "PUT", &path, &other).0, 204);
         there("/tmp/cut");
         assert_eq!(
-            say("http('good.example'), http('other.example')"),
-            "HTTP/1.1 internet"
+            say("http('good.example'), http('other.example'), tcp('9.9.9.9', 22)"),
+            "HTTP/1.1 internet ConnectionResetError"
         );
-        // The next daemon continues to enforce the rules.
+        assert_eq!(say("tcp('other.example', 22)"), "internet");
+        // The next daemon continues to enforce the rules. It knows no resolved address.
         test_home.kill_daemon();
         assert_eq!(
-            say("http('good.example'), http('other.example')"),
-            "HTTP/1.1 internet"
+            say(
+                "http('good.example'), http('other.example'), tcp('9.9.9.9', 22), tcp('other.example', 22)"
+            ),
+            "HTTP/1.1 internet ConnectionResetError internet"
         );
     });
 }

@@ -210,7 +210,9 @@ fn rules_apply_to_both_ip_versions_and_to_copies() {
         let path = format!("/sandboxes/{copy}/network");
         assert_eq!(call(test_home, "PUT", &path, &rules).0, 204);
         assert_eq!(seen(&copy), [refused, "internet", "internet"]);
-        let names = json!({ "allowOut": ["six.example"], "denyOut": ["0.0.0.0/0"] });
+        let names = json!({
+            "allowOut": ["six.example", "six.example:22"], "denyOut": ["0.0.0.0/0"]
+        });
         assert_eq!(call(test_home, "PUT", &path, &names).0, 204);
         let asks = |name: &str| {
             let program = format!(
@@ -225,6 +227,12 @@ fn rules_apply_to_both_ip_versions_and_to_copies() {
             asks("six.example")
         );
         assert_eq!(asks("other.example"), "['HTTP/1.1', '403']");
+        // At another port, the address decides, after the name was resolved to it.
+        let ssh = "print(tcp('2a00:9::9', 22), tcp('six.example', 22), tcp('2a00:1::1', 22))";
+        assert_eq!(
+            python(test_home, &copy, ssh),
+            "ConnectionResetError internet ConnectionResetError"
+        );
         let private = json!({ "allowOut": ["fd00::/8"] });
         assert_eq!(call(test_home, "PUT", &path, &private).0, 400);
     });

@@ -8,6 +8,7 @@ use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;
 use crate::policy::EgressPolicy;
 use crate::rate_limiter::RateLimiter;
+use crate::resolved_addresses::ResolvedAddresses;
 use crate::upstream::{self, Upstreams};
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
@@ -73,6 +74,8 @@ struct DnsRules {
     policy: watch::Receiver<Option<EgressPolicy>>,
     /// Name servers of the host, with the fill level of its connection tracking table.
     host: Arc<Upstreams>,
+    /// Addresses in answers, for rules that name hosts with ports.
+    resolved: Arc<ResolvedAddresses>,
     record: Arc<ConnectionRecorder>,
     forward_limiter: RateLimiter,
     read_limiter: RateLimiter,
@@ -99,11 +102,13 @@ impl DnsServer {
         sockets: DnsSockets,
         policy: watch::Receiver<Option<EgressPolicy>>,
         host: Arc<Upstreams>,
+        resolved: Arc<ResolvedAddresses>,
         record: Arc<ConnectionRecorder>,
     ) -> io::Result<Self> {
         let rules = Arc::new(DnsRules {
             policy,
             host,
+            resolved,
             record,
             forward_limiter: RateLimiter::new(BURST),
             read_limiter: RateLimiter::new(BURST),
@@ -174,12 +179,28 @@ impl DnsRules {
         if query.query_type() == RecordType::AAAA && !ipv6 {
             return refuse(ResponseCode::NoError);
         }
+        // Before the question is sent: its answer must not be recorded after a rollback.
+        let epoch = *self.resolved.epoch().borrow();
         // The fill levels are in the order of `INTERVALS`.
         let interval = INTERVALS[self.host.gauge.get() as usize];
         tokio::time::sleep(self.forward_limiter.delay(Instant::now(), interval)).await;
         match upstream::resolve(question, &message, &upstreams, over).await {
-            Some(answer) => Some(answer),
+            Some(answer) => {
+                // Before the guest receives the answer and connects.
+                self.record_addresses(epoch, &name, &answer);
+                Some(answer)
+            }
             None => refuse(ResponseCode::ServFail),
+        }
+    }
+
+    /// Records the addresses in `answer` if rules permit connections to addresses of `name`.
+    fn record_addresses(&self, epoch: u64, name: &str, answer: &[u8]) {
+        let policy = self.policy.borrow().clone();
+        if policy.is_some_and(|policy| policy.records_addresses_of(name))
+            && let Ok(answer) = Message::from_vec(answer)
+        {
+            (self.resolved).record(epoch, name, &answer, Instant::now());
         }
     }
 

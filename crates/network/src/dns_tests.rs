@@ -21,7 +21,7 @@ async fn server(resolv_conf: &str, policy: Option<EgressPolicy>) -> (DnsServer, 
     let at = sockets.udp.local_addr().unwrap();
     let (_, policy) = watch::channel(policy);
     let host = Arc::new(Upstreams::in_file(resolv_conf));
-    let server = DnsServer::start(sockets, policy, host, record()).unwrap();
+    let server = DnsServer::start(sockets, policy, host, Arc::default(), record()).unwrap();
     (server, at)
 }
 

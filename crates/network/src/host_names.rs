@@ -1,19 +1,67 @@
-//! Patterns of host names that the egress rules of a sandbox permit.
+//! Patterns of host names that the egress rules of a sandbox permit, with the ports to which they
+//! apply.
 
-/// Host names and wildcards (`*.domain`), in lower case.
+use std::collections::BTreeSet;
+
+/// Ports of connections whose name the daemon reads from the connection. A name without a port
+/// applies to these ports.
+pub(crate) const WEB_PORTS: [u16; 2] = [80, 443];
+
+/// Host names and wildcards (`*.domain`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct HostNames(Vec<String>);
+pub(crate) struct HostNames(Vec<HostName>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct HostName {
+    /// Name or wildcard, in lower case.
+    pattern: String,
+    /// `None` for [`WEB_PORTS`].
+    port: Option<u16>,
+}
+
+impl HostName {
+    fn matches(&self, name: &str) -> bool {
+        match self.pattern.strip_prefix('*') {
+            // The suffix includes the dot, so that "evilexample.com" does not match
+            // "*.example.com".
+            Some(domain) => name.len() > domain.len() && name.ends_with(domain),
+            None => self.pattern == name,
+        }
+    }
+
+    fn has_port(&self, port: u16) -> bool {
+        match self.port {
+            Some(own) => own == port,
+            None => WEB_PORTS.contains(&port),
+        }
+    }
+}
 
 /// Normalizes a name: lower case, without a trailing dot.
-fn normalize(name: &str) -> String {
+pub(crate) fn normalize(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
+/// Splits `name:port`. The port is `None` if `text` has none. Returns `None` for an invalid port.
+pub(crate) fn split_port(text: &str) -> Option<(&str, Option<u16>)> {
+    let Some((name, port)) = text.split_once(':') else {
+        return Some((text, None));
+    };
+    // Stricter than `parse`, which accepts a sign.
+    let is_number = port.bytes().all(|b| b.is_ascii_digit());
+    let port = port.parse().ok().filter(|port| is_number && *port > 0)?;
+    Some((name, Some(port)))
+}
+
 impl HostNames {
-    /// Adds a name or wildcard. Returns false for invalid text, such as an address.
+    /// Adds a name or wildcard, optionally with a port. Returns false for invalid text, such as an
+    /// address.
     pub fn add(&mut self, text: &str) -> bool {
-        let name = normalize(text);
-        let labels = name.strip_prefix("*.").unwrap_or(&name);
+        let Some((name, port)) = split_port(text) else {
+            return false;
+        };
+        let pattern = normalize(name);
+        let labels = pattern.strip_prefix("*.").unwrap_or(&pattern);
         let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
         let is_name = labels.len() <= 253
             && labels
@@ -21,7 +69,7 @@ impl HostNames {
                 .all(|label| (1..=63).contains(&label.len()) && label.bytes().all(good))
             && !labels.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         if is_name {
-            self.0.push(name);
+            self.0.push(HostName { pattern, port });
         }
         is_name
     }
@@ -30,15 +78,39 @@ impl HostNames {
         self.0.is_empty()
     }
 
-    /// Returns true if `name` matches a name or wildcard.
+    /// Returns true if `name` matches a name or wildcard, for any port.
     pub fn contains(&self, name: &str) -> bool {
         let name = normalize(name);
-        self.0.iter().any(|own| match own.strip_prefix('*') {
-            // The suffix includes the dot, so that "evilexample.com" does not match
-            // "*.example.com".
-            Some(domain) => name.len() > domain.len() && name.ends_with(domain),
-            None => *own == name,
-        })
+        self.0.iter().any(|own| own.matches(&name))
+    }
+
+    /// Returns true if `name` matches a name or wildcard that applies to `port`.
+    pub fn contains_at(&self, name: &str, port: u16) -> bool {
+        let name = normalize(name);
+        let mut at_port = self.0.iter().filter(|own| own.has_port(port));
+        at_port.any(|own| own.matches(&name))
+    }
+
+    /// Returns true if `name` matches a name or wildcard for a port other than [`WEB_PORTS`].
+    pub fn contains_beside_web(&self, name: &str) -> bool {
+        let name = normalize(name);
+        let is_web = |own: &&HostName| own.port.is_none_or(|port| WEB_PORTS.contains(&port));
+        self.0.iter().any(|own| !is_web(&own) && own.matches(&name))
+    }
+
+    /// Returns true if a name applies to one of [`WEB_PORTS`].
+    pub fn has_web_ports(&self) -> bool {
+        let mut of_names = self
+            .0
+            .iter()
+            .flat_map(|own| WEB_PORTS.map(|port| own.has_port(port)));
+        of_names.any(|has_port| has_port)
+    }
+
+    /// Returns the ports other than [`WEB_PORTS`] to which names apply, in ascending order.
+    pub fn other_ports(&self) -> BTreeSet<u16> {
+        let ports = self.0.iter().filter_map(|own| own.port);
+        ports.filter(|port| !WEB_PORTS.contains(port)).collect()
     }
 }
 
@@ -56,7 +128,8 @@ mod tests {
             "files.pypi.org",
             "a.b.pypi.org",
         ] {
-            assert!(names.contains(yes), "{yes}");
+            assert!(names.contains(yes) && names.contains_at(yes, 443), "{yes}");
+            assert!(!names.contains_at(yes, 22), "{yes}");
         }
         for no in [
             "www.example.com",
@@ -69,6 +142,40 @@ mod tests {
             assert!(!names.contains(no), "{no}");
         }
         for bad in ["", "*", "*.", "a..b", "1.2.3.4", "a b", "*.*.a"] {
+            assert!(!names.add(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_port_applies_to_that_port_only() {
+        let mut names = HostNames::default();
+        assert!(names.add("Git.example:22") && names.add("*.db.example:5432"));
+        assert!(!names.has_web_ports());
+        assert!(names.add("web.example:443") && names.has_web_ports());
+        assert_eq!(names.other_ports(), BTreeSet::from([22, 5432]));
+        assert!(names.contains_at("git.example.", 22) && names.contains_at("a.DB.example", 5432));
+        assert!(names.contains_at("web.example", 443));
+        for (name, port) in [
+            ("git.example", 443),
+            ("git.example", 5432),
+            ("a.db.example", 22),
+            ("web.example", 80),
+        ] {
+            assert!(!names.contains_at(name, port), "{name}:{port}");
+        }
+        assert!(names.contains_beside_web("git.example") && names.contains("web.example"));
+        assert!(!names.contains_beside_web("web.example"));
+        for bad in [
+            "a:",
+            "a:0",
+            "a:65536",
+            "a:+22",
+            "a:22:22",
+            ":22",
+            "1.2.3.4:22",
+            "a:*",
+            "[::1]:22",
+        ] {
             assert!(!names.add(bad), "{bad}");
         }
     }

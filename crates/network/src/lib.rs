@@ -33,6 +33,7 @@ mod program;
 mod proxy;
 mod rate_limiter;
 mod read_ahead;
+mod resolved_addresses;
 mod rtnetlink;
 mod ruleset;
 mod slot;

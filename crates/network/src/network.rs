@@ -17,6 +17,7 @@ use crate::network_state::slot_worker::ReleasedSlot;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::{EgressPolicy, HostReachability, RulesError};
 use crate::program;
+use crate::resolved_addresses::ResolvedAddresses;
 use crate::slot::{self, NicKind, Slot, SlotConfig, SlotSockets};
 use crate::slot_layout;
 use crate::slot_lease::SlotLease;
@@ -320,8 +321,14 @@ impl Network {
             kernel.clone(),
             self.0.config.logs_refusals,
         ));
-        let upstreams = self.0.upstreams.clone();
-        let dns = DnsServer::start(sockets.dns, policy_receiver, upstreams, record.clone());
+        let resolved = Arc::<ResolvedAddresses>::default();
+        let dns = DnsServer::start(
+            sockets.dns,
+            policy_receiver,
+            self.0.upstreams.clone(),
+            resolved.clone(),
+            record.clone(),
+        );
         let both = dns.and_then(|dns| Ok((dns, RecordReader::start(&kernel, &record)?)));
         let (dns, watch) = both
             .map_err(NetError::host("listening in a slot"))
@@ -332,6 +339,7 @@ impl Network {
             tap,
             is_tap_taken: false,
             record,
+            resolved,
             _dns: dns,
             _watch: watch,
             proxy: Mutex::default(),

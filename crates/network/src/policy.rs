@@ -1,16 +1,14 @@
 //! Egress policy of a sandbox: its validated rules, from which this module generates the `nft`
 //! script of the slot's table. DNS server and proxy consult the same policy for names.
 
-use crate::connections;
-use crate::guest::GATEWAY;
-use crate::host_names::HostNames;
-use crate::slot_layout::{PROXY_PORTS, TAP, UPLINK};
+mod script;
+
+use crate::host_names::{HostNames, split_port};
 use crate::special_ranges;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use jiffy_engine_api::{HeaderRules, NetworkRules, RefusalReason};
+use jiffy_engine_api::{HeaderRules, NetworkRules};
 use jiffy_proto::internal::is_api_host;
-use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -29,7 +27,9 @@ pub struct HostReachability {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
     /// Neither an address nor a name.
-    #[error("`allowOut`: `{0}` is neither an address, a CIDR, a name nor `*.name`")]
+    #[error(
+        "`allowOut`: `{0}` is neither an address, a CIDR, a name nor `*.name`, the latter two optionally with a port"
+    )]
     Name(String),
     /// A private range that only the host's operator can permit.
     #[error(
@@ -62,6 +62,8 @@ pub struct EgressPolicy {
     /// Names to which the proxy connects.
     names: HostNames,
     denied: Vec<IpNet>,
+    /// Ranges of `denied` other than all addresses. A name with a port does not permit them.
+    denied_parts: Vec<IpNet>,
     reach: HostReachability,
     /// Name servers for the guest's questions. Empty for the name servers of the host.
     name_servers: Vec<IpAddr>,
@@ -119,6 +121,10 @@ impl EgressPolicy {
                 control_plane.clone_from(&rules.owner);
                 continue;
             }
+            // The control plane has only one port.
+            if split_port(text).is_some_and(|(name, port)| port.is_some() && is_api_host(name)) {
+                return Err(RulesError::Name(text.clone()));
+            }
             let nets = match parse(text, RuleList::Allow) {
                 Some(nets) => nets,
                 None if names.add(text) => continue,
@@ -142,11 +148,14 @@ impl EgressPolicy {
             let nets = parse(text, RuleList::Deny);
             denied.extend(nets.ok_or_else(|| RulesError::Malformed(text.clone()))?);
         }
+        let mut denied_parts = denied.clone();
+        denied_parts.retain(|net| net.prefix_len() > 0);
         let policy = Self {
             internet: rules.internet,
             allowed: IpNet::aggregate(&allowed),
             names,
             denied: IpNet::aggregate(&denied),
+            denied_parts: IpNet::aggregate(&denied_parts),
             reach: HostReachability {
                 granted: IpNet::aggregate(&reach.granted),
                 ..*reach
@@ -208,8 +217,10 @@ impl EgressPolicy {
 
     /// Returns true if connections to `host`, whose requests receive headers, may lead to
     /// `address`.
-    pub(crate) fn permits_header_host(&self, host: &str, address: IpAddr) -> bool {
-        self.allows(address) || (self.allows_name(host) && self.permits_by_name(address))
+    pub(crate) fn permits_header_host(&self, host: &str, address: SocketAddr) -> bool {
+        let ip = address.ip();
+        let by_name = || self.allows_name(host, address.port()) && self.permits_by_name(ip);
+        self.allows(ip) || by_name()
     }
 
     /// Returns the API key for access to the control plane. `None` if access is denied.
@@ -217,13 +228,32 @@ impl EgressPolicy {
         self.control_plane.as_deref()
     }
 
-    /// Returns true if connections to `name` pass, regardless of its addresses.
-    pub(crate) fn allows_name(&self, name: &str) -> bool {
+    /// Returns true if connections to `port` of `name` pass, regardless of its addresses.
+    pub(crate) fn allows_name(&self, name: &str, port: u16) -> bool {
         if is_api_host(name) {
             self.control_plane.is_some()
         } else {
-            self.names.contains(name)
+            self.names.contains_at(name, port)
         }
+    }
+
+    /// Returns true if the addresses of `name` must be recorded, because rules permit connections
+    /// to them by the address that the guest chooses.
+    pub(crate) fn records_addresses_of(&self, name: &str) -> bool {
+        !is_api_host(name) && self.names.contains_beside_web(name)
+    }
+
+    /// Returns true if connections to `port` pass by the name that was resolved to their address.
+    pub(crate) fn has_resolved_port(&self, port: u16) -> bool {
+        self.names.other_ports().contains(&port)
+    }
+
+    /// Returns true if a connection to `address`, an address of `name`, passes by that name.
+    pub(crate) fn permits_resolved(&self, name: &str, address: SocketAddr) -> bool {
+        !is_api_host(name)
+            && self.names.contains_at(name, address.port())
+            && self.permits_by_name(address.ip())
+            && !any_contains(&self.denied_parts, address.ip())
     }
 
     /// Returns true if a permitted name may resolve to `address`. An address in a special range is
@@ -243,7 +273,7 @@ impl EgressPolicy {
     pub(crate) fn may_resolve(&self, name: &str) -> bool {
         // With permitted addresses, any name is resolved: it may lead to one of them.
         let only_names = !self.names.is_empty() && self.allowed.is_empty() && !self.has_internet();
-        self.reaches_anything() && (!only_names || self.allows_name(name))
+        self.reaches_anything() && (!only_names || self.names.contains(name))
     }
 
     /// Returns the name servers for the guest's questions, which the host sends.
@@ -253,182 +283,6 @@ impl EgressPolicy {
             own => own.iter().map(|&ip| (ip, 53).into()).collect(),
         }
     }
-
-    /// Returns the script of the slot's table, which replaces an existing table. The rules apply to
-    /// every packet, so that a change also affects open connections. `max_connections` limits
-    /// concurrent connections. Rejected packets are logged if `logs_refusals`.
-    pub(crate) fn script(&self, max_connections: u32, logs_refusals: bool) -> String {
-        let log = |why| {
-            if logs_refusals {
-                format!("    {}\n", connections::statement(why))
-            } else {
-                String::new()
-            }
-        };
-        let (rules, limit) = (log(RefusalReason::Rules), log(RefusalReason::Limit));
-        let (by_name, pace) = (self.proxy_chain(), self.rate_limit_chain());
-        let (out, back) = (
-            self.verdict("daddr", "goto refuse"),
-            self.verdict("saddr", "drop"),
-        );
-        // If the host has no IPv6 route, the slot has none either. Programs then get an error
-        // immediately and do not wait for an answer to a dropped packet.
-        let ipv6 = if self.ipv6() {
-            ""
-        } else {
-            "    meta nfproto ipv6 drop\n"
-        };
-        // The chain `out` first rejects packets that belong to no connection and do not start one.
-        // Otherwise, open connections that the kernel no longer knows would pass as new ones.
-        format!(
-            r#"table inet jiffy
-delete table inet jiffy
-table inet jiffy {{
-  chain turn_away {{
-    meta l4proto tcp reject with tcp reset
-    reject with icmpx type admin-prohibited
-  }}
-  chain refuse {{
-{rules}    goto turn_away
-  }}
-  chain crowded {{
-{limit}    goto turn_away
-  }}
-  chain out {{
-    tcp flags & (fin | syn | rst | ack) != syn ct state new reject with tcp reset
-    ct state new ct count over {max_connections} goto crowded
-{out}  }}
-  chain back {{
-{back}  }}
-  chain forward {{
-    type filter hook forward priority filter; policy drop;
-{ipv6}    # Packets without a connection would leave with the guest's address, untranslated.
-    ct state invalid drop
-    iifname "{TAP}" oifname "{UPLINK}" goto out
-    iifname "{UPLINK}" oifname "{TAP}" ct state related accept
-    iifname "{UPLINK}" oifname "{TAP}" ct state established goto back
-  }}
-{by_name}{pace}}}
-"#
-        )
-    }
-
-    /// Returns a chain that drops packets beyond the rate limit, including packets of the proxy.
-    /// The kernel permits a burst of one second's bytes.
-    fn rate_limit_chain(&self) -> String {
-        let Some(bytes_per_second) = self.bytes_per_second else {
-            return String::new();
-        };
-        format!(
-            "  chain pace {{\n    type filter hook postrouting priority filter; policy accept;\n    \
-             oifname \"{UPLINK}\" limit rate over {bytes_per_second} bytes/second drop\n  }}\n"
-        )
-    }
-
-    /// Returns a chain that redirects connections to the proxy. It matches connections to ports 80
-    /// and 443 that no address rule permits but a name may. It also matches connections to the
-    /// control plane, whose name resolves to the gateway.
-    fn proxy_chain(&self) -> String {
-        // If the guest can reach every public address, names permit nothing more.
-        let is_open = self.internet && self.denied.is_empty();
-        let has_names = !self.names.is_empty() && !is_open;
-        let has_headers = self.headers.is_some();
-        if !has_names && self.control_plane.is_none() && !has_headers {
-            return String::new();
-        }
-        let mut text = format!(
-            "  chain by_name {{\n    type nat hook prerouting priority dstnat; policy accept;\n    iifname != \"{TAP}\" return\n"
-        );
-        let [http, _] = PROXY_PORTS;
-        if self.control_plane.is_some() {
-            let _ = writeln!(
-                text,
-                "    ip daddr {GATEWAY} tcp dport 80 redirect to :{http}"
-            );
-        }
-        if !has_names && !has_headers {
-            return text + "  }\n";
-        }
-        if !self.ipv6() {
-            text += "    meta nfproto ipv6 return\n";
-        }
-        let mut rule = |matches: String| text += &format!("    {matches}return\n");
-        // A connection to a special range is not redirected, and is then rejected by address. With
-        // granted ranges, this rule is omitted, because a name may permit a granted address.
-        if self.reach.granted.is_empty() {
-            match_expressions("daddr", "", special_ranges::ranges())
-                .into_iter()
-                .for_each(&mut rule);
-        }
-        // The name of each connection determines whether its requests receive headers.
-        if !has_headers {
-            match_expressions("daddr", "", &self.allowed)
-                .into_iter()
-                .for_each(&mut rule);
-        }
-        // With internet access, names matter only for denied addresses: do not redirect others.
-        if self.internet && !has_headers {
-            for (six, name) in [(false, "ipv4"), (true, "ipv6")] {
-                let of: Vec<IpNet> = self
-                    .denied
-                    .iter()
-                    .filter(|n| is_ipv6(n) == six)
-                    .copied()
-                    .collect();
-                match match_expressions("daddr", "!= ", &of).pop() {
-                    Some(others) => rule(others),
-                    // No range of this version is denied.
-                    None => rule(format!("meta nfproto {name} ")),
-                }
-            }
-        }
-        for (port, own) in [80, 443].into_iter().zip(PROXY_PORTS) {
-            let _ = writeln!(text, "    tcp dport {port} redirect to :{own}");
-        }
-        text + "  }\n"
-    }
-
-    /// Returns the rules that decide by a field of the IP header: packets of special ranges are
-    /// rejected unless granted, then allowed addresses pass, then denied addresses are rejected.
-    fn verdict(&self, field: &str, refuse: &str) -> String {
-        let mut text = String::new();
-        let mut rule = |matches: &str, verdict: &str| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "    {matches}{verdict}");
-        };
-        for never in match_expressions(field, "", special_ranges::ranges()) {
-            // `never` starts with its IP version, `ip` or `ip6`. Exclude the granted ranges of this
-            // version.
-            let family = never.split(' ').next().unwrap_or_default();
-            let granted = match_expressions(field, "!= ", &self.reach.granted);
-            let except = granted
-                .iter()
-                .find(|rule| rule.starts_with(&format!("{family} ")));
-            rule(&(never.clone() + except.map_or("", String::as_str)), refuse);
-        }
-        match_expressions(field, "", &self.allowed)
-            .iter()
-            .for_each(|nets| rule(nets, "accept"));
-        match_expressions(field, "", &self.denied)
-            .iter()
-            .for_each(|nets| rule(nets, refuse));
-        rule("", if self.internet { "accept" } else { refuse });
-        text
-    }
-}
-
-/// Returns the beginning of a rule for each IP version in `nets`. `field` is `daddr` or `saddr`.
-/// The rule matches packets whose `field` is in `nets`. If `not` is `!= `, it matches the others.
-fn match_expressions(field: &str, not: &str, nets: &[IpNet]) -> Vec<String> {
-    let of = |six: bool, family: &str| {
-        let nets = nets.iter().filter(|net| is_ipv6(net) == six);
-        let nets: Vec<String> = nets.map(IpNet::to_string).collect();
-        (!nets.is_empty()).then(|| format!("{family} {field} {not}{{ {} }} ", nets.join(", ")))
-    };
-    [of(false, "ip"), of(true, "ip6")]
-        .into_iter()
-        .flatten()
-        .collect()
 }
 
 #[cfg(test)]

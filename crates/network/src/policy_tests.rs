@@ -176,7 +176,7 @@ fn names_decide_if_addresses_do_not() {
         &HostReachability::default(),
     );
     let policy = policy.unwrap();
-    assert!(policy.allows_name("a.example.com") && !policy.allows_name("example.com"));
+    assert!(policy.allows_name("a.example.com", 443) && !policy.allows_name("example.com", 443));
     // Any name may be resolved, because addresses are permitted, too.
     assert!(policy.may_resolve("other.example") && !policy.allows(ip("8.8.8.8")));
     let script = policy.script(10, true);
@@ -259,10 +259,10 @@ fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
     for (deny, internet) in [(&[][..], true), (&[], false), (&["0.0.0.0/0"], true)] {
         let named = of(Some("k"), &["API.jiffy.internal."], deny, internet);
         assert_eq!(named.control_plane(), Some("k"));
-        assert!(named.has_names() && named.allows_name("api.jiffy.internal"));
+        assert!(named.has_names() && named.allows_name("api.jiffy.internal", 80));
         assert!(named.script(10, true).contains(to_proxy));
         // The control plane's name permits no other name and no DNS question about another name.
-        assert!(!named.allows_name("other.jiffy.internal"));
+        assert!(!named.allows_name("other.jiffy.internal", 80));
         assert_eq!(named.may_resolve("a.example"), internet && deny.is_empty());
         assert!(!named.allows(ip("169.254.0.22")) && !named.permits_by_name(ip("127.0.0.1")));
         let others = [
@@ -277,10 +277,115 @@ fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
         ];
         for other in others {
             assert_eq!(other.control_plane(), None);
-            assert!(!other.allows_name("api.jiffy.internal"));
+            assert!(!other.allows_name("api.jiffy.internal", 80));
             assert!(!other.script(10, true).contains(to_proxy));
         }
     }
+}
+
+#[test]
+fn a_name_with_a_port_permits_its_addresses_at_that_port() {
+    let reach = HostReachability::default();
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let rules = rules(
+        &["git.example:22", "*.db.example:5432", "9.9.9.9"],
+        &["0.0.0.0/0", "8.8.8.0/24"],
+        true,
+    );
+    let policy = EgressPolicy::new(&rules, &reach).unwrap();
+    assert!(policy.permits_resolved("git.example", at("9.9.9.8:22")));
+    assert!(policy.permits_resolved("a.db.example", at("9.9.9.8:5432")));
+    for (name, address) in [
+        ("git.example", "9.9.9.8:5432"),
+        ("git.example", "9.9.9.8:443"),
+        ("other.example", "9.9.9.8:22"),
+        ("api.jiffy.internal", "9.9.9.8:22"),
+        // A denied range wins over a name. All addresses as a range do not.
+        ("git.example", "8.8.8.8:22"),
+        // A name must not lead to a private address (DNS rebinding).
+        ("git.example", "10.0.0.1:22"),
+        ("git.example", "169.254.169.254:22"),
+        ("git.example", "169.254.0.22:22"),
+        ("git.example", "127.0.0.1:22"),
+        ("git.example", "[2600::1]:22"),
+        ("git.example", "[::ffff:10.0.0.1]:22"),
+    ] {
+        assert!(
+            !policy.permits_resolved(name, at(address)),
+            "{name} {address}"
+        );
+    }
+    assert!(policy.records_addresses_of("GIT.example.") && policy.has_resolved_port(22));
+    assert!(!policy.records_addresses_of("other.example") && !policy.has_resolved_port(443));
+    assert!(!policy.allows_name("git.example", 443) && !policy.allows(ip("9.9.9.8")));
+    let script = policy.script(10, true);
+    let chain = script.split("chain by_name").nth(1).unwrap();
+    let position = |text: &str| {
+        chain
+            .find(text)
+            .unwrap_or_else(|| panic!("{text}: {chain}"))
+    };
+    // Addresses that a rule permits do not pass through the proxy, also if headers are added.
+    assert!(position("{ 9.9.9.9/32 } return") < position("tcp dport 22 redirect to :3443"));
+    assert!(
+        chain.contains("tcp dport 5432 redirect to :3443"),
+        "{chain}"
+    );
+    assert!(
+        !chain.contains("tcp dport 443") && !chain.contains("tcp dport 80"),
+        "{chain}"
+    );
+    for bad in [
+        "git.example:0",
+        "git.example:70000",
+        "9.9.9.9:22",
+        "api.jiffy.internal:80",
+    ] {
+        let refused = EgressPolicy::new(&self::rules(&[bad], &[], true), &reach);
+        assert_eq!(refused, Err(RulesError::Name(bad.to_owned())));
+    }
+}
+
+#[test]
+fn only_names_with_ports_permit_questions_for_them_only() {
+    let only = EgressPolicy::new(
+        &rules(&["git.example:22", "web.example:443"], &[], false),
+        &HostReachability::default(),
+    );
+    let only = only.unwrap();
+    assert!(only.may_resolve("git.example") && !only.may_resolve("secret.evil.example"));
+    assert!(only.allows_name("web.example", 443) && !only.allows_name("web.example", 80));
+    assert!(only.has_names() && only.reaches_anything());
+    let script = only.script(10, true);
+    assert!(
+        script.contains("tcp dport 443 redirect to :3443"),
+        "{script}"
+    );
+}
+
+#[test]
+fn headers_and_names_with_ports_are_redirected_together() {
+    let reach = HostReachability {
+        adds_headers: true,
+        ..HostReachability::default()
+    };
+    let rules = with_headers(&["9.9.9.9", "git.example:22"], &["0.0.0.0/0"]);
+    let script = EgressPolicy::new(&rules, &reach).unwrap().script(10, false);
+    let chain = script.split("chain by_name").nth(1).unwrap();
+    let position = |text: &str| {
+        chain
+            .find(text)
+            .unwrap_or_else(|| panic!("{text}: {chain}"))
+    };
+    let (web, allowed) = (
+        position("dport 443 redirect"),
+        position("9.9.9.9/32 } return"),
+    );
+    assert!(
+        web < allowed && allowed < position("dport 22 redirect"),
+        "{chain}"
+    );
+    assert_eq!(chain.matches("redirect").count(), 3);
 }
 
 /// Returns rules that add headers to requests to `a.example`.
@@ -327,7 +432,8 @@ fn rules_for_headers_permit_no_address() {
         ..HostReachability::default()
     };
     let policy = |rules: &NetworkRules| EgressPolicy::new(rules, &reach).unwrap();
-    let (public, private) = ([9, 9, 9, 9].into(), [10, 1, 2, 3].into());
+    let at = |ip: [u8; 4]| SocketAddr::from((ip, 443));
+    let (public, private) = (at([9, 9, 9, 9]), at([10, 1, 2, 3]));
     let open = policy(&with_headers(&[], &[]));
     assert!(open.permits_header_host("a.example", public));
     // A name must not lead to a private address (DNS rebinding).

@@ -8,8 +8,12 @@
 //! If rules add headers, all connections to these ports are redirected. Connections to hosts that
 //! the rules for headers name are passed to another proxy. Connections that an address rule permits
 //! are forwarded unchanged to the address that the guest chose.
+//!
+//! If rules contain names with other ports, connections to these ports are redirected as well
+//! (`resolved_route.rs`).
 
 pub(crate) mod header_route;
+mod resolved_route;
 
 use crate::NetError;
 use crate::connections::ConnectionRecorder;
@@ -20,6 +24,7 @@ use crate::header_connection::HeaderInjector;
 use crate::namespace;
 use crate::network_state::blocking;
 use crate::policy::EgressPolicy;
+use crate::resolved_addresses::ResolvedAddresses;
 use crate::slot_layout::PROXY_PORTS;
 use crate::sniff::{self, SniffProtocol, SniffResult};
 use crate::upstream::{self, Upstreams};
@@ -80,6 +85,8 @@ pub(crate) struct ProxyRoute {
     pub slot: String,
     pub policy: watch::Receiver<Option<EgressPolicy>>,
     pub host: Arc<Upstreams>,
+    /// Addresses that the DNS server returned to the guest.
+    pub resolved: Arc<ResolvedAddresses>,
     pub record: Arc<ConnectionRecorder>,
     /// Connector to the control plane. `None` if it is unreachable.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
@@ -176,6 +183,9 @@ impl ProxyRoute {
 
     async fn carry(&self, mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()> {
         let dialled = original_destination(&client);
+        if let Some(address) = dialled.filter(|address| self.has_resolved_port(address.port())) {
+            return self.carry_resolved(client, address).await;
+        }
         let refused = |name: Option<&str>| {
             (self.record).refused_by_name(dialled, name, RefusalReason::Rules);
         };
@@ -187,7 +197,7 @@ impl ProxyRoute {
         let name = match (sniffed, permitted) {
             (Ok(Some(name)), _) => name,
             // The protocol has no name, or the server sends first.
-            (_, Some(address)) => return self.carry_to(client, head, None, address).await,
+            (_, Some(address)) => return self.carry_allowed(client, head, None, address).await,
             (Err(e), None) => {
                 refused(None);
                 return Err(e);
@@ -202,7 +212,7 @@ impl ProxyRoute {
             return Ok(());
         }
         if let Some(address) = permitted {
-            return self.carry_to(client, head, Some(&name), address).await;
+            return self.carry_allowed(client, head, Some(&name), address).await;
         }
         let reached = if is_api_host(&name) {
             self.connect_control_plane(protocol, dialled)
@@ -222,8 +232,10 @@ impl ProxyRoute {
             }
         };
         let mut policy = self.policy.clone();
-        let allowed =
-            |policy: &Option<EgressPolicy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
+        let port = protocol.port();
+        let allowed = |policy: &Option<EgressPolicy>| {
+            policy.as_ref().is_some_and(|p| p.allows_name(&name, port))
+        };
         // The API key of a sandbox does not change, so it is not checked again.
         if !allowed(&policy.borrow()) {
             // The policy changed while the server was connected.
@@ -255,26 +267,39 @@ impl ProxyRoute {
         dialled.filter(|address| policy.allows(address.ip()))
     }
 
-    /// Forwards a connection unchanged to the address that the guest chose.
-    async fn carry_to(
+    /// Forwards a connection to an address that an address rule permits.
+    async fn carry_allowed(
         &self,
         client: TcpStream,
         head: Vec<u8>,
         name: Option<&str>,
         address: SocketAddr,
     ) -> io::Result<()> {
+        let allows = |policy: &EgressPolicy| policy.allows(address.ip());
+        (self.carry_to(client, head, name, address, allows)).await
+    }
+
+    /// Forwards a connection unchanged to the address that the guest chose, as long as `allows`
+    /// returns true for the policy.
+    async fn carry_to(
+        &self,
+        client: TcpStream,
+        head: Vec<u8>,
+        name: Option<&str>,
+        address: SocketAddr,
+        allows: impl Fn(&EgressPolicy) -> bool,
+    ) -> io::Result<()> {
         let carrying = self.record.carry(Some(address), name);
         let Some(mut server) = connect_from(self.slot.clone(), address).await else {
             // As if the server had rejected the connection.
             return client.set_zero_linger();
         };
+        if !self.policy.borrow().as_ref().is_some_and(&allows) {
+            // The policy changed while the server was connected.
+            return client.set_zero_linger();
+        }
         let mut client = CountedStream::new(client, carrying.bytes.clone());
         let mut policy = self.policy.clone();
-        let allows = |policy: &Option<EgressPolicy>| {
-            policy
-                .as_ref()
-                .is_some_and(|policy| policy.allows(address.ip()))
-        };
         let carry = async {
             server.write_all(&head).await?;
             carrying.count_read(head.len());
@@ -283,7 +308,7 @@ impl ProxyRoute {
         tokio::select! {
             // Ignore how the copy ended: both peers see a closed connection.
             _ = carry => {}
-            _ = policy.wait_for(|policy| !allows(policy)) => {}
+            _ = policy.wait_for(|policy| !policy.as_ref().is_some_and(&allows)) => {}
         }
         Ok(())
     }
@@ -323,14 +348,11 @@ impl ProxyRoute {
     /// Connects to `name` if the name and one of its addresses are permitted.
     async fn connect(&self, name: &str, protocol: SniffProtocol) -> ConnectResult {
         let policy = self.policy.borrow().clone();
-        let allows = |policy: &EgressPolicy| policy.allows_name(name);
+        let port = protocol.port();
+        let allows = |policy: &EgressPolicy| policy.allows_name(name, port);
         let policy = policy.filter(allows).ok_or(ProxyRefusal::Forbidden)?;
         let servers = policy.upstreams(&self.host);
         let resolved = upstream::addresses(name, &servers, policy.ipv6()).await;
-        let port = match protocol {
-            SniffProtocol::Http => 80,
-            SniffProtocol::Tls => 443,
-        };
         // A permitted name must not lead to a private address (DNS rebinding).
         let permitted = |ip: &IpAddr| policy.permits_by_name(*ip);
         let reachable: Vec<IpAddr> = resolved.iter().copied().filter(permitted).collect();
@@ -361,7 +383,10 @@ async fn connect_from(slot: String, address: SocketAddr) -> Option<TcpStream> {
         })
     };
     let socket = blocking(open).await.ok()?;
-    socket.connect(address).await.ok()
+    let stream = socket.connect(address).await.ok()?;
+    // Otherwise small messages would wait for confirmations. A failure only costs time.
+    let _ = stream.set_nodelay(true);
+    Some(stream)
 }
 
 /// Returns the address that the guest chose before the slot's table redirected its connection.

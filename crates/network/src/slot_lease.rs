@@ -11,6 +11,7 @@ use crate::network_state::{NetworkState, blocking};
 use crate::policy::EgressPolicy;
 use crate::proxy::header_route::MAX_HEADER_CONNECTIONS;
 use crate::proxy::{NameProxy, ProxyRoute};
+use crate::resolved_addresses::ResolvedAddresses;
 use crate::slot;
 use jiffy_engine_api::{ConnectionLog, GuestStream, NetworkRules};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
@@ -30,6 +31,8 @@ pub struct SlotLease {
     pub(crate) tap: Option<File>,
     pub(crate) is_tap_taken: bool,
     pub(crate) record: Arc<ConnectionRecorder>,
+    /// Addresses that the DNS server returned to the guest.
+    pub(crate) resolved: Arc<ResolvedAddresses>,
     /// Tasks that run as long as the lease exists.
     pub(crate) _dns: DnsServer,
     pub(crate) _watch: RecordReader,
@@ -113,9 +116,11 @@ impl SlotLease {
     }
 
     /// Aborts the connections of [`Self::connect`], because the guest was terminated or rolled
-    /// back.
+    /// back. Addresses that were resolved for the guest are no longer permitted, and connections to
+    /// them are closed.
     pub fn end_connections(&self) {
         self.to_guest.abort_all();
+        self.resolved.clear();
     }
 
     /// Removes the entries of the guest's connections from both connection tracking tables, after
@@ -156,6 +161,7 @@ impl SlotLease {
             slot: name,
             policy: self.policy.subscribe(),
             host: self.state.upstreams.clone(),
+            resolved: self.resolved.clone(),
             record: self.record.clone(),
             control_plane: self.state.control_plane.clone(),
             header_injector: self.state.header_injector.clone(),

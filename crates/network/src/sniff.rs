@@ -16,6 +16,16 @@ pub(crate) enum SniffProtocol {
     Tls,
 }
 
+impl SniffProtocol {
+    /// Returns the port of connections with this protocol.
+    pub fn port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Tls => 443,
+        }
+    }
+}
+
 /// Result of sniffing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SniffResult {

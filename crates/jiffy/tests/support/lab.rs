@@ -15,7 +15,7 @@ use std::thread;
 /// Address of the host. Documentation addresses cannot be used, because the lab's internet must
 /// have addresses that count as public.
 pub const HOST: &str = "11.0.0.2";
-/// Addresses of servers in the lab's internet, at TCP port 80 and UDP port 7.
+/// Addresses of servers in the lab's internet, at TCP ports 22, 80 and 443, and UDP port 7.
 pub const PUBLIC: [&str; 3] = ["11.0.0.1", "8.8.8.8", "9.9.9.9"];
 /// Private addresses of servers, if they are reachable.
 pub const PRIVATE: [&str; 9] = [
@@ -217,7 +217,7 @@ fn internet(
             ip(&format!("addr add {address}/128 dev lo nodad"));
         }
         for address in PUBLIC6.iter().chain(&PRIVATE6) {
-            [80, 443]
+            [22, 80, 443]
                 .into_iter()
                 .for_each(|port| serve_tcp_at(address, port, "internet"));
         }
@@ -234,6 +234,7 @@ fn internet(
         }
     });
     serve_tcp(53, "internet");
+    serve_tcp(22, "internet");
     let mut resolvers = name_servers(false);
     if !resolvers.iter().any(|address| address == RESOLVER) {
         resolvers.push(RESOLVER.to_owned());

@@ -36,13 +36,14 @@ impl ServerConnector for HostConnector {
         Box::pin(async {
             let servers = self.policy.upstreams(&self.host);
             let resolved = upstream::addresses(&self.name, &servers, self.policy.ipv6()).await;
-            let permitted = |ip: &IpAddr| self.policy.permits_header_host(&self.name, *ip);
+            let permitted = |ip: &IpAddr| {
+                let address = SocketAddr::new(*ip, self.port);
+                self.policy.permits_header_host(&self.name, address)
+            };
             let reachable: Vec<IpAddr> = resolved.into_iter().filter(permitted).collect();
             let addresses = happy_eyeballs::alternate_versions(&reachable, self.port);
             let connect = |address| connect_from(self.slot.clone(), address);
             let stream = happy_eyeballs::connect_first(addresses, connect).await?;
-            // Otherwise small requests would wait for confirmations. A failure only costs time.
-            let _ = stream.set_nodelay(true);
             Some(Box::new(stream) as Box<_>)
         })
     }
@@ -92,14 +93,10 @@ impl ProxyRoute {
         let _ = client.set_nodelay(true);
         carrying.count_read(head.len());
         let counted = CountedStream::new(client, carrying.bytes.clone());
-        let (port, is_tls) = match protocol {
-            SniffProtocol::Http => (80, false),
-            SniffProtocol::Tls => (443, true),
-        };
         let connection = HeaderConnection {
             client: Box::new(ReadAhead::new(head, counted)),
             host: name.clone(),
-            is_tls,
+            is_tls: protocol == SniffProtocol::Tls,
             rules: rules.clone(),
             owner: policy.owner().map(str::to_owned),
             connector: Arc::new(HostConnector {
@@ -108,7 +105,7 @@ impl ProxyRoute {
                 host: self.host.clone(),
                 record: self.record.clone(),
                 name,
-                port,
+                port: protocol.port(),
                 dialled,
             }),
         };
