@@ -149,6 +149,8 @@ pub enum RefusalReason {
     /// The host cannot add headers to requests to the destination, because the certificate
     /// authority of the sandbox is from another host.
     Authority,
+    /// The egress proxy of the sandbox did not connect to the destination.
+    Proxy,
 }
 
 /// Connection of a sandbox, or a DNS query.

@@ -5,6 +5,7 @@
 
 mod build;
 mod comparison;
+mod egress_proxy;
 mod engine;
 mod error;
 mod event;
@@ -36,6 +37,10 @@ pub use build::{
 pub use comparison::{
     ComparedContent, ComparedFile, ComparedState, ComparedType, Comparison, ComparisonSummary,
     DifferenceCount, DifferenceKind, FileDifference,
+};
+pub use egress_proxy::{
+    EgressProxy, EgressProxyTls, MAX_PROXY_CERTIFICATES, MAX_PROXY_CREDENTIAL, NewEgressProxy,
+    NewEgressProxyTls,
 };
 pub use engine::{BootMode, Capabilities, EngineDescription};
 pub use error::ErrorBody;

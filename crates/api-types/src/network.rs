@@ -1,5 +1,6 @@
 //! Network rules of sandboxes.
 
+use crate::egress_proxy::{EgressProxy, NewEgressProxy};
 use crate::header_rule::{HeaderRule, NetworkRulesByHost, NewNetworkRules, rules_by_host};
 use crate::parts::Unsupported;
 use schemars::JsonSchema;
@@ -62,8 +63,9 @@ pub struct NetworkBody {
     /// Maximum bandwidth of outgoing traffic in Mbit/s.
     #[schemars(range(min = 1, max = MAX_EGRESS_MBPS))]
     pub egress_mbps: Option<u32>,
-    /// Not supported: rejected unless empty.
-    pub egress_proxy: Option<Unsupported>,
+    /// SOCKS5 proxy through which all TCP connections leave. Other outgoing packets except DNS
+    /// questions are rejected.
+    pub egress_proxy: Option<NewEgressProxy>,
     /// Headers that the host adds to requests, by host.
     pub rules: Option<NewNetworkRules>,
     /// Not supported: rejected unless empty.
@@ -96,8 +98,9 @@ pub struct NetworkUpdate {
     /// Maximum bandwidth of outgoing traffic in Mbit/s.
     #[schemars(range(min = 1, max = MAX_EGRESS_MBPS))]
     pub egress_mbps: Option<u32>,
-    /// Not supported: rejected unless empty.
-    pub egress_proxy: Option<Unsupported>,
+    /// SOCKS5 proxy through which all TCP connections leave. Other outgoing packets except DNS
+    /// questions are rejected.
+    pub egress_proxy: Option<NewEgressProxy>,
     /// Headers that the host adds to requests, by host.
     pub rules: Option<NewNetworkRules>,
     /// Not supported: rejected unless empty.
@@ -134,6 +137,9 @@ pub struct SandboxNetwork {
     /// shown as `***`.
     #[serde(default, skip_serializing_if = "NetworkRulesByHost::is_empty")]
     pub rules: NetworkRulesByHost,
+    /// SOCKS5 proxy through which all TCP connections leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_proxy: Option<EgressProxy>,
 }
 
 impl From<&NetworkSettings> for SandboxNetwork {
@@ -146,6 +152,7 @@ impl From<&NetworkSettings> for SandboxNetwork {
             egress_mbps: settings.egress_mbps,
             mask_request_host: settings.mask_request_host.clone(),
             rules: rules_by_host(&settings.rules),
+            egress_proxy: settings.egress_proxy.clone(),
         }
     }
 }
@@ -174,4 +181,7 @@ pub struct NetworkSettings {
     /// Headers that the host adds to requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<HeaderRule>,
+    /// SOCKS5 proxy through which all TCP connections leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_proxy: Option<EgressProxy>,
 }

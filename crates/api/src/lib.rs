@@ -15,6 +15,7 @@ mod caller;
 mod comparisons;
 mod console_times;
 mod displayed_usage;
+mod egress_proxy;
 mod ending;
 mod error;
 mod event_streams;

@@ -56,22 +56,11 @@ pub(crate) fn check_rules(
     allow_internet_access: Option<bool>,
 ) -> Result<NetworkSettings, ApiError> {
     let network = network.unwrap_or_default();
-    let unsupported = [
-        (
-            &network.egress_proxy,
-            "`egressProxy` is not supported: this host does not route traffic through a proxy; the \
-             field `proxy` names a proxy for the programs of the sandbox",
-        ),
-        (
-            &network.https_ports,
+    // Clients send empty values for options that they do not use.
+    if network.https_ports.is_some_and(|ports| !ports.is_empty()) {
+        return Err(ApiError::unsupported_option(
             "`httpsPorts` is not supported: this host uses plain HTTP for the ports of a sandbox",
-        ),
-    ];
-    for (value, why) in unsupported {
-        // Clients send empty values for options that they do not use.
-        if value.as_ref().is_some_and(|v| !v.is_empty()) {
-            return Err(ApiError::unsupported_option(why));
-        }
+        ));
     }
     let allow_out = list("allowOut", network.allow_out, |entry| {
         is_cidr(entry) || is_name_with_port(entry)
@@ -101,8 +90,9 @@ pub(crate) fn check_rules(
         egress_mbps: network.egress_mbps,
         restrict_traffic: network.allow_public_traffic == Some(false),
         mask_request_host: network.mask_request_host,
-        // The caller adds checked rules.
+        // The caller adds checked rules and proxies.
         rules: Vec::new(),
+        egress_proxy: None,
     })
 }
 
@@ -236,11 +226,7 @@ mod tests {
 
     #[test]
     fn unsupported_network_options_are_refused_and_not_ignored() {
-        for bad in [
-            json!({"egressProxy": {"address": "x"}}),
-            json!({"httpsPorts": [443]}),
-        ] {
-            assert_eq!(check(bad).unwrap_err().error_code, "unsupported_option");
-        }
+        let refused = check(json!({"httpsPorts": [443]})).unwrap_err();
+        assert_eq!(refused.error_code, "unsupported_option");
     }
 }

@@ -2,20 +2,21 @@
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;
-use jiffy_network::{HeaderInjector, Network, NetworkConfig, NicKind};
+use jiffy_network::{EgressConnector, HeaderInjector, Network, NetworkConfig, NicKind};
 use jiffy_proto::internal::ControlPlaneConnector;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Opens the network of the data directory `home`. `nic` is the kind of network interface of new
 /// sandboxes. `connector` connects sandboxes to the API if their rules permit this. `injector` adds
-/// headers to requests of sandboxes.
+/// headers to requests of sandboxes. `egress_connector` connects through the proxies of sandboxes.
 pub fn open(
     options: &NetworkOptions,
     home: &Path,
     nic: NicKind,
     connector: Option<Arc<dyn ControlPlaneConnector>>,
     injector: Option<Arc<dyn HeaderInjector>>,
+    egress_connector: Option<Arc<dyn EgressConnector>>,
 ) -> anyhow::Result<Option<Network>> {
     if options.mode == FeatureMode::Off {
         tracing::info!("network disabled");
@@ -30,6 +31,7 @@ pub fn open(
         connections_total: options.connections_total,
         control_plane: connector,
         header_injector: injector,
+        egress_connector,
         ..NetworkConfig::new(home)
     };
     match Network::open(&config) {

@@ -9,6 +9,7 @@ use crate::webhook_connector::WebhookConnector;
 use crate::{ServeOptions, engine, fleet, functions, internal, log, network, site, store};
 use anyhow::{Context, bail};
 use jiffy_api_types::StopHost;
+use jiffy_egress_proxy::SocksConnector;
 use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, Host, open_engines};
 use jiffy_event_log::{AuditLog, EventFeed};
@@ -188,10 +189,12 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     } = engine::choose(options.engine, &host);
     tracing::info!(%engine, reason, "selected the engine of new sandboxes");
     let nic = engine::nic_kind(engine);
+    let authorities = options.site.authorities.iter();
+    let authorities: Vec<String> = authorities.map(|authority| authority.pem.clone()).collect();
+    let key = secrets.as_ref().map(|secrets| secrets.host_key().clone());
+    let egress_connector = Arc::new(SocksConnector::new(key, &authorities));
     let injector = match &secrets {
         Some(secrets) => {
-            let authorities = &options.site.authorities;
-            let authorities: Vec<String> = authorities.iter().map(|a| a.pem.clone()).collect();
             let proxy = HeaderProxy::new(secrets.clone(), &authorities)?;
             Some(Arc::new(proxy) as Arc<dyn HeaderInjector>)
         }
@@ -203,6 +206,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         nic,
         Some(connector),
         injector,
+        Some(egress_connector),
     )?;
     // Without KVM a VMM cannot start.
     if jiffy_microvm_engine::host_kvm::open().is_ok() {

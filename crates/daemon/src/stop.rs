@@ -85,6 +85,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         engine::nic_kind(engine),
         None,
         None,
+        None,
     )?;
     let cgroups = confine(&mut host, &ConfinementOptions::default())?;
     let (egress, reset) = (EgressSettings::default(), SlotReset::default());

@@ -61,6 +61,8 @@ pub enum RefusalReason {
     Host,
     /// The authority that the sandbox trusts cannot be used on this host.
     Authority,
+    /// The egress proxy of the sandbox did not connect.
+    Proxy,
 }
 
 impl RefusalReason {
@@ -71,6 +73,7 @@ impl RefusalReason {
             Self::Limit => "limit",
             Self::Host => "host",
             Self::Authority => "authority",
+            Self::Proxy => "proxy",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use jiffy_api_types::HeaderRule;
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Egress rules of a sandbox, chosen by its creator. The host's rules take precedence over them.
 /// `allow_out` takes precedence over `deny_out`, which takes precedence over `internet`.
@@ -26,6 +26,58 @@ pub struct NetworkRules {
     /// Headers that are added to requests to some hosts. `None` if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<HeaderRules>,
+    /// Proxy through which all TCP connections leave. `None` if they leave directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_proxy: Option<EgressProxy>,
+}
+
+/// SOCKS5 proxy for the connections of a sandbox. It contains no secrets in plain text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressProxy {
+    /// Address: `host:port`. An IPv6 address is in brackets.
+    pub address: String,
+    /// TLS settings of connections to the proxy. `None` if they are not encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<EgressProxyTls>,
+    /// User name and password, encrypted with the key of the host. `None` without authentication.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed_credentials: Option<String>,
+}
+
+/// TLS settings of connections to a proxy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressProxyTls {
+    /// Name in the proxy's certificate. Defaults to the host of the address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_name: Option<String>,
+    /// Authorities that may sign the certificate (PEM). Defaults to the authorities of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_certificates: Option<String>,
+}
+
+impl EgressProxy {
+    /// Returns host and port of an address. `None` if it does not have the form `host:port`.
+    #[must_use]
+    pub fn split_address(address: &str) -> Option<(&str, u16)> {
+        let (host, port) = address.rsplit_once(':')?;
+        // Stricter than `parse`, which accepts a sign.
+        let is_number = port.bytes().all(|b| b.is_ascii_digit());
+        let port = port.parse().ok().filter(|port| is_number && *port > 0)?;
+        let bracketed = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        match bracketed {
+            Some(ip) => ip.parse::<Ipv6Addr>().ok().map(|_| (ip, port)),
+            None if host.is_empty() || host.contains(':') => None,
+            None => Some((host, port)),
+        }
+    }
+
+    /// Returns the host of the address, without brackets.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        Self::split_address(&self.address).map(|(host, _)| host)
+    }
 }
 
 /// Rules for headers of requests. They contain no secrets in plain text.
@@ -58,6 +110,7 @@ impl Default for NetworkRules {
             egress_mbps: None,
             owner: None,
             headers: None,
+            egress_proxy: None,
         }
     }
 }

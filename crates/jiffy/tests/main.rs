@@ -22,6 +22,7 @@ mod direct_connections;
 mod directory_copy;
 mod disk_limits;
 mod disk_snapshots;
+mod egress_proxy;
 mod endurance;
 mod events;
 mod exits;

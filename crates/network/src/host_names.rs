@@ -53,6 +53,22 @@ pub(crate) fn split_port(text: &str) -> Option<(&str, Option<u16>)> {
     Some((name, Some(port)))
 }
 
+/// Returns true if `name` is a host name that has the same meaning to every resolver: without
+/// special characters, and not an address in any form (`127.1`, `0x7f.1`).
+pub(crate) fn is_unambiguous(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or_default();
+    is_labels(name) && !last.starts_with(|first: char| first.is_ascii_digit())
+}
+
+/// Returns true if `text` consists of the labels of a host name.
+fn is_labels(text: &str) -> bool {
+    let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    text.len() <= 253
+        && text
+            .split('.')
+            .all(|label| (1..=63).contains(&label.len()) && label.bytes().all(good))
+}
+
 impl HostNames {
     /// Adds a name or wildcard, optionally with a port. Returns false for invalid text, such as an
     /// address.
@@ -62,12 +78,7 @@ impl HostNames {
         };
         let pattern = normalize(name);
         let labels = pattern.strip_prefix("*.").unwrap_or(&pattern);
-        let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-        let is_name = labels.len() <= 253
-            && labels
-                .split('.')
-                .all(|label| (1..=63).contains(&label.len()) && label.bytes().all(good))
-            && !labels.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        let is_name = is_labels(labels) && !labels.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         if is_name {
             self.0.push(HostName { pattern, port });
         }
@@ -177,6 +188,31 @@ mod tests {
             "[::1]:22",
         ] {
             assert!(!names.add(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_for_other_resolvers_have_one_meaning() {
+        for good in ["a.example", "a-b_c.example", "localhost", "1.example"] {
+            assert!(is_unambiguous(good), "{good}");
+        }
+        for bad in [
+            "",
+            "a.",
+            "a..b",
+            "127.1",
+            "1.2.3.4",
+            "0x7f.0x1",
+            "2130706433",
+            "a.b.0x7f",
+            "a b",
+            "a\0.example",
+            "a@b",
+            "[::1]",
+            "a/b",
+            "é.example",
+        ] {
+            assert!(!is_unambiguous(bad), "{bad}");
         }
     }
 }

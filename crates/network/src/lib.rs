@@ -13,6 +13,7 @@ mod conntrack;
 mod counted_stream;
 mod device;
 mod dns;
+mod egress_connector;
 mod error;
 mod forwarding;
 pub mod guest;
@@ -49,6 +50,7 @@ mod upstream;
 mod used_versions;
 mod veth;
 
+pub use egress_connector::{EgressConnector, EgressTarget, OpeningTunnel};
 pub use error::NetError;
 pub use header_connection::{
     Connecting, GuestStream, HeaderConnection, HeaderInjector, ServerConnector,

@@ -7,6 +7,7 @@ use crate::claim::{self, RangeClaims};
 use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::conntrack::{ConntrackLimits, ConntrackWatcher};
 use crate::dns::DnsServer;
+use crate::egress_connector::EgressConnector;
 use crate::forwarding;
 use crate::guest_connections::GuestConnections;
 use crate::header_connection::HeaderInjector;
@@ -70,6 +71,8 @@ pub struct NetworkConfig {
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
     /// Proxy that adds headers to requests. `None` if the host cannot add headers.
     pub header_injector: Option<Arc<dyn HeaderInjector>>,
+    /// Client of egress proxies. `None` if the host cannot connect through proxies.
+    pub egress_connector: Option<Arc<dyn EgressConnector>>,
 }
 
 impl NetworkConfig {
@@ -86,6 +89,7 @@ impl NetworkConfig {
             connections_total: None,
             control_plane: None,
             header_injector: None,
+            egress_connector: None,
         }
     }
 }
@@ -172,6 +176,7 @@ impl Network {
             granted: config.granted.clone(),
             ipv6: uplink6.is_some(),
             adds_headers: config.header_injector.is_some(),
+            uses_proxies: config.egress_connector.is_some(),
         };
         // The claimed range may be larger or smaller than requested. Each slot uses two addresses.
         let range_slots = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
@@ -215,6 +220,7 @@ impl Network {
             upstreams,
             control_plane: config.control_plane.clone(),
             header_injector: config.header_injector.clone(),
+            egress_connector: config.egress_connector.clone(),
             watcher: Mutex::new(Some(watcher)),
             follower: Mutex::default(),
             worker: Mutex::default(),

@@ -5,6 +5,7 @@ pub(crate) mod slot_worker;
 
 use crate::NetError;
 use crate::conntrack::ConntrackWatcher;
+use crate::egress_connector::EgressConnector;
 use crate::header_connection::HeaderInjector;
 use crate::host_addresses::AddressFollower;
 use crate::network_state::slot_worker::ReleasedSlot;
@@ -53,6 +54,8 @@ pub(crate) struct NetworkState {
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
     /// Proxy that adds headers to requests.
     pub header_injector: Option<Arc<dyn HeaderInjector>>,
+    /// Client of egress proxies.
+    pub egress_connector: Option<Arc<dyn EgressConnector>>,
     /// Thread that limits the sandboxes' share of the host's connection tracking table.
     pub watcher: Mutex<Option<ConntrackWatcher>>,
     /// Thread that blocks the host's own addresses in rootless mode.

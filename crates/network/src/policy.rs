@@ -7,7 +7,7 @@ use crate::host_names::{HostNames, split_port};
 use crate::special_ranges;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use jiffy_engine_api::{HeaderRules, NetworkRules};
+use jiffy_engine_api::{EgressProxy, HeaderRules, NetworkRules};
 use jiffy_proto::internal::is_api_host;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,6 +21,8 @@ pub struct HostReachability {
     pub ipv6: bool,
     /// True if the host can add headers to requests.
     pub adds_headers: bool,
+    /// True if the host can connect through egress proxies.
+    pub uses_proxies: bool,
 }
 
 /// Rules that this host cannot enforce.
@@ -42,6 +44,15 @@ pub enum RulesError {
     /// The host cannot add headers to requests.
     #[error("`rules` is not supported: this host cannot add headers to requests of sandboxes")]
     Headers,
+    /// The host cannot connect through egress proxies.
+    #[error("`egressProxy` is not supported on this host")]
+    Proxies,
+    /// An egress proxy with an invalid address, in a private range, or with an IP version that the
+    /// host cannot reach.
+    #[error(
+        "`egressProxy`: `{0}` is not `host:port`, or is in a private or special-purpose range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`), or this host has no route to its IP version"
+    )]
+    Proxy(String),
     /// Neither an address nor a CIDR.
     #[error("`{0}` is neither an address nor a CIDR")]
     Malformed(String),
@@ -73,6 +84,8 @@ pub struct EgressPolicy {
     control_plane: Option<String>,
     /// Rules for headers of requests. `None` if there are none.
     headers: Option<Arc<HeaderRules>>,
+    /// Proxy through which all TCP connections leave. `None` if they leave directly.
+    egress_proxy: Option<Arc<EgressProxy>>,
     /// API key that owns the sandbox.
     owner: Option<String>,
 }
@@ -110,6 +123,9 @@ impl EgressPolicy {
     pub fn new(rules: &NetworkRules, reach: &HostReachability) -> Result<Self, RulesError> {
         if rules.headers.is_some() && !reach.adds_headers {
             return Err(RulesError::Headers);
+        }
+        if rules.egress_proxy.is_some() && !reach.uses_proxies {
+            return Err(RulesError::Proxies);
         }
         let special = special_ranges::ranges();
         let (mut allowed, mut names) = (Vec::new(), HostNames::default());
@@ -165,8 +181,19 @@ impl EgressPolicy {
             bytes_per_second: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
             control_plane,
             headers: rules.headers.clone().map(Arc::new),
+            egress_proxy: rules.egress_proxy.clone().map(Arc::new),
             owner: rules.owner.clone(),
         };
+        if let Some(proxy) = &policy.egress_proxy {
+            // The addresses of a name are checked for each connection.
+            let address = proxy.host().map(str::parse::<IpAddr>);
+            let is_invalid = |address: Result<IpAddr, _>| {
+                address.is_ok_and(|address| !policy.permits_by_name(address))
+            };
+            if address.is_none_or(is_invalid) {
+                return Err(RulesError::Proxy(proxy.address.clone()));
+            }
+        }
         // The host sends the questions, and only for names that the rules permit. Therefore a name
         // server in `dnsServers` is permitted even if the rules deny its address to the guest.
         let out_of_reach = |server: &&IpAddr| !policy.permits_by_name(**server);
@@ -194,9 +221,22 @@ impl EgressPolicy {
         self.internet && !self.denied.iter().any(all)
     }
 
-    /// Returns true if names decide on some connections.
+    /// Returns true if the daemon forwards some connections.
     pub(crate) fn has_names(&self) -> bool {
-        !self.names.is_empty() || self.control_plane.is_some() || self.headers.is_some()
+        !self.names.is_empty()
+            || self.control_plane.is_some()
+            || self.headers.is_some()
+            || self.egress_proxy.is_some()
+    }
+
+    /// Returns the proxy through which all TCP connections leave.
+    pub(crate) fn egress_proxy(&self) -> Option<&Arc<EgressProxy>> {
+        self.egress_proxy.as_ref()
+    }
+
+    /// Returns true if all public addresses can be reached.
+    pub(crate) fn is_open(&self) -> bool {
+        self.internet && self.denied.is_empty()
     }
 
     /// Returns true if requests to some hosts receive headers.
@@ -237,10 +277,12 @@ impl EgressPolicy {
         }
     }
 
-    /// Returns true if the addresses of `name` must be recorded, because rules permit connections
-    /// to them by the address that the guest chooses.
+    /// Returns true if the addresses of `name` must be recorded, because connections are treated by
+    /// the address that the guest chooses.
     pub(crate) fn records_addresses_of(&self, name: &str) -> bool {
-        !is_api_host(name) && self.names.contains_beside_web(name)
+        // An egress proxy receives names instead of addresses.
+        let is_for_proxy = self.egress_proxy.is_some() && self.is_open();
+        !is_api_host(name) && (is_for_proxy || self.names.contains_beside_web(name))
     }
 
     /// Returns true if connections to `port` pass by the name that was resolved to their address.
@@ -285,6 +327,8 @@ impl EgressPolicy {
     }
 }
 
+#[cfg(test)]
+mod egress_proxy_tests;
 #[cfg(test)]
 #[path = "policy_tests.rs"]
 mod tests;

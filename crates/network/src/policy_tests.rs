@@ -67,7 +67,7 @@ fn only_the_hosts_owner_opens_private_ranges() {
             "fd00:5::/32".parse().unwrap(),
         ],
         ipv6: true,
-        adds_headers: false,
+        ..HostReachability::default()
     };
     let open = EgressPolicy::new(&NetworkRules::default(), &granted).unwrap();
     assert!(open.allows(ip("10.5.1.1")) && !open.allows(ip("10.6.1.1")));

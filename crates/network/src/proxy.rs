@@ -11,16 +11,23 @@
 //!
 //! If rules contain names with other ports, connections to these ports are redirected as well
 //! (`resolved_route.rs`).
+//!
+//! If rules name an egress proxy, all TCP connections are redirected, and permitted ones lead to
+//! that proxy (`outbound.rs`).
 
+mod address_route;
 pub(crate) mod header_route;
+mod outbound;
 mod resolved_route;
 
 use crate::NetError;
 use crate::connections::ConnectionRecorder;
 use crate::counted_stream::CountedStream;
+use crate::egress_connector::{EgressConnector, EgressTarget};
 use crate::guest::{GATEWAY, GATEWAY6};
 use crate::happy_eyeballs;
-use crate::header_connection::HeaderInjector;
+use crate::header_connection::{GuestStream, HeaderInjector};
+use crate::host_names;
 use crate::namespace;
 use crate::network_state::blocking;
 use crate::policy::EgressPolicy;
@@ -28,16 +35,17 @@ use crate::resolved_addresses::ResolvedAddresses;
 use crate::slot_layout::PROXY_PORTS;
 use crate::sniff::{self, SniffProtocol, SniffResult};
 use crate::upstream::{self, Upstreams};
-use jiffy_engine_api::RefusalReason;
+use jiffy_engine_api::{EgressProxy, RefusalReason};
 use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin, is_api_host};
 use nix::sys::socket::{getsockopt, sockopt};
+use outbound::Outbound;
 use std::io;
 use std::net::{self, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -94,11 +102,9 @@ pub(crate) struct ProxyRoute {
     pub header_injector: Option<Arc<dyn HeaderInjector>>,
     /// Permits for connections whose requests receive headers.
     pub header_permits: Arc<Semaphore>,
+    /// Client of egress proxies.
+    pub egress_connector: Option<Arc<dyn EgressConnector>>,
 }
-
-/// Connection to a server or to the control plane.
-trait ServerStream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> ServerStream for T {}
 
 /// Reason for closing a connection.
 enum ProxyRefusal {
@@ -106,10 +112,12 @@ enum ProxyRefusal {
     Forbidden,
     /// The server does not respond.
     Unreachable,
+    /// The egress proxy does not connect to the server.
+    Proxy,
 }
 
 /// Server connection with the server's address.
-type ConnectResult = Result<(Box<dyn ServerStream>, Option<SocketAddr>), ProxyRefusal>;
+type ConnectResult = Result<(Box<dyn GuestStream>, Option<SocketAddr>), ProxyRefusal>;
 
 /// Proxy of one slot. Dropping this value stops it. Its connections are closed when the rules no
 /// longer permit them.
@@ -183,12 +191,14 @@ impl ProxyRoute {
 
     async fn carry(&self, mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()> {
         let dialled = original_destination(&client);
-        if let Some(address) = dialled.filter(|address| self.has_resolved_port(address.port())) {
+        if let Some(address) = dialled.filter(|address| self.is_without_name(address.port())) {
             return self.carry_resolved(client, address).await;
         }
         let refused = |name: Option<&str>| {
             (self.record).refused_by_name(dialled, name, RefusalReason::Rules);
         };
+        // New rules close connections through another proxy.
+        let proxy = self.egress_proxy();
         let mut head = Vec::new();
         let greeting = sniff_host(&mut client, protocol, &mut head);
         let greeting = tokio::time::timeout(SNIFF_TIMEOUT, greeting);
@@ -230,11 +240,16 @@ impl ProxyRoute {
                 drop(self.record.carry(dialled, Some(&name)));
                 return refuse(client, protocol).await;
             }
+            Err(ProxyRefusal::Proxy) => {
+                (self.record).refused_by_name(dialled, Some(&name), RefusalReason::Proxy);
+                return refuse(client, protocol).await;
+            }
         };
         let mut policy = self.policy.clone();
         let port = protocol.port();
         let allowed = |policy: &Option<EgressPolicy>| {
-            policy.as_ref().is_some_and(|p| p.allows_name(&name, port))
+            let policy = policy.as_ref();
+            policy.is_some_and(|p| p.allows_name(&name, port) && p.egress_proxy() == proxy.as_ref())
         };
         // The API key of a sandbox does not change, so it is not checked again.
         if !allowed(&policy.borrow()) {
@@ -259,58 +274,20 @@ impl ProxyRoute {
         Ok(())
     }
 
-    /// Returns the address that the guest chose, if an address rule permits it. Only with rules for
-    /// headers are such connections redirected.
-    fn permitted(&self, dialled: Option<SocketAddr>) -> Option<SocketAddr> {
+    fn outbound(&self) -> Outbound {
+        Outbound {
+            slot: self.slot.clone(),
+            host: self.host.clone(),
+            connector: self.egress_connector.clone(),
+        }
+    }
+
+    /// Returns the proxy of the current rules.
+    fn egress_proxy(&self) -> Option<Arc<EgressProxy>> {
         let policy = self.policy.borrow();
-        let policy = policy.as_ref().filter(|policy| policy.has_headers())?;
-        dialled.filter(|address| policy.allows(address.ip()))
-    }
-
-    /// Forwards a connection to an address that an address rule permits.
-    async fn carry_allowed(
-        &self,
-        client: TcpStream,
-        head: Vec<u8>,
-        name: Option<&str>,
-        address: SocketAddr,
-    ) -> io::Result<()> {
-        let allows = |policy: &EgressPolicy| policy.allows(address.ip());
-        (self.carry_to(client, head, name, address, allows)).await
-    }
-
-    /// Forwards a connection unchanged to the address that the guest chose, as long as `allows`
-    /// returns true for the policy.
-    async fn carry_to(
-        &self,
-        client: TcpStream,
-        head: Vec<u8>,
-        name: Option<&str>,
-        address: SocketAddr,
-        allows: impl Fn(&EgressPolicy) -> bool,
-    ) -> io::Result<()> {
-        let carrying = self.record.carry(Some(address), name);
-        let Some(mut server) = connect_from(self.slot.clone(), address).await else {
-            // As if the server had rejected the connection.
-            return client.set_zero_linger();
-        };
-        if !self.policy.borrow().as_ref().is_some_and(&allows) {
-            // The policy changed while the server was connected.
-            return client.set_zero_linger();
-        }
-        let mut client = CountedStream::new(client, carrying.bytes.clone());
-        let mut policy = self.policy.clone();
-        let carry = async {
-            server.write_all(&head).await?;
-            carrying.count_read(head.len());
-            tokio::io::copy_bidirectional(&mut client, &mut server).await
-        };
-        tokio::select! {
-            // Ignore how the copy ended: both peers see a closed connection.
-            _ = carry => {}
-            _ = policy.wait_for(|policy| !policy.as_ref().is_some_and(&allows)) => {}
-        }
-        Ok(())
+        policy
+            .as_ref()
+            .and_then(|policy| policy.egress_proxy().cloned())
     }
 
     /// Connects to the control plane if the rules name it.
@@ -351,6 +328,20 @@ impl ProxyRoute {
         let port = protocol.port();
         let allows = |policy: &EgressPolicy| policy.allows_name(name, port);
         let policy = policy.filter(allows).ok_or(ProxyRefusal::Forbidden)?;
+        if let Some(proxy) = policy.egress_proxy() {
+            let name = host_names::normalize(name);
+            if !host_names::is_unambiguous(&name) {
+                return Err(ProxyRefusal::Forbidden);
+            }
+            let target = EgressTarget::Name(&name, port);
+            let stream = self
+                .outbound()
+                .connect_through(&policy, proxy, target)
+                .await;
+            return stream
+                .map(|stream| (stream, None))
+                .ok_or(ProxyRefusal::Proxy);
+        }
         let servers = policy.upstreams(&self.host);
         let resolved = upstream::addresses(name, &servers, policy.ipv6()).await;
         // A permitted name must not lead to a private address (DNS rebinding).

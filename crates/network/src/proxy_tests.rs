@@ -57,6 +57,7 @@ async fn no_byte_is_sent_if_the_rules_change_while_the_server_is_connected() {
         control_plane: Some(control_plane.clone()),
         header_injector: None,
         header_permits: Arc::new(Semaphore::new(1)),
+        egress_connector: None,
     };
     let (at, address) = listener();
     let listeners = ProxyListeners(vec![(at, SniffProtocol::Http)]);
@@ -86,6 +87,7 @@ async fn connections_beyond_the_limit_are_reset_at_once() {
         control_plane: None,
         header_injector: None,
         header_permits: Arc::new(Semaphore::new(1)),
+        egress_connector: None,
     };
     let [(a, http), (b, tls)] = [listener(), listener()];
     let listeners = ProxyListeners(vec![(a, SniffProtocol::Http), (b, SniffProtocol::Tls)]);

@@ -165,6 +165,7 @@ impl SlotLease {
             record: self.record.clone(),
             control_plane: self.state.control_plane.clone(),
             header_injector: self.state.header_injector.clone(),
+            egress_connector: self.state.egress_connector.clone(),
             header_permits: Arc::new(Semaphore::new(MAX_HEADER_CONNECTIONS)),
         };
         let proxy = NameProxy::start(listeners, route);

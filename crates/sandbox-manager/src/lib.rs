@@ -52,7 +52,7 @@ pub use quota::{
     Reserving,
 };
 pub use sandbox::{Sandbox, SandboxOperation};
-pub use sandbox_settings::{Creation, HeaderAuthority, SandboxSettings};
+pub use sandbox_settings::{Creation, EgressProxySecrets, HeaderAuthority, SandboxSettings};
 pub use sandbox_stream::SandboxStream;
 pub use sandboxes::{
     BuildSteps, ComparedContent, ComparedFiles, CreateSpec, FetchScope, ForkChild, ForkReport,

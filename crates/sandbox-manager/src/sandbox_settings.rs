@@ -5,7 +5,7 @@ use crate::MountedVolume;
 use jiffy_api_types::{
     HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent, VolumeMount,
 };
-use jiffy_engine_api::{HeaderRules, NetworkRules, now_ms};
+use jiffy_engine_api::{EgressProxy, EgressProxyTls, HeaderRules, NetworkRules, now_ms};
 use jiffy_proto::agent::{Authority, SiteSettings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -43,6 +43,9 @@ pub struct SandboxSettings {
     /// Authority for hosts whose requests receive headers. It remains if the rules are removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub header_authority: Option<HeaderAuthority>,
+    /// Parts of the egress proxy in `network` that the API does not return.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_proxy_secrets: Option<EgressProxySecrets>,
     /// Mounted volumes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<MountedVolume>,
@@ -58,6 +61,16 @@ pub struct HeaderAuthority {
     pub certificate: Authority,
     /// Private key, encrypted with the key of the host.
     pub sealed_key: String,
+}
+
+/// Parts of an egress proxy that the API does not return.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EgressProxySecrets {
+    /// User name and password, encrypted with the key of the host.
+    pub sealed_credentials: Option<String>,
+    /// Authorities that may sign the proxy's certificate (PEM).
+    pub ca_certificates: Option<String>,
 }
 
 /// Idempotency key of a create, and the request with which it was used.
@@ -114,7 +127,21 @@ impl SandboxSettings {
             egress_mbps: network.egress_mbps,
             owner: self.owner.clone(),
             headers: self.header_rules(),
+            egress_proxy: self.egress_proxy(),
         }
+    }
+
+    fn egress_proxy(&self) -> Option<EgressProxy> {
+        let proxy = self.network.egress_proxy.clone()?;
+        let secrets = self.egress_proxy_secrets.clone().unwrap_or_default();
+        Some(EgressProxy {
+            address: proxy.address,
+            tls: proxy.tls.map(|tls| EgressProxyTls {
+                server_name: tls.server_name,
+                ca_certificates: secrets.ca_certificates,
+            }),
+            sealed_credentials: secrets.sealed_credentials,
+        })
     }
 
     fn header_rules(&self) -> Option<HeaderRules> {

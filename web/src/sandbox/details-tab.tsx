@@ -198,7 +198,8 @@ function NetworkCard({ id }: { id: string }) {
     <section className="card">
       <div className="card-head">
         <h2>Network rules</h2>
-        {session.mayChange && !edit && (
+        {/* New rules replace all rules, and the credentials of an egress proxy are not known here. */}
+        {session.mayChange && !edit && !network?.egressProxy && (
           <Button
             small
             icon="edit"
@@ -238,6 +239,7 @@ function NetworkCard({ id }: { id: string }) {
             <Fact name="Name servers">
               {network?.dnsServers.length ? network.dnsServers.join(', ') : 'of the host'}
             </Fact>
+            {network?.egressProxy && <Fact name="Egress proxy">{visible(network.egressProxy.address)}</Fact>}
             <Fact name="Ports">{network?.allowPublicTraffic === false ? 'require the traffic token' : 'public'}</Fact>
           </dl>
         )}

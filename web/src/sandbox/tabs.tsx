@@ -157,6 +157,8 @@ export function ConnectionsTab() {
   const update = (change: Record<string, string | undefined>) =>
     void navigate({ to: '.', search: { ...search, ...change } as never, replace: true })
   const network = sandbox?.network
+  // New rules replace all rules, and the credentials of an egress proxy are not known here.
+  const mayChange = session.mayChange && !network?.egressProxy
   const changed = (kind: 'allow' | 'deny', host: string) => {
     const allowOut = (network?.allowOut ?? []).filter((h) => h !== host)
     const denyOut = (network?.denyOut ?? []).filter((h) => h !== host)
@@ -230,7 +232,7 @@ export function ConnectionsTab() {
                     <td className="num wide-only">{bytes(c.bytesIn)}</td>
                     <td className="num wide-only">{c.times}</td>
                     <td className="actions-cell nowrap">
-                      {session.mayChange &&
+                      {mayChange &&
                         target &&
                         c.protocol !== 'dns' &&
                         (c.verdict === 'refused' ? (

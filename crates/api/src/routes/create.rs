@@ -124,6 +124,11 @@ async fn create_once(
     let rules = request.network.as_ref().and_then(|n| n.rules.as_ref());
     let rules = app.header_rules(owner.as_deref(), parse_rules(rules)?)?;
     let has_rules = !rules.is_empty();
+    let proxy = request
+        .network
+        .as_ref()
+        .and_then(|n| n.egress_proxy.clone());
+    let (egress_proxy, egress_proxy_secrets) = app.egress_proxy(owner.as_deref(), proxy)?.unzip();
     let header_authority = has_rules.then(|| app.header_authority()).transpose()?;
     let spec = CreateSpec {
         source,
@@ -147,10 +152,12 @@ async fn create_once(
             secure: secure.unwrap_or(request.secure != Some(false)),
             network: NetworkSettings {
                 rules,
+                egress_proxy,
                 ..check_rules(request.network, request.allow_internet_access)?
             },
             site: site(request.ca_certificates, request.proxy)?,
             header_authority,
+            egress_proxy_secrets,
             volumes: app.volumes_of_new(caller, request.volume_mounts).await?,
             creation,
         },

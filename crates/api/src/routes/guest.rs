@@ -44,6 +44,7 @@ pub(super) async fn network(
     Required(body): Required<NetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
     let rules = parse_rules(body.rules.as_ref())?;
+    let proxy = body.egress_proxy.clone();
     let change = check_update(body)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     // The rules refer to secrets of the sandbox's owner, also if an administrator changes them.
@@ -52,8 +53,10 @@ pub(super) async fn network(
     let authority = needs_authority
         .then(|| app.header_authority())
         .transpose()?;
+    let proxy = app.egress_proxy(record.owner(), proxy)?;
     let change = move |settings: &mut SandboxSettings| {
         change(&mut settings.network, rules);
+        (settings.network.egress_proxy, settings.egress_proxy_secrets) = proxy.unzip();
         settings.header_authority = settings.header_authority.take().or(authority);
     };
     app.sandboxes.change_settings(record.id(), change).await?;
@@ -291,6 +294,7 @@ fn connection(connection: ConnectionRecord) -> Connection {
             Reason::Limit => RefusalReason::Limit,
             Reason::Host => RefusalReason::Host,
             Reason::Authority => RefusalReason::Authority,
+            Reason::Proxy => RefusalReason::Proxy,
         }),
         times: connection.times,
     }

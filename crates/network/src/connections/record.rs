@@ -318,6 +318,15 @@ fn mark_host_addresses(list: &mut [ConnectionRecord]) {
 }
 
 impl CarriedConnection {
+    /// Records that the connection was rejected instead of forwarded.
+    pub fn refuse(self, reason: RefusalReason) {
+        let mut lines = self.record.lines.lock();
+        if let Some((line, _)) = lines.carried.remove(&self.number) {
+            let refused = Some(reason);
+            lines.refused.count(ConnectionRecord { refused, ..line });
+        }
+    }
+
     /// Counts bytes of the guest that were read before.
     pub fn count_read(&self, bytes: usize) {
         // Relaxed: an independent statistic. The cast is lossless on 64-bit hosts.

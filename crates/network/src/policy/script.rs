@@ -2,7 +2,7 @@
 
 use super::{EgressPolicy, is_ipv6};
 use crate::connections;
-use crate::guest::GATEWAY;
+use crate::guest::{GATEWAY, GATEWAY6};
 use crate::host_names::WEB_PORTS;
 use crate::slot_layout::{PROXY_PORTS, TAP, UPLINK};
 use crate::special_ranges;
@@ -24,10 +24,15 @@ impl EgressPolicy {
         };
         let (rules, limit) = (log(RefusalReason::Rules), log(RefusalReason::Limit));
         let (by_name, pace) = (self.proxy_chain(), self.rate_limit_chain());
-        let (out, back) = (
-            self.verdict("daddr", "goto refuse"),
-            self.verdict("saddr", "drop"),
-        );
+        let (out, back) = if self.egress_proxy.is_some() {
+            // The daemon forwards all TCP connections, so that no packet leaves directly.
+            ("    goto refuse\n".to_owned(), "    drop\n".to_owned())
+        } else {
+            (
+                self.verdict("daddr", "goto refuse"),
+                self.verdict("saddr", "drop"),
+            )
+        };
         // If the host has no IPv6 route, the slot has none either. Programs then get an error
         // immediately and do not wait for an answer to a dropped packet.
         let ipv6 = if self.ipv6() {
@@ -87,10 +92,10 @@ table inet jiffy {{
     /// matches connections to the control plane, whose name resolves to the gateway.
     fn proxy_chain(&self) -> String {
         // If the guest can reach every public address, names permit nothing more.
-        let is_open = self.internet && self.denied.is_empty();
-        let has_names = !self.names.is_empty() && !is_open;
+        let has_names = !self.names.is_empty() && !self.is_open();
         let has_headers = self.headers.is_some();
-        if !has_names && self.control_plane.is_none() && !has_headers {
+        let has_proxy = self.egress_proxy.is_some();
+        if !has_names && self.control_plane.is_none() && !has_headers && !has_proxy {
             return String::new();
         }
         let mut text = format!(
@@ -103,7 +108,7 @@ table inet jiffy {{
                 "    ip daddr {GATEWAY} tcp dport 80 redirect to :{http}"
             );
         }
-        if !has_names && !has_headers {
+        if !has_names && !has_headers && !has_proxy {
             return text + "  }\n";
         }
         if !self.ipv6() {
@@ -115,6 +120,10 @@ table inet jiffy {{
             for special in match_expressions("daddr", "", special_ranges::ranges()) {
                 let _ = writeln!(text, "    {special}return");
             }
+        }
+        if has_proxy {
+            redirect_all(&mut text);
+            return text + "  }\n";
         }
         // With headers, the name of each connection decides, also if an address rule permits it.
         if has_headers {
@@ -184,14 +193,25 @@ table inet jiffy {{
     }
 }
 
-/// Adds rules that redirect connections to `ports` to the proxy. Connections to ports other than 443
-/// and 80 use the listener for TLS, and the proxy treats them by their original port.
+/// Adds rules that redirect connections to `ports` to the proxy. Connections to ports other than 80
+/// and 443 use the listener for TLS, and the proxy treats them by their original port.
 fn redirects(text: &mut String, ports: &[u16]) {
     let [http, tls] = PROXY_PORTS;
     for port in ports {
         let own = if *port == 80 { http } else { tls };
         let _ = writeln!(text, "    tcp dport {port} redirect to :{own}");
     }
+}
+
+/// Adds rules that redirect all TCP connections to the proxy, except connections to the gateway,
+/// where the DNS server is.
+fn redirect_all(text: &mut String) {
+    let [http, tls] = PROXY_PORTS;
+    let _ = write!(
+        text,
+        "    ip daddr {GATEWAY} return\n    ip6 daddr {GATEWAY6} return\n    \
+         tcp dport 80 redirect to :{http}\n    meta l4proto tcp redirect to :{tls}\n"
+    );
 }
 
 /// Returns the beginning of a rule for each IP version in `nets`. `field` is `daddr` or `saddr`.

@@ -1,15 +1,18 @@
 //! Passes connections of a slot to the header proxy, if they go to a host whose requests receive
 //! headers.
 
-use super::{ProxyRoute, connect_from, original_destination};
+use super::outbound::Outbound;
+use super::{ProxyRoute, original_destination};
 use crate::connections::ConnectionRecorder;
 use crate::counted_stream::CountedStream;
+use crate::egress_connector::EgressTarget;
 use crate::happy_eyeballs;
 use crate::header_connection::{Connecting, HeaderConnection, HeaderInjector, ServerConnector};
+use crate::host_names;
 use crate::policy::EgressPolicy;
 use crate::read_ahead::ReadAhead;
 use crate::sniff::SniffProtocol;
-use crate::upstream::{self, Upstreams};
+use crate::upstream;
 use jiffy_engine_api::{HeaderRules, HeaderUse, RefusalReason};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,9 +24,8 @@ pub(crate) const MAX_HEADER_CONNECTIONS: usize = 128;
 
 /// Connects to one host from a slot.
 struct HostConnector {
-    slot: String,
+    outbound: Outbound,
     policy: EgressPolicy,
-    host: Arc<Upstreams>,
     record: Arc<ConnectionRecorder>,
     name: String,
     port: u16,
@@ -34,17 +36,33 @@ struct HostConnector {
 impl ServerConnector for HostConnector {
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
-            let servers = self.policy.upstreams(&self.host);
+            if let Some(proxy) = self.policy.egress_proxy()
+                && (self.policy.is_open() || self.policy.allows_name(&self.name, self.port))
+                && host_names::is_unambiguous(&self.name)
+            {
+                let target = EgressTarget::Name(&self.name, self.port);
+                return self
+                    .outbound
+                    .connect_through(&self.policy, proxy, target)
+                    .await;
+            }
+            let servers = self.policy.upstreams(&self.outbound.host);
             let resolved = upstream::addresses(&self.name, &servers, self.policy.ipv6()).await;
             let permitted = |ip: &IpAddr| {
                 let address = SocketAddr::new(*ip, self.port);
                 self.policy.permits_header_host(&self.name, address)
             };
             let reachable: Vec<IpAddr> = resolved.into_iter().filter(permitted).collect();
-            let addresses = happy_eyeballs::alternate_versions(&reachable, self.port);
-            let connect = |address| connect_from(self.slot.clone(), address);
-            let stream = happy_eyeballs::connect_first(addresses, connect).await?;
-            Some(Box::new(stream) as Box<_>)
+            let mut addresses = happy_eyeballs::alternate_versions(&reachable, self.port);
+            if self.policy.egress_proxy().is_some() {
+                // Attempts in parallel would not be faster, because they share the proxy.
+                addresses.truncate(1);
+            }
+            let connect = |address| {
+                let (outbound, policy) = (self.outbound.clone(), self.policy.clone());
+                async move { outbound.connect(&policy, address).await }
+            };
+            happy_eyeballs::connect_first(addresses, connect).await
         })
     }
 
@@ -100,9 +118,8 @@ impl ProxyRoute {
             rules: rules.clone(),
             owner: policy.owner().map(str::to_owned),
             connector: Arc::new(HostConnector {
-                slot: self.slot.clone(),
+                outbound: self.outbound(),
                 policy: policy.clone(),
-                host: self.host.clone(),
                 record: self.record.clone(),
                 name,
                 port: protocol.port(),

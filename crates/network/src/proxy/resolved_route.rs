@@ -3,6 +3,7 @@
 //! the address that the guest chose, and lead to this address.
 
 use super::ProxyRoute;
+use crate::host_names::WEB_PORTS;
 use crate::policy::EgressPolicy;
 use jiffy_engine_api::RefusalReason;
 use std::io;
@@ -11,10 +12,14 @@ use std::time::Instant;
 use tokio::net::TcpStream;
 
 impl ProxyRoute {
-    /// Returns true if connections to `port` are permitted by resolved names.
-    pub(super) fn has_resolved_port(&self, port: u16) -> bool {
+    /// Returns true if connections to `port` are treated without a name that they contain.
+    pub(super) fn is_without_name(&self, port: u16) -> bool {
         let policy = self.policy.borrow();
-        (policy.as_ref()).is_some_and(|policy| policy.has_resolved_port(port))
+        let is_redirected = |policy: &EgressPolicy| {
+            policy.has_resolved_port(port)
+                || (policy.egress_proxy().is_some() && !WEB_PORTS.contains(&port))
+        };
+        policy.as_ref().is_some_and(is_redirected)
     }
 
     /// Returns the name that permits a connection to `address`.
@@ -36,6 +41,10 @@ impl ProxyRoute {
         // Before the address is looked up, so that no rollback is missed.
         let mut epoch = self.resolved.epoch();
         let Some(name) = self.resolved_name(address) else {
+            if let Some(address) = self.permitted(Some(address)) {
+                let _ = client.set_nodelay(true);
+                return self.carry_allowed(client, Vec::new(), None, address).await;
+            }
             (self.record).refused_by_name(Some(address), None, RefusalReason::Rules);
             return client.set_zero_linger();
         };
