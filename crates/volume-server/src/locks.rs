@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -62,11 +63,12 @@ impl Locks {
         Ok(locks)
     }
 
-    /// Adds a client. Returns its number and the receiver of its late replies, which ends with the
-    /// client.
-    pub(crate) fn add_client(&self) -> (u64, Receiver<LateReply>) {
+    /// Adds a client. `undelivered` is the number of late replies that it has not received. Returns
+    /// the number of the client, and the receiver of the replies, which ends with the client.
+    pub(crate) fn add_client(&self, undelivered: Arc<AtomicUsize>) -> (u64, Receiver<LateReply>) {
         let (sender, receiver): (Sender<LateReply>, _) = channel();
-        (self.table.lock().add_client(sender), receiver)
+        let client = self.table.lock().add_client(sender, undelivered);
+        (client, receiver)
     }
 
     /// Removes a client with its locks and requests. Later requests of the client fail.

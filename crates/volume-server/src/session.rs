@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 
 /// Maximum length of the data of a WRITE or READ in bytes.
@@ -43,6 +44,8 @@ pub struct Session {
     /// Number of the client in the table of locks.
     client: u64,
     late: Mutex<Option<Receiver<LateReply>>>,
+    /// Number of late replies that the client has not received.
+    undelivered: Arc<AtomicUsize>,
 }
 
 /// Operations that change a volume.
@@ -66,13 +69,15 @@ const CHANGES: [u32; 14] = [
 impl Session {
     /// Starts a session.
     pub fn new(volume: Arc<Volume>, rights: SessionRights) -> Self {
-        let (client, late) = volume.locks().add_client();
+        let undelivered = Arc::<AtomicUsize>::default();
+        let (client, late) = volume.locks().add_client(undelivered.clone());
         Self {
             volume,
             rights,
             lookups: Mutex::default(),
             client,
             late: Mutex::new(Some(late)),
+            undelivered,
         }
     }
 
@@ -119,6 +124,11 @@ impl Session {
     /// session. `None` after the first call.
     pub fn late_replies(&self) -> Option<Receiver<LateReply>> {
         self.late.lock().take()
+    }
+
+    /// Records that the client has received a late reply.
+    pub fn late_delivered(&self) {
+        self.undelivered.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Releases the locks of the client, and lets its later requests for locks fail.

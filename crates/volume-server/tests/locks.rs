@@ -230,6 +230,14 @@ fn a_client_cannot_hold_or_wait_for_unlimited_locks() {
     assert_eq!(splits.count(), 1023);
     let waits = (0..1000).filter(|n| b.wait(100 + 2 * n, byte(0, WRITE)) == Ok(false));
     assert_eq!(waits.count(), 256);
+    // Late replies that the client does not receive count as well.
+    let silent = Client::new(&volume, false);
+    let interrupted = (0..1000).filter(|n| {
+        let waits = silent.wait(100 + 2 * n, byte(0, WRITE)) == Ok(false);
+        silent.call(1, opcode::INTERRUPT, &(100 + 2 * n).to_le_bytes());
+        waits
+    });
+    assert_eq!(interrupted.count(), 256);
     for bad in [
         Lock(1, (5, 4), WRITE, 0),
         Lock(1, (0, 0), 3, 0),

@@ -4,11 +4,13 @@ use super::Outcome;
 use super::file::{Family, FileLocks, Holder, LockRequest, RequestRange};
 use nix::errno::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
 /// Maximum number of locked ranges of a client.
 const MAX_LOCKS: usize = 1024;
-/// Maximum number of waiting requests of a client.
+/// Maximum number of waiting requests of a client, with late replies that it has not received.
 const MAX_WAITING: usize = 256;
 /// Maximum number of owners that the search for a deadlock visits.
 const MAX_VISITED: usize = 64;
@@ -29,6 +31,15 @@ struct Client {
     replies: Sender<LateReply>,
     locks: usize,
     waiting: usize,
+    /// Number of late replies that the client has not received.
+    undelivered: Arc<AtomicUsize>,
+}
+
+impl Client {
+    /// Returns the number of requests without a received reply.
+    fn occupied(&self) -> usize {
+        self.waiting + self.undelivered.load(Ordering::Relaxed)
+    }
 }
 
 /// Locks of a volume.
@@ -65,13 +76,18 @@ impl Table {
         self.is_marked = true;
     }
 
-    pub(super) fn add_client(&mut self, replies: Sender<LateReply>) -> u64 {
+    pub(super) fn add_client(
+        &mut self,
+        replies: Sender<LateReply>,
+        undelivered: Arc<AtomicUsize>,
+    ) -> u64 {
         let number = self.next_client;
         self.next_client += 1;
         let client = Client {
             replies,
             locks: 0,
             waiting: 0,
+            undelivered,
         };
         self.clients.insert(number, client);
         number
@@ -92,7 +108,7 @@ impl Table {
     }
 
     pub(super) fn request(&mut self, client: u64, request: LockRequest) -> Result<Outcome, Errno> {
-        let waiting = self.clients.get(&client).ok_or(Errno::EIO)?.waiting;
+        let waiting = self.clients.get(&client).ok_or(Errno::EIO)?.occupied();
         let is_early = self.is_reclaiming && !request.is_reclaim;
         if is_early && request.range.kind.is_some() {
             if waiting >= MAX_WAITING {
@@ -109,7 +125,7 @@ impl Table {
     fn acquire(&mut self, client: u64, request: LockRequest) -> Result<Outcome, Errno> {
         let key = (request.node, request.family);
         let state = self.clients.get(&client).ok_or(Errno::EIO)?;
-        let (locks, waiting) = (state.locks, state.waiting);
+        let (locks, waiting) = (state.locks, state.occupied());
         let file = self.files.entry(key).or_default();
         if file.conflicts(client, &request).next().is_none() {
             let growth = file.growth(client, &request);
@@ -244,6 +260,7 @@ impl Table {
 
     fn send(&self, client: u64, id: u64, error: i32) {
         if let Some(state) = self.clients.get(&client) {
+            state.undelivered.fetch_add(1, Ordering::Relaxed);
             // Ignore the error: the client is about to be removed.
             let _ = state.replies.send(LateReply { id, error });
         }

@@ -159,6 +159,7 @@ impl Served {
             let _writing = self.writing.lock();
             // Ignore the error: the other threads end with the stream.
             let _ = (&self.stream).write_all(&late_message(reply));
+            self.session.late_delivered();
         }
     }
 
