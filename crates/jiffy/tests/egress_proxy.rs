@@ -196,7 +196,9 @@ fn credentials_are_hidden(test_home: &TestHome, id: &str) {
     assert_eq!(status, 200);
     assert_eq!(shown_json["network"]["egressProxy"], shown_proxy, "{shown}");
     let inspected = test_home.ok(&["inspect", id, "--json"]);
-    for text in [&shown, &inspected] {
+    let described = test_home.ok(&["inspect", id]);
+    assert!(described.contains(ADDRESS), "{described}");
+    for text in [&shown, &inspected, &described] {
         assert!(!text.contains(USER) && !text.contains(PASSWORD), "{text}");
     }
     let guest = "cat /proc/*/environ /etc/environment /run/jiffy/* 2>/dev/null | grep -a -c -e user-7f3a -e password-91c2 || true";

@@ -125,6 +125,8 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     lines.add("network", network);
     lines.add("allowed", s.settings.network.allow_out.join(", "));
     lines.add("denied", s.settings.network.deny_out.join(", "));
+    let proxy = s.settings.network.egress_proxy.as_ref();
+    lines.add("egress proxy", proxy.map_or("", |proxy| &proxy.address));
     for (number, mount) in s.settings.volumes.iter().enumerate() {
         let name = if number == 0 { "volumes" } else { "" };
         let rights = if mount.read_only { " (read-only)" } else { "" };
