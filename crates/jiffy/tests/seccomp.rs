@@ -233,7 +233,8 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
             main.is_empty() && vcpu.is_empty(),
             "allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
         );
-        let main = unobserved_requests(ioctl::MAIN_IOCTLS, &created.main_requests);
+        let requests = [ioctl::MAIN_IOCTLS, ioctl::TRACKING_IOCTLS].concat();
+        let main = unobserved_requests(&requests, &created.main_requests);
         let vcpu = unobserved_requests(ioctl::VCPU_IOCTLS, &created.vcpu_requests);
         assert!(
             main.is_empty() && vcpu.is_empty(),

@@ -17,6 +17,12 @@ pub const SWAPPED: u64 = 1 << 4;
 /// Category: the page is the shared zero page.
 pub const PFNZERO: u64 = 1 << 5;
 
+/// Category: the page is part of a huge page.
+pub const HUGE: u64 = 1 << 6;
+
+/// Flag: write-protects the pages that match.
+pub const PROTECT_MATCHING: u64 = 1;
+
 /// Argument, `struct pm_scan_arg`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]

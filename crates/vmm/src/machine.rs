@@ -40,6 +40,7 @@ use crate::snapshot::machine_state::MachineShape;
 use crate::snapshot::memory_layers::MemoryLayers;
 use crate::snapshot::populate::DeferredCopies;
 use crate::snapshot::revert_memory::{CapturedPages, MappedFiles};
+use crate::snapshot::write_tracker::WriteTracker;
 use crate::virtio::blk::SharedOverlay;
 use bus::{Bus, SharedDevice, lock};
 use kvm_ioctls::{VcpuFd, VmFd};
@@ -85,6 +86,9 @@ pub struct Machine {
     /// Guest's private pages at the time of the newest layer. `None` unless this machine wrote that
     /// layer.
     pub captured: Option<CapturedPages>,
+    /// Tracker of the pages that are written after a snapshot. `None` if the kernel does not support
+    /// it, or if memory is fetched lazily.
+    pub write_tracker: Option<WriteTracker>,
     /// True if a fork has write-protected memory since the last rollback.
     pub protected: bool,
     /// Pages that are copied when the guest is first used.

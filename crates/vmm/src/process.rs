@@ -25,6 +25,7 @@ use crate::machine::{
 use crate::poll::ReadyEvent;
 use crate::seccomp;
 use crate::snapshot::linear_memory::LinearMemory;
+use crate::snapshot::write_tracker::WriteTracker;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::{Block, DiskLayers};
 use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
@@ -233,6 +234,10 @@ fn start(
     // Close descriptors that the configuration sent but does not use.
     drop(fds);
     let loaded_us = micros(began);
+    // Memory can belong to one userfaultfd only.
+    if machine.lazy.is_none() {
+        machine.write_tracker = WriteTracker::new();
+    }
 
     let vcpus = std::mem::take(&mut machine.vcpus);
     let exits = ExitCounters::new(&vcpus);
@@ -262,7 +267,7 @@ fn start(
     vm.watch_descriptors()?;
     jail::limit_file_size(vm.max_file_bytes()?)?;
     // Install the filter after the setup, whose calls it forbids, and before the guest runs.
-    seccomp::confine_main()?;
+    seccomp::confine_main(vm.machine.write_tracker.is_some())?;
     if vm.running {
         vm.vcpus.resume();
     }

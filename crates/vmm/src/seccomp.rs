@@ -209,23 +209,29 @@ pub fn confine_faults() -> Result<(), VmmError> {
     confine(FAULT_SYSCALLS, ioctl::FAULT_IOCTLS)
 }
 
-/// Filter of the event loop's thread, if it was compiled in advance.
+/// Filter of the event loop's thread of a VM that tracks writes, if it was compiled in advance.
 static MAIN_FILTER: OnceLock<SyscallFilter> = OnceLock::new();
 
-/// Compiles the filter of the event loop's thread in advance.
+/// Compiles the filter of the event loop's thread in advance, for a VM that tracks writes.
 pub fn compile_main() {
     // Ignore errors: without this filter, `confine_main` compiles it and reports the error.
-    if let Ok(filter) = compile(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS) {
+    if let Ok(filter) = compile(MAIN_SYSCALLS, &tracking_ioctls()) {
         let _ = MAIN_FILTER.set(filter);
     }
 }
 
-/// Confines the event loop's thread.
-pub fn confine_main() -> Result<(), VmmError> {
+/// Confines the event loop's thread. `tracks_writes` is true if the VM has a
+/// [`crate::snapshot::write_tracker::WriteTracker`].
+pub fn confine_main(tracks_writes: bool) -> Result<(), VmmError> {
     match MAIN_FILTER.get() {
+        _ if !tracks_writes => confine(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS),
         Some(filter) => filter.apply().map_err(failed),
-        None => confine(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS),
+        None => confine(MAIN_SYSCALLS, &tracking_ioctls()),
     }
+}
+
+fn tracking_ioctls() -> Vec<IoctlRequest> {
+    [ioctl::MAIN_IOCTLS, ioctl::TRACKING_IOCTLS].concat()
 }
 
 fn failed(e: io::Error) -> VmmError {
@@ -276,6 +282,7 @@ mod tests {
 
     #[test]
     fn opening_a_path_kills_a_confined_thread() {
+        let confine_main = || confine_main(true);
         for confine in [confine_main, confine_vcpu, confine_disks, confine_faults] {
             let status = in_child(|| {
                 confine().unwrap();
@@ -293,7 +300,7 @@ mod tests {
     fn a_confined_thread_can_replace_only_standard_error() {
         let replace = |which: libc::c_int| {
             in_child(|| {
-                confine_main().unwrap();
+                confine_main(true).unwrap();
                 // SAFETY: the descriptors belong to the child.
                 unsafe { libc::dup3(1, which, 0) };
             })
@@ -315,9 +322,12 @@ mod tests {
         let unlisted: Vec<u64> = [&KVM[..], &OTHERS, &files].concat();
         type Confine = fn() -> Result<(), VmmError>;
         let (main, vcpu) = (ioctl::MAIN_IOCTLS, ioctl::VCPU_IOCTLS);
-        let threads: [(Confine, libc::c_long, _, _); 2] = [
-            (confine_main, libc::SYS_exit_group, main, vcpu),
-            (confine_vcpu, libc::SYS_exit, vcpu, main),
+        let tracking = tracking_ioctls();
+        let tracking = tracking.as_slice();
+        let threads: [(Confine, libc::c_long, _, _); 3] = [
+            (|| confine_main(false), libc::SYS_exit_group, main, tracking),
+            (|| confine_main(true), libc::SYS_exit_group, tracking, vcpu),
+            (confine_vcpu, libc::SYS_exit, vcpu, tracking),
         ];
         for (confine, exit, listed, of_others) in threads {
             let request = |number: u64| {
@@ -353,7 +363,7 @@ mod tests {
     #[test]
     fn a_confined_thread_can_allocate_memory() {
         let status = in_child(|| {
-            confine_main().unwrap();
+            confine_main(true).unwrap();
             drop(vec![0u8; 1 << 20]);
         });
         assert!(matches!(status, WaitStatus::Exited(_, 0)), "{status:?}");

@@ -8,11 +8,13 @@
 //!
 //! Restoring: [`mod@map_layers`] maps the layers, and [`mod@populate`] copies pages in advance. A
 //! [`fault_handler`] fetches memory that is not stored on this host ([`lazy_memory`]).
-//! [`mod@revert_memory`] reverts the memory of a running VM.
+//! [`mod@revert_memory`] reverts the memory of a running VM. [`write_tracker`] restricts both
+//! snapshots and rollbacks to the pages that the guest has written since its newest snapshot.
 
 pub mod chunk_hashes;
 pub mod fault_handler;
 pub mod huge_mappings;
+pub mod layer_mappings;
 pub mod layer_output;
 pub mod layer_writer;
 pub mod lazy_memory;
@@ -24,6 +26,7 @@ pub mod pagemap_scan;
 pub mod populate;
 pub mod revert_memory;
 pub mod userfaultfd;
+pub mod write_tracker;
 pub mod writer_process;
 pub mod written_pages;
 

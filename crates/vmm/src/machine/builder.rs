@@ -133,6 +133,7 @@ impl MachineBuilder {
             layers,
             mapped: MappedFiles::default(),
             captured: None,
+            write_tracker: None,
             protected: false,
             deferred_copies: DeferredCopies::default(),
             lazy: None,

@@ -13,6 +13,7 @@ use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::MachineState;
 use crate::snapshot::map_layers::{MAX_MAPPINGS, MappingPlan, plan_mappings};
 use crate::snapshot::memory_layers::MemoryLayers;
+use crate::snapshot::pagemap_scan::PrivatePagesFound;
 use crate::snapshot::populate::{DeferredCopies, populate};
 use crate::snapshot::revert_memory::{PrivatePages, revert_memory};
 use crate::virtio::blk::{Block, DiskLayers};
@@ -114,12 +115,25 @@ fn open_disks(
 }
 
 impl Machine {
-    /// Reverts memory. `private` are the guest's private pages. No vCPU or device may be running.
-    /// After an error, the guest must not run again.
+    /// Returns the private pages whose content is that of the target. Empty unless the target is the
+    /// newest snapshot of this memory.
+    pub fn unwritten_pages(&self, target: &RollbackTarget, private: &PrivatePagesFound) -> UnitSet {
+        let captured = self.captured.as_ref();
+        let captured = captured.filter(|captured| captured.belong_to(&target.layers));
+        captured.map_or_else(
+            || UnitSet::empty(private.all.units()),
+            |captured| captured.unwritten(private),
+        )
+    }
+
+    /// Reverts memory. `private` are the guest's private pages, and `unwritten` those of
+    /// [`Self::unwritten_pages`]. No vCPU or device may be running. After an error, the guest must
+    /// not run again.
     pub fn revert_memory(
         &mut self,
         target: &mut RollbackTarget,
         private: &UnitSet,
+        unwritten: &UnitSet,
     ) -> Result<(), VmmError> {
         let linear = LinearMemory::new(&self.memory)?;
         let (plan, layers) = (&target.plan, &target.layers);
@@ -132,6 +146,7 @@ impl Machine {
         self.captured = captured.filter(|captured| captured.belong_to(layers));
         let own = PrivatePages {
             current: private,
+            unwritten,
             retainable: target.populate_pages.as_ref().map(PopulatePages::all),
             captured: self.captured.as_ref(),
             protected: std::mem::take(&mut self.protected),

@@ -1,11 +1,20 @@
 //! [`FrozenMachine`]: the parts of a paused machine that a snapshot contains. They are collected
 //! while the guest is paused, and written while it runs again.
 
+use super::{Vm, micros};
 use crate::error::VmmError;
+use crate::machine::Machine;
+use crate::machine::bus::lock;
+use crate::snapshot::linear_memory::{CHUNK_SIZE, LinearMemory};
+use crate::snapshot::pagemap_scan::{PrivatePagesFound, scan_private};
+use crate::snapshot::revert_memory::pages_to_compare;
+use crate::virtio::blk::Block;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
+use jiffy_proto::snapshot::FreezePhases;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 /// Number of a frozen disk's device, with the index and the file of its layer.
 pub(super) type FrozenDisk = (usize, LayerIndex, File);
@@ -59,5 +68,88 @@ impl FrozenMachine {
 
     pub fn devices(&self) -> Vec<usize> {
         self.disks.iter().map(|(device, ..)| *device).collect()
+    }
+}
+
+impl Vm {
+    /// Saves the state of the paused machine and freezes its disks. On failure, the disks are
+    /// unchanged.
+    pub(super) fn freeze(
+        &mut self,
+        disks: Vec<(File, File)>,
+        pagemap: Option<&File>,
+        linear: &LinearMemory,
+        phases: &mut FreezePhases,
+    ) -> Result<FrozenMachine, VmmError> {
+        let reading = Instant::now();
+        let state = self.machine.save(&self.vcpus)?.encode()?;
+        phases.state_us = micros(reading);
+        let scanning = Instant::now();
+        let private_pages = pagemap
+            .map(|file| scan_private(file, linear))
+            .transpose()
+            .map_err(|e| VmmError::host("searching for written pages", e))?;
+        let pages = match &private_pages {
+            Some(private) => self.pages_to_compare(private)?,
+            None => UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE)),
+        };
+        let mut candidates = pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE));
+        // Check this after the search: memory that is missing now had no page during the search. It
+        // equals the layers below, but would read as zero in the writer process.
+        if let Some(lazy) = &self.machine.lazy {
+            lazy.missing()
+                .iter()
+                .for_each(|chunk| candidates.remove(chunk));
+        }
+        phases.scan_us = micros(scanning);
+        Ok(FrozenMachine {
+            state,
+            private_pages: private_pages.map(|private| private.all),
+            candidates,
+            pages,
+            disks: self.freeze_disks(disks)?,
+        })
+    }
+
+    /// Returns the pages that may differ from the layers. `private` are the guest's private pages.
+    fn pages_to_compare(&self, private: &PrivatePagesFound) -> Result<UnitSet, VmmError> {
+        let Machine {
+            mapped,
+            layers,
+            captured,
+            ..
+        } = &self.machine;
+        let captured = captured.as_ref();
+        let pages = pages_to_compare(&private.all, mapped, layers, captured)?;
+        Ok(match captured {
+            Some(captured) => pages.without(&captured.unwritten(private)),
+            None => pages,
+        })
+    }
+
+    /// Freezes the disks: each receives the overlay in `disks`. On failure, the disks are
+    /// unchanged.
+    pub(super) fn freeze_disks(
+        &mut self,
+        disks: Vec<(File, File)>,
+    ) -> Result<Vec<FrozenDisk>, VmmError> {
+        let writable = self.machine.writable_disks.iter();
+        let writable: Vec<usize> = writable.map(|disk| disk.device).collect();
+        let mut frozen: Vec<FrozenDisk> = Vec::new();
+        for (at, (overlay, index_file)) in writable.into_iter().zip(disks) {
+            let Some(device) = self.machine.devices.get(at) else {
+                continue;
+            };
+            let result = lock(device).device_mut(|block: &mut Block| block.freeze(overlay));
+            match result {
+                Some(Ok(index)) => frozen.push((at, index, index_file)),
+                Some(Err(e)) => {
+                    self.thaw(frozen.iter().map(|(device, ..)| *device).collect())?;
+                    return Err(VmmError::host("preparing a disk's new overlay", e));
+                }
+                None => {}
+            }
+        }
+        Ok(frozen)
     }
 }

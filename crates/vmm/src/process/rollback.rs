@@ -6,7 +6,7 @@ use crate::error::VmmError;
 use crate::machine::bus::lock;
 use crate::machine::{ReceivedFds, RollbackTarget};
 use crate::snapshot::linear_memory::LinearMemory;
-use crate::snapshot::pagemap_scan::{PageFilter, scan_pages};
+use crate::snapshot::pagemap_scan::scan_private;
 use crate::virtio::net::Net;
 use jiffy_proto::layer::UnitSet;
 use jiffy_proto::snapshot::{RollbackConfig, RollbackReport};
@@ -20,6 +20,8 @@ struct CheckedRollback {
     target: RollbackTarget,
     /// Guest's private pages.
     private: UnitSet,
+    /// Private pages whose content is that of the target.
+    unwritten: UnitSet,
     paused_disks: DisksPaused,
     report: RollbackReport,
     stopped: Instant,
@@ -87,13 +89,16 @@ impl Vm {
         report.pause_us = micros(stopped);
         let scanning = Instant::now();
         let linear = LinearMemory::new(&self.machine.memory)?;
-        let private = scan_pages(&pagemap, &linear, PageFilter::Private)
+        let private = scan_private(&pagemap, &linear)
             .map_err(|e| VmmError::host("searching for written pages", e))?;
-        report.pages = private.count();
+        let unwritten = self.machine.unwritten_pages(&target, &private);
+        let private = private.all;
+        report.pages = private.count() - unwritten.count();
         report.scan_us = micros(scanning);
         Ok(CheckedRollback {
             target,
             private,
+            unwritten,
             paused_disks,
             report,
             stopped,
@@ -105,12 +110,14 @@ impl Vm {
         let CheckedRollback {
             mut target,
             private,
+            unwritten,
             paused_disks,
             mut report,
             stopped,
         } = checked;
         let memory = Instant::now();
-        self.machine.revert_memory(&mut target, &private)?;
+        self.machine
+            .revert_memory(&mut target, &private, &unwritten)?;
         report.memory_us = micros(memory);
         let state = Instant::now();
         self.former_disks = self.machine.revert_state(target, &self.vcpus)?;

@@ -1,23 +1,23 @@
 //! Snapshots in the event loop: pause the guest, read its state, fork a writer, resume.
 
-use super::frozen_machine::{FrozenDisk, FrozenMachine};
+use super::frozen_machine::FrozenMachine;
 use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};
 use crate::error::VmmError;
 use crate::machine::ReceivedFds;
 use crate::machine::bus::lock;
 use crate::snapshot::chunk_hashes::ChunkHashes;
 use crate::snapshot::layer_output::LayerOutput;
-use crate::snapshot::layer_writer::{LARGE_LAYER_CHUNKS, LayerSource, LayerWriter};
-use crate::snapshot::linear_memory::{CHUNK_SIZE, LinearMemory};
+use crate::snapshot::layer_writer::{LARGE_LAYER_PAGES, LayerSource, LayerWriter};
+use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::memory_layers::MemoryLayer;
-use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap, scan_pages};
-use crate::snapshot::revert_memory::{CapturedPages, pages_to_compare};
+use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap};
+use crate::snapshot::revert_memory::CapturedPages;
 use crate::snapshot::writer_process::WriterProcess;
 use crate::snapshot::written_pages;
 use crate::virtio::blk::Block;
-use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{
-    AfterSnapshot, FreezePhases, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotDecision, SnapshotReport,
+    AfterSnapshot, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
 use jiffy_proto::vm::{Event, FdIndex, StopCause};
 use std::fs::File;
@@ -41,6 +41,8 @@ pub(super) struct BackgroundCopy {
     hashes: Option<ChunkHashes>,
     /// Guest's private pages at the time of the pause.
     private_pages: Option<UnitSet>,
+    /// True if writes since the pause are tracked.
+    tracked: bool,
 }
 
 impl BackgroundCopy {
@@ -155,7 +157,8 @@ impl Vm {
         // If the VM stops, no later snapshot will use the hashes.
         // Without memory there is nothing to write while the guest runs.
         let resumes = config.then == AfterSnapshot::Resume && !config.disk_only;
-        let large = report.candidates >= LARGE_LAYER_CHUNKS;
+        // Candidates may have few pages to store: see `LARGE_LAYER_PAGES`.
+        let large = frozen.pages.count() >= LARGE_LAYER_PAGES;
         let direct = files.memory.direct.as_ref().filter(|_| large);
         let hashes = match direct {
             // Ignore an error: the next snapshot then compares memory with the layer's file.
@@ -181,6 +184,8 @@ impl Vm {
             let child = WriterProcess::start(&mut writer, &inherited_fds)
                 .or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
             self.machine.protected = true;
+            let private_pages = frozen.private_pages.as_ref();
+            let tracked = self.track_writes(files.pagemap.as_ref(), &linear, private_pages);
             // Without an event of its exit, the snapshot would never complete.
             let slot = self.machine.poller.slot(SLOT_BACKGROUND_COPY);
             watch(&slot, child.pidfd.as_fd())
@@ -208,6 +213,7 @@ impl Vm {
                 failure,
                 hashes,
                 private_pages: frozen.private_pages,
+                tracked,
             });
             return Ok(None);
         }
@@ -218,6 +224,10 @@ impl Vm {
         let written = written.and_then(|()| frozen.write(&files.state));
         written.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
         report.phases.copy_us = micros(copying);
+        if !config.disk_only {
+            // The pages of this snapshot are not tracked.
+            self.machine.captured = None;
+        }
         if config.then == AfterSnapshot::Resume {
             drop(paused_disks);
             self.resume();
@@ -230,6 +240,27 @@ impl Vm {
         });
         let report = self.complete(report, began, files.memory, index, None);
         Ok(Some(report))
+    }
+
+    /// Write-protects the `private` pages of the paused guest, so that writes since this snapshot
+    /// can be found. Returns whether that is possible.
+    fn track_writes(
+        &mut self,
+        pagemap: Option<&File>,
+        linear: &LinearMemory,
+        private: Option<&UnitSet>,
+    ) -> bool {
+        let Some(tracker) = &self.machine.write_tracker else {
+            return false;
+        };
+        // From here on, writes since the former snapshot cannot be found. If this snapshot fails, no
+        // page counts as unwritten.
+        self.machine.captured = None;
+        let (Some(pagemap), Some(private)) = (pagemap, private) else {
+            return false;
+        };
+        // Ignore the error: the next snapshot then compares all private pages.
+        tracker.protect(pagemap, linear, private).is_ok()
     }
 
     /// Takes the files of a snapshot from the descriptors of a request. Rejects requests that do
@@ -286,78 +317,8 @@ impl Vm {
         })
     }
 
-    /// Saves the state of the paused machine and freezes its disks. On failure, the disks are
-    /// unchanged.
-    fn freeze(
-        &mut self,
-        disks: Vec<(File, File)>,
-        pagemap: Option<&File>,
-        linear: &LinearMemory,
-        phases: &mut FreezePhases,
-    ) -> Result<FrozenMachine, VmmError> {
-        let reading = Instant::now();
-        let state = self.machine.save(&self.vcpus)?.encode()?;
-        phases.state_us = micros(reading);
-        let scanning = Instant::now();
-        let private_pages = pagemap
-            .map(|file| scan_pages(file, linear, PageFilter::Private))
-            .transpose()
-            .map_err(|e| VmmError::host("searching for written pages", e))?;
-        let mut candidates = match &private_pages {
-            Some(pages) => pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE)),
-            None => UnitSet::full(linear.chunks()),
-        };
-        // Check this after the search: memory that is missing now had no page during the search. It
-        // equals the layers below, but would read as zero in the writer process.
-        if let Some(lazy) = &self.machine.lazy {
-            lazy.missing()
-                .iter()
-                .for_each(|chunk| candidates.remove(chunk));
-        }
-        let pages = match &private_pages {
-            Some(private) => pages_to_compare(
-                private,
-                &self.machine.mapped,
-                &self.machine.layers,
-                self.machine.captured.as_ref(),
-            )?,
-            None => UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE)),
-        };
-        phases.scan_us = micros(scanning);
-        Ok(FrozenMachine {
-            state,
-            private_pages,
-            candidates,
-            pages,
-            disks: self.freeze_disks(disks)?,
-        })
-    }
-
-    /// Freezes the disks: each receives the overlay in `disks`. On failure, the disks are
-    /// unchanged.
-    fn freeze_disks(&mut self, disks: Vec<(File, File)>) -> Result<Vec<FrozenDisk>, VmmError> {
-        let writable = self.machine.writable_disks.iter();
-        let writable: Vec<usize> = writable.map(|disk| disk.device).collect();
-        let mut frozen: Vec<FrozenDisk> = Vec::new();
-        for (at, (overlay, index_file)) in writable.into_iter().zip(disks) {
-            let Some(device) = self.machine.devices.get(at) else {
-                continue;
-            };
-            let result = lock(device).device_mut(|block: &mut Block| block.freeze(overlay));
-            match result {
-                Some(Ok(index)) => frozen.push((at, index, index_file)),
-                Some(Err(e)) => {
-                    self.thaw(frozen.iter().map(|(device, ..)| *device).collect())?;
-                    return Err(VmmError::host("preparing a disk's new overlay", e));
-                }
-                None => {}
-            }
-        }
-        Ok(frozen)
-    }
-
     /// Thaws `disks`, and disks that could not be thawed before.
-    fn thaw(&mut self, disks: Vec<usize>) -> Result<(), VmmError> {
+    pub(super) fn thaw(&mut self, disks: Vec<usize>) -> Result<(), VmmError> {
         self.disks_to_thaw.extend(disks);
         while let Some(&at) = self.disks_to_thaw.last() {
             if let Some(device) = self.machine.devices.get(at) {
@@ -388,7 +349,8 @@ impl Vm {
         match index {
             Ok(index) => {
                 let (files, hashes) = (background_copy.files, background_copy.hashes);
-                let captured_pages = |pages| CapturedPages::new(&files.layer, pages).ok();
+                let tracked = background_copy.tracked;
+                let captured_pages = |pages| CapturedPages::new(&files.layer, pages, tracked).ok();
                 // Ignore an error: a rollback to this snapshot then maps more memory.
                 self.machine.captured = background_copy.private_pages.and_then(captured_pages);
                 let report = self.complete(

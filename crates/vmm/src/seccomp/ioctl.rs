@@ -89,6 +89,13 @@ pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
     "TUNSETOFFLOAD" = DIRECTION_WRITE, b'T', 208, size_of::<libc::c_uint>();
 ];
 
+/// Additional request of the event loop of a VM that has no missing memory: with the userfaultfd of
+/// such a VM, which receives no faults of the kernel, it cannot delay the kernel.
+pub const TRACKING_IOCTLS: &[IoctlRequest] = &[IoctlRequest {
+    name: "UFFDIO_REGISTER",
+    number: userfaultfd::UFFDIO_REGISTER,
+}];
+
 /// Requests of the thread that fills missing memory. No request changes a present page.
 pub const FAULT_IOCTLS: &[IoctlRequest] = &[
     IoctlRequest {

@@ -3,17 +3,20 @@
 //! multi-threaded process, in which another thread may have locked the allocator.
 
 use super::chunk_hashes::{ChunkHashes, hash_chunk};
+use super::layer_mappings::LayerMappings;
 use super::layer_output::{LayerOutput, MAX_RUN_BYTES, write};
-use super::linear_memory::{CHUNK_BYTES, LinearMemory};
+use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use super::memory_layers::{MemoryLayers, StoredContent};
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use nix::errno::Errno;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 
-/// Minimum number of candidates for which two processes and direct I/O are used: 64 MiB.
-pub const LARGE_LAYER_CHUNKS: u64 = 1024;
+/// Minimum number of pages that may differ for which direct I/O is used: 64 MiB. Later snapshots and
+/// rollbacks read smaller layers again, so that these should be in the page cache.
+pub const LARGE_LAYER_PAGES: u64 = 16_384;
+/// Minimum number of candidates for which two processes are used.
+const MIN_PARALLEL_CHUNKS: u64 = 1024;
 
 const PAGE_BYTES: usize = MEMORY_PAGE as usize;
 const CHUNK_PAGES: u64 = MEMORY_CHUNK as u64 / MEMORY_PAGE as u64;
@@ -40,7 +43,7 @@ pub struct LayerWriter<'a> {
     index_file: &'a File,
     index: LayerIndex,
     encoded: Vec<u8>,
-    stored_content: Vec<u8>,
+    mappings: LayerMappings,
     run: PendingRun,
 }
 
@@ -59,7 +62,7 @@ impl<'a> LayerWriter<'a> {
             index: LayerIndex::empty(MEMORY_CHUNK, linear.bytes()),
             // Allocate all buffers here.
             encoded: vec![0; LayerIndex::encoded_len(linear.chunks())],
-            stored_content: vec![0; CHUNK_BYTES],
+            mappings: LayerMappings::new(source.layers, linear.bytes()),
             run: PendingRun {
                 host: std::ptr::null(),
                 bytes: 0,
@@ -88,7 +91,7 @@ impl<'a> LayerWriter<'a> {
         let count = self.source.candidates.count();
         let half = usize::try_from(count / 2).ok()?;
         let middle_chunk =
-            (count >= LARGE_LAYER_CHUNKS).then(|| self.source.candidates.iter().nth(half));
+            (count >= MIN_PARALLEL_CHUNKS).then(|| self.source.candidates.iter().nth(half));
         middle_chunk.flatten()
     }
 
@@ -125,7 +128,7 @@ impl<'a> LayerWriter<'a> {
                 .runs(chunk)
                 .all(|run| content.get(run).is_some_and(is_zero)),
             StoredContent::Hash(stored) => *hashed.insert(hash_chunk(content)) == stored,
-            StoredContent::File(file) => self.equals(file, chunk, content, offset)?,
+            StoredContent::File(layer) => self.equals(layer, chunk, content)?,
         };
         if is_unchanged {
             return Ok(());
@@ -153,28 +156,13 @@ impl<'a> LayerWriter<'a> {
         Ok(())
     }
 
-    /// Returns whether the pages of a chunk that may differ equal the pages of `file`. The chunk is
-    /// at `offset` of the file.
-    fn equals(
-        &mut self,
-        file: &File,
-        chunk: u64,
-        content: &[u8],
-        offset: i64,
-    ) -> Result<bool, Errno> {
-        for run in self.runs(chunk) {
-            let start = i64::try_from(run.start).map_err(|_| Errno::EOVERFLOW)?;
-            let (Some(stored), Some(content)) =
-                (self.stored_content.get_mut(run.clone()), content.get(run))
-            else {
-                return Err(Errno::EFAULT);
-            };
-            read(file, stored, offset + start)?;
-            if stored != content {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    /// Returns whether the pages of a chunk that may differ equal the pages of a layer's file.
+    fn equals(&mut self, layer: usize, chunk: u64, content: &[u8]) -> Result<bool, Errno> {
+        let runs = self.runs(chunk);
+        let offset = usize::try_from(chunk * CHUNK_SIZE).map_err(|_| Errno::EOVERFLOW)?;
+        let stored = self.mappings.chunk(self.source.layers, layer, offset)?;
+        let mut pairs = runs.map(|run| (stored.get(run.clone()), content.get(run)));
+        Ok(pairs.all(|(stored, content)| stored == content))
     }
 
     /// Returns the runs of pages of `chunk` that may differ, as bytes from the start of the chunk.
@@ -272,23 +260,6 @@ fn is_zero(bytes: &[u8]) -> bool {
         && words
             .chunks(64)
             .all(|part| part.iter().fold(0, |or, &word| or | word) == 0)
-}
-
-fn read(file: &File, mut to: &mut [u8], mut offset: i64) -> Result<(), Errno> {
-    while !to.is_empty() {
-        // SAFETY: `to` is a buffer of this length.
-        let count =
-            unsafe { libc::pread(file.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), offset) };
-        let count = match usize::try_from(count) {
-            Ok(0) => return Err(Errno::ENODATA),
-            Ok(count) => count,
-            Err(_) if Errno::last() == Errno::EINTR => continue,
-            Err(_) => return Err(Errno::last()),
-        };
-        to = to.get_mut(count..).ok_or(Errno::EIO)?;
-        offset += i64::try_from(count).map_err(|_| Errno::EOVERFLOW)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -36,11 +36,11 @@ impl MemoryLayer {
 
 /// Content of a chunk in the layers.
 #[derive(Debug, Clone, Copy)]
-pub enum StoredContent<'a> {
+pub enum StoredContent {
     /// All zeroes.
     Zero,
-    /// The bytes of this file at the chunk's offset.
-    File(&'a File),
+    /// The bytes of the file of this layer at the chunk's offset.
+    File(usize),
     /// Bytes with this hash.
     Hash(ChunkHash),
 }
@@ -77,13 +77,15 @@ impl MemoryLayers {
     }
 
     /// Returns the content of `chunk` in the layers. Does not allocate memory.
-    pub fn stored_content(&self, chunk: u64) -> StoredContent<'_> {
-        match self.owning_layer(chunk).and_then(|at| self.0.get(at)) {
-            Some(layer) if layer.index.stored.contains(chunk) => {
+    pub fn stored_content(&self, chunk: u64) -> StoredContent {
+        let owning_layer = self.owning_layer(chunk);
+        let stored = owning_layer.and_then(|at| Some((at, self.0.get(at)?)));
+        match stored.filter(|(_, layer)| layer.index.stored.contains(chunk)) {
+            Some((at, layer)) => {
                 let hash = layer.hashes.as_ref().and_then(|hashes| hashes.get(chunk));
-                hash.map_or(StoredContent::File(&layer.file), StoredContent::Hash)
+                hash.map_or(StoredContent::File(at), StoredContent::Hash)
             }
-            _ => StoredContent::Zero,
+            None => StoredContent::Zero,
         }
     }
 

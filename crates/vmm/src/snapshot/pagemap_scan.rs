@@ -2,8 +2,12 @@
 //! the layers below, so a snapshot must compare it.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
+use super::populate::runs;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
-use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageRegion, PageScan, SWAPPED};
+use jiffy_proto::page_scan::{
+    FILE, HUGE, PAGEMAP_SCAN, PFNZERO, PRESENT, PROTECT_MATCHING, PageRegion, PageScan, SWAPPED,
+    WRITTEN,
+};
 use nix::errno::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -14,6 +18,8 @@ const ENTRY_FILE: u64 = 1 << 61;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_PRESENT: u64 = 1 << 63;
 const PAGE_BYTES: usize = 4096;
+/// Granularity at which pages are searched for protection: 2 MiB.
+const PROTECT_BLOCK_PAGES: u64 = 512;
 /// Maximum number of ranges that one call to the kernel returns.
 const SCAN_BATCH_RANGES: usize = 1024;
 
@@ -33,7 +39,9 @@ pub fn scan_pagemap(
     linear: &LinearMemory,
     pages: PageFilter,
 ) -> Result<UnitSet, Errno> {
-    scan_units(pagemap, linear, pages, CHUNK_SIZE)
+    let mut found = FoundUnits::new(linear, CHUNK_SIZE);
+    scan_units(pagemap, linear, pages, &mut found)?;
+    Ok(found.matching)
 }
 
 /// Returns the pages that match the filter. Each has [`MEMORY_PAGE`] bytes.
@@ -42,48 +50,89 @@ pub fn scan_pages(
     linear: &LinearMemory,
     pages: PageFilter,
 ) -> Result<UnitSet, Errno> {
-    scan_units(pagemap, linear, pages, u64::from(MEMORY_PAGE))
+    let mut found = FoundUnits::new(linear, MEMORY_PAGE.into());
+    scan_units(pagemap, linear, pages, &mut found)?;
+    Ok(found.matching)
 }
 
-/// Returns the units with at least one page that matches the filter. `unit` is the size of a unit
-/// in bytes and divides the chunk size.
+/// Private pages of a guest.
+#[derive(Debug)]
+pub struct PrivatePagesFound {
+    /// All private pages.
+    pub all: UnitSet,
+    /// Private pages that may have been written since [`protect_private`]. All private pages if it
+    /// was never called, or if the kernel cannot protect pages.
+    pub written: UnitSet,
+}
+
+/// Returns the private pages, of which the written ones are found in the same scan.
+pub fn scan_private(pagemap: &File, linear: &LinearMemory) -> Result<PrivatePagesFound, Errno> {
+    let mut found = FoundUnits::new(linear, MEMORY_PAGE.into());
+    found.written = Some(UnitSet::empty(found.matching.units()));
+    scan_units(pagemap, linear, PageFilter::Private, &mut found)?;
+    Ok(PrivatePagesFound {
+        written: found.written.unwrap_or_else(|| found.matching.clone()),
+        all: found.matching,
+    })
+}
+
+/// Units with at least one page that matches a filter.
+struct FoundUnits {
+    /// Size of a unit in bytes, which divides the chunk size.
+    unit: u64,
+    matching: UnitSet,
+    /// Units with a page that matches and was written. `None` if not searched.
+    written: Option<UnitSet>,
+}
+
+impl FoundUnits {
+    fn new(linear: &LinearMemory, unit: u64) -> Self {
+        Self {
+            unit,
+            matching: UnitSet::empty(linear.bytes() / unit),
+            written: None,
+        }
+    }
+}
+
+/// Adds the units with at least one page that matches the filter to `found`.
 fn scan_units(
     pagemap: &File,
     linear: &LinearMemory,
     pages: PageFilter,
-    unit: u64,
-) -> Result<UnitSet, Errno> {
-    let mut found = UnitSet::empty(linear.bytes() / unit);
+    found: &mut FoundUnits,
+) -> Result<(), Errno> {
     for (first, chunks, host) in linear.extents(0..linear.chunks()) {
         let part = ScanRegion {
-            first: first * (CHUNK_SIZE / unit),
-            unit,
+            first: first * (CHUNK_SIZE / found.unit),
             start: u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)?,
             bytes: chunks * CHUNK_SIZE,
         };
-        match scan_by_ioctl(pagemap, &part, pages, &mut found) {
+        match scan_by_ioctl(pagemap, &part, pages, found) {
             // Kernels before 6.7 do not support the request.
-            Err(Errno::ENOTTY | Errno::EINVAL) => {
-                scan_by_entries(pagemap, &part, pages, &mut found)?
-            }
+            Err(Errno::ENOTTY | Errno::EINVAL) => scan_by_entries(pagemap, &part, pages, found)?,
             other => other?,
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 struct ScanRegion {
+    /// First unit of the region.
     first: u64,
-    unit: u64,
     start: u64,
     bytes: u64,
 }
 
 impl ScanRegion {
-    fn mark(&self, found: &mut UnitSet, start: u64, end: u64) {
-        let from = (start - self.start) / self.unit;
-        let to = (end - self.start).div_ceil(self.unit);
-        found.insert_range(self.first + from..self.first + to);
+    fn mark(&self, found: &mut FoundUnits, start: u64, end: u64, is_written: bool) {
+        let from = (start - self.start) / found.unit;
+        let to = (end - self.start).div_ceil(found.unit);
+        let units = self.first + from..self.first + to;
+        found.matching.insert_range(units.clone());
+        if let Some(written) = found.written.as_mut().filter(|_| is_written) {
+            written.insert_range(units);
+        }
     }
 }
 
@@ -92,7 +141,7 @@ fn scan_by_ioctl(
     pagemap: &File,
     part: &ScanRegion,
     pages: PageFilter,
-    found: &mut UnitSet,
+    found: &mut FoundUnits,
 ) -> Result<(), Errno> {
     let mut regions = vec![PageRegion::default(); SCAN_BATCH_RANGES];
     // A page must have none of these categories. Pages of a file are not private, and the shared
@@ -110,7 +159,11 @@ fn scan_by_ioctl(
         category_mask: excluded,
         // A private page that was swapped out is not present, but was written.
         category_anyof_mask: PRESENT | SWAPPED,
-        return_mask: PRESENT,
+        // The kernel joins adjacent pages with equal reported categories to one range.
+        return_mask: found
+            .written
+            .as_ref()
+            .map_or(PRESENT, |_| PRESENT | WRITTEN),
         ..Default::default()
     };
     while arg.walk_end < arg.end {
@@ -120,12 +173,61 @@ fn scan_by_ioctl(
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
         let count = usize::try_from(count).map_err(|_| Errno::last())?;
         for region in regions.iter().take(count) {
-            part.mark(found, region.start, region.end);
+            // The kernel marks a protected page that was returned to the host as protected, and
+            // reports the mark as a swapped page that is not written. Pages that are swapped out
+            // count as written, too.
+            let is_written = region.categories & (PRESENT | WRITTEN) != PRESENT;
+            part.mark(found, region.start, region.end, is_written);
         }
         // The kernel made no progress. Stop instead of repeating the call forever.
         if arg.walk_end <= arg.start {
             break;
         }
+    }
+    Ok(())
+}
+
+/// Write-protects the `private` pages, so that [`PageFilter::Written`] finds those that are written
+/// afterwards. Memory must be registered for it ([`super::write_tracker`]). Pages of huge pages are
+/// not protected and count as written: a write to a protected huge page would split it.
+pub fn protect_private(
+    pagemap: &File,
+    linear: &LinearMemory,
+    private: &UnitSet,
+) -> Result<(), Errno> {
+    let excluded = FILE | PFNZERO | HUGE;
+    // Without an array for the result, the kernel would protect all pages, as if all matched.
+    let mut regions = vec![PageRegion::default(); SCAN_BATCH_RANGES];
+    let mut arg = PageScan {
+        flags: PROTECT_MATCHING,
+        vec: u64::try_from(regions.as_mut_ptr().addr()).map_err(|_| Errno::EOVERFLOW)?,
+        vec_len: u64::try_from(SCAN_BATCH_RANGES).map_err(|_| Errno::EOVERFLOW)?,
+        category_inverted: excluded,
+        category_mask: excluded | WRITTEN,
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: PRESENT,
+        ..Default::default()
+    };
+    // KVM searches its mappings of each scanned range, so ranges without private pages are skipped.
+    let blocks = private.coarser(PROTECT_BLOCK_PAGES);
+    for run in runs(&blocks, 0..blocks.units()) {
+        let end = (run.end * PROTECT_BLOCK_PAGES).min(private.units());
+        linear.each_extent_of_pages(run.start * PROTECT_BLOCK_PAGES..end, |_, bytes, host| {
+            arg.walk_end = u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)?;
+            arg.end = arg.walk_end + u64::try_from(bytes).map_err(|_| Errno::EOVERFLOW)?;
+            while arg.walk_end < arg.end {
+                arg.start = arg.walk_end;
+                // SAFETY: as in `scan_by_ioctl`. The request changes only the protection of pages,
+                // not their content.
+                let done = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
+                Errno::result(done)?;
+                // Pages that are not reached would count as written: the caller must not track.
+                if arg.walk_end <= arg.start {
+                    return Err(Errno::EAGAIN);
+                }
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }
@@ -136,7 +238,7 @@ fn scan_by_entries(
     pagemap: &File,
     part: &ScanRegion,
     pages: PageFilter,
-    found: &mut UnitSet,
+    found: &mut FoundUnits,
 ) -> Result<(), Errno> {
     let io = |e: std::io::Error| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO));
     // Each entry of the pagemap file has 8 bytes.
@@ -152,12 +254,13 @@ fn scan_by_entries(
         pagemap.read_exact_at(entries, at / page * 8).map_err(io)?;
         for (number, entry) in (0u64..).zip(entries.as_chunks().0) {
             let entry = u64::from_le_bytes(*entry);
-            // Unlike `PAGEMAP_SCAN`, an entry does not identify the zero page. Such a page counts
-            // as private, which only causes an unnecessary comparison.
+            // Unlike `PAGEMAP_SCAN`, an entry identifies neither the zero page nor a protected page.
+            // Such a page counts as private and written, which only causes an unnecessary
+            // comparison.
             let is_used = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
             if is_used && (pages == PageFilter::Present || entry & ENTRY_FILE == 0) {
                 let start = at + number * page;
-                part.mark(found, start, start + page);
+                part.mark(found, start, start + page, true);
             }
         }
         at += bytes;
@@ -194,21 +297,20 @@ mod tests {
         let _: u8 = memory.read_obj(GuestAddress(40 * CHUNK_SIZE)).unwrap();
 
         let pagemap = File::open("/proc/self/pagemap").unwrap();
-        type Scan = fn(&File, &ScanRegion, PageFilter, &mut UnitSet) -> Result<(), Errno>;
+        type Scan = fn(&File, &ScanRegion, PageFilter, &mut FoundUnits) -> Result<(), Errno>;
         for scan_pagemap in [scan_by_ioctl as Scan, scan_by_entries as Scan] {
             let find = |pages| {
-                let mut found = UnitSet::empty(linear.chunks());
+                let mut found = FoundUnits::new(&linear, CHUNK_SIZE);
                 let (first, _, host) = linear.extents(0..linear.chunks()).next().unwrap();
                 let part = ScanRegion {
                     first,
-                    unit: CHUNK_SIZE,
                     start: u64::try_from(host.addr()).unwrap(),
                     bytes: linear.bytes(),
                 };
                 match scan_pagemap(&pagemap, &part, pages, &mut found) {
                     // The kernel of this machine only supports the other interface.
                     Err(Errno::ENOTTY) => None,
-                    other => other.map(|()| Some(found)).unwrap(),
+                    other => other.map(|()| Some(found.matching)).unwrap(),
                 }
             };
             if let (Some(private), Some(present)) =

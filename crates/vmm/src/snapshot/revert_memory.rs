@@ -1,12 +1,13 @@
 //! Reverts guest memory to the layers of a snapshot, in the process that runs the guest.
 //!
-//! Each chunk is handled in one of three ways:
+//! Private pages that the guest has not written since the target snapshot are retained, except in
+//! chunks that are mapped again. Otherwise, each chunk is handled in one of three ways:
 //! - If the same file is mapped before and after the rollback, only the guest's private pages are
 //!   handled. They are dropped. Pages that a restored guest writes first are read from the file
 //!   again instead, and remain private.
-//! - If the target is the latest snapshot of this memory, a chunk of its layer is not mapped from
-//!   that layer. The chunk retains its present mapping, and its private pages are read from the
-//!   layer.
+//! - If the target is the latest snapshot of this memory, a chunk whose private pages at that time
+//!   are still private is not mapped from the layer that contains it. The chunk retains its present
+//!   mapping, and its private pages are read from the layer.
 //! - All other chunks are mapped again.
 //!
 //! If this fails, memory is inconsistent, and the guest must not run again.
@@ -15,6 +16,7 @@ use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::{MappingPlan, map_layers, read};
 use super::memory_layers::MemoryLayers;
+use super::pagemap_scan::PrivatePagesFound;
 use super::populate::{make_private, runs};
 use crate::error::VmmError;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
@@ -44,23 +46,41 @@ pub struct CapturedPages {
     layer: FileIdentity,
     /// Guest's private pages at the time of the snapshot.
     own: UnitSet,
+    /// True if pages that were written since the snapshot can be found.
+    tracked: bool,
 }
 
 impl CapturedPages {
-    /// Creates the set of private pages at the time of `layer`.
-    pub fn new(layer: &File, own: UnitSet) -> Result<Self, VmmError> {
+    /// Creates the set of private pages at the time of `layer`. `tracked` is true if a
+    /// [`super::write_tracker::WriteTracker`] has protected the pages at that time.
+    pub fn new(layer: &File, own: UnitSet, tracked: bool) -> Result<Self, VmmError> {
         let layer = identity(Some(layer))?;
-        Ok(Self { layer, own })
+        Ok(Self {
+            layer,
+            own,
+            tracked,
+        })
     }
 
-    /// Returns whether each page of `chunk` that was private at the time of the snapshot is also in
+    /// Returns the pages that were private at the time of the snapshot and have not been written
+    /// since: their content is that of the snapshot. `current` are the guest's private pages now. A
+    /// page that the guest returned to the host and used again is new, and counts as written.
+    pub fn unwritten(&self, current: &PrivatePagesFound) -> UnitSet {
+        if !self.tracked {
+            return UnitSet::empty(self.own.units());
+        }
+        let returned = self.own.without(&current.all);
+        self.own.without(&returned).without(&current.written)
+    }
+
+    /// Returns whether `chunk` had private pages at the time of the snapshot, which are all in
     /// `current`, the guest's private pages now. The snapshot's content of such a chunk then
     /// differs from memory only in private pages. The guest may have returned pages of other chunks
-    /// to the host.
+    /// to the host: a snapshot has the former content of a chunk that was returned completely.
     pub(super) fn still_private(&self, chunk: u64, current: &UnitSet) -> bool {
         let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
-        let mut before = self.own.iter_range(pages);
-        before.all(|page| current.contains(page))
+        let mut before = self.own.iter_range(pages).peekable();
+        before.peek().is_some() && before.all(|page| current.contains(page))
     }
 
     /// Returns whether the newest of `layers` is the layer of this snapshot.
@@ -76,6 +96,8 @@ impl CapturedPages {
 pub struct PrivatePages<'a> {
     /// Private pages now.
     pub current: &'a UnitSet,
+    /// Private pages whose content is that of the target snapshot.
+    pub unwritten: &'a UnitSet,
     /// Pages that may remain private because a restored guest writes them first.
     pub retainable: Option<&'a UnitSet>,
     /// Private pages at the time of the target snapshot. `None` unless it was taken of this memory,
@@ -86,22 +108,23 @@ pub struct PrivatePages<'a> {
 }
 
 impl PrivatePages<'_> {
-    /// Returns the chunks that `to` maps from the captured layer and that can be reverted without
-    /// mapping that layer. The content of such a chunk consists of its private pages at the time of
-    /// the capture and the mapping below. These pages must still be private. A chunk of which the
-    /// guest returned pages to the host since is excluded.
-    fn captured_chunks(&self, to: &MappedFiles, chunks: u64) -> UnitSet {
+    /// Returns the chunks of `remapped` that can be reverted without mapping another file. The
+    /// content of such a chunk consists of its private pages at the time of the capture and the
+    /// mapping below, which has not changed since. These pages must still be private. A chunk of
+    /// which the guest returned pages to the host since is excluded.
+    fn captured_chunks(&self, remapped: &UnitSet, chunks: u64) -> UnitSet {
         let mut set = UnitSet::empty(chunks);
         let Some(captured) = self.captured else {
             return set;
         };
         // Limits the number of pages that are read, over all chunks.
         let mut remaining_pages = MAX_CAPTURED_PAGES;
-        for chunk in to.of_file(captured.layer) {
+        for chunk in remapped.iter() {
             if captured.still_private(chunk, self.current) {
                 let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
-                remaining_pages =
-                    remaining_pages.saturating_sub(self.current.iter_range(pages).count() as u64);
+                let is_written = |page: &u64| !self.unwritten.contains(*page);
+                let written = self.current.iter_range(pages).filter(is_written);
+                remaining_pages = remaining_pages.saturating_sub(written.count() as u64);
                 if remaining_pages == 0 {
                     break;
                 }
@@ -131,12 +154,6 @@ impl MappedFiles {
             Some((*identity, run.clone()))
         });
         Ok(Self(mapped.collect()))
-    }
-
-    /// Returns the chunks that are mapped from `file`, in ascending order.
-    fn of_file(&self, file: FileIdentity) -> impl Iterator<Item = u64> {
-        let runs = self.0.iter().filter(move |(of, _)| *of == file);
-        runs.flat_map(|(_, run)| run.clone())
     }
 
     fn chunks(&self, chunks: u64) -> UnitSet {
@@ -195,10 +212,12 @@ fn complement(set: &UnitSet) -> UnitSet {
 /// far. `mapped` are the mapped files, `private` the guest's private pages, and `captured` the
 /// private pages at the time of the newest snapshot.
 ///
-/// Only private pages can differ in these chunks. Of all other chunks, all pages may differ:
+/// After a snapshot of this memory, only pages can differ that are private now, or were private
+/// then and were returned to the host since. (A page that was returned before may have its former
+/// content in the layers: the content of returned pages is undefined.) Otherwise, only private pages can differ in these
+/// chunks, and all pages in all other chunks:
 /// - A chunk that is mapped from the layer with its stored content.
 /// - A chunk that is anonymous memory and not stored: its other pages are zero in both.
-/// - A chunk of the newest snapshot, unless a page that was private then is not private now.
 pub fn pages_to_compare(
     private: &UnitSet,
     mapped: &MappedFiles,
@@ -206,22 +225,24 @@ pub fn pages_to_compare(
     captured: Option<&CapturedPages>,
 ) -> Result<UnitSet, VmmError> {
     let chunks = private.units() / CHUNK_PAGES;
+    let candidates = private.coarser(CHUNK_PAGES);
+    let mut pages = private.clone();
+    if let Some(captured) = captured {
+        // The content of a chunk that was returned completely does not matter.
+        let is_candidate = |page: &u64| candidates.contains(page / CHUNK_PAGES);
+        let returned = captured.own.without(private);
+        let returned = returned.iter().filter(is_candidate);
+        returned.for_each(|page| pages.insert(page));
+        return Ok(pages);
+    }
     let stored = MappingPlan {
         map: layers.runs(chunks),
         ..MappingPlan::default()
     };
     let stored = MappedFiles::of(&stored, layers)?;
-    let mut only_private = stored.common(mapped, chunks);
     let in_files = stored.chunks(chunks).with(&mapped.chunks(chunks));
-    only_private = only_private.with(&complement(&in_files));
-    if let Some(captured) = captured {
-        let of_snapshot = stored.of_file(captured.layer);
-        of_snapshot
-            .filter(|&chunk| captured.still_private(chunk, private))
-            .for_each(|chunk| only_private.insert(chunk));
-    }
-    let mut pages = private.clone();
-    for chunk in private.coarser(CHUNK_PAGES).without(&only_private).iter() {
+    let only_private = stored.common(mapped, chunks).with(&complement(&in_files));
+    for chunk in candidates.without(&only_private).iter() {
         pages.insert_range(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES);
     }
     Ok(pages)
@@ -231,8 +252,8 @@ pub fn pages_to_compare(
 struct RevertPlan {
     /// Chunks mapped from the same file: private pages are dropped, or read again.
     unchanged: UnitSet,
-    /// Chunks of the captured snapshot's layer that retain their present mapping: private pages are
-    /// read from that layer.
+    /// Chunks of a captured snapshot that retain their present mapping: private pages are read from
+    /// the layer.
     captured: UnitSet,
     /// Chunks that are anonymous before and after: if a chunk has private pages, the whole chunk is
     /// dropped.
@@ -254,7 +275,7 @@ impl RevertPlan {
     ) -> Self {
         let (before, after) = (from.chunks(chunks), to.chunks(chunks));
         let unchanged = from.common(to, chunks);
-        let captured = pages.captured_chunks(to, chunks).without(&unchanged);
+        let captured = pages.captured_chunks(&after.without(&unchanged), chunks);
         // Words of 64 chunks are combined at a time.
         let combine = |word: fn(u64, u64) -> u64| {
             let words = before.words().iter().zip(after.words());
@@ -297,12 +318,16 @@ pub fn revert_memory(
     let dropping = failed("dropping written memory");
     let mut to_drop = UnitSet::empty(chunks * CHUNK_PAGES);
     let mut to_read = UnitSet::empty(chunks * CHUNK_PAGES);
+    let mut retained = UnitSet::empty(chunks * CHUNK_PAGES);
     let is_retainable = |page| pages.retainable.is_some_and(|pages| pages.contains(page));
     // Sort the private pages by the method of reverting them.
     for run in runs(pages.current, 0..chunks * CHUNK_PAGES) {
         for page in run {
             let chunk = page / CHUNK_PAGES;
-            if revert.captured.contains(chunk) {
+            let keeps_mapping = revert.captured.contains(chunk) || revert.unchanged.contains(chunk);
+            if keeps_mapping && pages.unwritten.contains(page) {
+                retained.insert(page);
+            } else if revert.captured.contains(chunk) {
                 to_read.insert(page);
             } else if revert.unchanged.contains(chunk) {
                 let set = if is_retainable(page) {
@@ -345,7 +370,8 @@ pub fn revert_memory(
     }
     map_layers(&revert.remaining, layers, linear)?;
     // Captured chunks retain their former mapping.
-    Ok((to.with_mappings_of(&revert.captured, from), to_read))
+    let mapped = to.with_mappings_of(&revert.captured, from);
+    Ok((mapped, retained.with(&to_read)))
 }
 
 /// Drops private pages. The mapping below (a file or zeroes) becomes visible again.

@@ -9,14 +9,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-/// `UFFDIO_WAKE` is an `_IOR` request of type 0xaa, the next two are `_IOWR`. The filter in
-/// `seccomp::ioctl` allows these three requests by number.
+/// `UFFDIO_WAKE` is an `_IOR` request of type 0xaa, the others are `_IOWR`. The filters in
+/// `seccomp::ioctl` allow these requests by number.
+pub(crate) const UFFDIO_REGISTER: u32 = 0xc020_aa00;
 pub(crate) const UFFDIO_WAKE: u32 = 0x8010_aa02;
 pub(crate) const UFFDIO_COPY: u32 = 0xc028_aa03;
 pub(crate) const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
 const UFFD_API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
+const REGISTER_MODE_WRITE_PROTECT: u64 = 1 << 1;
+/// `UFFD_FEATURE_WP_ASYNC`: the kernel resolves writes to protected pages by itself.
+const FEATURE_ASYNC_WRITE_PROTECT: u64 = 1 << 15;
+/// `UFFD_USER_MODE_ONLY`: faults of the kernel are never delivered.
+const USER_MODE_ONLY: libc::c_int = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 /// Size of `struct uffd_msg`, in bytes.
 const MESSAGE_BYTES: usize = 32;
@@ -76,14 +81,31 @@ impl Userfaultfd {
         let fd = Errno::result(fd)?;
         // SAFETY: the kernel has just created this descriptor for this process.
         let userfaultfd = Self(unsafe { OwnedFd::from_raw_fd(fd) });
-        // The kernel requires this request before all others.
+        userfaultfd.enable(0)?;
+        Ok(userfaultfd)
+    }
+
+    /// Creates a userfaultfd that only tracks writes ([`super::write_tracker`]). The process needs
+    /// no privilege.
+    pub fn tracking_writes() -> Result<Self, Errno> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+        // SAFETY: this system call takes flags and creates a descriptor.
+        let fd = Errno::result(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?;
+        let fd = libc::c_int::try_from(fd).map_err(|_| Errno::EOVERFLOW)?;
+        // SAFETY: the kernel has just created this descriptor for this process.
+        let userfaultfd = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        userfaultfd.enable(FEATURE_ASYNC_WRITE_PROTECT)?;
+        Ok(userfaultfd)
+    }
+
+    /// Enables features. The kernel requires this request before all others.
+    fn enable(&self, features: u64) -> Result<(), Errno> {
         let mut api = ApiArg {
             api: UFFD_API,
-            features: 0,
+            features,
             ioctls: 0,
         };
-        userfaultfd.request(UFFDIO_API, &mut api)?;
-        Ok(userfaultfd)
+        self.request(UFFDIO_API, &mut api)
     }
 
     fn request<T>(&self, request: libc::c_ulong, argument: &mut T) -> Result<(), Errno> {
@@ -95,13 +117,23 @@ impl Userfaultfd {
 
     /// Makes accesses to missing pages of a range wait for [`Self::copy`] or [`Self::zero`].
     pub fn register(&self, start: u64, bytes: u64) -> Result<(), Errno> {
+        self.register_mode(start, bytes, REGISTER_MODE_MISSING)
+    }
+
+    /// Permits the pages of a range to be protected, so that their writes are tracked. Requires
+    /// [`Self::tracking_writes`].
+    pub fn register_write_tracking(&self, start: u64, bytes: u64) -> Result<(), Errno> {
+        self.register_mode(start, bytes, REGISTER_MODE_WRITE_PROTECT)
+    }
+
+    fn register_mode(&self, start: u64, bytes: u64, mode: u64) -> Result<(), Errno> {
         let mut register = RegisterArg {
             start,
             bytes,
-            mode: REGISTER_MODE_MISSING,
+            mode,
             ioctls: 0,
         };
-        self.request(UFFDIO_REGISTER, &mut register)
+        self.request(UFFDIO_REGISTER.into(), &mut register)
     }
 
     /// Fills the missing pages starting at `to` with `bytes`, which must be whole pages, and wakes

@@ -4,7 +4,8 @@ use super::super::layer_output::LayerOutput;
 use super::super::layer_writer::{LayerSource, LayerWriter};
 use super::super::map_layers::{MAX_MAPPINGS, plan_mappings};
 use super::super::memory_layers::MemoryLayer;
-use super::super::pagemap_scan::{PageFilter, scan_pages};
+use super::super::pagemap_scan::{PageFilter, scan_pages, scan_private};
+use super::super::write_tracker::WriteTracker;
 use super::*;
 use crate::GuestMemory;
 use crate::memory;
@@ -65,13 +66,30 @@ fn bytes(memory: &GuestMemory) -> Vec<u8> {
     bytes
 }
 
+fn pagemap() -> File {
+    File::open("/proc/self/pagemap").unwrap()
+}
+
+fn found(linear: &LinearMemory) -> PrivatePagesFound {
+    scan_private(&pagemap(), linear).unwrap()
+}
+
 fn private(linear: &LinearMemory) -> UnitSet {
-    let pagemap = File::open("/proc/self/pagemap").unwrap();
-    scan_pages(&pagemap, linear, PageFilter::Private).unwrap()
+    found(linear).all
 }
 
 /// Accesses memory like a guest: writes and reads anywhere, and returns memory like a balloon.
 fn disturb(memory: &GuestMemory, linear: &LinearMemory, numbers: &mut Numbers) {
+    disturb_and_note(memory, linear, numbers, &mut none());
+}
+
+/// Same as [`disturb`]. `returned` are the pages that were returned and not written since.
+fn disturb_and_note(
+    memory: &GuestMemory,
+    linear: &LinearMemory,
+    numbers: &mut Numbers,
+    returned: &mut UnitSet,
+) {
     for _ in 0..300 {
         let at = GuestAddress(numbers.below(CHUNKS * CHUNK_SIZE - 8192));
         let length = usize::try_from(numbers.below(8192)).unwrap();
@@ -79,9 +97,16 @@ fn disturb(memory: &GuestMemory, linear: &LinearMemory, numbers: &mut Numbers) {
             0 => drop(memory.read_obj::<u8>(at).unwrap()),
             1 => {
                 let first = at.0 / PAGE;
-                drop_pages(linear, first..first + 1 + numbers.below(40)).unwrap();
+                let end = (first + 1 + numbers.below(40)).min(returned.units());
+                drop_pages(linear, first..end).unwrap();
+                returned.insert_range(first..end);
             }
-            _ => memory.write_slice(&vec![0xee; length], at).unwrap(),
+            _ => {
+                let fill = u8::try_from(numbers.below(256)).unwrap();
+                memory.write_slice(&vec![fill; length], at).unwrap();
+                let end = (at.0 + length as u64).div_ceil(PAGE);
+                (at.0 / PAGE..end).for_each(|page| returned.remove(page));
+            }
         }
     }
 }
@@ -124,6 +149,7 @@ fn reverted_memory_equals_restored_memory() {
         let retainable = (numbers.below(2) == 0).then_some(&often_written);
         let own = PrivatePages {
             current: &private(&linear),
+            unwritten: &none(),
             retainable,
             captured: None,
             protected: false,
@@ -173,6 +199,7 @@ fn pages_that_were_only_read_remain_mapped_after_a_revert() {
     );
     let own = PrivatePages {
         current: &current,
+        unwritten: &none(),
         retainable: None,
         captured: None,
         protected: true,
@@ -202,6 +229,7 @@ fn pages_that_a_guest_writes_first_are_read_again_and_remain_private() {
     }
     let own = PrivatePages {
         current: &private(&linear),
+        unwritten: &none(),
         retainable: Some(&retainable),
         captured: None,
         protected: true,
@@ -250,17 +278,24 @@ fn repeated_reverts_to_the_captured_snapshot_retain_mappings() {
     disturb(&memory, &linear, &mut numbers);
     let own = private(&linear);
     let first = capture(&memory, &own);
-    let captured = CapturedPages::new(&first.0, own).unwrap();
+    // A kernel that cannot track writes reverts all private pages.
+    let tracker = WriteTracker::new();
+    let tracked = protect(tracker.as_ref(), &linear);
+    let captured = CapturedPages::new(&first.0, own, tracked).unwrap();
     let expected = bytes(&memory);
-    let (mut mapped_below, mut remapped) = (0, 0);
+    let (mut mapped_below, mut remapped, mut unchanged) = (0, 0, 0);
     for round in 0..12 {
         disturb(&memory, &linear, &mut numbers);
         let top = layers(&[&base[0], &base[1], &first]);
         assert!(captured.belong_to(&top) && !captured.belong_to(&below));
         let plan = plan_mappings(top.runs(CHUNKS), None, MAX_MAPPINGS);
-        let current = private(&linear);
+        let current = found(&linear);
+        let unwritten = captured.unwritten(&current);
+        let current = current.all;
+        unchanged += unwritten.count();
         let own = PrivatePages {
             current: &current,
+            unwritten: &unwritten,
             retainable: None,
             captured: Some(&captured),
             protected: true,
@@ -296,18 +331,30 @@ fn repeated_reverts_to_the_captured_snapshot_retain_mappings() {
         }
     }
     assert!(mapped_below > 100 && remapped > 10);
+    assert_eq!(unchanged > 1000, tracked, "{unchanged} unwritten pages");
 
     // Revert to another snapshot: the captured pages must not be used afterwards.
     disturb(&memory, &linear, &mut numbers);
     let plan = plan_mappings(below.runs(CHUNKS), None, MAX_MAPPINGS);
     let own = PrivatePages {
         current: &private(&linear),
+        unwritten: &none(),
         retainable: None,
         captured: None,
         protected: true,
     };
     revert_memory(&mapped, &plan, &below, &linear, own).unwrap();
     assert!(bytes(&memory) == original);
+}
+
+fn none() -> UnitSet {
+    UnitSet::empty(CHUNKS * CHUNK_PAGES)
+}
+
+/// Starts to track writes. Returns false if this kernel cannot track them.
+fn protect(tracker: Option<&WriteTracker>, linear: &LinearMemory) -> bool {
+    let protect = |tracker: &WriteTracker| tracker.protect(&pagemap(), linear, &private(linear));
+    tracker.map(protect).transpose().unwrap().is_some()
 }
 
 /// Takes a snapshot with the writer of snapshots. Returns its layer, and the number of pages that
@@ -318,9 +365,12 @@ fn take(
     layers: &MemoryLayers,
     captured: Option<&CapturedPages>,
 ) -> ((File, LayerIndex), u64) {
-    let current = private(linear);
-    let candidates = current.coarser(CHUNK_PAGES);
-    let pages = pages_to_compare(&current, mapped, layers, captured).unwrap();
+    let current = found(linear);
+    let mut pages = pages_to_compare(&current.all, mapped, layers, captured).unwrap();
+    if let Some(captured) = captured {
+        pages = pages.without(&captured.unwritten(&current));
+    }
+    let candidates = pages.coarser(CHUNK_PAGES);
     let source = LayerSource {
         linear,
         layers,
@@ -350,16 +400,20 @@ fn snapshots_that_compare_private_pages_equal_memory() {
 
     let mut taken: Vec<(File, LayerIndex)> = base.into();
     let mut captured: Option<CapturedPages> = None;
+    let tracker = WriteTracker::new();
     let (mut compared, mut all) = (0, 0);
+    let mut returned = none();
     for round in 0..16 {
-        disturb(&memory, &linear, &mut numbers);
+        disturb_and_note(&memory, &linear, &mut numbers, &mut returned);
         let current = private(&linear);
         let candidates = current.coarser(CHUNK_PAGES);
         let below = layers(&taken.iter().collect::<Vec<_>>());
         let (snapshot, pages) = take(&linear, &mapped, &below, captured.as_ref());
         compared += pages;
         all += candidates.count() * CHUNK_PAGES;
-        captured = Some(CapturedPages::new(&snapshot.0, current).unwrap());
+        // A kernel without tracking compares all private pages, as in every fourth round.
+        let tracked = round % 4 != 3 && protect(tracker.as_ref(), &linear);
+        captured = Some(CapturedPages::new(&snapshot.0, current, tracked).unwrap());
         taken.push(snapshot);
 
         let top = layers(&taken.iter().collect::<Vec<_>>());
@@ -367,17 +421,24 @@ fn snapshots_that_compare_private_pages_equal_memory() {
         let restored = memory::allocate(MIB).unwrap();
         map_layers(&plan, &top, &LinearMemory::new(&restored).unwrap()).unwrap();
         let (expected, restored) = (bytes(&memory), bytes(&restored));
-        // The content of chunks that the guest has returned completely is undefined.
-        for chunk in candidates.iter() {
-            let at = usize::try_from(chunk * CHUNK_SIZE).unwrap();
-            let part = at..at + usize::try_from(CHUNK_SIZE).unwrap();
+        // The content of pages that the guest has returned is undefined.
+        for page in 0..CHUNKS * CHUNK_PAGES {
+            let at = usize::try_from(page * PAGE).unwrap();
+            let part = at..at + usize::try_from(PAGE).unwrap();
             let equal = expected[part.clone()] == restored[part];
-            assert!(equal, "round {round}: chunk {chunk}");
+            assert!(
+                equal || returned.contains(page),
+                "round {round}: page {page}"
+            );
         }
         if round % 5 == 4 {
             disturb(&memory, &linear, &mut numbers);
+            let current = found(&linear);
+            let unwritten = captured.as_ref().unwrap().unwritten(&current);
+            let current = current.all;
             let own = PrivatePages {
-                current: &private(&linear),
+                current: &current,
+                unwritten: &unwritten,
                 retainable: None,
                 captured: captured.as_ref(),
                 protected: true,
