@@ -86,8 +86,8 @@ pub struct Machine {
     /// Guest's private pages at the time of the newest layer. `None` unless this machine wrote that
     /// layer.
     pub captured: Option<CapturedPages>,
-    /// Tracker of the pages that are written after a snapshot. `None` if the kernel does not support
-    /// it, or if memory is fetched lazily.
+    /// Tracker of the pages that are written after a snapshot. `None` if the kernel does not
+    /// support it, or if memory is fetched lazily.
     pub write_tracker: Option<WriteTracker>,
     /// True if a fork has write-protected memory since the last rollback.
     pub protected: bool,

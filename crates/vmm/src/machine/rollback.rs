@@ -115,8 +115,8 @@ fn open_disks(
 }
 
 impl Machine {
-    /// Returns the private pages whose content is that of the target. Empty unless the target is the
-    /// newest snapshot of this memory.
+    /// Returns the private pages whose content is that of the target. Empty unless the target is
+    /// the newest snapshot of this memory.
     pub fn unwritten_pages(&self, target: &RollbackTarget, private: &PrivatePagesFound) -> UnitSet {
         let captured = self.captured.as_ref();
         let captured = captured.filter(|captured| captured.belong_to(&target.layers));

@@ -253,8 +253,8 @@ impl Vm {
         let Some(tracker) = &self.machine.write_tracker else {
             return false;
         };
-        // From here on, writes since the former snapshot cannot be found. If this snapshot fails, no
-        // page counts as unwritten.
+        // From here on, writes since the former snapshot cannot be found. If this snapshot fails,
+        // no page counts as unwritten.
         self.machine.captured = None;
         let (Some(pagemap), Some(private)) = (pagemap, private) else {
             return false;

@@ -12,8 +12,8 @@ use nix::errno::Errno;
 use std::fs::File;
 use std::ops::Range;
 
-/// Minimum number of pages that may differ for which direct I/O is used: 64 MiB. Later snapshots and
-/// rollbacks read smaller layers again, so that these should be in the page cache.
+/// Minimum number of pages that may differ for which direct I/O is used: 64 MiB. Later snapshots
+/// and rollbacks read smaller layers again, so that these should be in the page cache.
 pub const LARGE_LAYER_PAGES: u64 = 16_384;
 /// Minimum number of candidates for which two processes are used.
 const MIN_PARALLEL_CHUNKS: u64 = 1024;

@@ -254,8 +254,8 @@ fn scan_by_entries(
         pagemap.read_exact_at(entries, at / page * 8).map_err(io)?;
         for (number, entry) in (0u64..).zip(entries.as_chunks().0) {
             let entry = u64::from_le_bytes(*entry);
-            // Unlike `PAGEMAP_SCAN`, an entry identifies neither the zero page nor a protected page.
-            // Such a page counts as private and written, which only causes an unnecessary
+            // Unlike `PAGEMAP_SCAN`, an entry identifies neither the zero page nor a protected
+            // page. Such a page counts as private and written, which only causes an unnecessary
             // comparison.
             let is_used = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
             if is_used && (pages == PageFilter::Present || entry & ENTRY_FILE == 0) {

@@ -214,8 +214,8 @@ fn complement(set: &UnitSet) -> UnitSet {
 ///
 /// After a snapshot of this memory, only pages can differ that are private now, or were private
 /// then and were returned to the host since. (A page that was returned before may have its former
-/// content in the layers: the content of returned pages is undefined.) Otherwise, only private pages can differ in these
-/// chunks, and all pages in all other chunks:
+/// content in the layers: the content of returned pages is undefined.) Otherwise, only private
+/// pages can differ in these chunks, and all pages in all other chunks:
 /// - A chunk that is mapped from the layer with its stored content.
 /// - A chunk that is anonymous memory and not stored: its other pages are zero in both.
 pub fn pages_to_compare(
