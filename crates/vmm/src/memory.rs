@@ -1,9 +1,9 @@
 //! Layout of guest memory, in guest-physical addresses and in the process.
 //!
 //! ```text
-//! 0 ............ 3 GiB   RAM (as much as there is)
+//! 0 ............ 3 GiB   RAM, at most 3 GiB
 //! 0xd000_0000 ...        virtio-mmio devices, one page of 4 KiB each
-//! 0xe000_0000            page that guests never see
+//! 0xe000_0000            page for dropping shadow page tables; no memory while a guest runs
 //! 0xfec0_0000            I/O APIC
 //! 0xfee0_0000            local APIC
 //! 0xfffb_c000            four pages of KVM: identity map, TSS
@@ -25,7 +25,9 @@ pub const HIGH_RAM_START: u64 = 4 << 30;
 pub const MMIO_START: u64 = 0xd000_0000;
 /// Size of the register page of a virtio-mmio device, in bytes.
 pub const MMIO_STRIDE: u64 = 0x1000;
-/// Page that is registered with KVM for short periods in which no guest runs.
+/// Page that is registered with KVM as a memory slot and removed again at once, while no guest
+/// runs. The removal of any slot makes KVM drop its shadow page tables, which is necessary after
+/// the VMM has replaced guest memory (`memory_slots::drop_shadows`).
 pub const UNSEEN_PAGE_START: u64 = 0xe000_0000;
 /// I/O APIC registers (Intel 82093AA).
 pub const IOAPIC_START: u64 = 0xfec0_0000;
@@ -97,7 +99,7 @@ fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
     let aligned = unsafe { raw.byte_add(skip) };
     // SAFETY: advice for a range of a mapping owned by this function.
     if let Err(e) = unsafe { madvise(aligned, length, MmapAdvise::MADV_HUGEPAGE) } {
-        // Kernels without huge pages return EINVAL. Memory is only slower then.
+        // Kernels without huge pages return EINVAL. Accesses to memory are then slower.
         if e != nix::errno::Errno::EINVAL {
             return Err(VmmError::host("madvise of guest memory", e));
         }

@@ -115,7 +115,7 @@ fn open_disks(
 }
 
 impl Machine {
-    /// Returns the private pages whose content is that of the target. Empty unless the target is
+    /// Returns the private pages that have the content of the target. Empty unless the target is
     /// the newest snapshot of this memory.
     pub fn unwritten_pages(&self, target: &RollbackTarget, private: &PrivatePagesFound) -> UnitSet {
         let captured = self.captured.as_ref();
@@ -126,7 +126,7 @@ impl Machine {
         )
     }
 
-    /// Reverts memory. `private` are the guest's private pages, and `unwritten` those of
+    /// Reverts memory. `private` are the guest's private pages, and `unwritten` is the result of
     /// [`Self::unwritten_pages`]. No vCPU or device may be running. After an error, the guest must
     /// not run again.
     pub fn revert_memory(

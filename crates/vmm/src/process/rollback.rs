@@ -20,7 +20,7 @@ struct CheckedRollback {
     target: RollbackTarget,
     /// Guest's private pages.
     private: UnitSet,
-    /// Private pages whose content is that of the target.
+    /// Private pages that have the content of the target.
     unwritten: UnitSet,
     paused_disks: DisksPaused,
     report: RollbackReport,

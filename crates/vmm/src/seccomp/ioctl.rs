@@ -89,8 +89,8 @@ pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
     "TUNSETOFFLOAD" = DIRECTION_WRITE, b'T', 208, size_of::<libc::c_uint>();
 ];
 
-/// Additional request of the event loop of a VM that has no missing memory: with the userfaultfd of
-/// such a VM, which receives no faults of the kernel, it cannot delay the kernel.
+/// Additional request of the event loop of a VM that has no missing memory. The userfaultfd of such
+/// a VM receives no faults of the kernel, so the event loop cannot delay the kernel.
 pub const TRACKING_IOCTLS: &[IoctlRequest] = &[IoctlRequest {
     name: "UFFDIO_REGISTER",
     number: userfaultfd::UFFDIO_REGISTER,

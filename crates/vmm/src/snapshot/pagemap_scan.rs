@@ -187,7 +187,7 @@ fn scan_by_ioctl(
     Ok(())
 }
 
-/// Write-protects the `private` pages, so that [`PageFilter::Written`] finds those that are written
+/// Write-protects the `private` pages, so that [`scan_private`] finds the pages that are written
 /// afterwards. Memory must be registered for it ([`super::write_tracker`]). Pages of huge pages are
 /// not protected and count as written: a write to a protected huge page would split it.
 pub fn protect_private(

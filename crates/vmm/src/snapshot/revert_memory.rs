@@ -1,14 +1,22 @@
 //! Reverts guest memory to the layers of a snapshot, in the process that runs the guest.
 //!
-//! Private pages that the guest has not written since the target snapshot are retained, except in
-//! chunks that are mapped again. Otherwise, each chunk is handled in one of three ways:
-//! - If the same file is mapped before and after the rollback, only the guest's private pages are
-//!   handled. They are dropped. Pages that a restored guest writes first are read from the file
-//!   again instead, and remain private.
-//! - If the target is the latest snapshot of this memory, a chunk whose private pages at that time
-//!   are still private is not mapped from the layer that contains it. The chunk retains its present
-//!   mapping, and its private pages are read from the layer.
-//! - All other chunks are mapped again.
+//! Files of layers are mapped privately: the first write to a page of the guest creates a private
+//! copy of the page. All other pages show the mapping below: a file, or zeroes. A snapshot does not
+//! change the mappings. Its content of a chunk consists of the private pages at that time and of
+//! the mapping below.
+//!
+//! Each chunk is handled in one of three ways:
+//! - If the same file is mapped before and after the rollback, the chunk retains its mapping.
+//!   Private pages that the guest has written since the target snapshot are dropped. Pages that a
+//!   restored guest writes first are read from the file again instead, and remain private.
+//! - If the target is the latest snapshot of this memory, a chunk may retain its mapping as well.
+//!   The condition is that all pages that were private at that time are still private. The chunk is
+//!   not mapped from the layer that contains its content. Instead, private pages that the guest has
+//!   written since are read from this layer.
+//! - All other chunks are mapped again, or replaced by zeroes.
+//!
+//! If writes are tracked ([`super::write_tracker`]) and a chunk retains its mapping, private pages
+//! that the guest has not written since the target snapshot are retained, too.
 //!
 //! If this fails, memory is inconsistent, and the guest must not run again.
 
@@ -63,7 +71,7 @@ impl CapturedPages {
     }
 
     /// Returns the pages that were private at the time of the snapshot and have not been written
-    /// since: their content is that of the snapshot. `current` are the guest's private pages now. A
+    /// since: they have the content of the snapshot. `current` are the guest's private pages now. A
     /// page that the guest returned to the host and used again is new, and counts as written.
     pub fn unwritten(&self, current: &PrivatePagesFound) -> UnitSet {
         if !self.tracked {
@@ -73,10 +81,14 @@ impl CapturedPages {
         self.own.without(&returned).without(&current.written)
     }
 
-    /// Returns whether `chunk` had private pages at the time of the snapshot, which are all in
-    /// `current`, the guest's private pages now. The snapshot's content of such a chunk then
-    /// differs from memory only in private pages. The guest may have returned pages of other chunks
-    /// to the host: a snapshot has the former content of a chunk that was returned completely.
+    /// Returns whether `chunk` had private pages at the time of the snapshot, and all of them are
+    /// in `current`, the guest's private pages now. The chunk then differs from the snapshot only
+    /// in private pages, so the caller can revert the chunk by reading these pages.
+    ///
+    /// If a page is no longer private, the guest has returned the page to the host (balloon), and
+    /// the page shows the mapping below instead. If the chunk had no private pages, the guest may
+    /// have returned all of them before the snapshot. The layers then still have the former content
+    /// of the chunk, which differs from the mapping below.
     pub(super) fn still_private(&self, chunk: u64, current: &UnitSet) -> bool {
         let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
         let mut before = self.own.iter_range(pages).peekable();
@@ -96,22 +108,23 @@ impl CapturedPages {
 pub struct PrivatePages<'a> {
     /// Private pages now.
     pub current: &'a UnitSet,
-    /// Private pages whose content is that of the target snapshot.
+    /// Private pages that have the content of the target snapshot.
     pub unwritten: &'a UnitSet,
     /// Pages that may remain private because a restored guest writes them first.
     pub retainable: Option<&'a UnitSet>,
     /// Private pages at the time of the target snapshot. `None` unless it was taken of this memory,
     /// and memory was not reverted to another snapshot since.
     pub captured: Option<&'a CapturedPages>,
-    /// True if a fork may have write-protected pages since the last rollback.
+    /// True if the writer process of a snapshot was forked (fork(2)) since the last rollback. The
+    /// fork write-protects the private pages of this process.
     pub protected: bool,
 }
 
 impl PrivatePages<'_> {
     /// Returns the chunks of `remapped` that can be reverted without mapping another file. The
     /// content of such a chunk consists of its private pages at the time of the capture and the
-    /// mapping below, which has not changed since. These pages must still be private. A chunk of
-    /// which the guest returned pages to the host since is excluded.
+    /// mapping below, which has not changed since. These pages must still be private: a chunk is
+    /// excluded if the guest has returned one of these pages to the host since.
     fn captured_chunks(&self, remapped: &UnitSet, chunks: u64) -> UnitSet {
         let mut set = UnitSet::empty(chunks);
         let Some(captured) = self.captured else {
@@ -210,12 +223,18 @@ fn complement(set: &UnitSet) -> UnitSet {
 
 /// Returns the pages that may differ from `layers`, the layers of all snapshots of this memory so
 /// far. `mapped` are the mapped files, `private` the guest's private pages, and `captured` the
-/// private pages at the time of the newest snapshot.
+/// private pages at the time of the newest snapshot. `captured` is `None` if this process did not
+/// take the newest snapshot, for example after a restore or a rollback to an earlier snapshot.
 ///
-/// After a snapshot of this memory, only pages can differ that are private now, or were private
-/// then and were returned to the host since. (A page that was returned before may have its former
-/// content in the layers: the content of returned pages is undefined.) Otherwise, only private
-/// pages can differ in these chunks, and all pages in all other chunks:
+/// Chunks without private pages are never compared. The guest has not written them, or has returned
+/// all of their private pages to the host. The content of returned pages is undefined, so layers
+/// may contain their former content.
+///
+/// If `captured` is `Some`, pages that are private now can differ. Pages that were private at the
+/// time of the snapshot, and that the guest has returned to the host since, can differ as well.
+///
+/// If `captured` is `None`, all pages of a chunk with private pages can differ from the layers.
+/// There are two exceptions, in which only the private pages can differ:
 /// - A chunk that is mapped from the layer with its stored content.
 /// - A chunk that is anonymous memory and not stored: its other pages are zero in both.
 pub fn pages_to_compare(
@@ -228,7 +247,8 @@ pub fn pages_to_compare(
     let candidates = private.coarser(CHUNK_PAGES);
     let mut pages = private.clone();
     if let Some(captured) = captured {
-        // The content of a chunk that was returned completely does not matter.
+        // A chunk of which the guest has returned all private pages is not compared: the content of
+        // returned pages is undefined.
         let is_candidate = |page: &u64| candidates.contains(page / CHUNK_PAGES);
         let returned = captured.own.without(private);
         let returned = returned.iter().filter(is_candidate);
@@ -355,8 +375,8 @@ pub fn revert_memory(
             linear
                 .each_extent_of_pages(run, |offset, bytes, host| {
                     if pages.protected {
-                        // The writer process of a snapshot has write-protected the pages. Without
-                        // this call, each page would fault during the read.
+                        // The fork of a writer process has write-protected the pages. Without this
+                        // call, each page would fault during the read.
                         make_private(host, bytes);
                     }
                     read(file, offset, bytes as u64, host)

@@ -1,8 +1,8 @@
 //! Detects which private pages the guest has written since its newest snapshot, so that the next
 //! snapshot compares, and a rollback to that snapshot reverts, only these pages.
 //!
-//! A snapshot write-protects the private pages with a userfaultfd in asynchronous mode (Linux 6.7):
-//! the kernel resolves the first write to such a page by itself, and [`super::pagemap_scan`] then
+//! A snapshot write-protects the private pages with a userfaultfd in asynchronous mode (Linux 6.7).
+//! The kernel resolves the first write to such a page by itself, and [`super::pagemap_scan`] then
 //! reports the page as written. The fork of the snapshot's writer write-protects the same pages, so
 //! the guest has no additional faults. KVM and the VMM's devices write through the same page table.
 //!

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_queue::Queue;
 
-/// Maximum number of bytes per request. A driver that offers more receives this number and sends
-/// another request.
+/// Maximum number of bytes per request. A driver that offers a larger buffer receives this number
+/// of bytes and can send another request.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Maximum number of bytes offered before control returns to the event loop.
 const BUDGET_BYTES: usize = 1 << 20;

@@ -1,4 +1,8 @@
 //! Snapshots of running guests.
+//!
+//! The test guest (`tests/guest/snapshot_init.c`) writes continuously to memory and disk. Its
+//! command `mark WORD` stores a word in memory and on the disk, and `marks` returns both words.
+//! `dirty MIB` writes this amount of memory. A chunk has 64 KiB.
 
 use super::files::{OpenSnapshot, SnapshotTarget, file};
 use super::guest_image::guest;
@@ -26,6 +30,7 @@ fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
     assert!(report.stored * 64 >= 64 * 1024, "{report:?}");
     assert!(report.stopped_us <= report.total_us, "{report:?}");
     assert_eq!(vm.run_command("mark after"), "ok");
+    // Number of times that the guest has connected to its host.
     let greetings = vm.status()[4];
     let mut restored = restore(&snapshot, &vm.base());
     assert_eq!(restored.run_command("marks"), "before before");
@@ -124,11 +129,14 @@ fn a_large_layer_is_written_by_two_processes_and_compared_by_hash() {
     let test = "a_large_layer_is_written_by_two_processes_and_compared_by_hash";
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 2, 256, "");
+    // 96 MiB are 1,536 chunks: two processes write a layer from 1,024 candidates on, and hashes of
+    // chunks are recorded from 64 MiB on. Later snapshots compare memory with these hashes.
     assert_eq!(vm.run_command("dirty 96"), "ok");
     let first = vm.snapshot(AfterSnapshot::Resume);
     assert!(first.report.stored > 1500, "{:?}", first.report);
     let second = vm.snapshot(AfterSnapshot::Resume);
-    // All chunks may have changed, but few have.
+    // Guest memory mainly consists of huge pages, whose writes are not tracked. All chunks are
+    // therefore compared, although few have changed.
     assert!(second.report.candidates > 1500, "{:?}", second.report);
     assert!(second.report.stored < 700, "{:?}", second.report);
     let third = vm.snapshot(AfterSnapshot::Stay);

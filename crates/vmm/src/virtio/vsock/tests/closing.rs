@@ -277,7 +277,7 @@ fn a_reset_by_the_driver_closes_every_stream_and_a_new_driver_works() {
 fn a_device_that_failed_closes_every_stream() {
     let mut guest = VsockGuest::ready();
     let (_, mut stream) = guest.connected_by_guest(50, 4096);
-    // The index is invalid: it is more than the size of the ring ahead.
+    // The index is invalid: it is ahead of the device by more than the size of the ring.
     guest.rings[1].set_avail_idx(40_000);
     assert!(guest.device.queue_event(1).is_err());
     assert_stream_ended(&mut stream);
