@@ -105,6 +105,7 @@ impl SignalName {
 
     /// Number on Linux.
     pub fn number(self) -> i32 {
+        // `ALL` contains every signal, so the initial value (SIGTERM) is never returned.
         let all = Self::ALL.into_iter();
         all.fold(
             15,

@@ -54,8 +54,9 @@ impl AuditSelection {
     }
 }
 
-/// Returns whether a page has entries of calls other than reads of the audit log. A read that
-/// follows the log must not be answered because of the read before.
+/// Returns whether a page has entries of calls other than reads of the audit log. Reads that wait
+/// for entries are answered only then. Otherwise, a client that follows the log would be answered
+/// at once, because its previous read has added an entry to the log.
 pub(crate) fn has_other_calls(page: &AuditPage) -> bool {
     page.entries.iter().any(|entry| entry.call != READ_CALL)
 }
@@ -74,12 +75,15 @@ impl App {
     ) -> Result<AuditPage, ApiError> {
         let log = self.audit_log()?;
         let AuditSelection { page, filter, .. } = selection.clone();
-        // Without further entries, the next page begins where this one began.
+        // If the page is empty, the next page begins where this one began. If this page began at
+        // the oldest entry, the next page begins after the newest entry. The newest entry is
+        // determined before the scan, so that entries that are written during the scan are not
+        // skipped.
         let unchanged = match page.order {
             Order::Ascending => page.after.clone().or_else(|| log.newest()),
             Order::Descending => page.before.clone(),
         };
-        // Scans read files of up to 32 MiB: few at the same time.
+        // A scan reads files of up to 32 MiB, so the number of concurrent scans is limited.
         let permit = self.event_streams.scans.acquire().await;
         let read = tokio::task::spawn_blocking(move || log.page(&page, &filter)).await;
         drop(permit);
@@ -116,6 +120,8 @@ impl App {
             if has_other_calls(&page) || page.more || is_over {
                 return Ok((page, missing));
             }
+            // If the page contains only reads of the audit log, the same range is read again, so
+            // that these entries are returned together with the next entry of another call.
             if page.entries.is_empty() {
                 advance(&mut selection.page, page.next.as_deref());
             }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-/// Minimum amount by which [`BudgetShares::hand_out`] increases a share, if as much is free.
+/// Minimum amount by which [`BudgetShares::hand_out`] increases a share, if that much is free.
 pub const MIN_SHARE: u64 = 8;
 
 /// Number of a member of the fleet.

@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use jiffy_api_types::{AuditEntry, AuditPage};
 
 impl Fleet {
-    /// Merges the audit logs of all members. Returns the members without an answer.
+    /// Merges the audit logs of all members. Returns a page, and the members that did not answer.
     pub(crate) async fn audit(
         &self,
         app: &App,

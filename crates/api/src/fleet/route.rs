@@ -1,4 +1,9 @@
 //! Routing in a fleet: decides for each call of the API which member answers it.
+//!
+//! The head of a sandbox is the record in the shared store that decides which member may run the
+//! sandbox. The roster of a host is the list of its sandboxes in the store. Each host writes its
+//! own roster, and the other hosts read it when the host is lost. Paused sandboxes that a draining
+//! host has given up are in one more roster.
 
 use super::forward::{BufferedCall, Forwarded, Purpose};
 use super::lists::Listed;
@@ -29,7 +34,7 @@ enum Call {
     List,
     /// Usage of several sandboxes.
     Metrics,
-    /// Create of a sandbox.
+    /// Creation of a sandbox.
     Create,
     /// On an object of some members.
     Object(Object),
@@ -43,7 +48,8 @@ enum Call {
     Lineage,
     /// Limits and usage of a key.
     Limits,
-    /// Events, entries of the audit log or usage, whose handlers merge them.
+    /// Events, entries of the audit log, or usage. The handlers of these calls request the data of
+    /// all members and merge them.
     Events,
     /// All other calls, which this host answers itself.
     Local,
@@ -161,8 +167,9 @@ pub(super) fn is_moved(response: &Response) -> bool {
 }
 
 impl Fleet {
-    /// Answers a call on one sandbox: on this host if it has the sandbox, otherwise on the member
-    /// that the directory names, or from the roster of a lost host.
+    /// Answers a call on one sandbox. This host answers the call if it has the sandbox. Otherwise,
+    /// the coordinator's directory of sandboxes names the member that answers. If the host of the
+    /// sandbox is lost, its roster contains the sandbox.
     async fn on_sandbox(
         &self,
         app: &App,
@@ -172,8 +179,12 @@ impl Fleet {
         next: Next,
     ) -> Result<Response, ApiError> {
         let is_resume = is_resume(&request);
+        // After this host has returned to the fleet, the call waits until the sandbox was compared
+        // with its head: another host may have resumed or killed the sandbox.
         if app.has_compared_sandbox(caller, id).await? {
             if !(is_resume && self.is_draining()) {
+                // `rename` reserves the new name of a renamed sandbox in the fleet. It passes all
+                // other calls to the handler.
                 return self.rename(caller, request, next).await;
             }
             let resumed = self.resume_draining(app, caller, id, request, &next);
@@ -183,7 +194,8 @@ impl Fleet {
             };
         }
         if is_forwarded {
-            // A draining host has sent the resume of a sandbox that it has given up.
+            // A draining host forwards the resume of a sandbox after it has given up the sandbox.
+            // Such a sandbox is in a roster, like the sandboxes of lost hosts.
             if is_resume
                 && !self.is_draining()
                 && let Some(lost) = self.lost_now(caller, id).await
@@ -206,30 +218,34 @@ impl Fleet {
         if is_lost && let Some(lost) = self.lost_sandbox(caller, id) {
             return self.on_lost(app, caller, &lost, request, next).await;
         }
-        // The roster may not have been read yet.
+        // `lost_sandbox` has searched the rosters that this host has in memory. The sandbox may be
+        // missing there if its host has just been lost, or if a draining host has just given up the
+        // sandbox. `lost_now` reads the rosters again.
         if (located.as_ref().is_some_and(|place| !place.is_live) || self.has_draining_member())
             && is_lost
             && let Some(lost) = self.lost_now(caller, id).await
         {
             return self.on_lost(app, caller, &lost, request, next).await;
         }
-        // The sandbox does not exist for this caller.
+        // The sandbox belongs to another owner: the handler answers that it does not exist.
         if is_lost && self.lost.find(id).is_some() {
             return Ok(next.run(request).await);
         }
         let place = match located {
             Some(place) if place.member != self.node.id() => place,
-            // Only callers that see the sandboxes of all owners may use names of other owners. The
-            // owner and read-only callers may use prefixes of ids.
+            // `id` is a name or a prefix of an id. Only callers that see the sandboxes of all
+            // owners may use names of other owners' sandboxes.
             None if !is_id(id) && caller.owner_scope().is_none() => {
                 return self.search(caller, id, request, next).await;
             }
+            // Read-only callers know only prefixes of ids.
             None if caller.is_read_only() && id.len() >= SHORT_ID => {
                 return self.search(caller, id, request, next).await;
             }
             _ => return Ok(next.run(request).await),
         };
-        // Its head permits that any host resumes it.
+        // The host of the sandbox is lost, but the sandbox is paused and stored: its head permits
+        // any host to resume it.
         if !place.is_live && place.state == RowState::Stored && is_resume {
             return Ok(next.run(request).await);
         }

@@ -9,9 +9,9 @@ use jiffy_api_types::{
 use jiffy_event_log::{AuditedCall, Dropped, EntryId, Event};
 use jiffy_proto::agent::TEAM_ID;
 
-/// Caller of an event that the reader may not know.
+/// Shown as the caller of an event if the reader must not learn the actual caller.
 const ADMINISTRATOR: &str = "administrator";
-/// Version of the form of events that E2B's clients read.
+/// Version of E2B's event format.
 const LIFECYCLE_VERSION: &str = "v2";
 
 fn time(time_us: u64) -> Moment {
@@ -21,7 +21,7 @@ fn time(time_us: u64) -> Moment {
 /// Converts an event to the form that `reader` may see.
 pub(crate) fn event(reader: &Caller, (id, event): (EntryId, Event)) -> WireEvent {
     let short = |id: String| reader.shown_id(&id).to_owned();
-    // Restricted readers know no other keys. Their own calls show their own key.
+    // Readers that are restricted to one owner may see the id of their own key, but of no other.
     let is_known = |caller: &String| {
         reader.owner_scope().is_none() || reader.owner_scope() == Some(caller.as_str())
     };
@@ -78,8 +78,8 @@ pub(crate) fn audited((id, call): (EntryId, AuditedCall)) -> AuditEntry {
     }
 }
 
-/// Converts removed entries to the form that `reader` may see. Only unrestricted readers see a
-/// number: entries of all owners count.
+/// Converts removed entries to the form that `reader` may see. Only unrestricted readers see the
+/// number of removed entries, because it includes the entries of other owners.
 pub(crate) fn dropped(reader: &Caller, dropped: Dropped) -> DroppedEntries {
     DroppedEntries {
         count: Some(dropped.count).filter(|_| reader.owner_scope().is_none()),
@@ -87,19 +87,23 @@ pub(crate) fn dropped(reader: &Caller, dropped: Dropped) -> DroppedEntries {
     }
 }
 
-/// Converts an event of the log to E2B's form, as the owner of its sandbox sees it.
+/// Converts an event of the log to E2B's format for a webhook of the API key that owns the sandbox.
+/// The complete sandbox id is included.
 pub fn webhook_event(id: EntryId, mut event: Event) -> Option<LifecycleEvent> {
     let owner = event.owner.as_deref().map(|owner| format!("{owner}/"));
     let template = event.template.take();
-    // The owner sees its own templates without its id.
+    // The names of the key's own templates are shown without the prefix `OWNER/`, the id of the
+    // key.
     event.template = template.map(|name| {
         let own = owner.as_deref().and_then(|owner| name.strip_prefix(owner));
         own.map(str::to_owned).unwrap_or(name)
     });
+    // `Caller::Owner` (the owner of the host) is an unrestricted reader: it sees the complete
+    // sandbox id. E2B's format contains no caller that would have to be hidden.
     lifecycle(self::event(&Caller::Owner, (id, event)))
 }
 
-/// Converts an event to E2B's form. `None` if E2B's clients do not know its type.
+/// Converts an event to E2B's format. `None` if E2B's clients do not know its type.
 pub(crate) fn lifecycle(event: WireEvent) -> Option<LifecycleEvent> {
     let kind = LifecycleEventType::of(event.kind)?;
     let sandbox = event.sandbox_id.unwrap_or_default();
@@ -107,6 +111,8 @@ pub(crate) fn lifecycle(event: WireEvent) -> Option<LifecycleEvent> {
     let set_timeout = event
         .end_at
         .filter(|_| event.kind == EventType::SandboxTimeoutChanged);
+    // E2B's fields for the build and the execution have no counterpart here. They are required, so
+    // they repeat the template and the sandbox.
     Some(LifecycleEvent {
         version: LIFECYCLE_VERSION.to_owned(),
         id: event.id,

@@ -1,5 +1,9 @@
-//! [`Server`]: the listener of a member. It accepts connections of members, of fronts, and of hosts
-//! that join.
+//! [`Server`]: the listener of a member. It accepts connections from members, from fronts, and from
+//! hosts that join.
+//!
+//! A front is a process without sandboxes that passes connections of clients to the hosts, like a
+//! load balancer. It has a member id and a certificate, but takes no part in decisions of the
+//! fleet, so it may use only a few routes.
 
 use super::body::{Body, BodyError, body, read_body};
 use super::identity::Identity;
@@ -28,7 +32,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-/// Pause after a failed accept, for example without free file descriptors.
+/// Pause after a failed accept, for example because the process has no free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Interval of the listener's pings. The interval of clients is shorter: usually the client detects
 /// the loss of a connection.
@@ -51,7 +55,7 @@ pub trait MessageHandler: Send + Sync + 'static {
 /// Serves hosts that join.
 #[async_trait]
 pub trait JoinHandler: Send + Sync + 'static {
-    /// Answers a join request of at most [`MAX_JOIN_BYTES`] from an address.
+    /// Answers a join request from the address `from`. The request has at most [`MAX_JOIN_BYTES`].
     async fn join(&self, from: SocketAddr, request: Bytes) -> Result<Bytes, Rejected>;
 }
 
@@ -109,7 +113,7 @@ pub struct Server {
     limits: Limits,
     check: PeerCheck,
     routes: BTreeMap<String, Route>,
-    /// Routes that fronts may use.
+    /// Complete paths that fronts may request.
     for_fronts: BTreeSet<String>,
     join: Option<Arc<dyn JoinHandler>>,
 }
@@ -178,7 +182,8 @@ impl Server {
         self
     }
 
-    /// Permits fronts to use the route at `path`. They may use no other route.
+    /// Permits fronts to send requests to exactly `path`, but not to paths below it. All paths
+    /// without this permission are denied to fronts.
     #[must_use]
     pub fn for_fronts(mut self, path: &str) -> Self {
         self.for_fronts.insert(path.to_owned());

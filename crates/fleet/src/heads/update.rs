@@ -1,6 +1,11 @@
-//! Executes changes of a head that involve no guest: the kill of a sandbox, the confirmation of a
-//! kill, adoption after a return of the host, and release. `jiffy_fleet_core::HeadUpdate` decides
-//! the steps, and this module performs its reads and writes.
+//! Executes changes of a head that involve no guest. The head of a sandbox is the record in the
+//! store that decides which host may run the sandbox. The changes are:
+//! - kill of a sandbox, and confirmation of a kill
+//! - adoption of a sandbox by its host, after the host has returned to the fleet
+//! - release of a sandbox that its host has claimed but does not run
+//!
+//! The state machine `jiffy_fleet_core::HeadUpdate` decides the steps. This module performs its
+//! reads and writes.
 
 use super::file::HeadFile;
 use super::{HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE};
@@ -9,8 +14,8 @@ use jiffy_fleet_core::record::Head;
 use jiffy_fleet_core::{Digest, HeadUpdate, Purpose, ReadOutcome, UpdateEffect, UpdateEvent};
 use std::time::SystemTime;
 
-/// Maximum number of writes of one change that is not repeated without limit. More are only needed
-/// if other hosts change the head at the same time.
+/// Maximum number of writes of one change, unless the change is repeated without limit. A change
+/// needs more writes only if other hosts change the head at the same time.
 const ATTEMPTS: usize = 8;
 
 /// Result of a change.
@@ -42,6 +47,9 @@ pub(super) async fn run(
     let mut retracted = None;
     loop {
         let mut event = UpdateEvent::Timer;
+        // Without effects, the state machine waits to repeat an access. Either the last write
+        // failed or has an unknown outcome (its error is in `file`), or the time of the repetition
+        // has not come yet. `Timer` continues the state machine after the pause below.
         let mut has_failed = effects.is_empty();
         for effect in std::mem::take(&mut effects) {
             match effect {

@@ -1,9 +1,10 @@
 //! Queries: requests between members that are not part of the membership protocol, and their
 //! answers, as JSON. The protocol itself (heartbeats, registrations) is in `jiffy_fleet_core`.
 //!
-//! The coordinator has a directory with a row for each sandbox: its host and its state. A row is
-//! found by a hash of the sandbox id. Names and idempotency keys have rows as well, so that they
-//! are unique in the fleet.
+//! The coordinator is the member that registers members and selects the hosts of new sandboxes. It
+//! has a directory with a row for each sandbox: its host and its state. A row is found by a hash of
+//! the sandbox id. Names and idempotency keys have rows as well, so that they are unique in the
+//! fleet.
 
 mod placement;
 
@@ -38,16 +39,18 @@ pub enum Query {
     Local(SandboxHash),
     /// Numbers of the receiver's sandboxes.
     Summary,
-    /// Reservation of a new row for a create on the sender. Fails if the row exists in the fleet.
+    /// Reserves a new row for a sandbox that the sender will create. Fails if the row exists in the
+    /// fleet, or if another member has reserved the row.
     Reserve(SandboxHash),
     /// Ages of the heartbeats that the coordinator has received.
     Heartbeats,
-    /// Members of the fleet, unless they have this digest.
+    /// Members of the fleet. The argument is the digest of the list that the sender has. The list
+    /// is omitted from the answer if it has the same digest.
     Members(String),
     /// Operator's command for the coordinator.
     Operate(Operation),
-    /// Acceptance of records that are older than the receiver has read before, after an operator
-    /// has restored them from a backup.
+    /// Request to accept records that are older than the records that the receiver has read before.
+    /// An operator sends it after restoring the records from a backup.
     AcceptRestore,
     /// Selection of the host of a new sandbox.
     Place(Box<PlaceRequest>),
@@ -55,7 +58,9 @@ pub enum Query {
     Ended(PlacementEnd),
     /// Larger shares of budgets for the sender.
     Share(ShareRequest),
-    /// Recent placement decisions about one sandbox, or the decision with an id.
+    /// Recent placement decisions. The receiver returns the decisions about the sandbox of the row
+    /// and, if the string is the id of a decision (`dTERM-NUMBER`), that decision. The string is
+    /// the operator's input, which may also be a name or a sandbox id.
     Why(SandboxHash, String),
 }
 
@@ -115,7 +120,8 @@ pub enum Answer {
     Heartbeats(Heartbeats),
     /// Members of the fleet. `None` if they have the digest of the query.
     Members(Option<Members>),
-    /// The command takes effect with the next write of the record, or is not possible.
+    /// `None`: the command takes effect when the coordinator next writes its record of the members.
+    /// `Some`: the reason why the command is not possible.
     Operated(Option<MembershipError>),
     /// True if the records were older than the records that the receiver had read before.
     Accepted(bool),
@@ -149,7 +155,8 @@ pub struct Heartbeats {
 pub struct RowPlace {
     /// Member that has the sandbox.
     pub host: MemberId,
-    /// Revision of the head. Zero if the sandbox has no head.
+    /// Revision of the head, the record in the store that decides which member may run the sandbox.
+    /// Zero if the sandbox was never stored and therefore has no head.
     pub revision: Revision,
     /// State.
     pub state: RowState,
@@ -173,7 +180,7 @@ pub struct HostSummary {
     pub tables: u64,
 }
 
-/// Error of a query, answer or reply that cannot be read.
+/// Error of a query, answer or reply that cannot be encoded or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// Larger than its maximum.

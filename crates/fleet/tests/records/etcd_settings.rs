@@ -1,4 +1,5 @@
-//! Settings of etcd that Jiffy rejects with a reason.
+//! Clusters of etcd that Jiffy rejects with a reason: replaced clusters, clusters that returned to
+//! an older revision, and unsuitable settings.
 
 use super::contract::{key, value};
 use super::servers::{self, Server, tool};
@@ -78,7 +79,7 @@ async fn credentials_are_required_unless_the_address_is_local() {
 #[tokio::test]
 async fn a_server_without_the_gateway_is_rejected_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
-    // An S3 server answers with 404 or 405, like an etcd without the gateway.
+    // The records use the HTTP interface of etcd, which is disabled here.
     let Some(program) = tool("etcd") else {
         return;
     };

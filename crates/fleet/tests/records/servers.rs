@@ -167,6 +167,7 @@ pub fn etcd_settings(address: SocketAddr, short: bool) -> EtcdSettings {
     settings
 }
 
+/// Returns the records in etcd at `address`. With `short`, calls have short timeouts.
 pub fn etcd_records(address: SocketAddr, short: bool) -> Arc<dyn Records> {
     Arc::new(EtcdRecords::new(&etcd_settings(address, short)).unwrap())
 }

@@ -109,7 +109,8 @@ pub struct EtcdSettings {
     pub ca: Option<PathBuf>,
     /// Files with the client's certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// Name and file with the password of a user of etcd, if its authentication is enabled.
+    /// Name of an etcd user, and file with the password of this user. `None` if authentication is
+    /// disabled in etcd.
     pub user: Option<(String, PathBuf)>,
     /// Maximum duration of an attempt. Defaults to 2 s.
     pub attempt: Duration,
