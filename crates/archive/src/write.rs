@@ -165,6 +165,7 @@ fn header_of(entry: &ArchiveEntry, stored: u64) -> Header {
         ArchiveEntryKind::Symlink => EntryType::Symlink,
         ArchiveEntryKind::HardLink => EntryType::Link,
         ArchiveEntryKind::Fifo => EntryType::Fifo,
+        // The number of an unknown device is missing or invalid, and its kind is not known.
         ArchiveEntryKind::Character(..) | ArchiveEntryKind::UnknownDevice => EntryType::Char,
         ArchiveEntryKind::Block(..) => EntryType::Block,
     });

@@ -49,7 +49,8 @@ const fn condition(
     }
 }
 
-/// Requires that the flags of `clone` start a thread or, if `is_thread` is `false`, a process.
+/// Requires that the flags of a call of `clone` request a thread or, if `is_thread` is `false`, a
+/// process.
 const fn clones(is_thread: bool) -> ArgumentCondition {
     let flag = libc::CLONE_THREAD.cast_unsigned() as u64;
     let masked = SeccompCmpOp::MaskedEq(flag);
@@ -227,7 +228,7 @@ mod tests {
 
     /// Duplicates `fd` to the lowest free descriptor that is at least `minimum`.
     fn duplicate(fd: c_int, command: c_int, minimum: c_int) -> Option<i32> {
-        // SAFETY: the call reads its arguments only.
+        // SAFETY: the call accesses no memory.
         error_of(unsafe { libc::syscall(libc::SYS_fcntl, fd, command, minimum) })
     }
 

@@ -127,7 +127,7 @@ impl<F: FnMut(&str)> Lines<F> {
 
     /// Ends the current line.
     fn flush(&mut self, now: Instant) {
-        // A new period begins with the first line after the old one.
+        // A new period begins with the first line after the end of the previous period.
         if now.duration_since(self.since) >= PERIOD {
             self.report_dropped();
             (self.count, self.since) = (0, now);

@@ -80,7 +80,9 @@ impl EgressProxy {
     }
 }
 
-/// Rules for headers of requests. They contain no secrets in plain text.
+/// Rules for headers that the host adds to requests of the sandbox. The host terminates TLS for
+/// this, with certificates of an authority that the sandbox trusts. The rules contain no secrets in
+/// plain text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeaderRules {
     /// Rules. The first rule that matches a request applies.

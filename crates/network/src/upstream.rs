@@ -79,8 +79,8 @@ pub(crate) enum DnsTransport {
     Tcp,
 }
 
-/// Returns true if another server may answer the question that `answer` rejects. The C library
-/// continues with the next server in these cases.
+/// Returns true if `answer` is a failure of this server only, so that another server may answer the
+/// question. The C library continues with the next server in these cases.
 fn is_failure(answer: &[u8]) -> bool {
     Message::from_vec(answer).is_ok_and(|answer| {
         matches!(
@@ -154,7 +154,8 @@ async fn resolve_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) ->
     };
     let mut answer = over(DnsTransport::Udp).await;
     if answer.as_ref().is_some_and(|a| a.metadata.truncation) {
-        // Repeat a truncated answer over TCP. If that fails, use the truncated one.
+        // The answer was truncated: repeat the question over TCP. If that fails, use the truncated
+        // answer.
         answer = over(DnsTransport::Tcp).await.or(answer);
     }
     let records = answer.map(|answer| answer.answers).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! [`Cancel`]: cancels the import of an image from another thread: kills the puller processes and
-//! wakes waiting threads.
+//! [`Cancel`]: a handle by which any thread can cancel the import of an image. Kills the puller
+//! processes and wakes waiting threads.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -101,10 +101,12 @@ impl HttpProxy {
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
-            // The connection does not block, so the wait has a deadline and can be cancelled.
+            // Reads from the stream do not block. This call waits instead: it has a deadline, and
+            // can be cancelled.
             let waited = cancel.wait(stream.as_fd(), PollFlags::POLLIN, deadline);
             waited.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            // Read byte by byte, because the bytes after the head belong to the connection.
+            // Read byte by byte, because the bytes after the head belong to the tunnelled
+            // connection.
             let mut byte = [0];
             match stream.read(&mut byte) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -27,7 +27,7 @@ pub(crate) enum PullRequest {
         registry: String,
         /// Repository in the registry.
         repository: String,
-        /// Hosts (`host` or `host:port`) with plain HTTP.
+        /// Hosts (`host` or `host:port`) that are contacted by plain HTTP.
         plain_http: Vec<String>,
         /// User name and password.
         credentials: Option<(String, String)>,
@@ -35,14 +35,17 @@ pub(crate) enum PullRequest {
     /// Requests a manifest of at most `most` bytes by tag or digest. Answered with data and
     /// [`PullResponse::Done`].
     Manifest { reference: String, most: u64 },
-    /// Requests a blob from `offset`. `most` limits offset and data together.
+    /// Requests the bytes of a blob from `offset` to its end. The request fails if the blob is
+    /// longer than `most` bytes.
     Blob {
         digest: String,
         offset: u64,
         most: u64,
     },
-    /// Requests the file at a path and query of the server in [`Self::Setup`] from `offset`. `most`
-    /// limits offset and data together.
+    /// Requests the bytes of a file from `offset` to its end, for the download of an exported
+    /// template from any HTTP server. `target` is the path and query of the file on the server that
+    /// [`Self::Setup`] names as `registry`. The request fails if the file is longer than `most`
+    /// bytes.
     File {
         target: String,
         offset: u64,

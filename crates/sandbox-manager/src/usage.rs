@@ -71,8 +71,8 @@ impl History {
         self.peek_since(self.before, now_ms, size, usage)
     }
 
-    /// Like [`Self::peek`], with the processor usage since the last check, if it was later than the
-    /// last stored sample.
+    /// Like [`Self::peek`], for checks whether a sandbox is idle. Processor usage is measured since
+    /// the last check, if this check was later than the last stored sample.
     pub fn check(&mut self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         // The later time is greater, and `None` is less than all times.
         let since = self.before.max(self.checked);

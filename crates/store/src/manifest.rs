@@ -59,7 +59,7 @@ pub struct Attributes {
     pub kernel: String,
     /// Version of the agent.
     pub agent: String,
-    /// Processor level that a host must have at least.
+    /// Minimum processor level of a host that restores the snapshot.
     pub processor_level: String,
     /// Id of the API key that owns the snapshot.
     pub owner: String,
@@ -97,8 +97,8 @@ pub struct StoredManifest {
     pub lineage: Vec<SnapshotName>,
     /// Layers, state and files.
     pub parts: Vec<Layer>,
-    /// Chunks of memory that a restored guest touches first. A push uploads them first, in this
-    /// order. The microVM engine lists them in ascending order.
+    /// Chunks of memory that a restored guest touches first. A push uploads them before all other
+    /// chunks, in the order of this list. The list of the microVM engine is ascending.
     pub working_set: Vec<u32>,
 }
 

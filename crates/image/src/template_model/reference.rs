@@ -182,7 +182,8 @@ pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
 }
 
 /// Returns the name of the template of the registry image `reference`, imported for sandboxes
-/// created from this image.
+/// created from this image. The name needs no owner: a client requests a build with this name, and
+/// the daemon creates the template in the namespace of the client's key.
 pub fn image_on_demand(reference: &str) -> String {
     let name = imported_image(None, reference);
     format!(

@@ -17,7 +17,7 @@ pub(crate) struct Outbound {
     /// Namespace of the slot.
     pub slot: String,
     pub host: Arc<Upstreams>,
-    /// Client of egress proxies. `None` if the host has none.
+    /// Client of egress proxies. `None` if the host does not support egress proxies.
     pub connector: Option<Arc<dyn EgressConnector>>,
 }
 

@@ -1,4 +1,4 @@
-//! [`Shortage`]: the resource of which the host has too little, if a guest is not admitted.
+//! [`Shortage`]: if a guest is not admitted, the resource of which the host has too little.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub enum Shortage {
 }
 
 impl Shortage {
-    /// Returns the name, a label of metrics.
+    /// Returns the name of the resource in the labels of metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sandboxes => "sandboxes",

@@ -1,5 +1,9 @@
 //! [`FileListing`]: the changes of one side of a comparison against the template, as the agent of
 //! its guest reports them. The report is untrusted, and checked here.
+//!
+//! A directory of a guest usually shows the files of the template, except for changed and deleted
+//! ones. It hides the template if the guest has, for example, deleted and created it again: it then
+//! shows only files of the guest, and the agent lists all of them.
 
 use super::Presence;
 use base64::Engine;
@@ -38,7 +42,9 @@ struct ListedFile {
     now: Option<FileState>,
     /// State in the template. `None` if the template does not have the file.
     before: Option<FileState>,
-    /// True for a directory without files of the template.
+    /// True if no file of the template is visible below this path. This is the case for a new or
+    /// deleted file, for a file that is or was no directory, and for a directory whose files are
+    /// all listed.
     hides_template: bool,
 }
 

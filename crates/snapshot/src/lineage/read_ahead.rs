@@ -16,7 +16,7 @@ const CHUNK_PAGES: u64 = CHUNK / MEMORY_PAGE as u64;
 /// not cached.
 const SAMPLED_RUNS: usize = 8;
 
-/// Index of a layer, and a range of its chunks that no higher layer overrides.
+/// Number of a layer in [`IndexedLayers`], and a range of its chunks that no newer layer overrides.
 type LayerRun = (usize, Range<u64>);
 
 /// Open memory layers with their indexes, oldest first.
@@ -139,7 +139,7 @@ impl Lineage {
             return Ok(0);
         };
         let layers = IndexedLayers::open(self)?;
-        // Layers that are in the page cache would only cause useless system calls.
+        // For layers that are in the page cache, requests would only be useless system calls.
         let cold = layers.cold(&layers.runs(&set));
         if !cold.contains(&true) {
             return Ok(0);

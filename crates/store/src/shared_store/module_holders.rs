@@ -6,6 +6,9 @@
 //! digest to a root. A module is pushed as a snapshot of one file. The last holder to release a
 //! module marks its content for removal. A later garbage collection removes the content, unless a
 //! host holds the module again by then.
+//!
+//! A garbage collection condemns an object before it removes the object: the object is on a list,
+//! and a later collection removes it if it is still not needed.
 
 use crate::data_keys::Hash;
 use crate::shared_store::SharedStore;
@@ -29,9 +32,10 @@ impl SharedStore {
         host: &str,
     ) -> Result<(), StoreError> {
         let key = format!("{}/{root}/{host}", tenant.module_folder(digest)?);
+        // The object contains the digest. `write_list` encrypts any value, not only lists.
         self.write_list(tenant, &key, &digest).await?;
-        // Check after registering: a collection that condemns the content later finds the holder
-        // before it removes an object.
+        // Check after the registration. If a collection condemns the content after this check, the
+        // collection that would remove the content finds the holder first.
         let manifest = tenant.manifest_key(&root);
         let wanted = [manifest.clone()].into();
         let condemned = self.condemned_among(tenant, &wanted).await?;

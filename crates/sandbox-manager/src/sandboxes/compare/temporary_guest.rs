@@ -1,9 +1,9 @@
-//! Temporary guests: guests of snapshots for a short time, without a sandbox.
+//! Temporary guests: guests that run from a snapshot for a short time and belong to no sandbox.
 //!
 //! A temporary guest has no record, so it appears in no list and counts towards no limit of a key.
 //! It reserves resources of the host like a sandbox, and has no network. The guest is not detached
-//! from the daemon: it is terminated when it is dropped, and when the daemon exits. The next daemon
-//! terminates guests without a sandbox as well.
+//! from the daemon: it is terminated when it is dropped, and when the daemon exits. If the daemon
+//! was killed, its successor terminates the guests that belong to no sandbox when it starts.
 
 use crate::admission::Reservation;
 use crate::sandboxes::operations::OperationGuard;
@@ -70,12 +70,15 @@ impl Sandboxes {
             template: Some(snapshot.template.clone()),
             env: BTreeMap::new(),
             access_token: Some(token.clone()),
-            // A guest may already have run from this state.
+            // Other guests may already have run from this state, so its TCP connections are
+            // invalid: the agent resets them.
             rewound: true,
             network: NetworkRules {
                 internet: false,
                 ..NetworkRules::default()
             },
+            // Certificate authorities and proxy of the host and of the snapshot's sandbox, as in a
+            // sandbox that is restored from the snapshot.
             site: site::joined(&self.0.site, &snapshot.site),
         };
         let id = &snapshot.id;

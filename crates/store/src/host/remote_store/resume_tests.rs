@@ -168,7 +168,7 @@ async fn a_resume_on_another_host_needs_few_requests() {
         [false, false, true]
     );
     assert!(requests(&two) <= 12, "{:?}", two.traffic());
-    // A host that has used both tenants before.
+    // This host has used both tenants before.
     let three = open(dir.path(), "three");
     three.prepare().await;
     let before = requests(&three);

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 
-/// Maximum number of restarts of an upload whose ancestors change while it runs. More than
-/// [`MAX_LINEAGE`]: each ancestor with incomplete memory costs one restart.
+/// Maximum number of restarts of an upload whose ancestors change while it runs. The number exceeds
+/// [`MAX_LINEAGE`], because each ancestor with incomplete memory causes one restart.
 const MAX_RESTARTS: usize = 300;
 
 /// Failure of an upload.
@@ -197,9 +197,10 @@ impl Sandboxes {
             }
             match self.push(remote, link, record, lineage, cancelled).await {
                 Err(UploadError::Remote(e)) if e.is_gone() => {
-                    // The store has lost content that this push is based on. Discarding copies
-                    // raises the revision of a snapshot, so that the next attempt pushes other
-                    // content than was removed.
+                    // The store has lost content that this push is based on. Discarding the copies
+                    // also increments the revision in the record of the snapshot. The record is
+                    // part of the pushed content, so the next attempt pushes new content and does
+                    // not depend on the removal of the former content.
                     tracing::debug!(error = %e, "the store lost an ancestor");
                     let base = chain.base.as_ref().map(|(id, ..)| id);
                     self.discard_copies(base.unwrap_or(&link.parts.id));
@@ -226,7 +227,8 @@ impl Sandboxes {
             now.store.uploading = Some(link.place.clone());
         });
         let revision = record.store.revision;
-        // Other hosts must not take over which copies this host knows.
+        // Hosts that fetch the snapshot receive this record. It does not contain the list of copies
+        // in stores: this host removes these copies, and other hosts must not.
         let written = Snapshot {
             store: StoreCopies {
                 revision,
@@ -247,6 +249,7 @@ impl Sandboxes {
                 lineage,
                 named,
                 resumable: record.purpose == SnapshotPurpose::Pause,
+                // After a discarded copy, the id may still name this copy in the store.
                 renamed: revision > 0,
                 cancelled: cancelled.clone(),
             })
@@ -287,6 +290,7 @@ impl Sandboxes {
                 now.store.add(place.clone(), root.clone());
             }
         });
+        // `content` is true if the content is removed, and false if only the name is removed.
         let retraction =
             |content| StoreRetraction::new(place, &link.parts.id, Some(root.as_str()), content);
         match now {
