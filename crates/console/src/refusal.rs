@@ -106,7 +106,7 @@ impl From<PortRefusal> for Refusal {
 }
 
 impl From<ClientError> for Refusal {
-    /// Converts an error of a guest's agent. Its text comes from the guest.
+    /// Converts an error of a guest's agent. The text of the error comes from the guest.
     fn from(error: ClientError) -> Self {
         let (status, code) = match &error {
             error if error.is_not_found() => (StatusCode::NOT_FOUND, "file_not_found"),

@@ -54,7 +54,8 @@ pub enum StoreError {
 pub(crate) struct Session {
     /// Public id.
     pub id: String,
-    /// Id of the key and hash of its secret. `None` for a session of the host's owner.
+    /// Id of the key, and hash of its secret at the sign-in: the session ends if the secret is
+    /// replaced. `None` for a session of the host's owner.
     pub key: Option<(String, Vec<u8>)>,
     pub created_ms: u64,
     pub used_ms: u64,
@@ -92,7 +93,8 @@ impl SessionStore {
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).open(&path)?;
         let connection = Connection::open(&path)?;
-        // Writes are not synced: a lost write requires at most a new sign-in.
+        // Writes are not synced. After a power failure, users may have to sign in again, or a
+        // session that has just ended may be valid again.
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "off")?;
         connection.execute_batch(SCHEMA)?;

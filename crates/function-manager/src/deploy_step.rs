@@ -1,5 +1,5 @@
-//! Steps of a deployment. Tests interrupt the daemon at each step, to check that a deployment is
-//! crash-safe.
+//! Steps of a deployment. Tests kill the daemon or one of its processes immediately before a step,
+//! to check that a deployment is crash-safe.
 
 use std::sync::OnceLock;
 
@@ -10,15 +10,16 @@ pub enum DeployStep {
     Receive,
     /// Renames the module to its final name.
     StoreModule,
-    /// Records the tenant's process, which has just started.
+    /// Renames the record of the tenant's process to its final name, after the process was started.
     RecordProcess,
-    /// Runs the compiler, which has just started.
+    /// Receives the output of the compiler process, after the process was started.
     Compile,
     /// Renames the compiled module to its final name.
     StoreArtifact,
     /// Loads the compiled module.
     Load,
-    /// Sends the access of direct requests to the process.
+    /// Informs the process whether the function answers direct requests: requests on connections
+    /// that the daemon passes to the process.
     Publish,
     /// Writes the new record to a temporary file.
     WriteRecord,

@@ -1,4 +1,8 @@
-//! Listings of directories in replies.
+//! Listings of directories in replies to the FUSE requests READDIR and READDIRPLUS.
+//!
+//! An entry of READDIR is a `fuse_dirent`: a header of 24 bytes and the name, padded to a multiple
+//! of 8 bytes. In an entry of READDIRPLUS, a `fuse_entry_out` of 128 bytes with the attributes of
+//! the file precedes the `fuse_dirent`.
 
 use crate::abi::FieldsMut;
 use crate::attributes::Attributes;
@@ -11,7 +15,9 @@ const BATCH: usize = 128;
 const SELF_OFFSET: u64 = 1;
 const PARENT_OFFSET: u64 = 2;
 
-/// Appends an entry, if `limit` bytes suffice.
+/// Appends an entry, unless `out` would then exceed `limit` bytes. Returns whether the entry was
+/// appended. `with_attributes` is `None` for READDIR. For READDIRPLUS, it is `Some(true)`, or
+/// `Some(false)` for an entry whose attributes are replaced by zeroes.
 fn append(
     out: &mut Vec<u8>,
     limit: usize,
@@ -41,8 +47,10 @@ fn append(
     true
 }
 
-/// Appends entries after `offset` to `out`, which may grow to `limit` bytes. With `plus`, entries
-/// have attributes. Calls `returned` with each node that the client learns.
+/// Appends entries after `offset` to `out`, which may grow to `limit` bytes. With `plus`
+/// (READDIRPLUS), entries have attributes, and the client holds a reference to each returned node
+/// until it sends FORGET. Calls `returned` with each of these nodes, so that the caller can count
+/// the reference.
 pub(crate) fn list(
     volume: &Volume,
     node: u64,

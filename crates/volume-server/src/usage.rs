@@ -60,7 +60,8 @@ impl Usage {
         sub(&self.bytes, charge(length));
     }
 
-    /// Charges the growth of a file from `old` to `new` bytes, or releases its reduction.
+    /// Charges the space by which a file grows from `old` to `new` bytes, or releases the space by
+    /// which it shrinks.
     pub(crate) fn resize(&self, old: u64, new: u64) -> Result<(), Errno> {
         let (old, new) = (charge(old), charge(new));
         if new > old {

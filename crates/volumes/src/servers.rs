@@ -37,7 +37,7 @@ pub struct VolumeServers {
     /// Directory of the sockets.
     run: PathBuf,
     program: ServerProgram,
-    /// Held while the server of a volume is started.
+    /// Lock of each volume, by volume id. Held while the server of the volume is started.
     starts: Mutex<HashMap<String, Arc<Mutex<()>>>>,
 }
 
@@ -171,7 +171,8 @@ impl VolumeServers {
         jiffy_volume_server::remove(&self.volumes.join(&volume.id))
     }
 
-    /// Removes the files of volumes that do not exist, for example after a crash during a removal.
+    /// Removes the files of volumes that no longer exist, for example after a crash during a
+    /// removal.
     pub fn sweep(&self, exists: impl Fn(&str) -> bool) -> io::Result<()> {
         for entry in fs::read_dir(&self.volumes)? {
             let entry = entry?;

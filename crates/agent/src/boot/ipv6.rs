@@ -21,9 +21,10 @@ struct Ipv6Route {
     interface: libc::c_int,
 }
 
-/// Prepares the device before it is switched on. The device must have no address except the
-/// configured address, which must be usable immediately. The host specifies the gateway, and drops
-/// all other traffic.
+/// Prepares the device before it is switched on. The command line contains the address and the
+/// gateway, and the host drops packets from all other addresses. The kernel must therefore generate
+/// no address, and ignore router advertisements. The address must be usable immediately, so the
+/// kernel does not search for duplicates of it.
 pub fn prepare() {
     for (name, value) in [
         ("accept_ra", "0"),

@@ -120,11 +120,13 @@ impl Functions {
             return Err(FunctionError::NotInstalled);
         }
         let digits = digest.digits();
+        // The empty name is never shown: it only belongs to the error, which is discarded.
         if let Ok(owner) = self.existing_owner(key, "") {
             let (path, expected) = (owner.store.module(&digits), digits.clone());
             match tokio::task::spawn_blocking(move || open(&path, &expected)).await {
                 Ok(Ok(file)) => return LocatedModule::new(digest, file),
                 Ok(Err(e)) if e.kind() == io::ErrorKind::NotFound => {}
+                // A file that is damaged or cannot be read is fetched from the store instead.
                 Ok(Err(e)) => tracing::error!(%digest, error = %e, "cannot read a module"),
                 Err(e) => tracing::error!(%digest, error = %e, "cannot read a module"),
             }
@@ -157,6 +159,7 @@ impl Functions {
 
     /// Uploads the modules that an owner's functions reference, and releases all others.
     async fn sync_owner(&self, store: &ModuleStore, key: Option<&str>) -> Result<(), RemoteError> {
+        // The name only belongs to the error, which is discarded.
         let owner = self.existing_owner(key, "").ok();
         let needed = || owner.as_ref().map(|owner| owner.needed_modules());
         let mut failure = None;

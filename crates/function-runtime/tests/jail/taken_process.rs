@@ -90,7 +90,7 @@ impl TakenThread {
         }
     }
 
-    /// Suspends the seccomp filter of the thread while it is stopped.
+    /// Suspends the seccomp filter of the thread while this process traces the thread.
     pub fn suspend_filter(&self) -> io::Result<()> {
         let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_SUSPEND_SECCOMP;
         let options = usize::try_from(options).map_err(io::Error::other)?;
@@ -191,7 +191,7 @@ fn set_registers(thread: libc::pid_t, registers: &libc::user_regs_struct) -> io:
     trace(libc::PTRACE_SETREGS, thread, at.expose_provenance())
 }
 
-/// Finds machine code in a process that executes a system call.
+/// Finds an instruction that executes a system call, in the machine code of a process.
 fn find_code(process: libc::pid_t, memory: &File) -> io::Result<u64> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
     for line in maps.lines().filter(|line| line.contains(" r-xp ")) {

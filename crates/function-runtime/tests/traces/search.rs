@@ -1,4 +1,6 @@
-//! Sends requests to all guests in turn. Each request searches for marks of earlier requests.
+//! Sends requests to all guests in turn. Each request searches for marks of earlier requests, and
+//! leaves marks of its own. A slot is memory that requests use one after the other, and that is
+//! reset after each request.
 
 use super::trace_guest::{FUNCTIONS, TraceGuest};
 use crate::support::{TestClient, TestResponse, TestTenant};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Number of concurrent requests, and number of clients that send them.
 pub const SLOTS: u32 = 2;
-/// Timeout for a request whose client has disconnected to release its slot.
+/// Timeout for a slot to become free, for example after the client of its request has disconnected.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of consecutive requests to one function in the second half of a search.
 const RUN: u32 = 40;
@@ -98,8 +100,9 @@ impl Search {
     }
 
     /// Returns the function of a request. In the first half, consecutive requests use different
-    /// functions, so that functions reuse slots of other functions. In the second half, several
-    /// requests use the same function, so that the reset tracks the written pages.
+    /// functions, so that a function receives the slots of other functions. In the second half,
+    /// [`RUN`] consecutive requests use the same function, so that it receives its own slots again,
+    /// with the pages that [`SlotReset::Fast`] has restored and retained.
     fn guest(&self, number: u32) -> TraceGuest {
         let turn = if number < self.requests / 2 {
             number
@@ -109,7 +112,9 @@ impl Search {
         TraceGuest(1 + usize::try_from(turn).unwrap() % FUNCTIONS)
     }
 
-    /// Returns the path of a request, which selects its end and the position of its marks.
+    /// Returns the path of a request: a slash and two characters. The first character selects the
+    /// end of the request. The second one selects the position of its marks in memory: `a` for all
+    /// pages, or a digit for one page at the start of this tenth of memory.
     fn path(&self, number: u32) -> String {
         let ending = match self.ending(number) {
             Ending::Answer => 'x',
@@ -119,7 +124,8 @@ impl Search {
         };
         match number % 8 {
             0 => format!("/{ending}a"),
-            // Mainly pages that other requests wrote to, and some that no request wrote to.
+            // 16 consecutive numbers have the same digit, so the page was usually written by
+            // earlier requests.
             _ => format!("/{ending}{}", number / 16 % 10),
         }
     }
@@ -182,6 +188,9 @@ impl Search {
                 let answer = get_when_admitted(client, &name, &path);
                 let expected = match self.world {
                     World::Core => guest.clean(),
+                    // The answer of a component also contains the numbers of three handles: of the
+                    // request, of the response, and of the first handle that it created. They are
+                    // the same in each answer, unless handles of an earlier request have remained.
                     World::Http => {
                         let reported = answer.text().get(2..5).unwrap_or_default().to_owned();
                         let handles = handles.get_or_init(|| reported);

@@ -85,13 +85,14 @@ fn prepare(
     let path = resolve(user, query.paths.first().map_or(&[][..], Vec::as_slice));
     progress.enter(&path)?;
     let options = UnpackOptions {
+        // `@` is the user of the request.
         owner: match &query.owner {
             Some(text) if text == "@" => UnpackOwner::Fixed(user.uid, user.gid),
             Some(text) => owner(text)?,
             None => UnpackOwner::Archive,
         },
         mode,
-        // The archive has the same rights as the client, which may write anywhere in the sandbox.
+        // Entries may be written anywhere in the sandbox, because the client may do the same.
         confined: false,
         rename: None,
         max_bytes: None,
