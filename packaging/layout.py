@@ -70,7 +70,8 @@ def template_files(inputs: Inputs) -> list[Entry]:
 
 
 def installation(inputs: Inputs, prefix: str) -> list[Entry]:
-    """Returns the files of `make install`: the files of a package without the kind of the package."""
+    """Returns the files of `make install`. The results of `package_files` (for example the kind of
+    the package) and of `notices` are only in packages."""
     return [
         *programs(inputs, gvisor=True),
         *references(inputs),

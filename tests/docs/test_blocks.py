@@ -47,7 +47,7 @@ CODE = [
 
 
 def failures():
-    """Prints cases that are not reported. Returns their number."""
+    """Prints the cases with an unexpected result. Returns their number."""
     found = []
     for page, message in BROKEN_PAGES.items():
         try:

@@ -114,8 +114,8 @@ fn malicious_archive_entries_have_no_effect_on_the_host() {
     let found = fs::metadata(at("t/setuid")).unwrap();
     assert_eq!(found.mode() & 0o7777, 0o755);
     assert_eq!(found.uid(), fs::metadata(here.path()).unwrap().uid());
-    // The guest replaces an entry that is a link here by a directory with a file: the copy must not
-    // follow the link.
+    // In the guest, a directory with a file replaces `away`, which is a link on the host. The copy
+    // must not follow the link.
     let script = "cd /root; rm t/away; mkdir t/away; echo theirs >t/away/f";
     test_home.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", script]);
     let refused = test_home.call(&["cp", "-r", "-u", "root", &format!("{id}:t/."), &at("t")]);

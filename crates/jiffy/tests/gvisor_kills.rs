@@ -69,7 +69,8 @@ fn common_pipes(one: u32, other: u32) -> usize {
     pipes(one).intersection(&pipes(other)).count()
 }
 
-/// Waits until only sandboxes with processes in `kept` remain.
+/// Waits until only the sandboxes with the processes `retained` remain, and no control group of
+/// `groups`.
 fn nothing_else_is_left(
     test_home: &TestHome,
     retained: &BTreeSet<u32>,
@@ -86,7 +87,8 @@ fn nothing_else_is_left(
     wait_for("control groups to be removed", || {
         (!groups.iter().any(|group| group.exists())).then_some(())
     });
-    // One directory per sandbox, and one for all records with a record, its lock and a socket.
+    // The directory contains one directory per sandbox, and the directory `state`. The latter
+    // contains three files per sandbox: a record, its lock, and a socket.
     wait_for("files to be removed", || {
         let records = names(directory.join("state"));
         let sandboxes = names(directory.clone()) - 1;
@@ -104,7 +106,7 @@ fn a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group() {
         let victim = next_process(helper, &before);
         let groups = groups(victim);
         signal(victim, Signal::SIGKILL);
-        // The sandbox is created again, unless the helper was killed too late.
+        // Both results of the create are permitted: the signal may have arrived too late.
         let created = finish(create);
         if created.code == Some(0) {
             test_home.ok(&["rm", created.stdout.trim()]);
@@ -153,7 +155,8 @@ fn a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_gr
     let sandbox = next_process(helper, &before);
     signal(helper, Signal::SIGSTOP);
     let groups = groups(sandbox);
-    // Its standard input remains open; the pipe for its ready message is closed at this point.
+    // The process of the sandbox first shares two pipes with the helper: its standard input, and
+    // the pipe for the message that it is ready. When it has started, it has closed the second one.
     wait_for("the sandbox's process to start", || {
         (common_pipes(helper, sandbox) < 2).then_some(())
     });

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 /// Certificate authorities of this host. Its internet access may require a custom authority.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Returns whether sandboxes reach the registries of pip and npm. Otherwise skips the test.
+/// Returns whether sandboxes reach the registries of pip and npm. If not, reports the test as
+/// skipped.
 fn registries(project: &BuildProject) -> bool {
     let id = project.test_home.ok(&["create", "--template", "node"]);
     let authorities = fs::read_to_string(AUTHORITIES).unwrap_or_default();
@@ -237,7 +238,7 @@ fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
     let first = version().unwrap();
     assert_eq!(test_home.json(&create)["template"], template.as_str());
     assert_eq!(version().as_ref(), Some(&first));
-    // Of the same template, in a temporary sandbox of the daemon.
+    // `jiffy run` uses the imported template as well, in a temporary sandbox of the daemon.
     let run = ["run", "--image", &image, "--memory", "256Mi", "--"];
     let done = test_home.call(&[&run[..], &["/app", "in", "a", "run"]].concat());
     assert_eq!(done.code, Some(0), "{done:?}");

@@ -72,7 +72,7 @@ function listenAddress(home: string): string | null | undefined {
     return undefined
   }
   const status = JSON.parse(response) as { jiffy?: { listen?: string | null } }
-  // A client cannot connect to the address that stands for all addresses.
+  // A client cannot connect to a wildcard address.
   return status.jiffy?.listen?.replace('://0.0.0.0', '://127.0.0.1').replace('://[::]', '://[::1]') ?? null
 }
 

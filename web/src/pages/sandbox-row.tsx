@@ -40,7 +40,7 @@ function Ages({ sandbox }: { sandbox: Sandbox }) {
   )
 }
 
-/** A share as number and bar. */
+/** Usage of a resource as text and as a bar. A share of 1 fills the bar. */
 function Share({ text, share }: { text: string; share: number }) {
   return (
     <span className="usage">
@@ -52,7 +52,11 @@ function Share({ text, share }: { text: string; share: number }) {
   )
 }
 
-/** A row of the table. It is drawn again only if its sandbox or figures change. */
+/**
+ * A row of the table. It is drawn again only if one of the properties that are compared below
+ * changes. `mayChange` belongs to the session, and `measure` to the table: both remain the same.
+ * The callbacks are new functions in each render, so they are not compared.
+ */
 export const SandboxRow = memo(
   function SandboxRow(props: Props) {
     const { sandbox, figures, selected, hasCursor } = props
@@ -72,6 +76,8 @@ export const SandboxRow = memo(
             type="checkbox"
             aria-label={`Select ${visible(name)}`}
             checked={selected}
+            // React requires this handler. The selection is in `onClick`, whose event has the state
+            // of the shift key.
             onChange={() => {}}
             onClick={(event) => props.onSelect(id, event.shiftKey)}
           />

@@ -162,7 +162,10 @@ function EnvironmentCard({ env }: { env: [string, string][] }) {
 
 const lines = (text: string) => text.split(/[\s,]+/).filter(Boolean)
 
-/** The network rules. They are replaced as a whole. */
+/**
+ * The network rules. Saving replaces all egress rules and name servers. Whether ports are public
+ * remains unchanged, because the request does not contain `allowPublicTraffic`.
+ */
 function NetworkCard({ id }: { id: string }) {
   const sandbox = useSandbox(id).data
   const session = useSession()
@@ -177,6 +180,7 @@ function NetworkCard({ id }: { id: string }) {
     allowOut: lines(edit.allow),
     denyOut: lines(edit.deny),
     dnsServers: network?.dnsServers ?? [],
+    // Null allows access to the internet.
     allow_internet_access: edit.internet ? null : false,
   }
   const save = async () => {

@@ -39,7 +39,7 @@ impl HostSide {
             .spawn()
             .context("python3 is not installed on this host")?;
         let output = server.stdout.take().context("the server has no output")?;
-        // The server prints its port, which the kernel chose, when it listens.
+        // When the server listens, it prints the port that the kernel has selected.
         let line = BufReader::new(output).lines().next_line().await?;
         let port = line.as_deref().and_then(|line| line.rsplit(' ').next());
         let port = port.and_then(|port| port.parse().ok());

@@ -24,7 +24,8 @@ pub fn run_all(report: &mut dyn FnMut(Finding)) {
     let host = Host::open();
     let facts = match &host {
         Ok(host) => EngineFacts::of(host),
-        // Without the programs of this host, no engine is usable.
+        // Without the programs of this host, no engine is usable. The empty reason is never shown:
+        // `kvm` opens the device itself.
         Err(e) => EngineFacts {
             kvm: Err(String::new()),
             gvisor: Err(e.to_string()),
@@ -36,8 +37,9 @@ pub fn run_all(report: &mut dyn FnMut(Finding)) {
         report(gvisor(host, &facts));
         report(engine(&facts));
     }
-    // The support is known only if an ordinary user runs the command: `rootless::enter_for` has
-    // determined it.
+    // At the start of the command, `rootless::enter_for` determines the support for an ordinary
+    // user, and may enter a user namespace in which this process is root. The support is unknown if
+    // root runs the command, or if the data directory cannot be determined.
     match jiffy_daemon::rootless_notice::known_support() {
         None => report(user()),
         Some(facts) => rootless(facts, report),
@@ -149,7 +151,7 @@ fn engine(facts: &EngineFacts) -> Finding {
     }
 }
 
-/// Checks the privileges of this process.
+/// Checks the privileges of this process, if its rootless support is unknown.
 fn user() -> Finding {
     if jiffy_rootless::is_chroot() {
         Finding::fail(

@@ -42,8 +42,8 @@ impl ChunkCopies for LocalCopies<'_> {
         chunk: u64,
         buffer: &mut [u8],
     ) -> Option<usize> {
-        // A hole of the cache file reads as zeroes. Zero chunks are never stored, so that zeroes
-        // mean a missing chunk.
+        // A hole of the cache file reads as zeroes. Chunks of zeroes are never stored, so zeroes
+        // mean that the cache does not have the chunk.
         let cached = self.cache.read_chunk(snapshot, part, chunk, buffer);
         let is_zero = |length: usize| buffer.iter().take(length).all(|byte| *byte == 0);
         if let Some(length) = cached.filter(|length| !is_zero(*length)) {

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-/// Language, and a text in the answer of the function that `jiffy function new` creates.
+/// Language, and for the function that `jiffy function new` creates: body of a request, and answer.
 const LANGUAGES: [(&str, &str, &str); 5] = [
     ("c", "123456789", "cbf43926"),
     (

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 5;
-/// Default duration per engine, unless `JIFFY_SOAK_SECONDS` is set.
+/// Default duration per engine, in seconds. `JIFFY_SOAK_SECONDS` overrides it.
 const DEFAULT_SECONDS: u64 = 12;
 const VMM_KILL_INTERVAL: Duration = Duration::from_secs(4);
 const DAEMON_KILL_INTERVAL: Duration = Duration::from_secs(40);
@@ -89,7 +89,8 @@ fn process_of(soak: &SoakModel, id: &str) -> Option<u32> {
     reply.body()["pid"].as_u64()?.try_into().ok()
 }
 
-/// Kills the VMM or sentry of a sandbox, sometimes one without a sandbox.
+/// Kills a random VMM or sentry: usually the process of a sandbox, and sometimes a process that
+/// belongs to no sandbox, for example in the warm pool.
 fn kill_guest(soak: &SoakModel, daemon: &Daemon, random: &mut TestRandom) {
     let all = locked(&soak.sandboxes).clone();
     let owned = all
@@ -99,6 +100,7 @@ fn kill_guest(soak: &SoakModel, daemon: &Daemon, random: &mut TestRandom) {
     let vmms = daemon.test_home.vmms();
     locked(&soak.groups).extend(vmms.iter().flat_map(|vmm| groups_of(*vmm)));
     if random.below(VMM_KILL_SHARE) == 0 {
+        // Processes without a sandbox, of which one is killed.
         let mut orphan_kills = vmms.clone();
         orphan_kills.retain(|vmm| !owned.iter().any(|(_, pid)| pid == vmm));
         if let Some(stray) = orphan_kills.first().copied() {
@@ -181,6 +183,8 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
         unanswered: Mutex::default(),
     };
     let soak = SoakModel::new(api, memory_mib);
+    // Clients create most sandboxes from snapshots, so a first snapshot must exist. Clients never
+    // remove it.
     let first = from_template(&soak, test_home).unwrap().unwrap();
     let mut model = first.lock();
     let mut held = LockedSandbox {
@@ -188,6 +192,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
         sandbox: &first,
         model: &mut model,
     };
+    // The request is acknowledged after the snapshot is stored.
     held.snapshot("stored").unwrap();
     drop(model);
     std::thread::scope(|scope| {

@@ -71,7 +71,11 @@ except OSError: pass
 print(sorted(found))
 "#;
 
-/// Connects by an allowed name that resolves to changing addresses; prints the name of the server.
+/// Sends 24 requests with the host name `rebind.example`. The transparent proxy of the slot ignores
+/// the address 9.9.9.9: it reads the name from the `Host` header and resolves the name again for
+/// each connection. The lab's name server answers alternately with an address of the lab's internet
+/// and with an address of a slot. Prints the first words of all responses, without duplicates:
+/// `internet` from the lab's server, `HTTP/1.1` from the proxy if it denies the connection.
 const REBIND: &str = r#"
 import socket
 said = set()
@@ -112,6 +116,8 @@ fn no_address_frame_or_name_leads_to_another_tenants_sandbox() {
         let received = show("/tmp/heard");
         assert_eq!(received.lines().count(), 1, "{received}");
 
+        // All IPv6 addresses of the host, and for each a nearby address: the same text with the
+        // digit 1 appended.
         let devices = output("ip", &["-6", "-br", "addr"]);
         let six = devices
             .split_whitespace()
@@ -121,7 +127,11 @@ fn no_address_frame_or_name_leads_to_another_tenants_sandbox() {
         let mut six: Vec<String> = six
             .flat_map(|address| [address.to_owned(), format!("{address}1")])
             .collect();
+        // Address and gateway of each guest (IPv6), and the group of all hosts of a link.
         six.extend(["fd6a:6966:6679::21", "fd6a:6966:6679::22", "ff02::1"].map(str::to_owned));
+        // 198.18.0.0/15 contains the addresses of the slots. In each slot, 169.254.0.21 is the
+        // guest (here the sender itself), 169.254.0.22 the gateway, and .20 and .23 the remaining
+        // addresses of their network.
         let mut four: Vec<String> = (0..24).map(|n| format!("198.18.0.{n}")).collect();
         four.extend(["169.254.0.22", "169.254.0.23", "169.254.0.20"].map(str::to_owned));
         let program = format!("V4, V6 = {four:?}, {six:?}\n{REACH}");
@@ -136,7 +146,8 @@ fn no_address_frame_or_name_leads_to_another_tenants_sandbox() {
             &keys.mallory,
             &["exec", bound, "--", "python3", "-c", REBIND],
         );
-        // The internet if the name resolves there, and a denial if it resolves to a slot.
+        // If the name resolves to the internet, the lab's server answers. If the name resolves to a
+        // slot, the proxy answers with an HTTP error.
         assert_eq!(said, "HTTP/1.1 internet");
         assert_eq!(show("/tmp/heard"), received);
     });

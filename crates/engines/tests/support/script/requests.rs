@@ -1,4 +1,4 @@
-//! Contents of buffers: requests, packets and frames with errors.
+//! Contents of buffers: requests, packets and frames, which the script corrupts at random.
 
 use super::*;
 
