@@ -93,10 +93,10 @@ impl SessionStore {
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).open(&path)?;
         let connection = Connection::open(&path)?;
-        // Writes are not synced. After a power failure, users may have to sign in again, or a
-        // session that has just ended may be valid again.
+        // Writes are synced: a session that has ended must not be valid again after a power
+        // failure.
         connection.pragma_update(None, "journal_mode", "wal")?;
-        connection.pragma_update(None, "synchronous", "off")?;
+        connection.pragma_update(None, "synchronous", "full")?;
         connection.execute_batch(SCHEMA)?;
         Ok(Self(Mutex::new(connection)))
     }
