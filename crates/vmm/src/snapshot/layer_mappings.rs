@@ -1,6 +1,5 @@
-//! Read-only mappings of layer files, with which a snapshot compares memory. Comparing mapped bytes
-//! takes a third of the time of reading them first: the compared pages are usually scattered, and
-//! each read would cost a system call and a copy.
+//! Read-only mappings of layer files, with which a snapshot compares memory. The compared pages are
+//! usually scattered. Reading each page first would cost a system call and a copy.
 
 use super::linear_memory::CHUNK_BYTES;
 use super::memory_layers::MemoryLayers;
