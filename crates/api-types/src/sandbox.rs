@@ -122,8 +122,8 @@ pub struct VolumeMount {
     pub name: String,
     /// Directory in the sandbox.
     pub path: String,
-    /// True if the sandbox cannot change the volume.
-    #[serde(default)]
+    /// True if the sandbox cannot change the volume. Absent otherwise, as in E2B's form.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
 }
 
