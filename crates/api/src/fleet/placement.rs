@@ -319,10 +319,12 @@ impl Fleet {
                     if !is_absent || Instant::now() >= transit_end {
                         return Err(name_taken(name.unwrap_or_default()));
                     }
-                    // The name seems to be taken, but its host has no such sandbox: the sandbox was
-                    // killed a moment ago, or its create has failed. The report to the directory is
-                    // in transit. A create in progress ends with a row on its host.
-                    if create.request.freed.replace(taken).is_some() {
+                    // The name seems to be taken, but its host has no such sandbox. If the host had
+                    // reported the sandbox, it was killed a moment ago, and the report of its end
+                    // is in transit. Otherwise the name is reserved for a create in progress, which
+                    // ends with a row on its host or with the end of the reservation.
+                    let former = create.request.freed.replace(taken);
+                    if former.is_some() || !taken.is_reported {
                         tokio::time::sleep(TRANSIT_PAUSE).await;
                     }
                 }

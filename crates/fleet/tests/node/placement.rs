@@ -216,6 +216,8 @@ async fn one_of_two_creates_with_the_same_idempotency_key_is_placed() {
     sleep(Duration::from_secs(1)).await;
     let freed = taken(fleet.node(1).place(other.clone()).await, next);
     assert_eq!(freed.reservation, Some(placed.decision));
+    // A client that found no row on the host cannot free the name: the create was in progress.
+    other.freed = Some(freed);
     let name = super::support::row("name", RowState::Running);
     fleet.node(next.0).change_row(RowChange::Put(name));
     sleep(Duration::from_secs(1)).await;

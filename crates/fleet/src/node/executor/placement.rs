@@ -167,13 +167,14 @@ impl Executor {
         request: &PlaceRequest,
     ) -> Result<Option<TakenName>, Option<NotPlaced>> {
         let reserved = self.reservations.get(&hash).copied();
-        let taken = |member| TakenName {
+        let taken = |member, is_reported| TakenName {
             member,
             reservation: reserved.map(|(_, _, decision)| decision),
+            is_reported,
         };
         let located = self.member.directory().and_then(|rows| rows.find(hash));
         if let Some(located) = located {
-            return Ok(Some(taken(located.host)));
+            return Ok(Some(taken(located.host, true)));
         }
         if !self.member.is_directory_complete() || !self.has_room_for_reservation(now) {
             return Err(None);
@@ -181,13 +182,14 @@ impl Executor {
         let holder = reserved.filter(|(_, at, decision)| {
             now.since(*at) < RESERVATION_MS && Some(*decision) != request.former
         });
-        Ok(holder.map(|(member, ..)| taken(member)))
+        Ok(holder.map(|(member, ..)| taken(member, false)))
     }
 
     /// Returns whether a row is free because its host does not have it any longer, and no other
     /// create has reserved it since. Removes the row then: its removal by the host is in transit.
     fn is_freed(&mut self, hash: SandboxHash, freed: Option<TakenName>) -> bool {
-        let Some(freed) = freed else {
+        // The host of a create in progress may have received the row since the client checked it.
+        let Some(freed) = freed.filter(|freed| freed.is_reported) else {
             return false;
         };
         let reserved = self.reservations.get(&hash);

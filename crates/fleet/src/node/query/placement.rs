@@ -96,6 +96,9 @@ pub struct TakenName {
     pub member: MemberId,
     /// Number of the latest decision that has reserved the row.
     pub reservation: Option<u64>,
+    /// True if the member has reported the row. Otherwise the row is only reserved for a create in
+    /// progress, and the member does not have it yet.
+    pub is_reported: bool,
 }
 
 /// Host that was selected for a sandbox.
