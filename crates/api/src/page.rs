@@ -5,11 +5,13 @@
 
 use crate::error::ApiError;
 use crate::query::Query;
+use axum::Json;
 use axum::http::{HeaderName, HeaderValue};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiffy_sandbox_manager::{ListOrder, ListPosition};
+use serde::Serialize;
 
 /// Header with the token of the next page; absent on the last page.
 pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");
@@ -85,6 +87,22 @@ impl Page {
     pub fn fetch_limit(&self) -> usize {
         // Cannot overflow: the limit is at most `MAX_PAGE_SIZE` or the default of a list.
         self.limit + 1
+    }
+
+    /// Returns the response with a page of `found`, at most [`Self::fetch_limit`] objects in the
+    /// order of `name`. `shown` converts an object to its form in the response.
+    pub fn response_by_name<T, S: Serialize>(
+        &self,
+        mut found: Vec<T>,
+        name: impl Fn(&T) -> &str,
+        shown: impl Fn(T) -> S,
+    ) -> Response {
+        let has_more = found.len() > self.limit;
+        found.truncate(self.limit);
+        let next = found.last().filter(|_| has_more);
+        let next = next.and_then(|last| Self::next_name(name(last)));
+        let shown: Vec<S> = found.into_iter().map(shown).collect();
+        with_next(Json(shown).into_response(), next)
     }
 
     /// Returns whether an item at `position` is on this page or a later one.

@@ -5,13 +5,13 @@ use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
-use crate::page::{Page, with_next};
+use crate::page::Page;
 use crate::query::Query;
 use crate::wire::secret::shown;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use jiffy_api_types::{EventType, NewSecret, Secret, SecretUpdate};
 use jiffy_secrets::{SecretError, Secrets};
 use std::sync::Arc;
@@ -27,16 +27,10 @@ pub(super) async fn list(
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, DEFAULT_PAGE)?;
-    let (after, limit) = (page.after_name().map(str::to_owned), page.limit());
-    let fetch = page.fetch_limit();
+    let (after, fetch) = (page.after_name().map(str::to_owned), page.fetch_limit());
     let list = move |secrets: &Secrets, owner: &str| secrets.list(owner, after.as_deref(), fetch);
-    let mut found = app.on_secrets(&caller, list).await?;
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_more);
-    let next = next.and_then(|last| Page::next_name(&last.name));
-    let all: Vec<Secret> = found.into_iter().map(shown).collect();
-    Ok(with_next(Json(all).into_response(), next))
+    let found = app.on_secrets(&caller, list).await?;
+    Ok(page.response_by_name(found, |secret| &secret.name, shown))
 }
 
 /// `GET /secrets/{secretID}`: returns a secret without its value.

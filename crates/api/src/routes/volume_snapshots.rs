@@ -6,13 +6,13 @@ use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::owned_objects::{blocking, not_in_a_fleet};
-use crate::page::{Page, with_next};
+use crate::page::Page;
 use crate::query::Query;
 use crate::wire::volume::shown_snapshot;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use jiffy_api_types::VolumeSnapshot;
 use jiffy_volumes::{StoredVolumes, VolumeError};
 use std::sync::Arc;
@@ -36,17 +36,12 @@ pub(super) async fn list(
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, DEFAULT_PAGE)?;
-    let (after, limit) = (page.after_name().map(str::to_owned), page.limit());
+    let after = page.after_name().map(str::to_owned);
     let (stored, fetch) = (app.stored_volumes()?.clone(), page.fetch_limit());
     let owner = caller.owner_id().unwrap_or_default();
     let list = move || stored.list(&owner, after.as_deref(), fetch);
-    let mut found = blocking(refused, list).await?;
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_more);
-    let next = next.and_then(|last| Page::next_name(&last.id));
-    let all: Vec<VolumeSnapshot> = found.iter().map(shown_snapshot).collect();
-    Ok(with_next(Json(all).into_response(), next))
+    let found = blocking(refused, list).await?;
+    Ok(page.response_by_name(found, |snapshot| &snapshot.id, |one| shown_snapshot(&one)))
 }
 
 /// `DELETE /volumesnapshots/{volumeSnapshotID}`: removes a snapshot.

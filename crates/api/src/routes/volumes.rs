@@ -6,14 +6,14 @@ use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
-use crate::page::{Page, with_next};
+use crate::page::Page;
 use crate::query::Query;
 use crate::wire::volume::shown;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use jiffy_api_types::{EventType, NewVolume, NewVolumeMount, Volume, VolumeAndToken};
+use axum::response::Response;
+use jiffy_api_types::{EventType, NewVolume, NewVolumeMount, VolumeAndToken};
 use jiffy_sandbox_manager::{MountedVolume, QuotaPermit};
 use jiffy_volumes::{DEFAULT_FILES, HostVolumes, MAX_BYTES, MIN_BYTES, VolumeError};
 use std::sync::Arc;
@@ -34,17 +34,11 @@ pub(super) async fn list(
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, DEFAULT_PAGE)?;
-    let (after, limit) = (page.after_name().map(str::to_owned), page.limit());
-    let fetch = page.fetch_limit();
+    let (after, fetch) = (page.after_name().map(str::to_owned), page.fetch_limit());
     let list =
         move |host: &HostVolumes, owner: &str| host.volumes().list(owner, after.as_deref(), fetch);
-    let mut found = app.on_volumes(&caller, list).await?;
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_more);
-    let next = next.and_then(|last| Page::next_name(&last.name));
-    let all: Vec<Volume> = found.iter().map(shown).collect();
-    Ok(with_next(Json(all).into_response(), next))
+    let found = app.on_volumes(&caller, list).await?;
+    Ok(page.response_by_name(found, |volume| &volume.name, |one| shown(&one)))
 }
 
 /// `GET /volumes/{volumeID}`: returns a volume with its token.
