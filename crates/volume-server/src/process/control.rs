@@ -9,7 +9,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recv
 use nix::unistd::geteuid;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -145,20 +145,26 @@ pub fn open_session(
     let read_only = if rights.is_read_only { READ_ONLY } else { 0 };
     let daemon = if rights.is_daemon { DAEMON } else { 0 };
     let message = message(read_only | daemon, mount);
-    let descriptors = [stream.as_raw_fd()];
-    sendmsg::<()>(
-        connection.as_raw_fd(),
-        &[IoSlice::new(&message)],
-        &[ControlMessage::ScmRights(&descriptors)],
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    send(&connection, &message, stream)?;
     let mut reply = [0];
     connection.read_exact(&mut reply)?;
     match reply {
         [STARTED] => Ok(()),
         _ => Err(io::Error::other("the volume has too many sessions")),
     }
+}
+
+/// Sends a message with a descriptor.
+fn send(connection: &UnixStream, message: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let descriptors = [descriptor.as_raw_fd()];
+    sendmsg::<()>(
+        connection.as_raw_fd(),
+        &[IoSlice::new(message)],
+        &[ControlMessage::ScmRights(&descriptors)],
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    Ok(())
 }
 
 /// Connects to the process that listens on `socket`, until it exits.
@@ -184,14 +190,7 @@ pub fn write_image(socket: &Path, image: &File) -> io::Result<u64> {
     // No timeout for the reply: the copy may take long, and the connection ends with the process.
     connection.set_write_timeout(Some(TIMEOUT))?;
     let message = message(IMAGE, None);
-    let descriptors = [image.as_raw_fd()];
-    sendmsg::<()>(
-        connection.as_raw_fd(),
-        &[IoSlice::new(&message)],
-        &[ControlMessage::ScmRights(&descriptors)],
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    send(&connection, &message, image.as_fd())?;
     let mut reply = [0; IMAGE_REPLY];
     connection.read_exact(&mut reply)?;
     let (error, bytes) = reply.split_at(4);
