@@ -68,7 +68,7 @@ pub(super) fn mark_init(request: &mut [u8]) {
     }
 }
 
-/// Returns the node of a request that locks, but not of one that unlocks.
+/// Returns the node that a request locks. `None` for a request that unlocks, and for all others.
 pub(super) fn locked_node(request: &[u8]) -> Option<u64> {
     let lock = LockRequest::parse(request)?;
     lock.kind.map(|_| lock.of.node)
