@@ -1,5 +1,6 @@
-//! [`Coordinator`]: the state of the member that decides for a shard during one term. `Member`
-//! contains it and passes it events: messages of members, the time, and outcomes of writes.
+//! [`Coordinator`]: the state of the member that decides for a shard (a part of the fleet's
+//! sandboxes) during one term, the time during which one member has this role. `Member` contains it
+//! and passes it events: messages of members, the time, and outcomes of writes.
 //!
 //! The shard's record has one row per member. The coordinator changes rows in a draft of the
 //! record. The draft replaces the record every 3 s. If the draft contains a registration or a
@@ -68,7 +69,6 @@ pub(crate) struct Coordinator {
     timing: Timing,
     id: MemberId,
     version: Version,
-    /// Record as this coordinator last replaced it successfully.
     /// The record after the last successful replacement. `version` is its version, on which the
     /// next replacement is conditional.
     committed: ShardRecord,
@@ -322,7 +322,8 @@ impl Coordinator {
                 }
             } else {
                 self.scheduler.remove_host(row.id.host());
-                // The peer stays if the draft already has the next registration of the member.
+                // Retain the state of the peer if the draft already contains the next registration
+                // of the member, which uses it.
                 if self
                     .draft
                     .row(row.id)

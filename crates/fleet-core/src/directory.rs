@@ -1,6 +1,7 @@
 //! Directory: host, state and revision of each sandbox of a shard, in the memory of the
-//! coordinator. Members report their sandboxes ([`RowMessage`]), and requests for a sandbox of
-//! another host are forwarded by it. It is not stored: a new coordinator receives all rows again.
+//! coordinator. Members report their sandboxes ([`RowMessage`]). A member that receives a request
+//! for a sandbox of another host looks up the host here. The directory is not stored: a new
+//! coordinator receives all rows again.
 //!
 //! A row occupies 24 bytes: 16 of the hash, and 8 with revision, host, state and mark. The rows are
 //! in 256 hash tables that grow by an eighth each time, so that at most a quarter of the memory is

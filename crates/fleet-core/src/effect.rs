@@ -1,5 +1,6 @@
 //! Interface of the state machine [`crate::Member`]: the events that its caller reports, and the
-//! effects that the caller must execute.
+//! effects that the caller must execute. The documentation of the crate explains the terms (term,
+//! epoch, verdict, head, row).
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};

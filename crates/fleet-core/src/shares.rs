@@ -1,6 +1,7 @@
-//! Shares of budgets that this member holds. The daemon admits sandboxes within them without a
-//! request to the coordinator. Heartbeats report them, and acknowledgements grant or recall parts
-//! of them.
+//! Shares of budgets that this member holds. A budget is the limit of an API key for its sandboxes
+//! on all hosts, and a share is the part that one member may use. The daemon admits sandboxes
+//! within its shares without a request to the coordinator. Heartbeats report the shares, and
+//! acknowledgements grant or recall parts of them.
 
 use crate::ids::Millis;
 use crate::message::{

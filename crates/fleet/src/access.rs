@@ -1,5 +1,10 @@
-//! [`FleetAccess`]: the control records of a fleet, and its decrypted secrets, as each member opens
-//! them. The keys of the store decrypt both.
+//! [`FleetAccess`]: the control records of a fleet and its decrypted secrets. The commands of
+//! `jiffy fleet` and the daemon of each member open it first.
+//!
+//! The control records are small objects in the store or in etcd by which the hosts agree. Examples
+//! are the root record (one per fleet, with its secrets), the tokens of hosts that join, and the
+//! record of the members. All are encrypted with the keys of one tenant of the store, which each
+//! member has in a file.
 
 use crate::certificates::{Authority, MEMBER_LIFETIME};
 use crate::channel::{Identity, authority_fingerprint};
@@ -21,10 +26,11 @@ use zeroize::Zeroizing;
 
 /// Tenant of the store whose keys encrypt the control records of a fleet.
 pub const CONTROL_TENANT: &str = "fleet";
-/// Context of the encryption of the secret and of the authority's key.
+/// Contexts of the two encrypted values in the root record. A context is authenticated together
+/// with a value, so that one value cannot be replaced by the other.
 const SECRET: &str = "fleet/root/secret";
 const AUTHORITY_KEY: &str = "fleet/root/authority-key";
-/// Attempts at a change of the root that other members change at the same time.
+/// Maximum number of attempts to change the root record while other members change it too.
 const ATTEMPTS: usize = 16;
 
 /// Key of the root record.
@@ -39,7 +45,7 @@ pub struct FleetAccess {
     pub records: Arc<SealedRecords>,
     /// Root record, as it was read.
     pub root: Root,
-    /// Secret of the fleet.
+    /// Secret of the fleet. Join tokens, links and the hashes of the directory are derived from it.
     pub secret: Zeroizing<[u8; 32]>,
     /// Authority of the certificates.
     pub authority: Arc<Authority>,
@@ -57,7 +63,7 @@ impl FleetAccess {
     /// Opens the records of the fleet of a member.
     ///
     /// # Errors
-    /// [`SetupError`], also if the records are of another fleet.
+    /// [`SetupError`], also if the records belong to another fleet.
     pub async fn open(
         settings: &Settings,
         home: &Path,
@@ -128,7 +134,8 @@ impl FleetAccess {
         tokens::create(&self.records, &self.secret, authority, uses, validity).await
     }
 
-    /// Reserves the number of a new member.
+    /// Reserves the number of a new member. Numbers are never reused, also if the member never
+    /// starts.
     ///
     /// # Errors
     /// [`SetupError`].

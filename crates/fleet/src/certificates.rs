@@ -20,7 +20,8 @@ const AUTHORITY_LIFETIME: Duration = Duration::from_secs(20 * 365 * 86_400);
 pub const MEMBER_LIFETIME: Duration = Duration::from_secs(30 * 86_400);
 /// A member renews its certificate when less than this time is left.
 pub const RENEWAL_MARGIN: Duration = Duration::from_secs(10 * 86_400);
-/// Tolerated lag of the clocks of other members.
+/// A certificate is valid from this time before its creation, because the clocks of other members
+/// may be behind.
 const CLOCK_SKEW: Duration = Duration::from_secs(600);
 /// End of the names in certificates.
 const NAME_SUFFIX: &str = "jiffy.internal";

@@ -1,5 +1,7 @@
-//! `jiffy store check`: tests whether a store or etcd executes conditional writes correctly. Hosts
-//! can agree only if it does.
+//! `jiffy store check` and `jiffy fleet init`: tests whether a store or etcd executes conditional
+//! writes correctly. A conditional write succeeds only if the record still has the version that the
+//! writer has read. If two concurrent writers could both succeed, two hosts might run the same
+//! sandbox.
 
 use crate::{Page, RecordError, RecordKey, Records, Versioned, Written};
 use bytes::Bytes;

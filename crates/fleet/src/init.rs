@@ -1,4 +1,6 @@
-//! `jiffy fleet init`: creates a fleet whose first member is this host.
+//! `jiffy fleet init`: creates a fleet whose first member is this host. It checks the store, and
+//! writes the first records (root record with the secrets, record of the members). The files of
+//! this host are written last: `fleet.toml` makes it a member.
 
 use crate::access::{FleetAccess, root_key};
 use crate::certificates::{Authority, MEMBER_LIFETIME, MemberKey};
@@ -166,7 +168,9 @@ fn records(options: &InitOptions, remote: &RemoteStore) -> Result<Arc<dyn Record
     })
 }
 
-/// Writes the settings of a new fleet, which become valid at the end.
+/// Writes the settings of a new fleet to a draft file. The caller writes `fleet.toml` when all
+/// records exist. An interrupted call leaves the draft, so that its repetition uses the same fleet
+/// id.
 fn draft(home: &Path, options: &InitOptions) -> Result<Settings, SetupError> {
     let mut id = [0; 4];
     getrandom::fill(&mut id).map_err(|e| SetupError::Rejected(format!("no random bytes: {e}")))?;
@@ -271,7 +275,8 @@ fn place(options: &InitOptions) -> String {
     }
 }
 
-/// Returns the error of a prefix with the root of another fleet.
+/// Returns the error for a store or etcd prefix that already contains the root record of another
+/// fleet.
 async fn occupied(options: &InitOptions, records: &SealedRecords) -> SetupError {
     let root = match root_key() {
         Ok(key) => records.get(&key).await.ok().flatten(),

@@ -70,7 +70,8 @@ pub struct Settings {
     /// Labels of the host, which creates may require.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// True if the keys and template names of this host must be added to the tables of the fleet.
+    /// True if the keys and template names of this host must still be added to the tables of the
+    /// fleet, which all members share.
     #[serde(default)]
     pub import_keys: bool,
     /// Cluster of the control records. `None` if they are in the store.
@@ -83,7 +84,8 @@ pub struct Settings {
 pub struct MemberFiles {
     /// Settings.
     pub settings: PathBuf,
-    /// Settings that are written before `init` or `join` is complete.
+    /// Settings that `init` or `join` writes first. They become `fleet.toml` when the command is
+    /// complete.
     pub draft: PathBuf,
     /// Certificate of the authority of the fleet.
     pub authority: PathBuf,
@@ -158,7 +160,7 @@ impl Settings {
         Self::read(&MemberFiles::of(home).settings)
     }
 
-    /// Reads the settings of an `init` or `join` that was interrupted.
+    /// Reads the draft of an interrupted `init` or `join`, whose repetition uses the same numbers.
     pub(crate) fn load_draft(home: &Path) -> Result<Option<Self>, SetupError> {
         Self::read(&MemberFiles::of(home).draft)
     }
@@ -340,7 +342,8 @@ impl Settings {
         Ok(identity)
     }
 
-    /// Returns the records, which `remote` contains unless they are in etcd. Sends no request.
+    /// Returns the access to the control records of the fleet, in etcd or in the store `remote`.
+    /// Sends no request.
     ///
     /// # Errors
     /// [`SetupError`] if the settings of etcd cannot be used.
@@ -389,7 +392,7 @@ pub(crate) fn check_address(address: &str) -> Result<(), String> {
     ))
 }
 
-/// Records that the keys of this host are in the tables of the fleet.
+/// Called when the keys of this host are in the tables of the fleet: they are not imported again.
 ///
 /// # Errors
 /// [`SetupError`].

@@ -224,7 +224,7 @@ impl Tables {
             action,
         };
         let changed = self.change_until_known(change).await?;
-        // This member must see its own change, even if the push was lost.
+        // The next call on this member must see the change, even if the writer's push was lost.
         self.shared.state.write().apply(changed.row.clone());
         Ok(changed)
     }
@@ -245,7 +245,8 @@ impl Tables {
             };
             match sent {
                 Ok(Err(TableError::NoWriter | TableError::NotWriter(_))) => {}
-                // The next writer recognises the request.
+                // The outcome is unknown. Send the change again: the writer recognises its number,
+                // and so does not make it twice.
                 Ok(Err(TableError::Unsettled)) => may_be_made = true,
                 Ok(result) => return result,
                 Err(_) => return Err(TableError::Unsettled),
@@ -328,7 +329,8 @@ impl Tables {
 }
 
 impl Shared {
-    /// Returns the term in which this member writes the tables.
+    /// Returns the term of this member as the coordinator, which writes the tables. `None` if
+    /// another member is the coordinator.
     fn term(&self) -> Option<Term> {
         let (writer, term) = self.peers.writer()?;
         (writer == self.peers.own()).then_some(term)

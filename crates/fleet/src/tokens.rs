@@ -22,7 +22,7 @@ const TOKEN_BYTES: usize = ID_BYTES + CODE_BYTES + FINGERPRINT_BYTES + CHECKSUM_
 pub const DEFAULT_VALIDITY: Duration = Duration::from_secs(3600);
 /// Maximum number of uses.
 pub const MAX_USES: u32 = 1000;
-/// Attempts at a change of a token that other members change at the same time.
+/// Maximum number of attempts to change a token while other members change it too.
 const ATTEMPTS: usize = 16;
 
 /// Token of a join.

@@ -1,6 +1,9 @@
-//! Changes of a head that involve no guest. They are the kill of a sandbox, the confirmation that
-//! its files were removed, adoption by the new epoch of its member, and release. Release gives up a
-//! claim whose guest does not exist.
+//! Changes of a head that involve no guest. The head of a sandbox is the record that decides which
+//! member may run it. The changes are:
+//! - the kill of a sandbox, and the confirmation that a member has removed its files
+//! - adoption: a member that was registered again (in a new epoch) becomes the owner of its sandbox
+//!   again
+//! - release: a member gives up a sandbox that it has claimed, but whose guest does not exist
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

@@ -1,5 +1,6 @@
 //! Messages that a member receives: requests of members to the coordinator, and the coordinator's
-//! answers. A message of an unknown coordinator is ignored.
+//! answers. Each message contains the term (number) of the coordinator that its sender knows. A
+//! message of an unknown coordinator is ignored.
 
 use super::Member;
 use crate::coordinator::message_of;
@@ -167,7 +168,7 @@ impl Member {
         }
         drop(shares);
         match acknowledgement.rows {
-            // All changes were received.
+            // The coordinator has received all changes: nothing is sent.
             RowRequest::Changes { from } if from > self.rows.last() => {}
             request => self.rows_wanted(request, effects),
         }

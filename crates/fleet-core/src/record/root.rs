@@ -24,7 +24,7 @@ pub enum ObjectRecords {
     Etcd,
 }
 
-/// Slots of a shard.
+/// Range of slots that belong to a shard. The first two characters of a sandbox id are its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotRange {
     /// First slot.

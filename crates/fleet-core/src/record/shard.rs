@@ -1,5 +1,6 @@
-//! [`ShardRecord`]: coordinator and members of a shard. Only the coordinator replaces the record,
-//! or a member that takes over its role.
+//! [`ShardRecord`]: the record with the coordinator and the members of a shard (a part of the
+//! fleet's sandboxes). Only the coordinator replaces the record, or a member that takes over its
+//! role. Members read it if their heartbeats are not acknowledged.
 
 use super::label::{HostLabel, MAX_LABELS};
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};

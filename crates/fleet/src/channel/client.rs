@@ -1,4 +1,6 @@
-//! [`Client`]: sends requests to other members over the members' channel.
+//! [`Client`]: sends requests to other members over the channel between members (HTTP/2 with mutual
+//! TLS). A request is either a small message with a time limit, a request with bodies of any
+//! length, or a stream in both directions.
 
 use super::MAX_MESSAGE_BYTES;
 use super::body::{Body, BodyError, Interrupted, body, read_body};

@@ -1,4 +1,6 @@
-//! Errors of requests to other members. They distinguish requests that were certainly not executed.
+//! Errors of requests to other members of the fleet. [`ChannelError::is_unsent`] distinguishes
+//! requests that the peer certainly has not received: only such a request may be sent to another
+//! member without the risk that it is executed twice.
 
 use jiffy_fleet_core::MemberId;
 use std::time::Duration;

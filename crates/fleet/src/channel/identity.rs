@@ -1,4 +1,6 @@
-//! [`Identity`]: certificate and key of a member, and the TLS settings of the members' channel.
+//! [`Identity`]: certificate and key of a member, and the TLS settings of the channel between
+//! members. Both sides of a connection present a certificate of the fleet's own authority, whose
+//! name contains the member number.
 
 use crate::certificates::{CertificateError, MemberCertificate, MemberKey};
 use jiffy_fleet_core::{FleetId, MemberId};
@@ -132,12 +134,14 @@ impl Current {
             .add(authority.clone())
             .map_err(|e| CertificateError::unusable("the certificate of the authority", e))?;
         let roots = Arc::new(roots);
-        // A host that joins identifies the fleet by the certificate of the authority.
+        // The authority is part of the chain because a host that joins the fleet knows only the
+        // fingerprint of the authority's certificate.
         let chain = vec![leaf, authority];
         let tls = |e: rustls::Error| CertificateError::unusable("the certificate and its key", e);
 
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider())
-            // For hosts that join.
+            // A host that joins has no certificate yet. The server then serves only the path for
+            // join requests.
             .allow_unauthenticated()
             .build()
             .map_err(|e| CertificateError::unusable("the certificate of the authority", e))?;
@@ -148,7 +152,8 @@ impl Current {
             .with_single_cert(chain.clone(), der.clone_key())
             .map_err(tls)?;
         server.alpn_protocols = vec![ALPN.to_vec()];
-        // A resumed session would outlive an expired certificate.
+        // No session tickets: a resumed TLS session would not check the certificate again, and so
+        // remain usable after its expiry.
         server.send_tls13_tickets = 0;
 
         let mut client = ClientConfig::builder_with_provider(provider())
@@ -168,7 +173,8 @@ impl Current {
     }
 }
 
-/// Returns the cryptography of the channel. The process may have no default.
+/// Returns the cryptographic algorithms of the channel. They are passed explicitly because a
+/// process of Jiffy may not have installed a default for rustls.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }

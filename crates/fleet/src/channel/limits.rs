@@ -1,4 +1,5 @@
-//! Limits of the connections that the listener of a member accepts.
+//! Limits of the connections that the listener of a member accepts. The listener's port is open to
+//! all hosts of the network, so peers without a certificate must not use up its resources.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -47,7 +48,7 @@ struct Counters {
     members: usize,
 }
 
-/// Open connection. It leaves the counters when it is dropped.
+/// Open connection. Dropping it decrements the counters.
 #[derive(Debug)]
 pub(super) struct Admitted {
     connections: Arc<Connections>,
@@ -58,7 +59,8 @@ pub(super) struct Admitted {
 impl Connections {
     /// Counts a new connection. `None` if a limit is reached.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr, limits: &Limits) -> Option<Admitted> {
-        // Addresses of one IPv6 network usually belong to one host.
+        // A host can use all addresses of its IPv6 network (usually 64 bits), so the network is
+        // counted.
         let address = network(address);
         let mut counters = self.0.lock();
         if counters.unauthenticated >= limits.unauthenticated_connections {
@@ -109,7 +111,7 @@ impl Drop for Admitted {
     }
 }
 
-/// Returns the address of IPv4, or the network of 64 bits of an IPv6 address.
+/// Returns an IPv4 address unchanged, and the /64 network of an IPv6 address.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),

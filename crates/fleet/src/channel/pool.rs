@@ -1,5 +1,5 @@
-//! Pool of the connections to other members. Heartbeats have connections of their own, separate
-//! from bulk data.
+//! Pool of the connections from this member to other members. Messages such as heartbeats have a
+//! connection of their own, so that bulk data (forwarded calls and streams) cannot delay them.
 
 use super::body::{Body, BoxError};
 use super::error::ChannelError;
@@ -36,7 +36,7 @@ pub(super) enum Class {
     Bulk,
 }
 
-/// Connections to all members. Requests in flight outlive the pool.
+/// Connections to all members. Dropping the pool does not end requests in flight.
 #[derive(Default)]
 pub(super) struct Pool(Mutex<HashMap<(MemberId, Class), Arc<Slot>>>);
 
@@ -44,7 +44,8 @@ pub(super) struct Pool(Mutex<HashMap<(MemberId, Class), Arc<Slot>>>);
 #[derive(Default)]
 struct Slot {
     connections: Mutex<Vec<Arc<Connection>>>,
-    /// Locked during a connect: only one is in progress. Contains the last failure.
+    /// Locked during a connect, so that only one is in progress. Contains the time, the address and
+    /// the error of the last failure.
     connecting: tokio::sync::Mutex<Option<(Instant, String, ChannelError)>>,
 }
 
@@ -141,7 +142,8 @@ impl Slot {
     /// Returns an open connection with room for a request.
     fn open(&self, address: &str) -> Option<Arc<Connection>> {
         let mut connections = self.connections.lock();
-        // Requests in flight retain a connection to a former address.
+        // A member may have a new address. Connections to the former one are not reused, but remain
+        // open until their requests in flight are complete.
         connections.retain(|c| !c.sender.is_closed() && c.address == address);
         let least = connections.iter().min_by_key(|c| Arc::strong_count(c))?;
         let is_full = Arc::strong_count(least) > MAX_STREAMS as usize / 2

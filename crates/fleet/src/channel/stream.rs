@@ -1,5 +1,6 @@
-//! [`Stream`]: a stream of bytes to another member, for example of a WebSocket. Its two directions
-//! are the bodies of one HTTP/2 request and of its response.
+//! [`Stream`]: a stream of bytes between two members, for example a client's WebSocket that one
+//! member forwards to the host of the sandbox. Its two directions are the bodies of one HTTP/2
+//! request and of its response.
 
 use super::body::{Body, BoxError, Interrupted};
 use bytes::Bytes;

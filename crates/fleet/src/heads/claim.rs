@@ -1,5 +1,9 @@
-//! [`Claim`]: a sandbox of which this host has become the owner, and whose guest is being restored.
-//! The claim is released if the restore fails.
+//! [`Claim`]: ownership of a sandbox while its guest is being restored.
+//!
+//! The head of a sandbox is the record in the store that decides which host may run the sandbox. A
+//! resume of a stored sandbox first writes this host into the head as the owner (it claims the
+//! head), and restores the guest at the same time. If the restore fails, the claim is dropped,
+//! which releases the head: any host may resume the sandbox again.
 
 use super::file::HeadFile;
 use super::{Authority, HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE, update};
@@ -51,7 +55,8 @@ impl Claim {
         }
     }
 
-    /// Permits that the restored guest receives its identity. Returns the revision of the head.
+    /// Called when the guest is restored, before it receives its identity (host name, entropy,
+    /// clock) and can communicate. Returns the revision of the head.
     ///
     /// # Errors
     /// [`HeadError::NoAuthority`] if this host has lost the authority of the claim. The sandbox is
@@ -89,7 +94,7 @@ impl Drop for Claim {
             return;
         };
         if held.revision.is_some() {
-            // The resume is complete, but its guest was dropped.
+            // The claim was confirmed, but the caller has dropped the guest since.
             let purpose = Purpose::Release(held.owner);
             tokio::spawn(async move {
                 if let Err(e) = update::run(&mut held.file, purpose, true).await {
@@ -103,7 +108,8 @@ impl Drop for Claim {
     }
 }
 
-/// Reports an event to the state machine of a resume.
+/// Reports an event to the state machine of a resume. Returns the effects that the caller must
+/// execute.
 pub(super) fn step(
     resume: &mut Resume,
     host: &dyn Authority,

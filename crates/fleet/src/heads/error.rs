@@ -1,5 +1,5 @@
-//! Errors of the access to heads. Most of them state that another host has the sandbox or has
-//! changed it.
+//! Errors of the access to heads. The head of a sandbox is the record in the store that decides
+//! which host may run it. The usual cause is that another host has the sandbox or has changed it.
 
 use crate::RecordError;
 use jiffy_store::host::RemoteError;

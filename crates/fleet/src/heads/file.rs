@@ -1,5 +1,10 @@
-//! Head of one sandbox in the store: executes the reads and conditional writes that the state
-//! machines of `jiffy_fleet_core` request.
+//! Head of one sandbox: the record in the store that decides which host may run the sandbox. This
+//! module executes the reads and conditional writes that the state machines of `jiffy_fleet_core`
+//! request.
+//!
+//! A conditional write names the version of the record that it replaces. If its answer is lost, its
+//! outcome is unknown: the same bytes are sent again, and a read then shows which write the record
+//! contains.
 
 use super::HeadError;
 use crate::RecordKey;
@@ -13,7 +18,8 @@ pub(super) struct HeadFile {
     pub id: SandboxId,
     key: RecordKey,
     records: Arc<SealedRecords>,
-    /// Latest versions: of the last read, write or lost write.
+    /// Latest versions of the record: from the last reads and writes, and from a write that failed
+    /// because another host had written first.
     known: Vec<Record>,
     /// Latest write. It is sent again with the same bytes if its outcome is unknown.
     pending: Option<(WriteId, PendingWrite)>,
@@ -39,7 +45,8 @@ impl HeadFile {
         error.unwrap_or_else(|| HeadError::contended(&self.id.to_string()))
     }
 
-    /// Starts the writes of another state machine, whose numbers may be the same.
+    /// Prepares for another state machine. Each state machine numbers its writes from the start, so
+    /// a pending write of the former one must not be mistaken for a write with the same number.
     pub fn restart(&mut self) {
         self.pending = None;
     }

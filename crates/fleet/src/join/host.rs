@@ -96,7 +96,8 @@ pub async fn join_fleet(
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0)),
     };
-    // Members do not connect to fronts.
+    // A member connects back to the address of a new host, to check it. Members never connect to
+    // fronts, so a front needs no listener for this check.
     let answerer = if is_front {
         None
     } else {
@@ -107,7 +108,7 @@ pub async fn join_fleet(
     let answer = channel::join(address, authority, Bytes::from(bytes), JOIN_TIMEOUT).await;
     if let Some(answerer) = answerer {
         answerer.abort();
-        // The address is free when the task has ended.
+        // Wait for the end of the task: the daemon will listen at the same address.
         let _ = answerer.await;
     }
     let answer: JoinAnswer = serde_json::from_slice(&answer?).map_err(|error| {

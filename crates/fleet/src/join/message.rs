@@ -1,4 +1,5 @@
-//! Request of a host that joins, and the answer of the member that admits it, as JSON.
+//! Messages of `jiffy fleet join`, as JSON: the request of a host that joins, and the answer of the
+//! member that admits it. The member treats the request as hostile until it has checked the token.
 
 use crate::HostFacts;
 use jiffy_fleet_core::{FleetId, MESSAGE_FORMAT, MemberId};

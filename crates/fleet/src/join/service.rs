@@ -1,5 +1,6 @@
-//! [`JoinService`]: the side of the member that admits hosts. It checks token, clock, properties
-//! and address of a host, and answers with a certificate and keys.
+//! [`JoinService`]: admits hosts to the fleet. It runs on every member and answers `jiffy fleet
+//! join` of a new host. It checks token, clock, properties and address of the host, and answers
+//! with a certificate and the keys of the store.
 
 use super::attempts::Attempts;
 use super::message::{EtcdFiles, JoinAnswer, JoinRequest, MAX_REQUEST_BYTES};
@@ -22,7 +23,7 @@ use tokio::net::TcpStream;
 
 /// Maximum difference of the clocks of a host and a member.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
-/// Maximum duration of the connection to the address of a host.
+/// Maximum duration of the test connection to the address that a host has stated.
 const CONNECT_BACK: Duration = Duration::from_secs(3);
 
 /// Stock templates of a fleet, which a host fetches when it joins.

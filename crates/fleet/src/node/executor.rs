@@ -1,4 +1,8 @@
-//! Executor: the task of a node that drives the state machine of the member, and its only user.
+//! Executor: the task of a node that drives the state machine `jiffy_fleet_core::Member`.
+//!
+//! The executor passes it events (messages, results of reads and writes, commands, time), and
+//! executes the returned effects in order. If this member is the coordinator, it also selects the
+//! hosts of new sandboxes (`placement`) and answers queries about the directory of sandboxes.
 
 mod decisions;
 mod placement;
@@ -26,7 +30,7 @@ use tokio::time::sleep;
 
 /// Maximum number of replies that wait for the executor.
 const MAX_REPLIES: usize = 256;
-/// Maximum number of commands that are processed before the state is published.
+/// Maximum number of commands before the state is published. Publishing clones the state.
 const MAX_BATCH: usize = 64;
 /// Minimum interval of calls of [`Host::status`].
 const STATUS_INTERVAL_MS: u64 = 500;
@@ -61,8 +65,7 @@ pub(super) struct Executor {
     outbox: Outbox,
     replies: mpsc::Receiver<Replies>,
     commands: mpsc::Receiver<Command>,
-    /// Weak, so that the executor does not keep itself alive: it stops when all handles are
-    /// dropped.
+    /// Weak: the executor stops when all handles are dropped.
     sender: mpsc::WeakSender<Command>,
     /// Reads and writes of the shard's record in flight.
     io: JoinSet<ShardAnswer>,
@@ -71,12 +74,11 @@ pub(super) struct Executor {
     view: View,
     published: watch::Sender<Arc<View>>,
     status_at: Option<Millis>,
-    /// Reserved rows: member, time, and number of the decision. The number is zero without a
-    /// placement.
+    /// Reserved rows: member, time, and number of the decision (zero without a placement).
     reservations: HashMap<SandboxHash, (MemberId, Millis, u64)>,
     decisions: Decisions,
     rates: CreateRates,
-    /// Messages of this member to itself, for example as a member to its own coordinator.
+    /// Messages from this member to itself: the coordinator also is a member.
     own: VecDeque<Event>,
 }
 
@@ -189,7 +191,7 @@ impl Executor {
             }
             Command::Operate(operation, result) => {
                 let _ = result.send(self.operate(operation));
-                // The record is written soon.
+                // The timer event writes the changed record now.
                 self.own.push_back(Event::Timer);
             }
             Command::AcceptRestore(accepted) => {
@@ -210,7 +212,7 @@ impl Executor {
         }
     }
 
-    /// Executes an operator's command, which takes effect with the next write of the record.
+    /// Executes an operator's command. The next write of the record makes it effective.
     fn operate(&mut self, operation: Operation) -> Result<(), MembershipError> {
         let now = self.clock.now();
         self.member.set_wall_clock(wall_ms());
@@ -263,14 +265,14 @@ impl Executor {
                     mass_silence: self.view.mass_silence,
                 })
             }
-            // Answered before, or by the handle of the node.
+            // The caller or the handle of the node has answered the others.
             _ => Answer::Incomplete,
         }
     }
 
     /// Reserves a row for a create on `from`, unless another member has reserved it recently.
     fn reserve(&mut self, now: Millis, from: MemberId, hash: SandboxHash) -> Answer {
-        // A former coordinator must not decide.
+        // Without authority, this member may no longer be the coordinator.
         if self.member.authority(now).is_none() || !self.has_room_for_reservation(now) {
             return Answer::Incomplete;
         }
@@ -295,8 +297,7 @@ impl Executor {
         self.reservations.len() < MAX_RESERVATIONS
     }
 
-    /// Handles the time of `Member::wake_at`. Updates the state of the host before, for the next
-    /// heartbeat.
+    /// Updates the state of the host for the next heartbeat, and reports the timer event.
     fn timer(&mut self) {
         let now = self.clock.now();
         if self
@@ -319,7 +320,7 @@ impl Executor {
         self.execute(effects, None);
     }
 
-    /// Processes events of this member for itself.
+    /// Processes the events in `own`.
     fn process_own(&mut self) {
         while let Some(event) = self.own.pop_front() {
             self.handle(event, None);
@@ -328,7 +329,7 @@ impl Executor {
 
     fn handle(&mut self, event: Event, reply: Option<(MemberId, &mut Vec<Message>)>) {
         let mut effects = Vec::new();
-        // The clock is read after the event was received.
+        // Read the clock after the event was received: an earlier time could prolong deadlines.
         self.member.handle(self.clock.now(), event, &mut effects);
         self.execute(effects, reply);
     }
@@ -347,7 +348,7 @@ impl Executor {
                     message,
                 } => match &mut reply {
                     Some((from, replies)) if *from == to => replies.push(*message),
-                    // The member can be reached at its registered address only.
+                    // Other members are reached at their registered address.
                     _ => {
                         let row = self.view.row(to);
                         if let Some(address) = row.map(|row| row.address.clone()) {
@@ -387,7 +388,7 @@ impl Executor {
         }
     }
 
-    /// Executes an effect that concerns the daemon and operators.
+    /// Executes an effect that informs the daemon or the log.
     fn report(&mut self, effect: Effect) {
         match effect {
             Effect::Registered { epoch } => {
@@ -449,7 +450,7 @@ impl Executor {
                 }
                 self.view.regressed = Some((term, seq));
             }
-            // Executed before.
+            // Executed by the caller.
             Effect::Send { .. }
             | Effect::ReadShard
             | Effect::ReplaceShard { .. }
@@ -457,8 +458,8 @@ impl Executor {
         }
     }
 
-    /// Compares all local sandboxes with their heads in the background. The node is not ready
-    /// before.
+    /// Compares all local sandboxes with their heads in the background: other members may have
+    /// resumed or killed them while this host was away. The node is not ready before.
     fn start_reconciliation(&self, epoch: Epoch) {
         let owner = Owner {
             member: self.id,

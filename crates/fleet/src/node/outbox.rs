@@ -76,7 +76,8 @@ impl Sender {
             let received = self.messages.recv_many(&mut batch, MAX_QUEUED);
             match timeout(IDLE_TIMEOUT, received).await {
                 Ok(1..) => {}
-                // The queue is closed first, so that no message is lost.
+                // Close the queue and continue: a message that was queued at this moment is still
+                // sent, and the next one finds a closed queue and starts another task.
                 Err(_) if self.messages.is_empty() => self.messages.close(),
                 Err(_) => {}
                 Ok(_) => return,

@@ -1,5 +1,6 @@
-//! Rows of the local sandboxes: their states, under hashes of their ids and names, for the
-//! coordinator's directory, which contains hashes only.
+//! Rows of the local sandboxes. The coordinator of the fleet has a directory with one row per
+//! sandbox (its host and state), and one per name. A keyed hash of the id or name identifies a row.
+//! This module has the rows of this host and the changes that were not sent to the coordinator yet.
 
 use jiffy_fleet_core::{Row, RowChange, SandboxHash};
 use parking_lot::Mutex;

@@ -76,7 +76,8 @@ impl Action {
     }
 }
 
-/// Changes that were validated together and are not committed.
+/// Changes that were validated together, and are not committed yet. Each change is validated with
+/// the rows of the state and of the changes before it.
 pub(super) struct Staged<'a> {
     state: &'a State,
     /// Number of the commit.
@@ -250,7 +251,8 @@ impl<'a> Staged<'a> {
         let is_new = self.current(&key).is_none();
         let place = (key.table(), key.part());
         let added = self.bytes.get(&place).copied().unwrap_or(0) + encoded_bytes(&row);
-        // The former size of a replaced row is not subtracted: an estimate at the limit suffices.
+        // The former size of a replaced row is not subtracted. The sum is then too large, which
+        // only matters near the limit.
         let is_full = self.state.bytes_of(place.0, place.1) + added > MAX_PART_ROWS_BYTES;
         let has_too_many = is_new && self.state.keys() + self.keys >= MAX_KEYS;
         let is_revoked = row.as_key().is_some_and(|key| key.revoked_ms.is_some());

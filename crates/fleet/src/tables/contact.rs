@@ -1,13 +1,15 @@
 //! Contact of a member with the fleet: whether its tables are known to be current. Without contact,
 //! a member accepts no API keys, because a key may have been revoked meanwhile.
 //!
-//! A member is in contact if its tables were verified in the last 60 s. The member has read the
-//! index, which is the record that lists the last commits. Or the writer has confirmed the number
-//! of commits within its term. Or another member with the same tables has verified them.
+//! A member is in contact if its tables were verified in the last 60 s. Three events verify them:
+//! - The member has read the index, which is the record that lists the last commits.
+//! - The writer (the coordinator, the only member that changes tables) has confirmed the number of
+//!   the last commit of its term.
+//! - Another member that has the same tables has verified them.
 //!
-//! No table can be changed while the records are unavailable to all members. Members without
-//! records are therefore also in contact if they are more than half of all members, and have the
-//! same tables.
+//! If the records are unavailable to all members, no table can change. A member that cannot read
+//! the records is therefore also in contact if more than half of all members cannot read them
+//! either, and have the same tables.
 
 use super::message::{TableAnswer, TableRequest};
 use super::{CONTACT_TIMEOUT, PEER_TIMEOUT, Shared, TableError};

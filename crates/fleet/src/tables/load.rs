@@ -55,14 +55,15 @@ impl Shared {
     /// Reads the index and the parts that changed. Returns the index with its record. `None` if the
     /// fleet has no tables yet.
     pub(super) async fn load(&self) -> Result<Option<(TableIndex, Record)>, TableError> {
-        // Concurrent calls would read the same parts.
+        // Concurrent calls would read the same parts: they wait for this one.
         let _turn = self.loading.lock().await;
         let started = (self.clock)();
         let known = self.state.read().number();
         let Some((index, record)) = read_index(&self.records, &self.fleet).await? else {
             return Ok(None);
         };
-        // Commits that were pushed meanwhile are not in `known`.
+        // `known` was read before the index, so an older index means that the store has lost
+        // commits. Commits that were pushed since cannot cause it.
         if index.number < known {
             return Err(TableError::Records(RecordError::Regressed {
                 record: index_key()?,

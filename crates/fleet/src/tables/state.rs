@@ -1,4 +1,9 @@
-//! [`State`]: all rows of the tables, in the memory of this member.
+//! [`State`]: all rows of the tables of a fleet (API keys, names of templates), in the memory of
+//! this member.
+//!
+//! Rows are stored in parts, which are records. The index is one more record with the last commits,
+//! whose rows are not in their parts yet. A *fold* moves them there. Rows reach this state from the
+//! index and the parts, or from commits that the writer pushes.
 
 use super::TableError;
 use crate::RecordError;
@@ -132,7 +137,7 @@ impl State {
         }
         for row in &index.pending {
             let key = row.key();
-            // A part may be newer than the index.
+            // The part was read after the index, and may contain newer rows.
             let folded = folded.get(&(key.table(), key.part()));
             if folded.is_none_or(|folded| row.revision > *folded) {
                 self.apply(row.clone());

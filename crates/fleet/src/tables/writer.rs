@@ -56,7 +56,8 @@ pub(super) struct Committed {
 /// Callers of a commit with the rows that they changed.
 type Callers = Vec<(oneshot::Sender<Result<Committed, TableError>>, Row)>;
 
-/// Index that this member may replace, unless another member has replaced it.
+/// Last index that this member has written or read. It is replaced only if the record still has
+/// this version, which fails after another member took over.
 pub(super) struct Held {
     pub term: Term,
     pub index: TableIndex,
@@ -145,7 +146,7 @@ impl Writer {
             self.queue.push_front(request);
         }
         if rows.is_empty() {
-            // Repeated requests, whose changes are committed.
+            // All requests were repetitions of changes that are committed.
             let number = self.held.as_ref().map_or(0, |held| held.index.number);
             self.answer(number, Vec::new(), callers);
             return;
@@ -317,8 +318,9 @@ impl Writer {
         });
     }
 
-    /// Answers the callers of a commit that failed. Another writer may have replaced the index
-    /// after this commit was executed, although its answer was lost.
+    /// Answers the callers of a commit whose write failed because the index has another version.
+    /// The commit may have been executed all the same (its answer was lost) before another writer
+    /// replaced the index, so the rows are looked up.
     async fn settle_lost(&self, callers: Callers, error: TableError) {
         let is_lost = matches!(error, TableError::NotWriter(_));
         let index = if is_lost {

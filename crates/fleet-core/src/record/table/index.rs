@@ -1,4 +1,5 @@
-//! [`TableIndex`]: the record by which changes of the tables are committed.
+//! [`TableIndex`]: the record by which changes of the tables (API keys, template names) are
+//! committed.
 //!
 //! A commit adds changed rows to `pending`, in one conditional replace. Later the writer *folds*
 //! pending rows: it rewrites the parts of the tables to which they belong, and removes them here. A

@@ -1,5 +1,6 @@
-//! [`TablePart`]: one of the records that contain a table. A hash of the key selects the part of a
-//! row.
+//! [`TablePart`]: one of the records that contain the rows of a table (API keys, or template
+//! names). A hash of a row's key selects its part, so that one change rewrites only a small record.
+//! New changes are first stored in the index ([`super::TableIndex`]).
 
 use super::super::{Checked, Format, RecordError, UnknownFields, decode, encode, rule};
 use super::{MAX_TABLE_BYTES, Row, Table};

@@ -1,4 +1,6 @@
-//! [`Row`]: one API key or one template name in the tables of the fleet.
+//! [`Row`]: one API key or one template name in the tables of the fleet, which every member has in
+//! memory. The records that store rows come from other hosts, so each field is checked when it is
+//! read.
 
 use super::super::{UnknownFields, check_text, rule};
 use super::{TABLE_PARTS, Table};

@@ -64,7 +64,8 @@ impl Decisions {
             reservation: placed.map(|placed| placed.1),
             reason,
             rejected: None,
-            // An earlier number: the decisions of a create are not a circle.
+            // `former` comes from another host. It must be an earlier number, so that a chain of
+            // decisions cannot be a cycle.
             former: former.filter(|&former| former < self.next),
             rows: Vec::new(),
         };
@@ -82,7 +83,8 @@ impl Decisions {
         }
     }
 
-    /// Finds a decision, and the former ones for the same create, under further rows.
+    /// Makes a decision, and the former ones for the same create, findable under further rows
+    /// (hashes of the id and the name of the sandbox).
     pub fn connect(&mut self, number: u64, rows: Vec<SandboxHash>) {
         let mut next = Some(number);
         for _ in 0..MAX_ANSWER {

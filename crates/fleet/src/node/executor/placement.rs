@@ -106,7 +106,8 @@ impl Executor {
             self.member.set_limit(&need.owner, Some(*limit));
             needs.push(need.clone());
         }
-        // A repeated request of the same create was counted before.
+        // The limit applies to creates, not to the requests of one create that several hosts have
+        // rejected.
         if let (Some((owner, limit)), false) = (&request.rate, request.is_counted)
             && let Err(wait_ms) = self.rates.count(now, owner, *limit)
         {
@@ -159,7 +160,8 @@ impl Executor {
         self.member.shard().map_or(&[], |record| &record.members)
     }
 
-    /// Returns the member that has a row, or for which it is reserved. Fails if that is not known.
+    /// Returns the member that has a row, or for which the row is reserved. Fails while the
+    /// directory is incomplete: a new coordinator does not have the rows of all members yet.
     fn row_holder(
         &mut self,
         now: Millis,
@@ -185,8 +187,9 @@ impl Executor {
         Ok(holder.map(|(member, ..)| taken(member, false)))
     }
 
-    /// Returns whether a row is free because its host does not have it any longer, and no other
-    /// create has reserved it since. Removes the row then: its removal by the host is in transit.
+    /// Returns whether the row of a name is free, because its host no longer has it and no other
+    /// create has reserved it since. If so, removes the row: the host's own message about the
+    /// removal has not arrived yet.
     fn is_freed(&mut self, hash: SandboxHash, freed: Option<TakenName>) -> bool {
         // The host of a create in progress may have received the row since the client checked it.
         let Some(freed) = freed.filter(|freed| freed.is_reported) else {
@@ -197,8 +200,9 @@ impl Executor {
             && self.member.remove_row(freed.member, hash)
     }
 
-    /// Ends the reservations of rows that a member has removed. A row that was removed before by
-    /// [`Self::is_freed`] is reserved again, and is not among them.
+    /// Ends the reservations of rows that a member has removed. The caller passes only rows that
+    /// were in the directory: a row that [`Self::is_freed`] had removed before may be reserved
+    /// again by now, and must remain reserved.
     pub(super) fn end_reservations(&mut self, member: MemberId, rows: &[SandboxHash]) {
         for row in rows {
             if self.reservations.get(row).is_some_and(|r| r.0 == member) {
@@ -207,7 +211,7 @@ impl Executor {
         }
     }
 
-    /// Returns an explanation with the creates in progress on the considered hosts.
+    /// Adds the creates in progress on the considered hosts to an explanation.
     fn with_details(
         &self,
         request: &PlaceRequest,

@@ -1,8 +1,9 @@
 //! Location of a sandbox: finds the member that has it, so that a call or a connection can be
 //! forwarded to this member.
 //!
-//! The sources are, in this order: the rows of this host, earlier answers, the coordinator's
-//! directory, and queries to all members if no coordinator answers.
+//! The sources are, in this order: the sandboxes of this host, earlier answers, and the
+//! coordinator's directory, which has a row for each sandbox with its host and state. If no
+//! coordinator answers, all members are queried.
 
 use super::Node;
 use crate::node::query::{Answer, Query, RowPlace};
@@ -10,7 +11,7 @@ use jiffy_fleet_core::{MemberId, Millis, RowState, SandboxHash};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Maximum number of remembered places.
+/// Maximum number of places from earlier answers that are remembered.
 const MAX_PLACES: usize = 65_536;
 /// Time for which an answer is remembered.
 const PLACE_MS: u64 = 60_000;

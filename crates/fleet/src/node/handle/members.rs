@@ -1,4 +1,5 @@
-//! Members of the fleet with their addresses and states, as this member knows them.
+//! Members of the fleet with their addresses and states, as this member knows them. The record of
+//! the shard, which the coordinator writes, has one row per member. (A fleet has one shard.)
 //!
 //! A member reads the record of its shard only if its heartbeats are not acknowledged. It therefore
 //! requests the rows of the members from the coordinator, which answers with rows only if they have

@@ -1,5 +1,9 @@
-//! Requests of this daemon to the coordinator: placements of new sandboxes and larger shares of
-//! budgets.
+//! Requests of this daemon to the coordinator of the fleet: placements (selections of hosts for new
+//! sandboxes), and larger shares of budgets.
+//!
+//! A budget is the limit of an API key for its sandboxes on all hosts. The coordinator divides it
+//! into shares, so that a host can create sandboxes within its share without a request. A *row* is
+//! the entry of a sandbox in the coordinator's directory.
 
 use super::{Command, Node, NodeError};
 use crate::node::query::{

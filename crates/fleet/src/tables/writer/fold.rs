@@ -1,5 +1,9 @@
-//! Fold: moves rows from the index, in which commits place them, to the parts of the tables.
-//! Otherwise the index would grow without limit.
+//! Fold: moves rows from the index to the parts of the tables. The index is the record to which
+//! each commit adds its changed rows; a part is a record with some of the rows of a table. Without
+//! folds, the index would grow without limit.
+//!
+//! The parts are written first, then the index without these rows. If the writer fails in between,
+//! the rows are in both, which is harmless.
 
 use super::super::load::{CONCURRENCY, part_key, read_part};
 use super::super::{Shared, TableError};
@@ -11,7 +15,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Attempts at a write that another writer precedes.
+/// Maximum number of attempts if another writer changes the part at the same time.
 const ATTEMPTS: usize = 4;
 
 impl Writer {
@@ -50,7 +54,8 @@ impl Writer {
     }
 }
 
-/// Writes a part. The part may have been written by a former writer, which had fewer commits.
+/// Writes a part, unless it already contains these commits. A part of a former writer, which had
+/// fewer commits, is replaced.
 async fn write_part(shared: &Shared, content: TablePart) -> Result<(), TableError> {
     let (table, part) = (content.table, content.part);
     let key = part_key(table, part)?;
@@ -60,7 +65,7 @@ async fn write_part(shared: &Shared, content: TablePart) -> Result<(), TableErro
             Some((newer, _)) if newer.folded > content.folded => {
                 return Err(TableError::NotWriter(shared.peers.own()));
             }
-            // Written by a fold that did not reach the index.
+            // An earlier fold has written the part, but not the index.
             Some((same, _)) if same.folded == content.folded => return Ok(()),
             Some((_, record)) => shared.records.replace(&key, content.encode()?, record)?,
             None => shared.records.create(&key, content.encode()?)?,
