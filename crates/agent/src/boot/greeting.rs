@@ -2,6 +2,9 @@
 //! applies the `Identity`, and answers `Ready`. The agent repeats the greeting after each loss of
 //! the connection. A clone loses its copy of the parent's connection, and so receives its own
 //! identity.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use super::{GuestEngine, identity};
 use crate::state::Agent;

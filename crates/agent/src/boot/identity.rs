@@ -6,6 +6,9 @@
 //! A file system of the sandbox that does not answer must not prevent a resume. If a step waits for
 //! such a file system, and the sandbox is usable without the step, the step is skipped. A message
 //! on the console names skipped steps.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 mod files;
 

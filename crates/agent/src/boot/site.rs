@@ -5,6 +5,9 @@
 //! removes them. An identity with the same settings only configures apt's proxy again, which also
 //! depends on the environment of the sandbox. The settings are also removed before the changes of
 //! the sandbox become a template.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 mod guest_path;
 mod java_keystore;

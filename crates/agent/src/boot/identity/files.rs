@@ -1,5 +1,8 @@
 //! Files in the guest that contain parts of the sandbox's identity: host name, machine id and
 //! labels.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use crate::boot::generation::HOME;
 use crate::settings::SandboxLabels;

@@ -1,4 +1,7 @@
 //! `GET /layer`: this sandbox's changes to its template, as a layer of an image.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use super::{ArchiveQuery, send};
 use crate::body::ReplyBody;
