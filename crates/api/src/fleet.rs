@@ -13,6 +13,9 @@
 //!   was removed is *lost*.
 //! - The *roster* of a host is the list of its sandboxes in the store, for the time after its loss.
 //! - The *home* of an object is the member that manages it. Other members may have copies.
+//!
+//! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
+//! declares silent members dead.
 
 mod audit;
 mod creates;

@@ -1,5 +1,7 @@
 //! Audit log of all members of a fleet: requests the entries of each member, and merges them by
 //! their ids.
+//!
+//! A *member* is a host of the fleet.
 
 use super::Fleet;
 use super::merged_log::{LogPage, PageOfLog, add_parameter, page_uri};

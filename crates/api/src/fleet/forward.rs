@@ -1,5 +1,8 @@
 //! Forwarding of calls to the member of the fleet that has the sandbox, and the receipt of calls
 //! that another member forwards.
+//!
+//! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
+//! declares silent members dead.
 
 use super::lists::ListPart;
 use super::route::is_moved;

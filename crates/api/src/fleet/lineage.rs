@@ -1,5 +1,7 @@
 //! Lineages, merged from the answers of all members. A sandbox that was resumed on another host
 //! leaves snapshots on its former hosts, so one host does not know all of its lineage.
+//!
+//! A *member* is a host of the fleet.
 
 use super::Fleet;
 use super::forward::Purpose;

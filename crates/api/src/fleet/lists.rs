@@ -1,4 +1,6 @@
 //! Lists of objects (sandboxes, snapshots and others), merged from the answers of all members.
+//!
+//! A *member* is a host of the fleet.
 
 use super::forward::{BufferedCall, Purpose};
 use super::route::buffer;

@@ -4,6 +4,9 @@
 //! removed, the other hosts read its roster and show its sandboxes. A host that resumes or kills
 //! one of them removes it from the roster. The right to run a sandbox depends on its head only, not
 //! on a roster.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 mod tasks;
 

@@ -1,5 +1,8 @@
 //! Calls on sandboxes whose host is dead or was removed from the fleet: this host answers from the
 //! roster, the list of sandboxes that each host writes to the store.
+//!
+//! The *roster* of a host is the list of its sandboxes in the store, which the other hosts read if
+//! the host is lost.
 
 use super::lost::LostSandbox;
 use super::route::{buffer, is_resume};

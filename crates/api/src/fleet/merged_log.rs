@@ -1,4 +1,6 @@
 //! Pages of logs (events, audit) of all members of a fleet, merged by the ids of their entries.
+//!
+//! A *member* is a host of the fleet.
 
 use super::Fleet;
 use super::forward::{BufferedCall, Purpose};

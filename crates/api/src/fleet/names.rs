@@ -3,6 +3,8 @@
 //!
 //! Each member publishes the names of the templates that it manages. A name therefore denotes the
 //! same template on all members, also on members that have another template of this name.
+//!
+//! A *member* is a host of the fleet.
 
 use super::Fleet;
 use crate::app::App;

@@ -1,5 +1,7 @@
 //! Executes calls on snapshots, templates and other objects that another member has: sends probes,
 //! and forwards the call to the member that answers best.
+//!
+//! A *member* is a host of the fleet.
 
 use super::forward::{BufferedCall, Forwarded, Purpose, prepare};
 use super::objects::{Match, Object};

@@ -3,6 +3,8 @@
 //! No record names the members that have an object. A member that does not have it therefore sends
 //! a probe to all other members, and forwards the call to the member with the best answer. A call
 //! fails with 404 only if all live members have answered the probe.
+//!
+//! A *member* is a host of the fleet.
 
 use super::forward::{Forwarded, Purpose};
 use crate::app::App;

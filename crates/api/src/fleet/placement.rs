@@ -3,6 +3,8 @@
 //!
 //! The coordinator selects the host and admits the sandbox to the budgets of its owner. The
 //! selected host checks its own free resources last. After a rejection, the next host is tried.
+//!
+//! A *member* is a host of the fleet.
 
 use super::forward::BufferedCall;
 use super::why::LocalDecision;

@@ -4,6 +4,8 @@
 //! sandbox. The roster of a host is the list of its sandboxes in the store. Each host writes its
 //! own roster, and the other hosts read it when the host is lost. Paused sandboxes that a draining
 //! host has given up are in one more roster.
+//!
+//! A *member* is a host of the fleet.
 
 use super::forward::{BufferedCall, Forwarded, Purpose};
 use super::lists::Listed;

@@ -1,5 +1,7 @@
 //! Reports this host's sandboxes to the fleet's directory. A row contains the hash of an id, a name
 //! or an idempotency key, and states that this host has the sandbox.
+//!
+//! A *row* is the entry of a sandbox or of a name in the directory of the fleet.
 
 use super::lost::LostSandboxes;
 use jiffy_fleet::node::{Node, row_hash};

@@ -1,5 +1,7 @@
 //! Usage of keys on all members of a fleet: requests the usage of each member, and adds it by day
 //! and key.
+//!
+//! A *member* is a host of the fleet.
 
 use super::Fleet;
 use super::forward::{BufferedCall, Purpose};

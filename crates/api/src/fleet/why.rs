@@ -1,4 +1,7 @@
 //! `jiffy fleet why`: explains on which host a sandbox was placed, and for which reason.
+//!
+//! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
+//! declares silent members dead.
 
 use super::Fleet;
 use super::forward::{BufferedCall, Purpose};

@@ -2,6 +2,9 @@
 //!
 //! The coordinator divides a limit among the members. A member admits operations within its shares,
 //! and requests a larger share if one is too small.
+//!
+//! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
+//! hosts of new sandboxes and declares silent members dead.
 
 use super::{Denied, Quota};
 use crate::error::ApiError;

@@ -1,4 +1,6 @@
 //! Calls on warm pools: restored guests without an identity, which make creates fast.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 use crate::app::App;
 use crate::body::Required;
