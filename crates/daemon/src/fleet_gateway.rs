@@ -1,5 +1,7 @@
 //! Requests of clients to sandboxes of other members of a fleet. The gateway of this host opens a
 //! stream over the members' channel to the gateway of the other member, and accepts such streams.
+//!
+//! A *member* is a host of the fleet.
 
 use crate::fleet::ForwardedCalls;
 use async_trait::async_trait;

@@ -1,5 +1,8 @@
 //! `jiffy front`: the front of a fleet, a process that passes connections of clients to the hosts.
 //! It has no sandboxes, no keys and no store.
+//!
+//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
+//! fleet.
 
 use crate::fleet_gateway::stream_request;
 use crate::log;

@@ -1,4 +1,7 @@
 //! Main function of the daemon: opens all components, serves requests, and shuts down in order.
+//!
+//! A *member* is a host of the fleet. The *journal* is the database of the daemon with the records
+//! of sandboxes and snapshots.
 
 use crate::api_server::{ApiServer, HostParts};
 use crate::confinement::confine;

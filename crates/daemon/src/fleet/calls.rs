@@ -1,5 +1,7 @@
 //! Calls of the API between members of a fleet, over the members' channel: a member forwards the
 //! calls on sandboxes of other members, and receives theirs.
+//!
+//! A *member* is a host of the fleet.
 
 use async_trait::async_trait;
 use axum::Router;

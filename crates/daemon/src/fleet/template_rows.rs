@@ -1,5 +1,7 @@
 //! Publishes the templates of this host to the fleet: a row in the table of template names for each
 //! name and tag. Other members find the templates by these rows.
+//!
+//! A *member* is a host of the fleet.
 
 use jiffy_fleet::node::Node;
 use jiffy_fleet::tables::{Action, Tables};
