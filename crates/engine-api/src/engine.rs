@@ -10,6 +10,9 @@
 //! ([`Guest::detach`]). A detached guest continues to run until another process adopts it by its
 //! [`GuestHandle`] ([`Engine::adopt`]). Detached guests that are not adopted must be terminated
 //! ([`Engine::end_unadopted`]).
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use crate::{
     EngineDescription, EngineError, Guest, GuestHandle, NetworkRules, SandboxIdentity, SandboxSize,

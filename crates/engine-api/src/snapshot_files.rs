@@ -3,6 +3,8 @@
 //! A merge combines a snapshot with its ancestors, to keep the lineage short. A fold combines a
 //! removed snapshot with its child, to reclaim disk space. A captured snapshot is one whose memory
 //! is still held by its guest and is written in the background.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::{
     EngineError, ExistingSnapshot, FoldPace, FoldPreparation, FoldResult, ImportedFiles,
