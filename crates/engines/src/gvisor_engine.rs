@@ -1,5 +1,7 @@
 //! [`GvisorEngine`]: starts sandboxes on gVisor from the templates and snapshots of a data
 //! directory. A helper program (`jiffy-gvisor`) runs one sentry process per sandbox.
+//!
+//! The *sentry* is gVisor's kernel in user space, one process per sandbox.
 
 mod guest;
 mod import;

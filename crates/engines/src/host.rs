@@ -1,5 +1,8 @@
 //! [`Host`]: a data directory and the programs of Jiffy. [`PreparedTemplate`]: the open files of a
 //! template, from which sandboxes are booted and restored.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use crate::agent_identity::identity;
 use crate::programs::{ProgramError, Programs};

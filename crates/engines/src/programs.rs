@@ -1,5 +1,7 @@
 //! [`Programs`]: finds the other programs of Jiffy, which this process starts: VMM, guest agent,
 //! gVisor helper and function runtime.
+//!
+//! The *helper* is the process `jiffy-gvisor` that starts and drives the sandboxes of a daemon.
 
 use jiffy_installation::{Component, Installation, Package};
 use jiffy_microvm_engine::Vmm;

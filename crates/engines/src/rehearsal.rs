@@ -8,6 +8,9 @@
 //! - The guest that records a template's working set also performs the template's first use.
 //! - A guest in the warm pool rehearses once more, under a temporary identity. The pages that it
 //!   writes are then already private when the sandbox is handed out.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use crate::vm_agent::agent;
 use jiffy_agent_client::{ClientError, ProcessSpec};

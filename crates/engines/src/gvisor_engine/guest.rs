@@ -1,5 +1,9 @@
 //! Guests of the gVisor engine, before and after their identity is assigned, and the handle by
 //! which the next daemon adopts a guest.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used. The *sentry* is gVisor's kernel in user space, one process per
+//! sandbox.
 
 use super::operation_error;
 use crate::agent_identity::identity;

@@ -1,4 +1,8 @@
 //! Boots of microVMs: from the images of a template, or from the disk of a snapshot without memory.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *identity* of a
+//! sandbox consists of id, host name, entropy and clock. A guest receives it before its sandbox can
+//! be used.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest};

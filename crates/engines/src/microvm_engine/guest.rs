@@ -1,4 +1,8 @@
 //! [`MicroVmGuest`]: a running microVM, and the handle by which the next daemon adopts it.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used. A *slot* is a network namespace with its devices and rules.
+//! Slots are prepared in advance, and each is assigned to one guest.
 
 mod rollback;
 mod take_snapshot;

@@ -1,4 +1,7 @@
 //! Import of microVM snapshots that another host took and that were downloaded from the store.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::MicroVmEngine;
 use crate::imported_files::{incompatible, place_all, without_template};

@@ -3,6 +3,8 @@
 //! The VMM requests missing chunks when the guest accesses them (userfaultfd). It requests them
 //! from the *fetcher*, a process of this host that downloads chunks from the shared store. A
 //! *grant* is a file that permits one VMM to read the layers of its snapshot.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use super::MicroVmEngine;
 use jiffy_engine_api::EngineError;

@@ -1,6 +1,9 @@
 //! Merges and folds of snapshots, and the lock that they share. A merge combines a snapshot with
 //! its ancestors to keep the lineage short. A fold combines a removed snapshot with its child to
 //! reclaim disk space.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
+//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
 
 use jiffy_engine_api::{
     EngineError, FoldPace, FoldPreparation, FoldResult, LineageLimits, PreparedFold,

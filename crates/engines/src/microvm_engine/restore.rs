@@ -1,5 +1,8 @@
 //! Restores of microVMs from snapshots, up to the point where the agent waits for an identity. A
 //! restore combines a VMM process, a network slot and a disk overlay.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};

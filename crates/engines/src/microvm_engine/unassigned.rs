@@ -1,4 +1,7 @@
 //! [`UnassignedMicroVmGuest`]: a microVM without an identity.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use super::guest::MicroVmGuest;
 use super::shared::Shared;
