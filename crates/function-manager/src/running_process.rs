@@ -1,5 +1,8 @@
 //! [`RunningProcess`]: the process of an owner as requests use it. It counts uses, and knows the
 //! loaded versions and the open connections.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use crate::direct_link::DirectLink;
 use crate::function_error::FunctionError;

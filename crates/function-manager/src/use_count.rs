@@ -1,5 +1,8 @@
 //! Number of uses of an owner's process: requests in flight and direct connections. A process in
 //! use is not stopped as idle.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
