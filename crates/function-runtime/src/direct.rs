@@ -1,6 +1,9 @@
 //! Direct connections. The daemon accepts the TCP connection of a client, determines the function
 //! from the first request without consuming it, and passes the socket to this process. The process
 //! then serves all requests of the connection; they bypass the gateway.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use crate::activity_report::ActivityReport;
 use crate::fault::RequestFault;

@@ -1,5 +1,8 @@
 //! [`Function`]: one function in the tenant's process: its name, active version, limits and running
 //! requests.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use crate::artifact::Digest;
 use crate::core_world::CoreFunction;

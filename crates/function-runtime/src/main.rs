@@ -1,5 +1,7 @@
 //! `jiffy-functions`: the process that runs a tenant's functions (`serve`), and the compiler of
 //! modules (`compile`). The daemon starts both.
+//!
+//! A *tenant* is the owner of functions. All functions of a tenant run in one process.
 
 use clap::{Args, Parser, Subcommand};
 use jiffy_function_runtime::compile;

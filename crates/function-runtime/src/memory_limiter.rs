@@ -1,5 +1,7 @@
 //! Memory limits of each request, and of all requests of a tenant together. Wasmtime calls the
 //! limiter when a memory or table grows.
+//!
+//! A *tenant* is the owner of functions. All functions of a tenant run in one process.
 
 use crate::cpu_meter::RequestUsage;
 use crate::engine::{MAX_CORE_INSTANCES, MAX_MEMORIES, MAX_TABLE_ELEMENTS, MAX_TABLES};

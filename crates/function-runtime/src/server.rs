@@ -1,5 +1,8 @@
 //! HTTP server of a tenant's process: accepts the gateway's connections, selects the function of
 //! each request, applies its limits and runs a guest (an instance of the function's module).
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other.
 
 use crate::core_wasi::CoreState;
 use crate::cpu_meter::{MeteredGuest, RequestUsage};

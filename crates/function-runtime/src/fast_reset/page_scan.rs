@@ -11,6 +11,9 @@
 //! - An engine whose own check of the kernel did not call this module is rejected
 //!   ([`super::engine`]).
 //! - The seccomp filter of a tenant's process allows only scans with [`MARKER`], which is set here.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other.
 
 use super::retained_pages;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
