@@ -4,6 +4,9 @@
 //! The front terminates TLS and reads no requests. Authentication, routing and all limits of
 //! requests are applied by the gateway of the host, as for its own clients. The front limits the
 //! number of connections.
+//!
+//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
+//! fleet.
 
 use crate::admission::{ConnectionAdmission, ConnectionLimitError};
 use crate::config::GatewayLimits;
