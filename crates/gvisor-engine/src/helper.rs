@@ -1,4 +1,6 @@
 //! [`Helper`]: starts the helper program `jiffy-gvisor`, and sends requests to it over a socket.
+//!
+//! The *sentry* is gVisor's kernel in user space, one process per sandbox.
 
 use crate::error::GvisorError;
 use command_fds::{CommandFdExt, FdMapping};

@@ -1,5 +1,9 @@
 //! [`Sandbox`]: a running gVisor sandbox with an identity: id, host name, environment and access
 //! token, which its agent has received.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used. The *helper* is the process `jiffy-gvisor` that starts and
+//! drives the sandboxes of a daemon.
 
 mod adopt;
 mod body;

@@ -1,5 +1,7 @@
 //! [`SentryProcess`]: monitors the process that isolates a sandbox. It need not be a child of this
 //! process.
+//!
+//! The *sentry* is gVisor's kernel in user space, one process per sandbox.
 
 use crate::error::GvisorError;
 use jiffy_engine_api::ProcessInstance;

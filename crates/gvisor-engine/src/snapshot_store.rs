@@ -1,5 +1,7 @@
 //! [`SnapshotStore`]: snapshots of gVisor sandboxes on disk. `<root>/<id>/` contains a manifest and
 //! the files of gVisor's checkpoint. Snapshots do not depend on each other.
+//!
+//! The *sentry* is gVisor's kernel in user space, one process per sandbox.
 
 use crate::error::GvisorError;
 use jiffy_engine_api::SandboxSize;

@@ -1,4 +1,6 @@
 //! Adoption of gVisor sandboxes that an earlier daemon detached and that continued to run.
+//!
+//! The *helper* is the process `jiffy-gvisor` that starts and drives the sandboxes of a daemon.
 
 use super::Sandbox;
 use super::body::SandboxBody;

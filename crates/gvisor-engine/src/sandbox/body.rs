@@ -1,6 +1,9 @@
 //! [`SandboxBody`]: process and files of a gVisor sandbox, before and after its agent has received
 //! the identity. The process is the *sentry*, gVisor's kernel in user space. Requests about it are
 //! sent to the helper program `jiffy-gvisor`, which has created it.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use super::spec::BootSpec;
 use crate::error::GvisorError;

@@ -1,5 +1,7 @@
 //! Specifications for booting, restoring and adopting gVisor sandboxes: paths of images, sizes,
 //! network.
+//!
+//! The *helper* is the process `jiffy-gvisor` that starts and drives the sandboxes of a daemon.
 
 use crate::sentry_process::SentryProcess;
 use crate::snapshot_store::GvisorManifest;

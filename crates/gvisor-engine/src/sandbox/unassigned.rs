@@ -1,4 +1,8 @@
 //! [`UnassignedSandbox`]: a booted or restored gVisor sandbox whose agent waits for an identity.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used. The *sentry* is gVisor's kernel in user space, one process per
+//! sandbox.
 
 use super::body::{BOOT_TIMEOUT, SandboxBody};
 use super::spec::{BootSpec, RestoreSpec};
