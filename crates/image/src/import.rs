@@ -3,6 +3,8 @@
 //! An import from a registry first downloads all layers without a lock ([`FetchedImage`]). Then
 //! [`ImportJob`] unpacks the layers and writes the image, under the lock of the template and the
 //! lock of the layer store.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains.
 
 mod bounded;
 mod byte_progress;

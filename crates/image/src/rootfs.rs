@@ -1,4 +1,6 @@
 //! Installs Debian packages into a new root file system, with mmdebstrap.
+//!
+//! A *recipe* is the source of a stock template: a directory with its packages, files and settings.
 
 use crate::apt;
 use crate::command::{CommandError, Tool};

@@ -1,5 +1,7 @@
 //! Creates the layer that a recipe adds to the root file system of another template. The layer
 //! consists of additional packages and the changes of the recipe's script.
+//!
+//! A *recipe* is the source of a stock template: a directory with its packages, files and settings.
 
 use crate::apt;
 use crate::command::Tool;

@@ -1,4 +1,6 @@
 //! Names of templates (`[owner/]name[:tag]`), and their form in file names.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains.
 
 use super::error::TemplateError;
 use super::name::{is_tag, is_template_name};

@@ -1,4 +1,6 @@
 //! Recipes of the stock templates, embedded in the program.
+//!
+//! A *recipe* is the source of a stock template: a directory with its packages, files and settings.
 
 /// An embedded recipe: its name, and pairs of file name and content.
 pub(super) type StockRecipe = (&'static str, &'static [(&'static str, &'static str)]);

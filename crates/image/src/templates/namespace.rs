@@ -1,4 +1,6 @@
 //! Owners and visibility of templates, their tags, and the removal of internal templates.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains.
 
 use crate::file::{FileError, OnPath};
 use crate::images::ImageStore;

@@ -1,4 +1,6 @@
 //! Downloads an exported template from an `https` URL through the puller process.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use crate::file::OnPath;
 use crate::import::ImportError;

@@ -1,5 +1,8 @@
 //! Search for the exported file of a stock template. The import of the file makes a build
 //! unnecessary.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains. A *recipe* is the source of a
+//! stock template: a directory with its packages, files and settings.
 
 use super::{FileImport, FileTrust, KnownDigests, download_template, unreadable_io};
 use crate::import::ImportError;
