@@ -1,5 +1,7 @@
 //! `jiffy template`: manages the templates in the data directory of this host. Only builds of
 //! Dockerfiles and pruning send requests to a daemon.
+//!
+//! A *recipe* is the source of a stock template: a directory with its packages, files and settings.
 
 pub mod build;
 mod import;

@@ -1,4 +1,6 @@
 //! Arguments of `jiffy fleet` and its subcommands.
+//!
+//! A *member* is a host of the fleet.
 
 use super::StoreTargetArgs;
 use crate::units;

@@ -1,4 +1,7 @@
 //! Arguments of `jiffy front`.
+//!
+//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
+//! fleet.
 
 use super::serve::LogFormat;
 use clap::Args;

@@ -1,4 +1,7 @@
 //! Arguments of `jiffy template` and its subcommands.
+//!
+//! A *recipe* is the source of a stock template: a directory with its packages, files and settings.
+//! A *stock template* is a template whose recipe Jiffy contains.
 
 use super::{HostArgs, StoreTargetArgs};
 use crate::units;

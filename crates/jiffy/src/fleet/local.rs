@@ -1,4 +1,6 @@
 //! Properties of this host for `jiffy fleet init` and `join`: name, addresses, labels and content.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains.
 
 use crate::cli::MemberAddressArgs;
 use anyhow::Context;

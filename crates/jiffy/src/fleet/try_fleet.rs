@@ -1,6 +1,9 @@
 //! `jiffy fleet try`: a fleet of three hosts and a front on this machine, in network namespaces,
 //! with an S3 server and optionally etcd. Everything is removed at exit. Lines on standard input
 //! cause faults.
+//!
+//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
+//! fleet.
 
 mod command;
 mod etcd;

@@ -1,4 +1,6 @@
 //! etcd cluster of `jiffy fleet try --records etcd`: three members with mutual TLS.
+//!
+//! A *member* is a host of the fleet.
 
 use super::namespace::Namespace;
 use super::service::Service;

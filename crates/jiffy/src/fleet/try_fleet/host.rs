@@ -1,4 +1,7 @@
 //! Machine of `jiffy fleet try`: a host or a front, with its own namespaces and data directory.
+//!
+//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
+//! fleet.
 
 use super::namespace::Namespace;
 use super::service::Service;
