@@ -1,5 +1,8 @@
 //! Host's side of an agent's greeting, in a separate task. The greeting is the first exchange after
 //! a boot, restore or rollback: the agent sends a message and receives the guest's identity.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError, ReadyAgent};

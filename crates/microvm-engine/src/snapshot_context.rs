@@ -1,6 +1,9 @@
 //! [`SnapshotContext`]: state that snapshots of a running microVM need: the disk overlay, the
 //! parent snapshot, and the VMM's replies. It exists once per microVM, and at most one snapshot
 //! uses it.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
+//! snapshot stores: the content that differs from its ancestors.
 
 mod publish;
 

@@ -1,4 +1,7 @@
 //! Running microVM: its handle ([`MicroVm`]), and the operations on it.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 pub(crate) mod adopt;
 mod boot;

@@ -1,4 +1,7 @@
 //! Boot of a guest, from the start of its VMM to the agent's confirmation.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use super::MicroVm;
 use super::launch::{LaunchSpec, console_ring};

@@ -1,4 +1,7 @@
 //! Starts a VMM process, and the driver task that serves its control socket.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use super::{ConnectGate, MicroVm, VmmRequests};
 use crate::boot_error::BootError;

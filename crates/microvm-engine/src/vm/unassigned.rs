@@ -1,5 +1,8 @@
 //! [`UnassignedMicroVm`]: a restored microVM that has no identity yet. A warm pool holds such
 //! guests ready.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
