@@ -8,6 +8,9 @@
 //!
 //! Recording delays no packet. A guest that creates entries faster than they are read loses lines
 //! of its own record, and the lost lines are counted.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 mod connection_sockets;
 mod conntrack_delete;

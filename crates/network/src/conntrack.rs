@@ -14,6 +14,9 @@
 //! the level changes. Closed connections remain in the table for a while without being counted. A
 //! rate limit of new connections and timeouts shorter than the kernel's defaults bound their
 //! number.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::program;

@@ -3,6 +3,9 @@
 //!
 //! The server's sockets are in the guest's network namespace, so that the socket identifies the
 //! guest and no other guest can reach it. Forwarded questions leave from the host's namespace.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;

@@ -1,5 +1,8 @@
 //! IP forwarding of the host, which sandboxes need. If forwarding was off before, a table prevents
 //! the host from forwarding between its other devices.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::claim::RangeClaims;

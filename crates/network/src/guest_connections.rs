@@ -3,6 +3,9 @@
 //! The guest's end of a connection is not closed when a guest is terminated. After a rollback, the
 //! guest may have a connection with the same ports in another state. Therefore the daemon aborts
 //! all its connections when their guest is terminated or rolled back.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::guest::ADDRESS;

@@ -1,5 +1,8 @@
 //! [`NetworkState`]: state that a network shares with the leases of its slots and with its worker
 //! thread. Also creates slots.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 pub(crate) mod slot_worker;
 

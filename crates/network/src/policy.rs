@@ -1,5 +1,8 @@
 //! Egress policy of a sandbox: its validated rules, from which this module generates the `nft`
 //! script of the slot's table. DNS server and proxy consult the same policy for names.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 mod script;
 

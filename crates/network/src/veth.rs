@@ -1,6 +1,9 @@
 //! Guest's end of a slot for guests without a virtual machine (gVisor): a network namespace with
 //! `lo` and `eth0`, one end of a veth pair. An engine with its own network stack reads the
 //! interface's configuration there.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::error::NetError;
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6};

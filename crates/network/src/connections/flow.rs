@@ -1,5 +1,8 @@
 //! Parser of connections as the kernel's connection tracking reports them over netlink
 //! (linux/netfilter/nfnetlink_conntrack.h).
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::line_ring::LineRing;
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, be_u32, be_u64};

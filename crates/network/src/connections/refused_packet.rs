@@ -1,5 +1,8 @@
 //! Parser of rejected packets, which the rules of a slot log over netlink
 //! (linux/netfilter/nfnetlink_log.h).
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, be_u32, encode};
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};

@@ -1,4 +1,7 @@
 //! Script of a slot's table: the rules of an egress policy in the language of `nft`.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::{EgressPolicy, is_ipv6};
 use crate::connections;

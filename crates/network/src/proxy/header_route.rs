@@ -1,5 +1,8 @@
 //! Passes connections of a slot to the header proxy, if they go to a host whose requests receive
 //! headers.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::outbound::Outbound;
 use super::{ProxyRoute, original_destination};

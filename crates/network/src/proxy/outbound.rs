@@ -1,5 +1,8 @@
 //! [`Outbound`]: opens connections to servers from a slot, directly or through the egress proxy of
 //! the sandbox.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::connect_from;
 use crate::egress_connector::{EgressConnector, EgressTarget};
