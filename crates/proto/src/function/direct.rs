@@ -1,6 +1,9 @@
 //! Direct connections: connections of clients that a tenant's process serves itself. The daemon
 //! accepts a client and reads the name of the function from the first request, without consuming
 //! it. The daemon then passes the connection to the process of the function's owner.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use serde::{Deserialize, Serialize};
 
