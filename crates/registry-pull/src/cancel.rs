@@ -1,5 +1,7 @@
 //! [`Cancel`]: a handle by which any thread can cancel the import of an image. Kills the puller
 //! processes and wakes waiting threads.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -1,5 +1,7 @@
 //! Opens the connections of a puller, which cannot open sockets itself, under the rules of the
 //! host.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use crate::cancel::Cancel;
 use crate::error::PullError;

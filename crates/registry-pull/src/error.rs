@@ -1,4 +1,6 @@
 //! [`PullError`]: errors of pulling an image from a registry.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use serde::{Deserialize, Serialize};
 use std::io;

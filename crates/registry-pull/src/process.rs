@@ -1,4 +1,6 @@
 //! The puller process: confines itself, and executes the parent's requests with an HTTP client.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 mod challenge;
 mod client;

@@ -1,5 +1,7 @@
 //! The parent's end of the socket to a puller process. The puller parses untrusted data, so its
 //! messages are not trusted.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use crate::cancel::{Cancel, Interrupted};
 use crate::error::PullError;

@@ -1,4 +1,6 @@
 //! The puller's end of the socket to its parent: receives requests, and sends responses and data.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use crate::error::PullFault;
 use crate::wire::{
