@@ -6,6 +6,8 @@
 //! compares the free resources that the kernel reports with the needs of a starting guest. Guests
 //! that are still starting have not used their share yet, so it is subtracted from the free
 //! resources.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 mod figures;
 mod limits;

@@ -1,5 +1,7 @@
 //! Fabricated journals: records of sandboxes and snapshots without guests and files, for
 //! measurements and tests of hosts with many of them.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
 
 use crate::journal::{Journal, JournalChange, JournalError};
 use crate::sandbox::Sandbox;

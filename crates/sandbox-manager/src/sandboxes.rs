@@ -8,6 +8,9 @@
 //!
 //! `kill` is the exception: it records the end of the sandbox and halts the guest before it holds
 //! the lock. No operation can thus delay the end of a sandbox.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots. The
+//! *warm pool* has guests that were started in advance and wait for a create.
 
 mod adopt;
 mod build_steps;

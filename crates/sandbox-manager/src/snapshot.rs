@@ -1,4 +1,7 @@
 //! [`Snapshot`]: the record of a snapshot of this host.
+//!
+//! A *captured* snapshot is acknowledged to its client, but its files are not complete yet: its
+//! record is `storing`.
 
 use crate::lineage_record::PrunedAncestors;
 use crate::store_copies::StoreCopies;

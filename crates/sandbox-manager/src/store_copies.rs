@@ -1,5 +1,8 @@
 //! [`StoreCopies`]: the copies of a snapshot in the stores that hosts share. They are a part of the
 //! snapshot's record in the journal, so that a later daemon can remove them.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,6 @@
 //! Changes of the settings of an existing sandbox.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
 
 use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;

@@ -1,4 +1,8 @@
 //! `create`: creates a sandbox from a template or a snapshot.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots. An
+//! *unassigned* guest has started, but has not received the identity of a sandbox (id, host name,
+//! entropy, clock) yet. The `op_lock` of a sandbox serialises the operations on it.
 
 use super::entry::SandboxEntry;
 use super::resume_options::{RestoreReason, is_rewound};

@@ -1,4 +1,6 @@
 //! [`HostOptions`]: options with which a daemon opens the sandboxes of its host.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 use crate::VolumeMounter;
 use crate::admission::{HostLimits, HostReader};

@@ -1,4 +1,6 @@
 //! `pause` and `resume`: a paused sandbox is stored as a snapshot and uses no memory.
+//!
+//! The `op_lock` of a sandbox serialises the operations on it.
 
 use super::entry::SandboxEntry;
 use super::guest_hooks::HookMoment;

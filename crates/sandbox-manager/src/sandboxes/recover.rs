@@ -3,6 +3,10 @@
 //!
 //! Clients wait for the recovery, so it lists the snapshots on the disk but reads none of their
 //! files.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots. A
+//! *captured* snapshot is acknowledged to its client, but its files are not complete yet: its
+//! record is `storing`.
 
 use super::OperationError;
 use super::entry::{Entries, SandboxEntry};

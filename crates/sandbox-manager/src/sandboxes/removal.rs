@@ -1,4 +1,7 @@
 //! `kill`, `promote` and the removal of records.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots. The
+//! `op_lock` of a sandbox serialises the operations on it.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};

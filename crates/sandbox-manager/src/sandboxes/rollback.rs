@@ -1,4 +1,6 @@
 //! `rollback`: returns a sandbox to a snapshot.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
 
 use super::entry::SandboxEntry;
 use super::resume_options::RestoreReason;

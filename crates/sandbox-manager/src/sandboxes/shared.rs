@@ -7,6 +7,9 @@
 //!
 //! All functions that change a sandbox hold its `op_lock`: an upload that ends while the sandbox is
 //! resumed then sees that it is no longer paused, and publishes nothing.
+//!
+//! The `op_lock` of a sandbox serialises the operations on it. The *identity* of a sandbox consists
+//! of id, host name, entropy and clock. A guest receives it before its sandbox can be used.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};

@@ -1,5 +1,7 @@
 //! [`Snapshots`]: lists, finds and pins the snapshots of this host. The submodules take, restore,
 //! upload, fetch, fold and remove them.
+//!
+//! A *pin* protects a snapshot from garbage collection.
 
 pub(super) mod capture;
 pub(super) mod fetch_snapshot;

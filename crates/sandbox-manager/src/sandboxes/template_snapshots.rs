@@ -1,4 +1,6 @@
 //! Template snapshots: a template is booted once, and restored from its snapshot afterwards.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 mod retirement;
 

@@ -1,5 +1,7 @@
 //! Task that handles timeouts: pauses or kills running sandboxes whose deadline has passed, and
 //! removes the records of sandboxes that were killed long ago.
+//!
+//! The `op_lock` of a sandbox serialises the operations on it.
 
 use super::entry::SandboxEntry;
 use super::resume_options::ResumeTimeout;

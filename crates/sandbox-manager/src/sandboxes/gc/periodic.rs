@@ -3,6 +3,8 @@
 //! Each round checks a part of the snapshots and of their files, so that its cost does not grow
 //! with their number. After the start, rounds follow each other until everything was checked once,
 //! since an earlier daemon may have left garbage. Later there is one round in each interval.
+//!
+//! A *pin* protects a snapshot from garbage collection.
 
 use super::super::snapshot_engine::{DiskWalk, SnapshotOnDisk};
 use super::super::{OperationError, Sandboxes};

@@ -4,6 +4,9 @@
 //! The record of such a snapshot is `storing` until its files are complete. Operations that need
 //! the files wait for them. If the daemon exits meanwhile, the process that holds the memory and
 //! the next daemon complete the snapshot.
+//!
+//! A *captured* snapshot is acknowledged to its client, but its files are not complete yet: its
+//! record is `storing`.
 
 use crate::journal::JournalChange;
 use crate::sandboxes::entry::SandboxEntry;

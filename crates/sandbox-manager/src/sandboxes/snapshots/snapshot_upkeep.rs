@@ -4,6 +4,8 @@
 //! With lower priority it checks each snapshot of an earlier daemon once: it compares the recorded
 //! size with the disk, and writes missing checksums. The size may differ if the daemon crashed
 //! between a merge and the write to the journal.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 use crate::START_DELAY;
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};

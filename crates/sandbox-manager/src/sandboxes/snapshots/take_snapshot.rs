@@ -1,4 +1,7 @@
 //! `snapshot` and `capture`: store the state of a running sandbox at one instant.
+//!
+//! The `op_lock` of a sandbox serialises the operations on it. The *journal* is the database of the
+//! daemon with the records of sandboxes and snapshots.
 
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};

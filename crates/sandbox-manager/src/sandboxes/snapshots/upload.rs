@@ -4,6 +4,9 @@
 //! their ancestors. The journal records each complete copy, so that a daemon continues after a
 //! crash. It also records each copy to remove, so that the copy is removed even if the store is
 //! unreachable at first.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 mod push;
 mod queue;

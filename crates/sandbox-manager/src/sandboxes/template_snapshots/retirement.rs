@@ -1,6 +1,8 @@
 //! Retirement of template snapshots. If a template was rebuilt or its snapshots are unused, new
 //! sandboxes do not use the old snapshot. It is then no longer retained, so that garbage collection
 //! removes it.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 use super::TemplateSnapshots;
 use crate::snapshot::Snapshot;

@@ -1,4 +1,8 @@
 //! Repair of damaged snapshots: their files are fetched again if the store has them.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *warm pool* has
+//! guests that were started in advance and wait for a create. A *layer* is the part of a memory or
+//! disk that one snapshot stores: the content that differs from its ancestors.
 
 use super::{Fetch, Missing, Pulled};
 use crate::operation_error::{ErrorKind, OperationError};

@@ -1,5 +1,7 @@
 //! Upload of one snapshot and of the ancestors that the store lacks. The oldest is uploaded first,
 //! so that each uploaded snapshot can be restored.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use super::is_named;
 use crate::journal::JournalChange;

@@ -1,5 +1,8 @@
 //! Reports to the store which of its layers this host still needs, so that the store retains them.
 //! The host needs them for snapshots whose memory was not fetched completely.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use jiffy_engine_api::EngineError;
