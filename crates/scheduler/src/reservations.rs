@@ -1,4 +1,6 @@
 //! Reservations: resources of a placement that the host has not reported as used yet.
+//!
+//! A *placement* is the selection of the host of a new sandbox.
 
 use crate::{HostId, Resources};
 use std::collections::{HashMap, VecDeque};

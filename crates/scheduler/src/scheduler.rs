@@ -1,5 +1,7 @@
 //! [`Scheduler`]: selects a host for each new sandbox of a fleet. The coordinator of the fleet
 //! calls it; it performs no I/O.
+//!
+//! A *placement* is the selection of the host of a new sandbox.
 
 mod class;
 mod entry;
