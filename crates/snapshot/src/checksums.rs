@@ -1,5 +1,8 @@
 //! Checksums of a snapshot's chunks (`seal.json`), which detect damage. A store that shares equal
 //! chunks between snapshots identifies the chunks by their checksums.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use crate::SnapshotError;
 use crate::snapshot::{MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer};

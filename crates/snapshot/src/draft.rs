@@ -1,6 +1,9 @@
 //! Draft: the directory of a snapshot that is not published yet. An unpublished draft is removed
 //! when it is dropped. A captured draft ([`crate::Store::persist_captured`]) remains instead, and a
 //! later process publishes or discards the draft.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;

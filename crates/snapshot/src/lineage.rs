@@ -1,5 +1,8 @@
 //! Lineage: a snapshot with its chain of parents. Its layers together contain the memory and the
 //! disks.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 mod read_ahead;
 mod working_set;

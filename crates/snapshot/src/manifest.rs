@@ -1,4 +1,7 @@
 //! Manifest of a snapshot: the description of its files, which is read before the files.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::SnapshotError;
 use serde::{Deserialize, Serialize};

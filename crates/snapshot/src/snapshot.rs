@@ -1,5 +1,8 @@
 //! [`Snapshot`]: a published snapshot on disk. Its files are checked against its manifest when it
 //! is opened.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
 
 pub(crate) mod missing;
 pub(crate) mod working_set;

@@ -1,6 +1,8 @@
 //! [`Store`]: a directory of snapshots, with one subdirectory per snapshot, and hidden
 //! subdirectories for snapshots that are being written or removed. It is local to a host, unlike
 //! the crate `jiffy-store`.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 pub(crate) mod fold;
 pub(crate) mod import;

@@ -3,6 +3,8 @@
 //! All manifests are read once, at the first query. Afterwards, every published or removed snapshot
 //! updates the index. Only one process at a time writes to a directory; all its stores of this
 //! directory share one index.
+//!
+//! A *fold* merges the files of a snapshot into the files of its only child.
 
 use crate::SnapshotError;
 use crate::checked_snapshots::CheckedSnapshots;

@@ -1,4 +1,7 @@
 //! Reads the working set of a lineage into the page cache, in large pieces.
+//!
+//! The *working set* of a snapshot is the memory that a restored guest touches first. It is
+//! recorded, and prefetched by later restores.
 
 use crate::snapshot::read_index;
 use crate::{Lineage, SnapshotError, SnapshotLayer};

@@ -3,6 +3,9 @@
 //! the chunks. Merges, folds, transfers ([`crate::Store::parts`]) and new checksums fail with
 //! [`SnapshotError::Incomplete`]. Other readers of the layer must check
 //! [`crate::Lineage::is_complete`] themselves.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
+//! snapshot stores: the content that differs from its ancestors.
 
 use crate::snapshot::read_file;
 use crate::snapshot_dir::SnapshotDir;

@@ -6,6 +6,8 @@
 //!
 //! A recorded set is a hint without a checksum: if it is missing or wrong, restores are only
 //! slower.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::snapshot::read_index;
 use crate::snapshot_dir::SnapshotDir;

@@ -1,5 +1,8 @@
 //! Import of a snapshot from another host. The imported files are untrusted, so they are checked
 //! before the snapshot is published.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
+//! snapshot stores: the content that differs from its ancestors.
 
 use crate::draft::remove_draft;
 use crate::manifest::{Manifest, check_id};

@@ -4,6 +4,8 @@
 //! snapshot has the content of several layers under the same id. Its parent is the ancestor below
 //! these layers, if any. A sandbox that uses the old files keeps them open: their content is the
 //! same.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::draft::{SnapshotDraft, sync_dir};
 use crate::manifest::Manifest;

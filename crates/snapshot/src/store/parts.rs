@@ -1,5 +1,8 @@
 //! Files of a snapshot for transfer to other hosts. Each layer lists the chunks that it inherits
 //! from its ancestors.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use crate::manifest::Manifest;
 use crate::snapshot::missing::MISSING_FILE;
