@@ -4,6 +4,8 @@
 //! Users hold a shared lock on the bitmap file ([`presence`]), which protects a layer in use from
 //! eviction. A second hard link to that file ([`CachedLayer::pin`]) has the same effect without a
 //! process.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk.
 
 mod presence;
 

@@ -1,4 +1,7 @@
 //! [`DataKeys`]: the keys of a tenant, with which chunks are hashed and objects are encrypted.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
+//! usually an API key. The objects of a tenant are encrypted with its keys.
 
 use crate::FormatError;
 use chacha20poly1305::aead::{Aead, Payload};

@@ -3,6 +3,9 @@
 //! If the file system is not mounted, the directory looks like an empty store, and a write would
 //! create a new store below the mount point. Therefore each store has a marker folder from its
 //! creation. If that folder is missing, reads do not report objects as absent and writes fail.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use async_trait::async_trait;
 use futures_util::stream::{BoxStream, once};

@@ -7,6 +7,9 @@
 //! | 12 | 4 | generation of the data keys |
 //! | 16 | 16 | tenant id |
 //! | 32 | 32 | name of the object: a root, or the id of a pack and 16 zero bytes |
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::FormatError;
 use crate::codec::Reader;

@@ -1,4 +1,7 @@
 //! Errors of the store.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use std::io;
 use std::path::{Path, PathBuf};

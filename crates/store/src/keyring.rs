@@ -11,6 +11,9 @@
 //! k1 = "64 hexadecimal digits"
 //! k2 = "64 hexadecimal digits"
 //! ```
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::data_keys::{hex, open, seal};
 use crate::{FormatError, Hash, KeyBroker, StoreError};

@@ -11,6 +11,8 @@
 //!
 //! Runs: 0 stored, 1 zero, 2 inherited from the ancestors. The root of a part is the keyed hash of
 //! length, runs and leaves. A leaf is the keyed hash of up to 1,024 chunk hashes.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count, put_string};

@@ -5,6 +5,10 @@
 //! packs (4 bytes) and their ids (16 bytes each), number of chunks (4), and an entry per chunk. The
 //! entries follow the order of the stored chunks, part by part. An entry is the number of the
 //! pack (4), and offset (4) and length (4) of the frame.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks. The *root* of a snapshot is the hash that identifies it in the
+//! store.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};

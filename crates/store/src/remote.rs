@@ -1,4 +1,7 @@
 //! [`RemoteSnapshot`]: a snapshot in a store, whose manifest was read and verified.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. The *root* of a snapshot is the hash that identifies
+//! it in the store.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::fetch_plan::ChunkRequest;

@@ -1,4 +1,7 @@
 //! [`SharedStore`]: a store that many hosts share, with the operations on it in submodules.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 pub(crate) mod collection;
 pub(crate) mod condemned;

@@ -1,4 +1,6 @@
 //! [`SnapshotSource`]: the open files of a snapshot on this host, as the source of a push.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::layer::{LayerKind, MAX_LAYER_CHUNKS, Run, RunKind, chunks_of};

@@ -4,6 +4,9 @@
 //! Records of tenants and names that move (such as names of templates) have versions. The encrypted
 //! content includes the version, except in a tenant's first record and in records of earlier
 //! versions of Jiffy.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::StoreError;
 use nix::fcntl::{Flock, FlockArg};

@@ -18,6 +18,9 @@
 //!
 //! The locks are open file description locks at offsets far beyond the end of the file. The kernel
 //! releases them when the process that holds them exits.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use crate::layer::chunks_of;
 use crate::manifest::CHUNK_BYTES;

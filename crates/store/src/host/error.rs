@@ -1,4 +1,7 @@
 //! [`RemoteError`]: errors of snapshots in the shared store, as this host reports them.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::StoreError;
 use std::io;

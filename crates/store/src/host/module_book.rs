@@ -4,6 +4,9 @@
 //! host                        random id of this data directory
 //! <tenant>/<digest>.json      a module; written before the module is pushed
 //! ```
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::Hash;
 use crate::host::fetch_grants::hash;

@@ -1,5 +1,8 @@
 //! [`RemoteStore`]: this host's view of the shared store: client, keys, cache, fetcher and local
 //! records. The sandbox manager and the engines use it.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains. A *layer* is the part of a memory
+//! or disk that one snapshot stores: the content that differs from its ancestors.
 
 mod images;
 mod layers;

@@ -1,5 +1,8 @@
 //! Divides the working set of a snapshot among its layers: selects the chunks of memory to fetch
 //! before a guest runs.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
+//! snapshot stores: the content that differs from its ancestors.
 
 use crate::host::FoundSnapshot;
 use crate::{Layer, LayerKind, RunKind};

@@ -6,6 +6,9 @@
 //! grace period. All times come from the store's clock, so that the clocks of hosts do not matter.
 //!
 //! Live chunks of packs that are mostly dead are moved to new packs ([`repack`]).
+//!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. A *lease* protects
+//! the objects of a push in progress from garbage collection.
 
 mod lock;
 mod mark;

@@ -1,6 +1,10 @@
 //! Chunks of a snapshot to be pushed that the store already has. A push reuses the chunks of the
 //! snapshot's ancestors and of the packs that this host wrote last, so that its cost does not
 //! depend on the tenant's other snapshots.
+//!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. A *tenant* is an
+//! owner of snapshots in the store, usually an API key. The objects of a tenant are encrypted with
+//! its keys.
 
 use crate::StoreError;
 use crate::data_keys::{DataKeys, Hash};

@@ -9,6 +9,9 @@
 //!
 //! Earlier versions of Jiffy wrote a constant to `leases/<id>` and the list to
 //! `leases/<id>.reused`.
+//!
+//! A *collection* removes objects that no snapshot needs. It first *condemns* an object, and a
+//! later collection removes the object.
 
 use crate::data_keys::{Hash, random, to_hex};
 use crate::shared_store::SharedStore;

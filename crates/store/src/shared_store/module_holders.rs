@@ -9,6 +9,10 @@
 //!
 //! A garbage collection condemns an object before it removes the object: the object is on a list,
 //! and a later collection removes it if it is still not needed.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys. A *collection* removes objects that no snapshot needs. It first
+//! *condemns* an object, and a later collection removes the object.
 
 use crate::data_keys::Hash;
 use crate::shared_store::SharedStore;

@@ -1,4 +1,7 @@
 //! Pull: fetches chunks of a snapshot from a store into the cache of this host.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. The *working set* of a snapshot is the memory that a
+//! restored guest touches first. It is recorded, and prefetched by later restores.
 
 mod fill;
 

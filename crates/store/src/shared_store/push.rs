@@ -6,6 +6,10 @@
 //! first: it lists the packs to reuse, which a collection then does not remove. New packs follow.
 //! The locations of the chunks and the manifest are last, so that a manifest never names missing
 //! chunks.
+//!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. A *chunk* is 64
+//! KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store, usually an API
+//! key. The objects of a tenant are encrypted with its keys.
 
 mod pack_builder;
 

@@ -4,6 +4,9 @@
 //! File `<id of the tenant>-<generation>-<id of the pack>` is the encrypted end of a pack: its
 //! index and trailer. The directory has at most [`MAX_RECENT_PACKS`] files. The store may lack a
 //! pack of the index: the caller must check that it exists.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::data_keys::{DataKeys, hex, to_hex};
 use crate::pack::{Entry, MAX_INDEX_BYTES, PackId, TRAILER_BYTES};

@@ -1,5 +1,8 @@
 //! Repair: rewrites damaged chunks from copies and updates the locations in snapshots. Pushes do
 //! not reuse packs with damage, which are listed in `gc/distrusted`.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::locations::{Location, Locations};

@@ -3,6 +3,9 @@
 //! `names/<keyed hash of the id>/<root>` is encrypted and authenticated together with its key, so
 //! that only a host with the tenant's keys can name a snapshot. A snapshot that has a name is not
 //! collected, even after [`SharedStore::remove`], because two ids may name the same content.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::data_keys::Hash;
 use crate::shared_store::SharedStore;

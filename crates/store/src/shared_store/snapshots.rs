@@ -1,5 +1,7 @@
 //! Reads and removes snapshots in a store: their manifests, the locations of their chunks, and
 //! references between tenants.
+//!
+//! The *root* of a snapshot is the hash that identifies it in the store.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::envelope::{HEADER_BYTES, Header};

@@ -1,4 +1,8 @@
 //! [`StoreStats`]: storage usage of a tenant, from listings of its objects.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
+//! usually an API key. The objects of a tenant are encrypted with its keys. A *pack* is an object
+//! in the store with many compressed and encrypted chunks.
 
 use crate::shared_store::SharedStore;
 use crate::shared_store::collection::OnProgress;

@@ -1,5 +1,9 @@
 //! Verification of a store: reads all objects of a tenant and reports damaged ones (`jiffy store
 //! verify`).
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks. A *tenant* is an owner of snapshots in the store, usually an
+//! API key. The objects of a tenant are encrypted with its keys.
 
 use crate::data_keys::Hash;
 use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};

@@ -1,5 +1,8 @@
 //! Connection of the fetcher to one VMM: receives requests for chunks, fetches the chunks from the
 //! store, and answers. The VMM may be hostile.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
 
 use super::link::VmmLink;
 use super::parts::{OpenParts, PartSlot};

@@ -1,5 +1,8 @@
 //! Parts of snapshots (layers of memory) that VMMs wait for. Several VMMs may need the same part,
 //! which is opened once.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use crate::CachedPart;
 use crate::host::fetch_grants::LayerOrigin;

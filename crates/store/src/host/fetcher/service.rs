@@ -1,5 +1,8 @@
 //! Serves missing chunks of memory from the remote store to restored VMMs. A grant is a file that
 //! permits one VMM to fetch the memory layers of its snapshot.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::connection::{ServiceEnd, VmmService};
 use super::link::{VmmLink, registered};

@@ -1,5 +1,7 @@
 //! Images of volumes in the shared store. An image is a snapshot of one file, which the store finds
 //! by the id of the image.
+//!
+//! The *root* of a snapshot is the hash that identifies it in the store.
 
 use crate::host::{FoundSnapshot, MemoryPull, RemoteError, RemoteStore};
 use crate::{

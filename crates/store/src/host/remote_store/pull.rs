@@ -1,5 +1,8 @@
 //! Pull: fetches snapshots that other hosts pushed, and their ancestors, into the cache of this
 //! host.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
+//! usually an API key. The objects of a tenant are encrypted with its keys.
 
 use crate::host::{LOCAL_TENANT, LayerOrigin, RemoteError, RemoteStore};
 use crate::{

@@ -1,4 +1,8 @@
 //! Push: copies a snapshot of this host to the store, with the tenant of its owner.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys. The *root* of a snapshot is the hash that identifies it in the
+//! store.
 
 use crate::host::remote_store::pull::RECORD_PART;
 use crate::host::{RemoteError, RemoteStore};

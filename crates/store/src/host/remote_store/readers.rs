@@ -1,6 +1,9 @@
 //! Registration of this host as a reader of snapshots that it has not fetched completely. The store
 //! retains these snapshots even if another host removes them. File `<home>/store/readers.json`
 //! lists the registrations, so that a killed daemon leaves none behind in the store.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use crate::host::fetch_grants::hash;
 use crate::host::{LayerOrigin, RemoteError, RemoteStore};

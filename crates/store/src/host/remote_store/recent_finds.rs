@@ -1,5 +1,8 @@
 //! Snapshots that were found with a resume bundle shortly before. A resume finds its snapshot
 //! twice: to describe it and to fetch it.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::host::FoundSnapshot;
 use parking_lot::Mutex;

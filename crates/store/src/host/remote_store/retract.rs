@@ -1,4 +1,6 @@
 //! Retraction: removes snapshots of this host from the store.
+//!
+//! The *root* of a snapshot is the hash that identifies it in the store.
 
 use crate::Hash;
 use crate::host::{RemoteError, RemoteStore};

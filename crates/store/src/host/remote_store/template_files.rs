@@ -1,4 +1,7 @@
 //! Files of templates in the store, found by the name of the template.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::host::{LOCAL_TENANT, RemoteError, RemoteStore};
 use crate::{

@@ -1,4 +1,7 @@
 //! Mark phase: finds the objects that a tenant needs and the live part of its packs.
+//!
+//! The *root* of a snapshot is the hash that identifies it in the store. A *pack* is an object in
+//! the store with many compressed and encrypted chunks.
 
 use super::objects::{ObjectName, StoredObjects, number};
 use super::{Collector, root_of};

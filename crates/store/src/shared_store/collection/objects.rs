@@ -1,4 +1,7 @@
 //! Objects of a tenant that a collection considers, in little memory: a tenant may have millions.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::data_keys::{Hash, hex, to_hex};
 use crate::pack::PackId;

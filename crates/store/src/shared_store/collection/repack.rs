@@ -4,6 +4,9 @@
 //! sets of locations are valid throughout: an interrupted collection leaves only packs that the
 //! next one collects. An old pack without users is condemned, so that no push reuses it. If a push
 //! in progress already reuses the pack, its lease lists the pack and protects it.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *collection* removes objects that no snapshot
+//! needs. It first *condemns* an object, and a later collection removes the object.
 
 use super::mark::{Leases, Marked, PackUse};
 use super::objects::{ObjectName, StoredObjects};

@@ -1,6 +1,9 @@
 //! Fill of a cached layer. Chunks are locked while they are fetched. Thus concurrent fills of a
 //! layer, also in other processes, share the work. A fill of few chunks does not wait for a fill of
 //! many.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks.
 
 use super::{PullReport, Selection, select};
 use crate::cache::{CachedLayer, ChunkLocks, LayerCache};

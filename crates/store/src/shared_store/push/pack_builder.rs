@@ -1,4 +1,6 @@
 //! Builds packs during a push: reads, compresses and encrypts chunks, until a pack is full.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk.
 
 use super::unwritable;
 use crate::StoreError;
