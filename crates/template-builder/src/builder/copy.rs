@@ -2,6 +2,8 @@
 //! and moved from there to their destination.
 //!
 //! Uses only requests to the agent, so that images without a shell work.
+//!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 use super::failure::BuildFailure;
 use super::stage_config::StageConfig;

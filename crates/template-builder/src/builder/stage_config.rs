@@ -1,5 +1,7 @@
 //! Configuration of a stage: environment, user, working directory and shell, as determined by the
 //! steps executed so far.
+//!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 use jiffy_build_spec::expand::expand;
 use jiffy_build_spec::spec::StepAction;

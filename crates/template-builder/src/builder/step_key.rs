@@ -1,5 +1,7 @@
 //! Keys of build steps. Steps with equal keys have equal results, so that a cached result can
 //! replace their execution.
+//!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 use data_encoding::HEXLOWER;
 use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};

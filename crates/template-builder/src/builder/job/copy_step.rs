@@ -1,5 +1,8 @@
 //! `COPY` and `ADD` steps of a build: determines the source of the files, and transfers the files
 //! into the stage's sandbox.
+//!
+//! The *key* of a step is a hash of everything that determines its result. Equal steps of later
+//! builds reuse its snapshot.
 
 use super::super::copy::{self, CopyRequest, ROOT_USER, STAGING};
 use super::super::failure::BuildFailure;

@@ -1,5 +1,7 @@
 //! Publication of a build's result: writes the image, boots the template once, and assigns its
 //! names.
+//!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 use super::super::failure::BuildFailure;
 use super::super::{DEFAULT_TAG, step_key, transfer};

@@ -1,5 +1,7 @@
 //! Execution of steps. A step that changes files runs in the stage's sandbox, and a snapshot of the
 //! sandbox is cached as the result of the step.
+//!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 use super::super::copy::{self, ROOT_USER};
 use super::super::failure::BuildFailure;
