@@ -1,5 +1,8 @@
 //! [`Machine`]: one virtual machine of this process: KVM objects, memory, devices and vCPUs. It is
 //! built from a configuration or a snapshot, and from descriptors of the controller (the daemon).
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 pub mod bus;
 pub mod ioapic;

@@ -1,4 +1,7 @@
 //! Virtio devices of a machine: creation, interrupts, kicks and event loop slots.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::bus::{Bus, SharedDevice};
 use super::received_fds::ReceivedFds;

@@ -4,6 +4,9 @@
 //! at offsets that the index of the upper layer does not claim. The machine then claims these
 //! offsets for the upper layer and closes the lower one, which changes no byte that the guest
 //! reads. Without this, the file of a removed snapshot would take disk space until the VM stops.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::Machine;
 use crate::virtio::blk::Block;

@@ -1,6 +1,8 @@
 //! Memory layers of a restore that are not completely stored on this host. Missing chunks are
 //! fetched when the guest accesses them. This module takes the layers' descriptors, and starts the
 //! thread that fetches missing memory.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk.
 
 use super::devices::read_layer_index;
 use super::received_fds::ReceivedFds;

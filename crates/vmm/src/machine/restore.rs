@@ -1,4 +1,7 @@
 //! Builds a machine from a snapshot, with the descriptors that the controller sends.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::builder::{MachineBuilder, console};
 use super::bus::lock;

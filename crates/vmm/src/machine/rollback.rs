@@ -1,5 +1,8 @@
 //! Rollback of a machine in use to a snapshot. The snapshot is read and checked while the guest
 //! runs. Then the machine's state is replaced.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::bus::lock;
 use super::devices::take_disk_layers;

@@ -1,4 +1,7 @@
 //! Rollback in the event loop: read the snapshot, stop the guest, revert the machine, resume.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::disk_thread::DisksPaused;
 use super::{Vm, micros};

@@ -1,4 +1,7 @@
 //! Snapshots in the event loop: pause the guest, read its state, fork a writer, resume.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
 
 use super::frozen_machine::FrozenMachine;
 use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};

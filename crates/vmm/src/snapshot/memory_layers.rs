@@ -1,6 +1,8 @@
 //! Memory layers below a VM: the files of its earlier snapshots. A layer contains the chunks that
 //! had changed since the layer before. For each chunk, this module determines the layer with the
 //! last saved content.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk.
 
 use super::chunk_hashes::{ChunkHash, ChunkHashes};
 use super::linear_memory::CHUNK_SIZE;

@@ -4,6 +4,9 @@
 //! The first write to a page of a mapped layer costs up to three exits: mapping the layer's page,
 //! copying it, and mapping the copy. If the copy exists before the guest runs, the write costs one
 //! exit, and KVM maps up to seven neighbours at the same time.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;

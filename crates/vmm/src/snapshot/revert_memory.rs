@@ -19,6 +19,9 @@
 //! that the guest has not written since the target snapshot are retained, too.
 //!
 //! If this fails, memory is inconsistent, and the guest must not run again.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};

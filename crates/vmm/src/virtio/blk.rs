@@ -1,5 +1,8 @@
 //! virtio-blk (virtio 1.2 section 5.2): a disk of the guest. Vectored I/O moves data directly
 //! between guest memory and the page cache of the host.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 mod disk;
 mod disk_limiter;

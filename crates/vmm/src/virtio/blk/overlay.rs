@@ -1,5 +1,8 @@
 //! File that contains some blocks of a disk: either the writable overlay, or the frozen layer of a
 //! snapshot.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::disk::{BLOCK_BYTES, invalid};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MAX_UNITS, UnitSet};
