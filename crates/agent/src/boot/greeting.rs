@@ -3,6 +3,11 @@
 //! the connection. A clone loses its copy of the parent's connection, and so receives its own
 //! identity.
 //!
+//! In a microVM, the agent connects to the host over vsock ([`run`]). In gVisor, the host connects
+//! to the agent ([`receive`]). After the greeting, the host may send a `ClockStep`, a correction of
+//! the guest's clock by a difference. Hooks are executables in a directory of the guest, which the
+//! host runs before and after a snapshot.
+//!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used.
 
@@ -140,7 +145,8 @@ async fn greet(
             () = until_broken(&stream) => return Ok(()),
             () = agent.hooks.appear() => {}
         }
-        // Ignore the error: a broken connection is noticed below.
+        // One byte notifies the host that the guest now has hooks. Ignore the error: a broken
+        // connection is noticed below.
         let _ = stream.try_write(b"\n");
     }
     until_broken(&stream).await;
@@ -173,7 +179,7 @@ fn answer_clock(stream: &UnixStream, message: &[u8]) {
     };
     let time_ns = identity::step_clock(step.step_ns).unwrap_or_else(|e| {
         eprintln!("jiffy-agent: cannot correct the clock: {e}");
-        // The host ends the correction after a time that cannot be right.
+        // The time 0 (1970) cannot be right, so the host stops the correction.
         0
     });
     if let Ok(mut line) = serde_json::to_vec(&ClockReading { time_ns }) {
