@@ -76,8 +76,8 @@ impl AuditedCaller {
     }
 }
 
-/// Call without a response. It is recorded when it is dropped: also if the client closes the
-/// connection, which must not hide the call.
+/// Call that has no response yet. Dropping it records the call, also if the client has closed the
+/// connection: a client must not be able to hide a call in this way.
 struct PendingCall {
     log: AuditLog,
     /// `None` if the call is not recorded.

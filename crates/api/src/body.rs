@@ -25,8 +25,8 @@ pub(crate) struct Required<T>(pub T);
 /// A body that may be absent, empty or `null`.
 pub(crate) struct Optional<T>(pub T);
 
-/// The bytes of a body, and its ignored fields, which parsing adds. The content type, if present,
-/// must be JSON.
+/// The bytes of a body, for handlers that parse it themselves. [`parse`] adds the names of unknown
+/// fields to the ignored fields. The content type, if present, must be JSON.
 pub(crate) struct Raw(pub Bytes, pub IgnoredFields);
 
 impl<S: Send + Sync> FromRequest<S> for Raw {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Age until which a measurement is shown to further viewers. Viewers request it once per second.
 const MAX_AGE: Duration = Duration::from_millis(900);
-/// Number of measurements from which old ones are removed.
+/// Number of measurements in memory above which a new one first removes the old ones.
 const MANY: usize = 1000;
 
 /// Measurements of sandboxes by their ids, until they are too old.

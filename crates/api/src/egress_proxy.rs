@@ -22,8 +22,8 @@ fn is_host(text: &str) -> bool {
 }
 
 impl App {
-    /// Checks a proxy for a sandbox of `owner`, and encrypts its credentials. Returns the parts
-    /// that the API shows, and the others.
+    /// Checks a proxy for a sandbox of `owner`, and encrypts its credentials with the key of the
+    /// host. Returns the parts that the API shows, and the parts that it never returns.
     pub(crate) fn egress_proxy(
         &self,
         owner: Option<&str>,

@@ -1,5 +1,6 @@
 //! Removal of all resources of a revoked API key: sandboxes, builds, functions, secrets, volumes
-//! and webhooks.
+//! and webhooks. `jiffy key revoke --end` and the API request it. The request is stored with the
+//! key, so that a restarted daemon continues.
 
 use crate::app::App;
 use crate::error::ApiError;

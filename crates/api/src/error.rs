@@ -454,7 +454,8 @@ pub const ERROR_CODES: [&str; 84] = [
     "wrong_state",
 ];
 
-/// Returns `code`. Panics in builds with debug assertions if [`ERROR_CODES`] lacks the code.
+/// Returns `code`. Panics in builds with debug assertions if [`ERROR_CODES`] lacks the code, so
+/// that tests find a code without documentation.
 fn listed(code: &'static str) -> &'static str {
     // Every listed code is documented: tests compare the list with `docs/troubleshooting.md`.
     debug_assert!(

@@ -1,4 +1,6 @@
-//! Streams of events (`text/event-stream`): a client receives events as they are recorded.
+//! Streams of events (server-sent events, `text/event-stream`): a client receives the events of its
+//! sandboxes as they are recorded. After a lost connection, it continues with the id of its last
+//! event.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -76,7 +78,7 @@ impl EventStreams {
         self.is_ended.send_replace(true);
     }
 
-    /// Returns whether streams have ended, and its change.
+    /// Returns a receiver that becomes true when a shutdown ends all streams.
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.is_ended.subscribe()
     }

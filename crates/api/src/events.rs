@@ -150,7 +150,7 @@ impl App {
         let read = match feed.recent_page(page, filter) {
             Some(read) => read,
             None => {
-                // Scans read files of up to 32 MiB: few at the same time.
+                // A scan reads files of up to 32 MiB, so the number of concurrent scans is limited.
                 let permit = self.event_streams.scans.acquire().await;
                 let (feed, page, filter) = (feed.clone(), page.clone(), filter.clone());
                 let read = tokio::task::spawn_blocking(move || feed.page(&page, &filter)).await;
@@ -159,7 +159,9 @@ impl App {
                 read.map_err(unreadable)?
             }
         };
-        // Without further events, the next page begins where this one began.
+        // If the page is empty, the next page begins where this one began. The newest event is
+        // determined before the scan, so that events that are recorded during the scan are not
+        // skipped.
         let unchanged = match page.order {
             Order::Ascending => page.after.clone().or(newest),
             Order::Descending => page.before.clone(),

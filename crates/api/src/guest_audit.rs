@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Names in a call on a guest, which handlers of the call add: bounded and escaped texts.
+/// Names in a call on a guest: commands and file paths, bounded and escaped. The code that parses
+/// the call adds them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GuestNames {
     /// Sandbox.

@@ -1,5 +1,7 @@
 //! Validation of header rules in requests. A header rule adds a header with a secret to the
-//! requests of a sandbox to one host.
+//! requests of a sandbox to one host. The proxy of the host adds the header outside of the guest,
+//! which never has the secret. To do so, it terminates TLS with a certificate authority that only
+//! this sandbox trusts.
 
 use crate::app::App;
 use crate::error::ApiError;

@@ -1,5 +1,6 @@
-//! Interfaces through which the control plane uses other components: templates, functions, preview
-//! links and ports. The daemon provides the implementations.
+//! Traits through which the control plane uses other components: templates, functions, preview
+//! links (signed addresses of ports) and ports. The daemon provides the implementations, so that
+//! this crate does not depend on them.
 
 use axum::extract::Request;
 use axum::response::Response;

@@ -1,7 +1,8 @@
 //! Records events of API keys: creation, change, revocation.
 //!
-//! `jiffy key` changes the keys of a single host without the daemon. [`report_keys`] notices these
-//! changes, and changes by other hosts of a fleet are reported by the host that receives the call.
+//! The calls of the API report their own changes. On a single host, `jiffy key` changes the
+//! database of keys without the daemon: [`report_keys`] polls for such changes. In a fleet, the
+//! host that receives a call reports the change.
 
 use crate::app::App;
 use crate::keys::Key;
@@ -60,7 +61,7 @@ impl App {
 /// Background task that records the keys that another process creates or revokes. Never returns.
 pub async fn report_keys(app: App) {
     if app.keys.is_fleet() {
-        // All changes are calls of the API.
+        // In a fleet, all changes are calls of the API, so nothing has to be polled.
         std::future::pending::<()>().await;
     }
     let mut known: Option<HashMap<String, bool>> = None;

@@ -24,7 +24,7 @@ const MAX_NAME: usize = 256;
 /// Tags that every template has implicitly.
 const OWN_TAGS: [&str; 2] = [DEFAULT_TAG, "latest"];
 
-/// States in which a sandbox is accepted by a call, for callers other than the host's owner.
+/// States of a sandbox in which a call finds it. The host's owner finds sandboxes in all states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Liveness {
     /// Running or paused.

@@ -400,7 +400,7 @@ impl Quota {
         let mut exchanges = self.exchanges.lock();
         let count = exchanges.entry(owner.to_owned()).or_default();
         if *count >= limit {
-            // With a limit of 0, the entry was created by this call.
+            // If the limit is 0, this call has created the entry, and must remove it again.
             let none = *count == 0;
             if none {
                 exchanges.remove(owner);

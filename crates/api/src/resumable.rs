@@ -1,5 +1,5 @@
-//! Look-up of a sandbox that a caller resumes. The sandbox is on this host, or another host has
-//! stored it and this host takes it over.
+//! Look-up of a sandbox that a caller resumes. Either the sandbox is on this host, or another host
+//! of the fleet has stored it when it was paused, and this host takes it over.
 
 use crate::app::App;
 use crate::caller::Caller;

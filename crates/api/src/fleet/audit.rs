@@ -1,5 +1,5 @@
-//! Audit log of all members of a fleet: requests the entries of each member, and merges them by
-//! their ids.
+//! Audit log of all members of a fleet. The member that receives the call requests the entries of
+//! each member, and merges them by their ids.
 //!
 //! A *member* is a host of the fleet.
 

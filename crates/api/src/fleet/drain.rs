@@ -90,7 +90,8 @@ impl Fleet {
         body: DrainHost,
     ) -> Result<HostOperation, ApiError> {
         let own = self.node.id();
-        // This host may learn of the drain after the host that has received the command.
+        // Another host has received the command. This host may not know yet that it is draining, so
+        // wait for the new state of the members.
         let members = async {
             let mut known = self.node.members();
             while known.row(own).map(|row| row.state) != Some(MemberState::Draining) {
@@ -99,7 +100,8 @@ impl Fleet {
         };
         let known = tokio::time::timeout(Duration::from_secs(10), members).await;
         known.map_err(|_| unavailable(format!("{own} is not draining")))?;
-        // A resume that waits for a pause of this drain must not start the sandbox here again.
+        // A forced drain pauses the running sandboxes. A client may already wait to resume one of
+        // them: this guard delays resumes on this host, so that another host resumes the sandbox.
         let _hold = body.force.then(|| app.sandboxes.hold_resumes());
         loop {
             // Repeat until the host is empty: a resume or create may have ended after the sandboxes

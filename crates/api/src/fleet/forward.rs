@@ -36,7 +36,7 @@ const PLACEMENT: HeaderName = HeaderName::from_static("jiffy-forwarded-placement
 const CLIENT: HeaderName = HeaderName::from_static("jiffy-forwarded-for");
 /// Header of forwarded calls: host name by which the client reaches the fleet.
 const HOST: HeaderName = HeaderName::from_static("jiffy-forwarded-host");
-/// Header of forwarded calls that are not executed as such: a value of [`Purpose`].
+/// Header of forwarded calls whose answer is not meant for the client: a value of [`Purpose`].
 const PURPOSE: HeaderName = HeaderName::from_static("jiffy-forwarded-purpose");
 /// Header of forwarded requests to functions: label of the function.
 pub(super) const FUNCTION: HeaderName = HeaderName::from_static("jiffy-forwarded-function");
@@ -172,7 +172,8 @@ pub fn receive_forwarded(request: &mut Request<Body>) {
     if purpose == Purpose::Part {
         extensions.insert(ListPart);
     }
-    // A member holds the keys of the store: it may act as the owner of any host.
+    // Each member has the keys of the store and so access to all data. The receiver can therefore
+    // trust the statement that the caller is the owner.
     if is_owner {
         extensions.insert(Caller::Owner);
     }

@@ -176,7 +176,8 @@ impl Fleet {
             Ok(answers) => answers,
             Err(response) => return Ok(response),
         };
-        // The answer of this member is the last one, and has the limits.
+        // Start from the answer of this member, which is the last one. It contains the limits,
+        // which must not be added, unlike the usage.
         let mut budget = answers.bodies.pop().unwrap_or_default();
         for other in answers.bodies.drain(..) {
             add(&mut budget["used"], &other["used"]);
@@ -272,8 +273,8 @@ impl Fleet {
     }
 }
 
-/// Extension of a call whose answer is merged with the answers of other members. The items of some
-/// lists are then pairs of their position and the item.
+/// Marks a call whose answer is merged with the answers of other members. For such a call, some
+/// lists return pairs of position and item, so that the receiver can sort the merged items.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ListPart;
 

@@ -22,8 +22,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Time from the start of a drain until the host gives up sandboxes. Members request the state of
-/// the others every 2 s.
+/// Time from the start of a drain until the host gives up sandboxes. All members must know of the
+/// drain by then. They request the states of the members every 2 s.
 const NOTICE: Duration = Duration::from_secs(5);
 /// Time for which a read of the rosters suffices for calls on unknown sandboxes. A longer time
 /// would hide sandboxes that a drained host has just released.

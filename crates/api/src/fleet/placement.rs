@@ -40,7 +40,8 @@ const RECALL_PAUSE: Duration = Duration::from_millis(250);
 const TRANSIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause before the coordinator is queried again for such a name.
 const TRANSIT_PAUSE: Duration = Duration::from_millis(20);
-/// Size of a sandbox from a template that this host does not have.
+/// Size with which the coordinator selects a host if this host does not have the template, and so
+/// does not know its size.
 const USUAL_SIZE: SandboxSize = SandboxSize {
     vcpus: 2,
     memory_mib: 512,
@@ -344,7 +345,8 @@ impl Fleet {
                         let limits = caller.key().map(|key| app.quota.limits_of(key));
                         return Err(fleet_refusal(&error, &limits.unwrap_or_default()));
                     }
-                    // Shares of sandboxes that have ended are reported, and unused ones recalled.
+                    // Wait once: meanwhile, members report that sandboxes have ended, and return
+                    // the unused parts of their shares (their parts of the owner's budget).
                     create.request.is_counted = true;
                     tokio::time::sleep(RECALL_PAUSE).await;
                 }

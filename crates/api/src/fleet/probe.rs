@@ -1,4 +1,5 @@
-//! State of the fleet's records and of the store, as operators see it (`jiffy fleet status`).
+//! State of the fleet's records and of the store, as operators see it (`jiffy fleet status`). The
+//! records are the small objects by which the hosts agree. They are in the store or in etcd.
 
 use super::Fleet;
 use jiffy_api_types::{BackendStatus, HostLoss};

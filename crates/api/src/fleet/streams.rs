@@ -70,8 +70,7 @@ pub(super) fn opens_stream(request: &Request) -> bool {
 }
 
 impl Fleet {
-    /// Opens a stream to a sandbox at `place`, and once more if the sandbox has moved.
-    /// `None` if no other member has the sandbox.
+    /// Opens a stream to a sandbox at `place`. If the sandbox has moved, tries its new member once.
     pub(super) async fn open_stream(
         &self,
         app: &App,

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Interval at which the templates of this host are listed.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum number of templates whose builds are examined.
+/// Maximum number of templates whose builds are read in one pass, to find builds in progress.
 const MAX_EXAMINED: usize = 200;
 /// Tags that every template has implicitly.
 const OWN_TAGS: [&str; 2] = [":default", ":latest"];

@@ -1,4 +1,6 @@
-//! Keys of a fleet: a table that each member holds in memory, and that one member writes.
+//! Keys of a fleet: a table that each member (the daemon of one host) holds in memory, and that one
+//! member writes. A check of a key therefore needs no request. A member that has lost contact with
+//! the others rejects all keys, because one of them may have been revoked.
 
 use super::check::verdict;
 use super::database::KeySecrets;

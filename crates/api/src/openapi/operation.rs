@@ -1,4 +1,5 @@
 //! Description of one operation for the OpenAPI document: parameters, request body and responses.
+//! The methods of [`Operation`] are called in a chain by the tables in `operations/`.
 
 use crate::openapi::operations::merged;
 use crate::openapi::schemas::{SchemaOf, schema_of};

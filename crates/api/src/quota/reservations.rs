@@ -1,4 +1,5 @@
-//! Reservations for sandboxes that are about to start. They count until the sandbox counts as used.
+//! Reservations of quota for sandboxes that are about to start, and for new volumes. A reservation
+//! ends when the sandbox counts as used itself.
 
 use super::{Quota, refusal, running};
 use crate::caller::Caller;

@@ -1,4 +1,6 @@
-//! Requests to functions: by path with a key, or by the function's host name.
+//! Requests to functions: by path with a key (`/functions/NAME/invoke/...`), or by the function's
+//! host name. The first label of this host name, which contains owner and name, identifies the
+//! function.
 
 use crate::app::App;
 use crate::caller::{Caller, identify};
