@@ -1,5 +1,8 @@
 //! Record of a function on disk: settings and versions. A deployment is committed by replacing this
 //! record.
+//!
+//! The *world* of a module is the interface between the module and its host. A *sandbox key* is a
+//! credential that a deployment grants to a function, so that the function can use sandboxes.
 
 use crate::egress::AllowList;
 use crate::function_error::FunctionError;
