@@ -1,6 +1,11 @@
 //! [`Network`]: the network of one data directory's sandboxes. It sets up the host, creates slots
 //! in advance, and leases them to guests. A *slot* is a network namespace with devices for one
 //! guest.
+//!
+//! Several daemons of a host share its private address space. Each has a data directory of its own,
+//! *claims* a range of addresses, and tags its namespaces and rules. In rootless mode (without
+//! root), all rules and slots are in one network namespace of the user, the *router*. A process,
+//! the uplink, connects the router to the network of the host.
 
 use crate::NetError;
 use crate::claim::{self, RangeClaims};
@@ -156,7 +161,9 @@ impl Network {
         Ok(network)
     }
 
-    /// Opens the network in the network namespace of this thread.
+    /// Opens the network in the network namespace of this thread. Claims a range of addresses, sets
+    /// up the rules of the host, registers the slots of an earlier daemon, and creates the first
+    /// slot.
     fn open_here(config: &NetworkConfig, own: Option<&HostAddresses>) -> Result<Self, NetError> {
         let slots = config.slots.clamp(1, 4096);
         let tag = claim::tag(&config.home);
@@ -296,7 +303,8 @@ impl Network {
 
     /// Adopts the slot of a guest that an earlier daemon left running, and enforces `rules`.
     pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<SlotLease, NetError> {
-        // `open` registered the numbers of existing slots. This second call claims the number.
+        // `open` registered the numbers of existing slots. Registering a number again marks it as
+        // in use, so that `reclaim` does not remove the slot.
         self.0.numbers.lock().register(number);
         let config = self.0.config.clone();
         let sockets = blocking(move || slot::open_sockets(&config, number))
