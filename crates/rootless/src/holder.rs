@@ -1,4 +1,7 @@
 //! Namespace holder: the process that keeps namespaces and their uplink open while they are used.
+//! It exists in rootless mode only, in which an unprivileged user is root of a user namespace. The
+//! *router* is the network namespace to which the sandboxes are connected. The *uplink* is a
+//! program (`pasta` or `slirp4netns`) that connects the router to the network of the host.
 //!
 //! The holder is a process of the `jiffy` program. It runs while descriptor 3, a stream to its
 //! parent process, is open, or a client is connected to the socket at descriptor 4. A persistent
@@ -317,8 +320,9 @@ fn wait_until_unused(
             if others.is_empty() && remove_socket_if_unused(arguments, listener.as_ref())? {
                 return Ok(());
             }
-            // Processes without a pidfd (before Linux 5.3) are polled.
         }
+        // Each pidfd becomes readable when its process exits. Without pidfds (before Linux 5.3),
+        // the processes are checked at intervals.
         let pidfds: Vec<OwnedFd> = others.iter().filter_map(|&pid| open_pidfd(pid)).collect();
         let timeout_ms = match (clients.is_empty(), pidfds.is_empty()) {
             (false, _) | (true, false) => -1,
