@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreCopies {
-    /// Number of times that the copies were discarded. Part of the record in the store, so that new
-    /// content never equals content that was removed.
+    /// Number of times that the copies were discarded. The record is a part of each copy, so a
+    /// higher number changes the root of the next copy. A root whose removal is in progress is
+    /// therefore never written again.
     pub revision: u32,
     /// Place of an upload that has started and has no complete copy yet.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,8 +39,8 @@ pub struct StoreCopy {
     pub place: StorePlace,
     /// Hash of the copy's root document, which identifies its content.
     pub root: String,
-    /// True if another host removes the copy: that host pushed it and this host fetched it, or the
-    /// sandbox has moved to that host.
+    /// True if another host is responsible for the removal of the copy. Either that host pushed the
+    /// copy and this host only fetched it, or the sandbox has moved to that host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fetched: bool,
 }
