@@ -1,5 +1,6 @@
 //! Connection of the fetcher to one VMM: receives requests for chunks, fetches the chunks from the
-//! store, and answers. The VMM may be hostile.
+//! store, and answers. The fetcher is a process that downloads missing memory for restored guests.
+//! A grant lists the layers that one VMM may read. The VMM may be hostile.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
@@ -36,7 +37,8 @@ pub enum ServiceEnd {
     Complete,
 }
 
-/// Layer of the grant.
+/// Layer of the grant. All VMMs that read the same layer share its slot, which has the opened part
+/// of the snapshot in the store.
 struct Granted {
     origin: LayerOrigin,
     slot: Arc<PartSlot>,
