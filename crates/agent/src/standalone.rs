@@ -28,6 +28,7 @@ struct StandaloneOptions {
     patience: Option<Duration>,
 }
 
+/// Parses the arguments of the command line.
 fn parse(arguments: &[String]) -> Result<StandaloneOptions, String> {
     let mut options = StandaloneOptions::default();
     let mut patience_ms = None;
@@ -70,6 +71,8 @@ pub fn run(arguments: &[String]) -> i32 {
     }
 }
 
+/// Serves until a signal arrives: prepares descriptors and signals for the processes of clients,
+/// and opens the listeners.
 async fn serve(options: StandaloneOptions) -> io::Result<()> {
     sys::raise_open_files();
     // The agent's children must not inherit the descriptors that the agent inherited from its own

@@ -65,6 +65,9 @@ fn non_loopback(diag: &SockDiag) -> io::Result<Vec<TcpConnection>> {
     Ok(all)
 }
 
+/// Closes all connections of this network namespace, except connections over the loopback device.
+/// Repeats the pass, because a connection may appear while the list is read. Fails if a connection
+/// of the first pass remains.
 fn reset_here() -> io::Result<()> {
     let diag = SockDiag::open()?;
     let first = non_loopback(&diag)?;

@@ -91,6 +91,8 @@ fn up(socket: &OwnedFd, name: &[u8]) -> io::Result<()> {
     ioctl(socket, libc::SIOCSIFFLAGS, &mut flags)
 }
 
+/// Configures `eth0`: address, IPv6, and the default route through the gateway. Does nothing if the
+/// guest has no such device.
 fn configure(socket: &OwnedFd, config: &GuestNetConfig) -> io::Result<()> {
     let mut own = request(b"eth0");
     own.ifr_ifru.ifru_addr = address(config.address);

@@ -73,6 +73,7 @@ fn kind(found: FileType) -> &'static str {
     }
 }
 
+/// Returns type and permissions as `ls -l` prints them, for example `drwxr-xr-x`.
 fn permissions(found: &Metadata) -> String {
     let kind = found.file_type();
     let first = if kind.is_dir() {

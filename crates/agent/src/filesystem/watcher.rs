@@ -136,6 +136,8 @@ struct EventQueue {
 }
 
 impl EventQueue {
+    /// Queues events that were read from the kernel. If the queue is full, drops them and records
+    /// the loss, which the next answer reports.
     fn add(&mut self, read: ReadEvents) {
         if let Some(loss) = read.loss {
             self.loss.get_or_insert(loss);

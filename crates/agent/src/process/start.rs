@@ -213,6 +213,9 @@ impl SpawnJob {
         })
     }
 
+    /// Returns the working directory of the process: the requested one, which must exist, or else
+    /// the first existing one of the default of the template, the home directory and `/`.
+    /// `progress` detects a file system that does not respond.
     fn working_directory(&self, user: &User, progress: &Progress) -> Result<PathBuf, RpcError> {
         let default = self.default_workdir.as_deref();
         let requested = self.request.process.cwd.as_deref();

@@ -62,6 +62,8 @@ impl FileQuery {
         Ok(agent.lookup(self.username.as_deref()))
     }
 
+    /// Checks the signature of a link to a file, which replaces the access token. `operation` is
+    /// `read` or `write`.
     fn check_signature(&self, agent: &Agent, operation: &str) -> Result<(), String> {
         let Some(signature) = &self.signature else {
             return Err("missing or wrong X-Access-Token, and no signature".to_owned());

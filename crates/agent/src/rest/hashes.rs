@@ -80,6 +80,8 @@ impl Hasher<'_> {
         self.read_and_hash(path).ok()?
     }
 
+    /// Returns the SHA-256 of a regular file. `None` for other files, and if the remaining budget
+    /// of bytes is too small.
     fn read_and_hash(&mut self, path: &Path) -> io::Result<Option<String>> {
         // The file may have been replaced meanwhile: the call must neither follow a link nor wait
         // for a pipe.

@@ -325,6 +325,9 @@ impl Pump {
         }
     }
 
+    /// Reads the replies of the host from `stream`, and passes each to the kernel or to a waiting
+    /// task of the agent. A message starts with its length in 4 bytes. Returns when the stream ends
+    /// or fails.
     fn pass_each(self: &Arc<Self>, mut stream: &UnixStream, generation: u64) -> io::Result<()> {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
