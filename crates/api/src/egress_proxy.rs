@@ -82,6 +82,8 @@ fn checked(proxy: NewEgressProxy) -> Result<CheckedProxy, ApiError> {
     Ok((EgressProxy { address, tls }, ca_certificates, credentials))
 }
 
+/// Checks the TLS settings of a proxy. Returns the part that the API shows, and the certificates of
+/// the authorities.
 fn checked_tls(tls: NewEgressProxyTls) -> Result<(EgressProxyTls, Option<String>), ApiError> {
     if let Some(name) = tls.server_name.as_deref().filter(|name| !is_host(name)) {
         let name = short(name);

@@ -153,6 +153,7 @@ impl Fleet {
         Self::with_lost(node, secret, forwarder, lost)
     }
 
+    /// Creates the fleet with the given view of lost sandboxes.
     fn with_lost(
         node: Node,
         secret: [u8; 32],

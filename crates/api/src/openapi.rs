@@ -57,6 +57,8 @@ fn content(schema: &Value) -> Value {
     json!({ "application/json": { "schema": schema } })
 }
 
+/// Returns the object of an operation in the document, and adds the schemas of its bodies to
+/// `schemas`.
 fn operation_object(operation: Operation, schemas: &mut Schemas) -> Value {
     let mut answers = Map::new();
     for (status, description, body) in &operation.answers {
@@ -164,6 +166,7 @@ fn path_parameter_description(name: &str) -> &'static str {
     }
 }
 
+/// Returns the description of an error status, which is the same for all operations.
 fn error_description(status: u16) -> &'static str {
     match status {
         400 => "Invalid request, or an option that this host does not support",

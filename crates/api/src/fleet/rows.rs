@@ -79,6 +79,8 @@ impl FleetRows {
         })
     }
 
+    /// Returns the rows of a sandbox for the directory: of its id, its name and its idempotency
+    /// key.
     fn rows(&self, sandbox: &Sandbox) -> Vec<Row> {
         let is_stored = self.is_stored(sandbox);
         let head = self.heads.lock().get(sandbox.id()).cloned();

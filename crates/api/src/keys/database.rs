@@ -310,6 +310,7 @@ fn stored(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX)
 }
 
+/// Reads a key from a row with the [`COLUMNS`].
 fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
     let number = |i: usize| -> rusqlite::Result<Option<u64>> {
         let number: Option<i64> = row.get(i)?;

@@ -155,6 +155,8 @@ impl FleetKeys {
         })
     }
 
+    /// Replaces the secret of a key. The previous secret remains valid for `overlap`. If the file
+    /// of the host's owner has the previous secret, writes the new one to it.
     pub fn rotate(
         &self,
         which: &str,

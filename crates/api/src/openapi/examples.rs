@@ -162,6 +162,7 @@ fn of_object(schema: &Value, schemas: &Map<String, Value>) -> Value {
     Value::Object(object)
 }
 
+/// Returns an example of a text field, by its format or by its name.
 fn string(schema: &Value, name: &str) -> Value {
     if schema["format"] == "date-time" {
         return json!(TIME);

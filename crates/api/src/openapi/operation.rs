@@ -48,6 +48,7 @@ pub(super) struct Operation {
 }
 
 impl Operation {
+    /// Creates the operation `id`. The tag is the first resource in the path, or `host`.
     pub fn new(
         method: Method,
         path: &'static str,

@@ -200,6 +200,7 @@ pub(super) async fn upload(
         .map(IntoResponse::into_response)
 }
 
+/// Writes a body to the upload to which the link with `word` refers.
 async fn receive(app: &App, word: &str, body: Body) -> Result<StatusCode, ApiError> {
     let mut upload = app.builder()?.uploads().begin(word).await?;
     let owner = upload.owner().map(str::to_owned);

@@ -47,6 +47,7 @@ pub(super) async fn create_v1(
     create(state, caller, headers, body, None).await
 }
 
+/// Creates a sandbox once per `Idempotency-Key`: a repeated request returns the first response.
 async fn create(
     State(app): State<App>,
     caller: Caller,

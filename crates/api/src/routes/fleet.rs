@@ -74,6 +74,7 @@ async fn status(app: &App, caller: &Caller) -> Result<FleetStatus, ApiError> {
     Ok(fleet.node().status().await)
 }
 
+/// Converts the state of the fleet for the response, with warnings for the operator.
 fn info(status: &FleetStatus) -> FleetInfo {
     let coordinator = status.coordinator.as_ref();
     let mut warnings = Vec::new();
@@ -111,6 +112,7 @@ fn info(status: &FleetStatus) -> FleetInfo {
     }
 }
 
+/// Converts the state of one host for the response.
 fn node(node: &NodeStatus) -> FleetNode {
     let summary = node.summary.as_ref();
     FleetNode {

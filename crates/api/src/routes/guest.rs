@@ -268,6 +268,7 @@ fn retain_last<T>(lines: &mut Vec<T>, limit: u64) {
     lines.drain(..lines.len().saturating_sub(limit));
 }
 
+/// Converts an entry of the connection record for the response.
 fn connection(connection: ConnectionRecord) -> Connection {
     use jiffy_engine_api::RefusalReason as Reason;
     Connection {

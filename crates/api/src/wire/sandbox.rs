@@ -96,6 +96,7 @@ impl App {
         }
     }
 
+    /// Converts a sandbox to its form in lists, as `caller` may see it.
     pub(crate) fn listed(&self, caller: &Caller, sandbox: &manager::Sandbox) -> ListedSandbox {
         ListedSandbox {
             template_id: caller.display_name(sandbox.template()),
@@ -129,6 +130,8 @@ impl App {
         Some(fleet.node().id().to_string())
     }
 
+    /// Converts a sandbox to its form in a response about one sandbox. Read-only callers do not
+    /// receive the token of the agent.
     pub(crate) fn detail(&self, caller: &Caller, sandbox: &manager::Sandbox) -> SandboxDetail {
         let settings = &sandbox.settings();
         let observed = self.sandboxes.observe();

@@ -25,6 +25,8 @@ impl Database {
         self.mark_revoked(key, true)
     }
 
+    /// Writes a revocation to the database. With `end`, also marks the resources of the key for
+    /// removal, even if the key was revoked before.
     fn mark_revoked(&self, key: Key, end: bool) -> Result<Key, KeyError> {
         let now = now_ms();
         let changed = self.connection().execute(

@@ -47,6 +47,7 @@ async fn invoke_below(
     invoke_by_path(state, caller, Path(name), request).await
 }
 
+/// `/functions/{name}/invoke/...`: the function receives the rest of the path.
 async fn invoke_by_path(
     State(app): State<App>,
     caller: Caller,
@@ -75,6 +76,7 @@ async fn invoke_by_path(
     app.invoke(record, Some(prefix), request).await
 }
 
+/// Request to the host name of a function. A public function needs no key.
 async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let label = request.extensions().get::<FunctionHost>().cloned();
     let label = label.map(|FunctionHost(label)| label).unwrap_or_default();
@@ -112,6 +114,8 @@ fn may_invoke(caller: &Caller) -> Result<(), ApiError> {
 }
 
 impl App {
+    /// Passes an authenticated request to a function, within the limit of concurrent requests of
+    /// its owner. `prefix` is the part of the path that was removed.
     async fn invoke(
         &self,
         record: Arc<FunctionRecord>,
