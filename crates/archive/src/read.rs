@@ -436,6 +436,7 @@ impl<R: Read> ArchiveReader<R> {
     }
 }
 
+/// Returns the kind of an entry of a tar archive.
 fn kind(header: &Header, path: &[u8]) -> Result<ArchiveEntryKind, &'static str> {
     let device = |make: fn(u32, u32) -> ArchiveEntryKind| {
         let numbers = (header.device_major(), header.device_minor());

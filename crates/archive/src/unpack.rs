@@ -288,6 +288,7 @@ impl<R: Read> Unpacker<'_, R> {
         self.set_owner_and_time(entry, path)
     }
 
+    /// Creates a hard link. Its target must be an unpacked file below the same directory.
     fn hard_link(&mut self, entry: &ArchiveEntry, path: &EntryPath) -> Result<(), ArchiveError> {
         let target = self.inside(&entry.link)?;
         if target == *path {
