@@ -76,6 +76,8 @@ pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Re
     })
 }
 
+/// Measures `n` runs for each origin of a guest (cold boot, snapshot, warm pool), after `warm_up`
+/// runs that do not count.
 async fn samples(
     daemon: &BenchmarkDaemon,
     n: usize,

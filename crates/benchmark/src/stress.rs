@@ -94,6 +94,8 @@ impl Life {
         life
     }
 
+    /// Performs the steps of one life of a sandbox: create, command, snapshot, pause, resume,
+    /// command, removal.
     async fn run(
         &mut self,
         daemon: &BenchmarkDaemon,
@@ -184,6 +186,7 @@ pub async fn stress(
     })
 }
 
+/// Fails if a life has failed. The message counts equal errors.
 fn report_failures(lives: &[Life]) -> anyhow::Result<()> {
     let failures: Vec<String> = lives
         .iter()
@@ -210,6 +213,8 @@ fn report_failures(lives: &[Life]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Runs `number` lives, at most `concurrency` at the same time. Returns their results and the total
+/// duration.
 async fn lives(
     number: usize,
     concurrency: usize,

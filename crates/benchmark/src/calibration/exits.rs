@@ -78,6 +78,8 @@ struct Guest {
 }
 
 impl Guest {
+    /// Creates a virtual machine with one processor in 64-bit mode, which executes `code` without
+    /// an operating system.
     fn new(code: &[u8]) -> Result<Self, String> {
         let failed = |e: kvm_ioctls::Error| format!("KVM: {e}");
         let mut memory = Mapping::anonymous(MEMORY)?;
