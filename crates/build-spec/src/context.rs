@@ -183,6 +183,7 @@ pub fn prepare(
     })
 }
 
+/// Adds the line of the Dockerfile and the path to an error of the build context.
 fn explain(error: SourceError, line: u32, path: &str, context: &Path) -> ContextError {
     let (path, context) = (path.to_owned(), context.to_path_buf());
     match error {

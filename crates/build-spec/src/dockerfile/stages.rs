@@ -245,6 +245,7 @@ impl<'o> StageParser<'o> {
         }
     }
 
+    /// Handles `FROM`: ends the current stage and starts the next one.
     fn from(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         self.close();
         self.check_stage_limit(line)?;
@@ -321,6 +322,7 @@ impl<'o> StageParser<'o> {
         self.global.get(name).cloned().or_else(|| platform(name))
     }
 
+    /// Handles `ARG`: declares build arguments, with the value of `--build-arg` or a default.
     fn arg(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         let words = words::split(&line.arguments, self.escape).map_err(|e| line.error(e))?;
         if words.is_empty() {

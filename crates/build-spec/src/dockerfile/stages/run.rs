@@ -32,6 +32,8 @@ impl StageParser<'_> {
         Ok(())
     }
 
+    /// Handles a flag of `RUN`. A flag without an effect on the result is ignored with a warning.
+    /// All other flags are errors.
     fn run_flag(&mut self, line: &Instruction, flag: &Flag) -> Result<(), DockerfileError> {
         match flag.name.as_str() {
             "mount" => match mount_type(flag.value(line)?) {

@@ -124,6 +124,7 @@ impl StageParser<'_> {
         words.iter().map(pair).collect()
     }
 
+    /// Parses the ports of `EXPOSE`.
     fn ports(&self, line: &Instruction) -> Result<Vec<String>, DockerfileError> {
         let port = |word: &str| {
             let port = self.word(line, word)?;
