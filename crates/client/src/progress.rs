@@ -15,6 +15,7 @@ pub async fn while_waiting<T>(description: &'static str, work: impl Future<Outpu
     show_waiting(description, work, SPINNER_DELAY, ProgressDrawTarget::stderr).await
 }
 
+/// Awaits `work`, and shows a spinner with the description if it takes longer than `delay`.
 async fn show_waiting<T>(
     description: &'static str,
     work: impl Future<Output = T>,

@@ -34,6 +34,7 @@ impl fmt::Display for Url {
 }
 
 impl Url {
+    /// Parses the URL of a daemon: scheme, host and port only.
     fn parse(text: &str) -> anyhow::Result<Self> {
         // Part of the messages below.
         const FORM: &str = "use http://HOST:PORT or https://HOST";
