@@ -202,6 +202,8 @@ struct Linker {
 }
 
 impl Linker {
+    /// Merges the core modules `members` into one module. `externals` is the number of functions
+    /// that are imported from outside, and `exports` lists the exports of the result.
     fn link(
         mut self,
         members: &[Member<'_>],
