@@ -365,6 +365,8 @@ fn cache_for(days: u16) -> Option<Duration> {
 }
 
 impl ApiListener {
+    /// Binds the listener for clients, and prints its address. Rejects an address that other hosts
+    /// can reach if no API key exists.
     async fn open(
         address: SocketAddr,
         options: &ServeOptions,

@@ -125,6 +125,9 @@ impl DirectListener {
         }
     }
 
+    /// Handles one connection. Reads the host name of the first request without consuming it, finds
+    /// the function, and reserves the limits of its owner. The socket is then handed over to the
+    /// process of the owner. After a failure, the daemon itself sends an error response.
     async fn connection(&self, stream: TcpStream, permit: ConnectionPermit) {
         let result = match timeout(HOST_TIMEOUT, first_host(&stream)).await {
             Ok(Ok(Some(host))) => self.find(&host).map(|record| (host, record)),

@@ -57,6 +57,7 @@ pub fn run_front(options: &FrontOptions) -> anyhow::Result<()> {
     served
 }
 
+/// Runs a front until a signal arrives.
 async fn serve(options: &FrontOptions) -> anyhow::Result<()> {
     let home = Home::locate()?;
     let Some(_lock) = lock(&home)? else {

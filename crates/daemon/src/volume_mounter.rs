@@ -59,6 +59,8 @@ impl HostVolumeMounter {
         }
     }
 
+    /// Mounts one volume in a guest: finds the volume of the owner, starts its server if necessary,
+    /// connects to the agent, and passes the connection to the server.
     async fn mount_one(
         &self,
         mount: &VolumeMount<'_>,
