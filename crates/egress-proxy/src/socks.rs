@@ -102,6 +102,7 @@ pub(crate) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     read_reply(proxy).await
 }
 
+/// Authenticates with user name and password (RFC 1929).
 async fn authenticate<S: AsyncRead + AsyncWrite + Unpin>(
     proxy: &mut S,
     credentials: &ProxyCredentials,
@@ -129,6 +130,7 @@ async fn authenticate<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
+/// Returns the request to connect to `target` (RFC 1928, section 4).
 fn request(target: EgressTarget<'_>) -> Result<Vec<u8>, SocksError> {
     let mut message = vec![VERSION, CONNECT, 0];
     let port = match target {

@@ -60,6 +60,8 @@ impl SocksConnector {
         Self { key, roots }
     }
 
+    /// Opens a tunnel to `target` over a connection to the proxy: TLS if the proxy requires it,
+    /// then the SOCKS5 handshake. The credentials are decrypted with the key of the host.
     async fn open(
         &self,
         stream: Box<dyn GuestStream>,
@@ -89,6 +91,8 @@ impl SocksConnector {
         Ok(stream)
     }
 
+    /// Performs the TLS handshake with the proxy. The certificate must be signed by the authorities
+    /// of the proxy's settings, or else by an authority of the host.
     async fn with_tls(
         &self,
         stream: Box<dyn GuestStream>,
