@@ -127,6 +127,8 @@ impl GvisorEngine {
         self.runtime().map(drop)
     }
 
+    /// Returns the specification for booting a template. `lease` is the network slot of the
+    /// sandbox.
     fn spec(
         &self,
         prepared: &PreparedTemplate,

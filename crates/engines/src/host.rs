@@ -213,6 +213,8 @@ impl Host {
         self.with_template(self.templates().version(image)?)
     }
 
+    /// Opens the files that a guest needs in addition to its template: kernel, modules and initial
+    /// ramdisk with the agent.
     fn with_template(&self, template: Template) -> Result<PreparedTemplate, CreateError> {
         let chosen = Kernel::choose()?;
         let kernel = chosen.open(&self.home)?;

@@ -41,6 +41,8 @@ impl MicroVmEngine {
         }
     }
 
+    /// Restores the newest snapshot of `lineage`: opens the template version, takes a disk overlay
+    /// and a network slot, and starts the VMM. A snapshot without memory boots instead.
     async fn restore_lineage(
         &self,
         lineage: Lineage,
