@@ -245,6 +245,7 @@ impl Settings {
         write_private(path, self.text().as_bytes())
     }
 
+    /// Returns the content of `fleet.toml`.
     fn text(&self) -> String {
         let quote = |text: &str| format!("\"{text}\"");
         let role = match self.role {

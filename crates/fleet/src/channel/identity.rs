@@ -116,6 +116,7 @@ impl Identity {
 }
 
 impl Current {
+    /// Checks a certificate and key of a member, and creates the TLS settings of server and client.
     fn new(
         fleet: &FleetId,
         authority: &str,

@@ -149,6 +149,7 @@ async fn answer_connections(
     }))
 }
 
+/// Returns the settings of the new member from its options and the answer of the admitting member.
 fn settings(options: &JoinOptions, answer: &JoinAnswer) -> Settings {
     let (member, name) = (answer.member, &options.name);
     let fleet = answer.fleet.clone();

@@ -180,6 +180,7 @@ impl<'a> Staged<'a> {
         self.put(request, RowContent::Key(row), false)
     }
 
+    /// Stages a change of a key. A repeated request changes nothing and returns the row.
     fn change_key(
         &mut self,
         request: RequestId,

@@ -84,6 +84,8 @@ impl Writer {
         }
     }
 
+    /// Main loop: collects changes, commits them together, and folds periodically. Ends when all
+    /// senders are dropped.
     pub async fn run(mut self) {
         let mut next_fold = Instant::now() + FOLD_INTERVAL;
         loop {

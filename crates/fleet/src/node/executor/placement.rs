@@ -71,6 +71,9 @@ impl Executor {
         }
     }
 
+    /// Places a sandbox. Looks up the rows of idempotency key and name, finds the template, counts
+    /// the create, selects a host with the scheduler, and reserves the rows. An inner `None` means
+    /// that this member cannot decide.
     fn try_place(
         &mut self,
         now: Millis,

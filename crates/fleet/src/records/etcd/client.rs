@@ -78,6 +78,7 @@ pub(super) struct Client {
 }
 
 impl Client {
+    /// Creates the client. Sends no request.
     pub fn new(settings: &EtcdSettings) -> Result<Self, RecordError> {
         // An error means that another provider is already installed, which is acceptable.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -258,6 +259,8 @@ impl Client {
         }
     }
 
+    /// Checks the version of etcd, and returns warnings for the operator, for example if its
+    /// database is nearly full.
     pub async fn warnings(&self) -> Result<Vec<String>, RecordError> {
         let record: RecordKey = "fleet".parse()?;
         let answer = self.call("/v3/maintenance/status", &json!({})).await;
