@@ -305,6 +305,7 @@ pub(crate) mod hex {
         serializer.serialize_str(&text)
     }
 
+    /// Reads an array of bytes from lower-case hexadecimal digits.
     pub fn deserialize<'de, const N: usize, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<[u8; N], D::Error> {

@@ -403,6 +403,8 @@ impl Member {
         self.send_to_coordinator(Body::Heartbeat(heartbeat), effects);
     }
 
+    /// Sends a message to the coordinator that the shard's record names. Does nothing if this
+    /// member has not read the record yet.
     fn send_to_coordinator(&self, body: Body, effects: &mut Vec<Effect>) {
         let Some(record) = self.shard() else {
             return;

@@ -62,6 +62,9 @@ impl Coordinator {
         }
     }
 
+    /// Handles a registration. The state of the member's row, and whether the registering process
+    /// is a restart on the same boot, determine its epoch or the reason of a rejection. A new row
+    /// takes effect with the next commit of the record.
     fn try_register(
         &mut self,
         now: Millis,
@@ -192,6 +195,9 @@ impl Coordinator {
         }
     }
 
+    /// Handles a heartbeat: checks that it comes from the registered process and its current epoch,
+    /// records the state of the host and its shares, and acknowledges it. A member without
+    /// acknowledgements loses its authority.
     fn try_heartbeat(
         &mut self,
         now: Millis,

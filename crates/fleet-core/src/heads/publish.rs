@@ -159,6 +159,8 @@ impl Publish {
         }
     }
 
+    /// Handles the outcome of the write of the head, and emits the removal of the snapshot that is
+    /// no longer needed.
     fn written(&mut self, now: Millis, known: Known, effects: &mut Vec<PublishEffect>) {
         match known {
             Known::Done(head, version) => {

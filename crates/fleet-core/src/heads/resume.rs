@@ -214,6 +214,8 @@ impl Resume {
         }
     }
 
+    /// Handles the outcome of a write of the head: of the claim, or of the release after a failed
+    /// resume.
     fn written(&mut self, input: &ResumeInput<'_>, known: Known, effects: &mut Vec<ResumeEffect>) {
         match (std::mem::replace(&mut self.state, State::Finished), known) {
             (State::Claiming { me, is_restored }, Known::Done(head, version)) => {

@@ -10,6 +10,8 @@ use crate::ids::{Epoch, Instance, MemberId, Millis};
 use crate::message::{Acknowledgement, Body, Message, Rejection, RejectionReason};
 
 impl Member {
+    /// Handles a message of another member, or of this member to itself. Invalid messages are
+    /// rejected or ignored.
     pub(super) fn receive(
         &mut self,
         now: Millis,
@@ -139,6 +141,8 @@ impl Member {
         effects.push(Effect::Registered { epoch });
     }
 
+    /// Handles the acknowledgement of a heartbeat: extends the authority of this member, applies
+    /// grants and recalls of budget shares, and sends the rows that the coordinator requests.
     fn acknowledged(
         &mut self,
         now: Millis,
@@ -174,6 +178,8 @@ impl Member {
         }
     }
 
+    /// Handles a rejection of a registration or heartbeat. Some reasons end the epoch of this
+    /// member.
     fn rejected(&mut self, now: Millis, rejection: &Rejection, effects: &mut Vec<Effect>) {
         if rejection.instance != self.config.instance {
             return;

@@ -227,6 +227,8 @@ impl Member {
         }
     }
 
+    /// Handles the outcome of the write with which this member takes over the role of the
+    /// coordinator.
     fn takeover_written(
         &mut self,
         now: Millis,

@@ -168,6 +168,7 @@ pub struct KeyRow {
 }
 
 impl KeyRow {
+    /// Checks the fields of a key.
     fn check(&self) -> Result<(), String> {
         check_text("id", &self.id, MAX_ID_BYTES)?;
         rule(
