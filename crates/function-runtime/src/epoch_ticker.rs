@@ -66,6 +66,7 @@ impl Drop for RunningGuest {
     }
 }
 
+/// Main loop of the thread. Sleeps after [`IDLE_EPOCHS`] without a guest, until a guest unparks it.
 fn tick(state: &TickerState, engine: &Engine) {
     let mut idle = 0;
     loop {

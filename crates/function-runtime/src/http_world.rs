@@ -59,6 +59,8 @@ pub(crate) struct HttpState {
 }
 
 impl HttpState {
+    /// Creates the state of one request: limits, environment and log of the guest, without network
+    /// and files.
     pub(crate) fn new(
         limiter: MemoryLimiter,
         settings: &LoadSettings,

@@ -30,6 +30,7 @@ pub(crate) async fn read(
         .map_err(|_| RequestFault::RequestTimeout)?
 }
 
+/// Reads a body of at most `max` bytes, and reserves memory of the tenant for it.
 async fn collect(
     mut body: impl Body<Data = Bytes> + Unpin,
     max: u64,

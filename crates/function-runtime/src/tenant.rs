@@ -186,6 +186,7 @@ impl Tenant {
         Ok(header.world)
     }
 
+    /// Loads machine code into the engine, and resolves its imports and exports.
     fn deserialize(&self, world: World, code: &[u8]) -> Result<VersionCode, DeployError> {
         let unloadable = failed("loaded");
         match world {
