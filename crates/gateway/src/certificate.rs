@@ -157,6 +157,8 @@ struct GeneratedPem {
     authority: String,
 }
 
+/// Generates an authority and a certificate for `names` that it signs. The private key of the
+/// authority is discarded.
 fn generate(
     names: &[String],
     domains: &[String],

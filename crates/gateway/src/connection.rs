@@ -184,6 +184,7 @@ async fn exchange<S, C, T>(
     }
 }
 
+/// Returns the settings of HTTP/1.1 and HTTP/2 on connections of clients.
 fn builder(limits: &GatewayLimits) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder

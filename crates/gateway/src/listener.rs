@@ -178,6 +178,7 @@ pub fn prepare(stream: &TcpStream) {
     }
 }
 
+/// Serves a TCP connection of a client, with TLS if it is configured.
 async fn serve_tcp<S, C>(
     gateway: Gateway<S, C>,
     stream: TcpStream,

@@ -138,6 +138,7 @@ fn command(message: &[u8]) -> Option<Vec<String>> {
     Some(command)
 }
 
+/// Returns the file paths in a message to the agent. `None` if the message is not valid JSON.
 fn paths_of_message(message: &[u8]) -> Option<Vec<String>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
