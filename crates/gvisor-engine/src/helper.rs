@@ -202,6 +202,7 @@ impl Helper {
         Self::create(program, directory, limited, true)
     }
 
+    /// Creates the directory. The first request starts the program.
     fn create(
         program: PathBuf,
         directory: PathBuf,
@@ -447,6 +448,7 @@ impl HelperProcess {
         }
     }
 
+    /// Sends a request about sandbox `id`, and waits for the answer with the same number.
     async fn request(
         &self,
         id: &str,
