@@ -109,6 +109,8 @@ impl Server {
         Rejection::Server(text)
     }
 
+    /// Performs the HTTP handshake on a connection to the server, with HTTP/2 if TLS has negotiated
+    /// it.
     async fn start(&self, stream: Box<dyn GuestStream>) -> Result<Sender, Rejection> {
         let io = TokioIo::new(stream);
         if self.is_http2 {
