@@ -37,6 +37,7 @@ impl<'a> AgentRoot<'a> {
         }
     }
 
+    /// Creates the content of the image: mount points and the agent.
     fn fill(&self, root: &Path) -> Result<(), InitrdError> {
         let places = ["dev", "newroot", "overlay", "proc", "sys", "tmp"];
         // The agent uses `below` as the lowest layer of every root, and mounts storage for

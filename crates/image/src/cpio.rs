@@ -32,6 +32,8 @@ impl Archive {
         self.bytes
     }
 
+    /// Appends an entry in the format `newc`. `major` and `minor` are the numbers of a device,
+    /// otherwise 0.
     fn entry(&mut self, name: &str, mode: u32, (major, minor): (u32, u32), content: &[u8]) {
         // The number of the entry serves as inode number: equal numbers would mean hard links.
         self.entries += 1;

@@ -55,6 +55,7 @@ pub(crate) fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Fil
     })
 }
 
+/// Writes a temporary file with `prefix` in `dir`, flushes it, and renames it to `name`.
 fn replace<E: From<FileError>>(
     dir: &Path,
     name: &str,

@@ -233,6 +233,8 @@ impl Templates {
         self.home.templates().join(name)
     }
 
+    /// Returns the error for a template that does not exist, with the names of existing templates
+    /// of the same owner.
     pub(crate) fn unknown(&self, reference: &Reference) -> TemplateError {
         let references = match self.references() {
             Ok(references) => references,
@@ -259,6 +261,7 @@ impl Templates {
         }
     }
 
+    /// Reads the manifest of a template, and converts a manifest of format 1.
     pub(crate) fn load(&self, reference: &Reference) -> Result<TemplateManifest, TemplateError> {
         let directory = self.directory(reference);
         let path = directory.join(MANIFEST);

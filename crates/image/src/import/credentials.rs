@@ -61,6 +61,8 @@ pub(super) fn find(registry: &str) -> Option<Credentials> {
 }
 
 impl DockerConfig {
+    /// Returns the credentials for a registry: from a helper program if one is configured,
+    /// otherwise from the entries of the file.
     fn credentials(&self, registry: &str, run_helper: &HelperFn) -> Option<UserPassword> {
         let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"].contains(&registry);
         let key = if hub { DOCKER_HUB } else { registry };

@@ -30,6 +30,8 @@ pub(super) struct RegistryImage {
 }
 
 impl RegistryImage {
+    /// Parses a reference of an image, finds the credentials, and starts the puller for its
+    /// registry.
     pub(super) fn new(
         reference: &str,
         access: &RegistryAccess,

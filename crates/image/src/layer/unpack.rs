@@ -69,6 +69,7 @@ pub(super) enum OverlayMarks<'m> {
     Collect(&'m mut Vec<Vec<u8>>),
 }
 
+/// Unpacks a layer below `into`. `marks` marks files that hide files of lower layers.
 pub(super) fn unpack_with(
     packed: impl Read,
     into: &Path,
@@ -113,6 +114,7 @@ pub fn unpack_image(image: &File, into: &Path, limits: UnpackLimits) -> Result<(
     unpack_image_with(image, into, limits, OverlayMarks::Set)
 }
 
+/// Unpacks an image below `into`. A thread converts it to an archive, which is read from a pipe.
 pub(super) fn unpack_image_with(
     image: &File,
     into: &Path,
@@ -244,6 +246,7 @@ impl Unpacker<'_> {
         }
     }
 
+    /// Creates a directory, or changes an existing one.
     fn directory(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
@@ -303,6 +306,7 @@ impl Unpacker<'_> {
         dated.map_err(|errno| LayerError::write("set the times of", path.bytes(), errno))
     }
 
+    /// Copies `length` bytes of the archive to a file at `offset`.
     fn write(
         &mut self,
         fd: BorrowedFd<'_>,

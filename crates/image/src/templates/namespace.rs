@@ -201,6 +201,8 @@ impl Templates {
         Ok(removed)
     }
 
+    /// Moves a template to another owner or name. The new name is published before the old one is
+    /// removed.
     fn move_one(
         &self,
         mut manifest: TemplateManifest,
