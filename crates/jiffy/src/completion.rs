@@ -106,6 +106,7 @@ fn from_daemon(kind: ValueKind) -> anyhow::Result<Vec<CompletionCandidate>> {
         .block_on(async { tokio::time::timeout(TIMEOUT, request_candidates(kind)).await })?
 }
 
+/// Returns ids and names of the objects that the daemon has. Fails if no daemon runs.
 async fn request_candidates(kind: ValueKind) -> anyhow::Result<Vec<CompletionCandidate>> {
     let home = Home::locate()?;
     let stream = local_daemon::connect(&home).await;

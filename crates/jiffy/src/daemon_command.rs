@@ -187,6 +187,7 @@ async fn query_status(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonS
         .context("the daemon does not report its status")
 }
 
+/// Prints the status of the daemon. Does not start a daemon.
 async fn status(json: bool) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
     let Some(stream) = connect(&home).await else {

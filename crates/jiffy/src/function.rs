@@ -18,6 +18,7 @@ pub fn run(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(dispatch(command))
 }
 
+/// Executes a command on functions. Returns the exit code.
 async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
     match command {
         FunctionCommand::New(args) => new::run(args)?,

@@ -53,6 +53,8 @@ use std::process::ExitCode;
 /// Exit code for failures of Jiffy itself, as in `docker run`.
 const FAILURE_EXIT_CODE: u8 = 125;
 
+/// Executes the command of the user, or the role of a helper process that the daemon has started
+/// with this program.
 fn main() -> ExitCode {
     // A panic of one thread must not leave a process with the other threads.
     jiffy_proto::panic::abort_at_panics();

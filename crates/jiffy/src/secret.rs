@@ -35,6 +35,7 @@ fn path(which: &str) -> String {
     format!("/secrets/{}", utf8_percent_encode(which, NON_ALPHANUMERIC))
 }
 
+/// Creates a secret, or with `--replace` changes its value if it exists.
 async fn create(args: &SecretCreateArgs) -> anyhow::Result<()> {
     let file = args.file.as_deref();
     let what = "value of the secret";
@@ -72,6 +73,7 @@ fn print(secret: &Secret, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints all secrets, without their values.
 async fn list(client: &jiffy_client::Client, json: bool) -> anyhow::Result<()> {
     let secrets = client.secrets().await?;
     if json {

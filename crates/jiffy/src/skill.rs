@@ -45,6 +45,7 @@ fn skills(args: &SkillInstallArgs) -> anyhow::Result<PathBuf> {
     Ok(config.join("skills"))
 }
 
+/// Writes or removes the skill file, which describes `jiffy` to coding agents.
 fn install(args: &SkillInstallArgs) -> anyhow::Result<()> {
     let path = skills(args)?.join("jiffy/SKILL.md");
     let text = if args.remove { "" } else { SKILL };

@@ -91,6 +91,7 @@ async fn snapshot(client: &jiffy_client::Client, volume: &str, json: bool) -> an
     Ok(())
 }
 
+/// Prints the snapshots of volumes.
 async fn list_snapshots(client: &jiffy_client::Client, json: bool) -> anyhow::Result<()> {
     let snapshots = client.volume_snapshots().await?;
     if json {
@@ -117,6 +118,7 @@ async fn list_snapshots(client: &jiffy_client::Client, json: bool) -> anyhow::Re
     Ok(())
 }
 
+/// Prints all volumes.
 async fn list(client: &jiffy_client::Client, json: bool) -> anyhow::Result<()> {
     let volumes = client.volumes().await?;
     if json {

@@ -53,6 +53,7 @@ fn path(id: &str) -> String {
     format!("{CALL}/{}", utf8_percent_encode(id, NON_ALPHANUMERIC))
 }
 
+/// Creates a webhook. Its name defaults to the host of its URL.
 async fn create(args: &WebhookCreateArgs) -> anyhow::Result<()> {
     let mut events = Vec::new();
     for name in &args.event {
@@ -116,6 +117,7 @@ async fn enable(names: &WebhookNames, enabled: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints all webhooks.
 async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     let webhooks: Vec<Webhook> = client.call(Method::GET, CALL, &()).await?;
     if json {
@@ -146,6 +148,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints the pending and failed deliveries of a webhook, or only the failed ones.
 async fn deliveries(client: &Client, id: &str, failed: bool, json: bool) -> anyhow::Result<()> {
     let state = if failed { "&state=failed" } else { "" };
     let path = format!("{}/deliveries?limit=100{state}", path(id));

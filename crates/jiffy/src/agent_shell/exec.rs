@@ -62,6 +62,8 @@ pub fn run(args: &AgentShellExecArgs) -> anyhow::Result<ExitCode> {
     outcome?.report(false, start)
 }
 
+/// Executes a command in the sandbox of the project: copies changed files into it, runs the
+/// command, and copies its changes back.
 async fn execute(args: &AgentShellExecArgs, command: &ShellCommand) -> anyhow::Result<Outcome> {
     let mut signals = Signals::new()?;
     let begin = async {

@@ -55,6 +55,7 @@ pub enum Filter {
 }
 
 impl Filter {
+    /// Parses a filter `KEY=VALUE`.
     fn parse(text: &str) -> Result<Self, String> {
         const FILTER_KEYS: &str = "state, label, name, template and engine";
         let Some((key, value)) = text.split_once('=') else {

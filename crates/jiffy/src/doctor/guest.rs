@@ -67,6 +67,7 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
     result
 }
 
+/// Runs `true` in a guest, stops the guest, and returns the durations.
 async fn run_true(guest: Arc<dyn Guest>) -> anyhow::Result<String> {
     let start = Instant::now();
     let process = agent(&guest)

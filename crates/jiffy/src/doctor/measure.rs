@@ -66,6 +66,8 @@ pub fn run(args: &DoctorArgs, report: &mut dyn FnMut(Finding)) {
     }
 }
 
+/// Measures the memory policies and engines on this host, prints the results, and stores the
+/// selected policy.
 fn measure_and_store(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
     let host = Host::open()?;

@@ -43,6 +43,7 @@ pub fn run(args: &FrontArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Makes this data directory a front of a fleet: a process that passes connections to the hosts.
 fn join_as_front(home: &Home, join: &[String], name: Option<&str>) -> anyhow::Result<()> {
     let [url, token] = join else {
         anyhow::bail!("--join needs the address of a member and a token");

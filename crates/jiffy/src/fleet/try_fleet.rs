@@ -295,6 +295,7 @@ impl Fleet {
         })
     }
 
+    /// Prints the addresses of the machines and commands to try.
     fn explain(&self, time: Duration) {
         outln!("");
         outln!(

@@ -21,6 +21,8 @@ pub fn run(home: &Home, command: &KeyCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Executes a command on keys through the daemon, because the keys of a fleet are in the memory of
+/// its hosts.
 async fn execute(home: &Home, command: &KeyCommand) -> anyhow::Result<()> {
     let Some(stream) = local_daemon::connect(home).await else {
         bail!("this host is a member of a fleet, and its daemon does not run: start `jiffy serve`");

@@ -51,6 +51,8 @@ impl Output {
         Self::new(io::stderr())
     }
 
+    /// Starts a thread that writes the queued chunks to `to`. A blocked terminal therefore does not
+    /// block the runtime.
     fn new(mut to: impl Write + Send + 'static) -> Self {
         let (chunks, mut queue) = mpsc::channel::<Vec<u8>>(QUEUED_CHUNKS);
         let (result_sender, done) = oneshot::channel();

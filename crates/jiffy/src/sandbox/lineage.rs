@@ -55,6 +55,7 @@ struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
+    /// Indexes the nodes and their children for drawing a tree.
     fn new(lineage: &'a Lineage, target: &'a str) -> Self {
         let nodes: HashMap<_, _> = lineage.nodes.iter().map(|n| (&*n.id, n)).collect();
         let mut children: HashMap<&str, Vec<Child>> = HashMap::new();

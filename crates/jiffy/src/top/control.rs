@@ -121,6 +121,7 @@ fn rows(count: usize) -> isize {
     isize::try_from(count.max(1)).unwrap_or(isize::MAX)
 }
 
+/// Handles a key that is pressed while the table is shown.
 fn press_in_table(model: &mut Model, key: &Key) -> Option<Effect> {
     let page = rows(model.page());
     match key {

@@ -109,6 +109,7 @@ fn host_text(host: &Host) -> String {
     parts.join("  ")
 }
 
+/// Returns the line about the hosts of a fleet: states, running sandboxes and free memory.
 fn fleet_text(nodes: &[FleetNode]) -> String {
     let members: Vec<&FleetNode> = nodes.iter().filter(|node| node.state != "left").collect();
     let mut text = format!("{} hosts:", members.len());

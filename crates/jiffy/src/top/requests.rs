@@ -170,6 +170,7 @@ pub async fn operate(client: &Client, operation: &Operation, target: Target) -> 
     }
 }
 
+/// Executes an operation on a sandbox. Returns the message for the user.
 async fn execute(
     client: &Client,
     operation: &Operation,

@@ -242,6 +242,7 @@ fn draw_text(canvas: &mut Canvas<'_>, view: &mut TextView, page: usize) {
     }
 }
 
+/// Draws the list of snapshots to which a sandbox can be rolled back.
 fn draw_snapshots(canvas: &mut Canvas<'_>, list: &SnapshotList, page: usize) {
     let title = format!("Roll back {} to a snapshot", list.target.label);
     canvas.line(1, &title, Style::new());

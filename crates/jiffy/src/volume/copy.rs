@@ -48,6 +48,7 @@ fn call(volume: &str, call: &str, path: &str) -> String {
     )
 }
 
+/// Copies a file or a directory of the host to a volume.
 async fn upload(client: &Client, from: &Path, volume: &str, to: &str) -> anyhow::Result<()> {
     let mut pending = vec![(from.to_owned(), to.trim_end_matches('/').to_owned())];
     // The argument may be a link, links below it are not followed.
@@ -100,6 +101,7 @@ async fn upload_file(client: &Client, from: &Path, volume: &str, to: &str) -> an
     Ok(())
 }
 
+/// Copies a file or a directory of a volume to the host.
 async fn download(client: &Client, volume: &str, from: &str, to: &Path) -> anyhow::Result<()> {
     let from = if from.is_empty() { "/" } else { from };
     let path = call(volume, "path", from);
@@ -148,6 +150,7 @@ async fn download(client: &Client, volume: &str, from: &str, to: &Path) -> anyho
     Ok(())
 }
 
+/// Copies one file of a volume to the host.
 async fn download_file(
     client: &Client,
     volume: &str,

@@ -90,6 +90,7 @@ impl Fleet {
         }
     }
 
+    /// Causes a fault of the machine or server with this name.
     fn cause(&mut self, fault: Fault, name: &str) -> anyhow::Result<()> {
         let names = self.names();
         let etcd = self.etcd.as_mut().and_then(|etcd| etcd.member(name));
