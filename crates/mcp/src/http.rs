@@ -175,6 +175,7 @@ impl HttpServer {
         Ok(state)
     }
 
+    /// Creates the state of a key: its client, and the service for calls without a session.
     fn new_state(&self, caller: HttpCaller<'_>) -> anyhow::Result<KeyState> {
         let address = Arc::new(Mutex::new(caller.address));
         let client = self.clients.client(caller.secret, Arc::clone(&address))?;

@@ -243,6 +243,7 @@ impl Parts {
         Ok(())
     }
 
+    /// Adds an event of the interpreter to the result: output, value, image or error.
     fn add(&mut self, event: Value) {
         let text = |name: &str| event[name].as_str().unwrap_or_default();
         match text("type") {

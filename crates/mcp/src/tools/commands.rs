@@ -125,6 +125,7 @@ pub fn timeout(seconds: Option<u32>, default: u32) -> ToolResult<Duration> {
     )))
 }
 
+/// `sandbox_exec`: runs a command, or starts it in the background.
 async fn exec(session: Arc<Session>, arguments: ExecArguments) -> ToolResult<Reply<ExecOutput>> {
     let limit = match (arguments.timeout_s, arguments.background) {
         (None, true) => None,
@@ -207,6 +208,7 @@ struct ProcessOutput {
     reason: Option<String>,
 }
 
+/// `sandbox_process`: reads the output of a background process, writes to it, or kills it.
 async fn process(
     session: Arc<Session>,
     arguments: ProcessArguments,

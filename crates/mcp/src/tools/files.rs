@@ -171,6 +171,7 @@ impl LineReader {
     }
 }
 
+/// Returns lines of a text file of a sandbox.
 async fn read(session: Arc<Session>, arguments: ReadArguments) -> ToolResult<Reply<ReadOutput>> {
     let path = &arguments.path;
     let agent = session.agent(&arguments.sandbox).await?;

@@ -61,6 +61,7 @@ struct RunOutput {
     code: Option<CodeOutput>,
 }
 
+/// Runs a command or code in a new sandbox, which is removed afterwards.
 async fn run(session: Arc<Session>, arguments: RunArguments) -> ToolResult<Reply<RunOutput>> {
     let limit = timeout(arguments.timeout_s, DEFAULT_TIMEOUT_S)?;
     let default_template = match (&arguments.command, &arguments.code) {

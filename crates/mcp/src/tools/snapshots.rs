@@ -146,6 +146,7 @@ struct ForkOutput {
     errors: Vec<String>,
 }
 
+/// Forks a sandbox. The children are removed if the call is cancelled, and when the session ends.
 async fn fork(session: Arc<Session>, arguments: ForkArguments) -> ToolResult<Reply<ForkOutput>> {
     let (id, count) = (arguments.sandbox, arguments.count.unwrap_or(1));
     let (forking, undoing) = (Arc::clone(&session), Arc::clone(&session));

@@ -59,6 +59,7 @@ struct TransferOutput {
     bytes: u64,
 }
 
+/// Copies a file of the host to a sandbox.
 async fn upload(
     session: Arc<Session>,
     arguments: TransferArguments,
@@ -89,6 +90,7 @@ async fn upload(
     Ok(output.into())
 }
 
+/// Copies a file of a sandbox to the host.
 async fn download(
     session: Arc<Session>,
     arguments: TransferArguments,

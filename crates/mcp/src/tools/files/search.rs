@@ -67,6 +67,7 @@ fn parse(output: &[u8]) -> Vec<SearchMatch> {
     matches.take(MAX_MATCHES + 1).collect()
 }
 
+/// Searches files with `grep` in the sandbox.
 pub(super) async fn search(
     session: Arc<Session>,
     arguments: SearchArguments,
