@@ -131,6 +131,8 @@ pub(crate) struct SnapshotContext {
 }
 
 impl SnapshotContext {
+    /// Creates the context of a guest that has just started. `fresh_memory` is true if no snapshot
+    /// of its memory exists yet.
     pub fn new(
         replies: mpsc::UnboundedReceiver<Event>,
         overlay: File,

@@ -23,6 +23,8 @@ impl SnapshotContext {
         published.map(Some)
     }
 
+    /// Completes a captured snapshot: writes its manifest and renames its draft. The snapshot
+    /// becomes the parent of the next one.
     fn try_publish(
         &mut self,
         unpublished: &mut UnpublishedSnapshot,

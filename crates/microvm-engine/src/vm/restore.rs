@@ -155,6 +155,7 @@ impl MemoryPolicy {
 }
 
 impl RestoreSpec {
+    /// Returns the request to the VMM, and the descriptors to which it refers by index.
     fn request<'a>(
         &'a self,
         kvm: &'a File,

@@ -279,6 +279,7 @@ impl SnapshotTask {
         published?.ok_or(SaveError::Gone)
     }
 
+    /// Sends the request for a snapshot to the VMM, with the files of the draft.
     fn send_request(
         &self,
         draft: &SnapshotDraft,
