@@ -271,6 +271,8 @@ impl ConntrackWatcher {
     }
 }
 
+/// Compares the number of tracked connections of the host with the limit, and changes the limit per
+/// sandbox if necessary.
 fn check(table: &str, limits: ConntrackLimits, gauge: &PressureGauge) {
     let (Some(count), Some(total)) = (number(COUNT), limits.total()) else {
         return;

@@ -242,6 +242,7 @@ impl DnsRules {
     }
 }
 
+/// Answers DNS questions of the guest over UDP.
 async fn serve_udp(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
     let permits = Arc::new(Semaphore::new(MAX_QUESTIONS));
     let mut buffer = vec![0; MAX_QUESTION_BYTES];
@@ -269,6 +270,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
     }
 }
 
+/// Answers DNS questions of the guest over TCP.
 async fn serve_tcp(listener: TcpListener, rules: Arc<DnsRules>) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {

@@ -140,6 +140,7 @@ fn error_message(flags: u16, payload: &[u8]) -> Option<String> {
     Some(text.trim_end_matches('\0').to_owned())
 }
 
+/// Opens a netlink socket whose error messages contain a reason.
 fn open(protocol: SockProtocol) -> io::Result<OwnedFd> {
     let kind = SockType::Raw;
     let socket = socket(

@@ -152,6 +152,7 @@ impl NameProxy {
     }
 }
 
+/// Accepts the connections that the rules of the slot redirect to the proxy.
 async fn accept(
     listener: TcpListener,
     protocol: SniffProtocol,
@@ -189,6 +190,8 @@ impl ProxyRoute {
         let _ = client.set_zero_linger();
     }
 
+    /// Handles a redirected connection: reads the host name from its first bytes, checks the name
+    /// against the rules, resolves it, connects to the server, and copies data in both directions.
     async fn carry(&self, mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()> {
         let dialled = original_destination(&client);
         if let Some(address) = dialled.filter(|address| self.is_without_name(address.port())) {

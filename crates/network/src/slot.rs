@@ -209,6 +209,8 @@ pub(crate) fn create(config: &SlotConfig, number: u32, nic: NicKind) -> Result<S
     })
 }
 
+/// Creates the devices and rules of a slot. The calling thread must be in the namespace of the
+/// slot. `host` is the namespace of the host.
 fn create_inside(
     config: &SlotConfig,
     number: u32,

@@ -29,6 +29,7 @@ impl UsedVersions {
         Self::parse(&read(COUNTERS), &read(COUNTERS6))
     }
 
+    /// Parses the counters of the kernel for IPv4 and IPv6.
     fn parse(counters: &str, counters6: &str) -> Self {
         // The file has a line of names and a line of numbers.
         let mut lines = counters.lines().filter(|line| line.starts_with("Ip: "));

@@ -121,6 +121,7 @@ pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
 /// Address family of requests for all families.
 const ANY_FAMILY: u8 = libc::AF_UNSPEC as u8;
 
+/// Returns a netlink request of the nfnetlink subsystem `subsystem`.
 fn request(
     family: u8,
     subsystem: u8,
