@@ -81,6 +81,7 @@ struct Token {
 }
 
 impl RegistryClient {
+    /// Creates a client without a connection. `roots` are the trusted authorities.
     pub fn new(
         control: Rc<ParentSocket>,
         roots: RootCertStore,

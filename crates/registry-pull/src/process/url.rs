@@ -39,6 +39,7 @@ impl UrlOrigin {
 }
 
 impl RequestUrl {
+    /// Parses an absolute URL with the scheme `http` or `https`.
     pub fn parse(text: &str) -> Result<Self, PullFault> {
         let bad = || PullFault::Refused(format!("`{}` is not a URL", PullFault::text(text)));
         // Fragments are not sent.
