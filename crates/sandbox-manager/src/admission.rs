@@ -206,6 +206,8 @@ impl Admission {
         self.reserve(&mut reservations, Occupant::Sandbox, size, false)
     }
 
+    /// Adds a reservation. `starting` means that the figures of the host do not include the guest
+    /// yet.
     fn reserve(
         &self,
         reservations: &mut ReservedResources,

@@ -60,6 +60,8 @@ impl Sandboxes {
         adopted
     }
 
+    /// Registers a guest of an earlier daemon with its sandbox. If the guest could not be adopted,
+    /// marks the sandbox as broken.
     async fn register_adopted(
         &self,
         id: &str,

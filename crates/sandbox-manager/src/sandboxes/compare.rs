@@ -119,6 +119,7 @@ impl Sandboxes {
         .await
     }
 
+    /// Opens both sides of a comparison. Fails if they have different templates.
     async fn open_sides(
         &self,
         a: LineageObject,
@@ -257,6 +258,8 @@ impl OpenSide {
         hashes.map_err(|e| self.failed(e))
     }
 
+    /// Reads a file or the target of a symbolic link, at most [`MAX_COMPARED_CONTENT`] bytes.
+    /// `None` if the file does not exist.
     async fn content(&self, path: &str) -> Result<Option<ComparedContent>, OperationError> {
         let root = Some("root");
         let found = match self.agent.stat(path, root).await {

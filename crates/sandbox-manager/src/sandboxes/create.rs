@@ -96,6 +96,8 @@ impl Sandboxes {
         self.perform("create", "", work).await
     }
 
+    /// Checks the specification, reserves resources, registers the sandbox, and starts its guest
+    /// from the template or the snapshot.
     async fn create_now(&self, spec: CreateSpec) -> Result<Sandbox, OperationError> {
         let requested_at = Instant::now();
         let rules = spec.settings.rules();

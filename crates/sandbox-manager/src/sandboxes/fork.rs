@@ -120,6 +120,7 @@ impl Sandboxes {
         child
     }
 
+    /// Creates one child from the snapshot of its parent.
     async fn child_of(&self, parent: &Sandbox, snapshot: &str) -> ForkChild {
         let requested_at = Instant::now();
         let settings = SandboxSettings {

@@ -189,6 +189,7 @@ fn prepare(connection: &Connection) -> rusqlite::Result<i64> {
     version(connection)
 }
 
+/// Reads the state of the meters that an earlier daemon of this boot has written.
 fn earlier(connection: &Connection, boot: &str) -> rusqlite::Result<EarlierLedger> {
     let clock = connection
         .query_row(
@@ -224,6 +225,8 @@ fn earlier(connection: &Connection, boot: &str) -> rusqlite::Result<EarlierLedge
     })
 }
 
+/// Adds amounts to the rows of their days and owners. Beyond [`MAX_OWNERS`] of a day, further
+/// owners share one row.
 fn add_rows(transaction: &Transaction<'_>, rows: &UsageRows) -> rusqlite::Result<()> {
     let mut add = transaction.prepare_cached(ADD)?;
     let mut exists =

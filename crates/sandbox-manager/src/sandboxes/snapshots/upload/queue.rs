@@ -82,6 +82,7 @@ pub(super) enum UploadEnd {
 }
 
 impl Uploads {
+    /// Creates the queue with the removals that an earlier daemon did not complete.
     pub fn new(
         remote: Option<Arc<RemoteStore>>,
         is_stock: fn(&str) -> bool,
