@@ -180,6 +180,7 @@ pub(crate) fn verify(snapshot: &Snapshot) -> Result<VerifyResult, SnapshotError>
     })
 }
 
+/// Returns the files and chunks whose checksums differ.
 fn compare(recorded: &Checksums, now: &Checksums) -> Vec<DamagedChunk> {
     let mut damages = Vec::new();
     for file in differing(&recorded.files, &now.files) {

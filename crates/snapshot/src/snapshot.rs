@@ -156,6 +156,7 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Checks the length of a layer's file, and reads its index.
     fn check_layer(
         &self,
         layer: &str,
