@@ -253,6 +253,7 @@ impl Backend {
         self.read(key, limit).await.map(|(bytes, _)| bytes)
     }
 
+    /// Reads an object of at most `limit` bytes, with its ETag and version.
     async fn read(&self, key: &str, limit: u64) -> Result<(Bytes, Tags), StoreError> {
         let path = self.path(key);
         let clock = &self.clock(0);

@@ -48,6 +48,7 @@ impl KeyBroker {
         Ok(Self(Arc::new(Mutex::new(UnixStream::from_std(socket)?))))
     }
 
+    /// Decrypts a wrapped secret of a tenant with the master key `key`, in the broker process.
     pub(crate) async fn unwrap(
         &self,
         tenant: &str,

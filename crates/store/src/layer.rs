@@ -183,6 +183,7 @@ impl Layer {
         Ok(keys.hash(HashOf::Layer, &bytes))
     }
 
+    /// Decodes and checks a part of a manifest.
     pub(crate) fn decode(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         let kind = match (reader.u32()?, reader.u32()?) {
             (1, 0) => LayerKind::Memory,

@@ -3,6 +3,7 @@
 use object_store::ObjectStore;
 use std::sync::Arc;
 
+/// Opens a bucket with the settings and credentials in the environment variables `AWS_*`.
 #[cfg(feature = "s3")]
 pub(crate) fn open(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     use object_store::aws::{AmazonS3Builder, S3ConditionalPut};

@@ -319,6 +319,8 @@ impl SharedStore {
         clippy::too_many_arguments,
         reason = "the uploads use all arguments of a push"
     )]
+    /// Uploads the chunks that the store lacks, in new packs. Several threads compress and encrypt
+    /// them. Adds their locations to `chosen`.
     async fn upload(
         &self,
         tenant: &Tenant,

@@ -90,6 +90,7 @@ impl RemoteStore {
         }
     }
 
+    /// Fetches an image of a tenant with the keys that this host has cached.
     async fn fetch_known(
         &self,
         tenant: &Arc<Tenant>,

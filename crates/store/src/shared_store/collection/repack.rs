@@ -224,6 +224,7 @@ impl Collector<'_> {
             .collect())
     }
 
+    /// Copies live frames into new packs, and records their new locations in `moved`.
     async fn write_packs(
         &self,
         keys: &DataKeys,
