@@ -69,6 +69,7 @@ fn engine(name: &LitStr) -> syn::Result<Engine> {
     })
 }
 
+/// Returns the generated tests: one per engine, each of which checks the requirements first.
 fn tests(arguments: &Arguments, mut function: ItemFn) -> proc_macro2::TokenStream {
     let name = function.sig.ident.clone();
     // The function keeps its body under another name. The generated tests call it after the check
