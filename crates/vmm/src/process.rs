@@ -207,6 +207,8 @@ struct Vm {
     ended_cause: Option<StopCause>,
 }
 
+/// Builds or restores the machine, and starts its threads. `spare` and `spare_threads` were created
+/// before the request arrived, to save time.
 fn start(
     origin: &VmOrigin,
     fds: Vec<OwnedFd>,

@@ -46,6 +46,7 @@ fn floating_pointer(table: u64) -> Result<Vec<u8>, VmmError> {
     Ok(p)
 }
 
+/// Returns the configuration table of the MultiProcessor Specification 1.4.
 fn table(vcpus: u8) -> Vec<u8> {
     // The APIC ids of the processors are `0..vcpus`, so the I/O APIC has the next id.
     let ioapic_id = vcpus;

@@ -38,6 +38,7 @@ pub(super) fn write(memory: &GuestMemory) -> Result<(), VmmError> {
     write_tables(memory).map_err(|e| VmmError::host("placing boot page tables", e))
 }
 
+/// Writes page tables that map the first 4 GiB of addresses to themselves, and the GDT.
 fn write_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     // One PML4 entry and four PDPT entries are sufficient for 4 GiB. Each page directory maps 1
     // GiB.

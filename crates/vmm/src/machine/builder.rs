@@ -221,6 +221,7 @@ pub(super) fn console(fds: &mut ReceivedFds, fd: FdIndex) -> Result<ConsoleRing,
         .map_err(|e| VmmError::Config(format!("console ring: {e}")))
 }
 
+/// Checks the numbers of a configuration before memory is allocated.
 fn check_config(config: &VmConfig) -> Result<(), VmmError> {
     let reject = |text: String| Err(VmmError::Config(text));
     if !(1..=limits::MAX_VCPUS).contains(&config.vcpus) {

@@ -109,6 +109,7 @@ pub(super) fn create_devices(
     Ok(devices)
 }
 
+/// Creates the block device number `number` from the received descriptors.
 fn create_block(
     number: u32,
     disk: &DiskConfig,

@@ -135,6 +135,7 @@ impl<R: IoApicRouting> IoApic<R> {
         (pin < self.table.len()).then_some((pin, at % 2 == 1))
     }
 
+    /// Handles a write of the selected register.
     fn set_register(&mut self, value: u32) -> Result<(), String> {
         if self.select == INDEX_ID {
             // Bits 24 to 27. The other bits are reserved.

@@ -93,6 +93,7 @@ impl KvmVm {
         Ok((vm, vcpus))
     }
 
+    /// Creates a VM of KVM, with local APICs in the kernel and an I/O APIC in this process.
     fn new(kvm: OwnedFd) -> Result<Self, VmmError> {
         // SAFETY: `kvm` is owned by this function. If it is not KVM, the first ioctl fails.
         let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };

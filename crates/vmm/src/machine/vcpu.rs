@@ -94,6 +94,8 @@ fn set_lapic_register(lapic: &mut kvm_lapic_state, at: usize, value: u32) {
     }
 }
 
+/// Sets the registers for the 64-bit entry point of a Linux kernel: long mode, paging and flat
+/// segments.
 fn set_boot_registers(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
     let mut sregs = vcpu.get_sregs()?;
     // Flat segments that match the entries of `BOOT_GDT`.

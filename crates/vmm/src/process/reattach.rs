@@ -97,6 +97,8 @@ impl Vm {
         self.send_reattach_state();
     }
 
+    /// Sends the state of the VM to a new daemon that has connected. Waits until a snapshot in
+    /// progress is captured.
     pub(super) fn send_reattach_state(&mut self) {
         let is_uncaptured = |copy: &BackgroundCopy| !copy.captured;
         if !self.reattach_pending || self.background_copy.as_ref().is_some_and(is_uncaptured) {

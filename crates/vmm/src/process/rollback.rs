@@ -31,6 +31,8 @@ struct CheckedRollback {
 }
 
 impl Vm {
+    /// Handles a request to roll the VM back. A failed check changes nothing. A later failure ends
+    /// the VM.
     pub(super) fn on_rollback(&mut self, config: &RollbackConfig, fds: Vec<OwnedFd>) {
         let was_running = self.running;
         let checked = match self.check_rollback(config, &mut ReceivedFds::new(fds)) {

@@ -289,6 +289,7 @@ struct RevertPlan {
 }
 
 impl RevertPlan {
+    /// Divides the chunks by the method of reverting them.
     fn new(
         from: &MappedFiles,
         to: &MappedFiles,

@@ -174,6 +174,7 @@ impl MmioDevice {
         }
     }
 
+    /// Returns the value of a register.
     fn register(&self, offset: u64) -> u32 {
         match offset {
             // Register offsets: virtio 1.2 section 4.2.2, table 4.1.
@@ -241,6 +242,7 @@ impl MmioDevice {
         }
     }
 
+    /// Handles a write of a register of the selected queue.
     fn set_up_queue(&mut self, offset: u64, value: u32) {
         let Some(at) = self.selected_queue() else {
             return;
@@ -264,6 +266,7 @@ impl MmioDevice {
         }
     }
 
+    /// Handles a write of the device status. 0 resets the device.
     fn set_status(&mut self, value: u32) {
         if value == 0 {
             return self.reset();

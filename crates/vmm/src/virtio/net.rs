@@ -169,6 +169,7 @@ impl Net {
         }
     }
 
+    /// Moves waiting frames from the tap to the guest.
     fn receive(&mut self) -> Result<(), DeviceError> {
         // Frames wait in the tap until `open_gate` drops them.
         if self.closed {

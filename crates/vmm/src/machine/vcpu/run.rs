@@ -33,6 +33,7 @@ pub(super) fn run_once(vcpu: &mut VcpuFd, bus: &Bus) -> VcpuStep {
     }
 }
 
+/// Enters the guest, and handles its next exit.
 fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<VcpuStep, VmmError> {
     let exit = match vcpu.run() {
         Ok(exit) => exit,

@@ -143,6 +143,7 @@ fn save_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<kvm_msr_entry>, VmmError
     Ok(saved)
 }
 
+/// Sets model-specific registers. A register that this host does not have must be zero.
 fn restore_msrs(vcpu: &VcpuFd, mut remaining: &[kvm_msr_entry]) -> Result<(), VmmError> {
     while !remaining.is_empty() {
         let batch = Msrs::from_entries(remaining)

@@ -102,6 +102,8 @@ impl FrameReceiver {
         outcome
     }
 
+    /// Moves frames until no frame or buffer is available. Returns true if the budget is spent
+    /// first.
     fn move_frames(&mut self, tap: &Tap, to: &mut ReceiveQueue<'_>) -> Result<bool, DeviceError> {
         let mut budget = RX_BUDGET;
         loop {

@@ -305,6 +305,8 @@ impl ActiveVsock {
         })
     }
 
+    /// Serves the queues: packets of the guest if `transmit` is set, then packets for the guest.
+    /// Interrupts the guest at most once, and sets the timer if work remains.
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
         // While the queue is paused, only note that the timer must serve it later.
         match self.connects.paused_until() {

@@ -52,6 +52,8 @@ impl VsockConnection {
         }
     }
 
+    /// Handles a data packet of the guest: passes its bytes to the stream of the host, or appends
+    /// them to the backlog if the stream is full.
     fn receive_data(&mut self, len: u32, data: &mut GuestBuffers<'_>) -> ConnectionAction {
         // `take` fails if the packet is shorter than its header claims.
         let data = usize::try_from(len).ok().and_then(|len| data.take(len));
