@@ -56,6 +56,7 @@ impl Session {
         })
     }
 
+    /// Handles `GETLK`: returns a lock that conflicts with the request, or the type `F_UNLCK`.
     pub(super) fn get_lock(
         &self,
         header: &RequestHeader,

@@ -22,6 +22,7 @@ pub(super) enum Answer {
 pub(super) type Done = Result<Answer, Errno>;
 
 impl Session {
+    /// Executes one FUSE request, and writes the body of its reply.
     pub(super) fn dispatch(
         &self,
         header: &RequestHeader,
@@ -288,6 +289,7 @@ fn change(mut fields: Fields<'_>) -> Result<Change, Errno> {
     })
 }
 
+/// Handles `INIT`: negotiates the version, the flags and the limits of the protocol.
 fn init(mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
     let (major, _minor) = (fields.u32()?, fields.u32()?);
     let (readahead, flags) = (fields.u32()?, fields.u32()?);

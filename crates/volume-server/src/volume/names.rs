@@ -95,6 +95,7 @@ impl Volume {
         created
     }
 
+    /// Creates a file, directory or link after its quota was charged.
     fn create_charged(
         &self,
         parent: u64,
