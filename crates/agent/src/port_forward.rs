@@ -27,6 +27,7 @@ pub async fn serve(mut stream: UnixStream) {
     let _ = forward(&mut stream).await;
 }
 
+/// Reads the number of a port, connects to it, and copies data in both directions.
 async fn forward(stream: &mut UnixStream) -> io::Result<()> {
     // A client that sends no complete line in time is disconnected without an error message.
     let opening = timeout(Duration::from_secs(10), read_port(stream)).await;

@@ -42,6 +42,7 @@ async fn answer_whole(agent: &Rc<Agent>, request: Request<Incoming>) -> Response
     response
 }
 
+/// Checks the access token, and passes the request to the service of its path.
 async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<ReplyBody> {
     if !has_access(agent, &request) {
         return RpcError::new(RpcCode::Unauthenticated, "missing or wrong X-Access-Token")

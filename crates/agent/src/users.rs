@@ -175,6 +175,7 @@ impl Users {
         name.or_insert_with(|| name_of(&self.group, gid)).clone()
     }
 
+    /// Returns the groups of a user, the primary group first.
     fn groups_of(&self, login: &str, primary: u32) -> Vec<u32> {
         let mut groups = vec![primary];
         for line in self.group.lines() {

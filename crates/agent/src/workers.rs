@@ -244,6 +244,7 @@ impl Pool {
         Ok(may_run)
     }
 
+    /// Hands a task to an idle thread, or to a new one.
     fn make_ready(self: &Arc<Self>, state: &mut PoolState, task: Task) {
         state.running.push(Arc::clone(&task.record));
         state.ready.push_back(task);

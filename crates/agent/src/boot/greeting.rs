@@ -196,6 +196,7 @@ async fn send(stream: &mut UnixStream, message: &impl serde::Serialize) -> io::R
     stream.write_all(&line).await
 }
 
+/// Reads a line without its line feed.
 async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     let mut line = Vec::with_capacity(1024);
     loop {

@@ -340,6 +340,7 @@ impl IdentityWork {
         Ok(())
     }
 
+    /// Installs the certificate authorities and the proxy of the host and the sandbox in the guest.
     fn install_site(&self) -> Result<(), String> {
         let mut site = lock(&self.site);
         let settings = self.identity.site.clone();
@@ -357,6 +358,7 @@ impl IdentityWork {
         Ok(())
     }
 
+    /// Writes the environment of the sandbox to a file, for programs that the agent does not start.
     fn write_environment(&self) -> Result<(), String> {
         let failed = |e: io::Error| format!("cannot write the environment: {e}");
         let mut variables: BTreeMap<String, String> = self

@@ -117,6 +117,7 @@ fn configure(socket: &OwnedFd, config: &GuestNetConfig) -> io::Result<()> {
     route(socket, any, any, Some(config.gateway))
 }
 
+/// Adds a route to the network `to`/`mask` over `eth0`, directly or through the gateway `via`.
 fn route(socket: &OwnedFd, to: Ipv4Addr, mask: Ipv4Addr, via: Option<Ipv4Addr>) -> io::Result<()> {
     // SAFETY: rtentry is plain data, for which all zeroes are valid.
     let mut entry: libc::rtentry = unsafe { std::mem::zeroed() };

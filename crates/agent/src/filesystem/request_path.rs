@@ -90,6 +90,7 @@ fn exact(path: &Path) -> Result<PathBuf, RpcError> {
     Ok(found)
 }
 
+/// Returns the only entry whose name is shown as `shown`. Names that are not UTF-8 may look equal.
 fn only_entry(directory: &Path, shown: &str) -> Result<Option<OsString>, RpcError> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());

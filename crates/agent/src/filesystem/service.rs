@@ -152,6 +152,7 @@ async fn list(
     }))
 }
 
+/// Starts to watch a directory.
 async fn watch(
     agent: &Agent,
     call: &CallInfo,
@@ -178,6 +179,7 @@ fn stat(path: &Path) -> Result<EntryInfo, RpcError> {
         .map_err(|e| RpcError::io(&format!("cannot stat '{}'", path.display()), &e))
 }
 
+/// Creates a directory with its parents.
 fn make_dir(path: &Path, user: &User) -> Result<EntryInfo, RpcError> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(RpcError::new(
@@ -196,6 +198,7 @@ fn make_dir(path: &Path, user: &User) -> Result<EntryInfo, RpcError> {
     }
 }
 
+/// Moves a file or directory.
 fn rename(source: &Path, destination: &Path, user: &User) -> Result<EntryInfo, RpcError> {
     let failed = |e: &std::io::Error| {
         RpcError::io(

@@ -97,6 +97,7 @@ impl DirectoryWatch {
         self.inotify.clone()
     }
 
+    /// Adds a directory below the root to the inotify instance.
     fn add(&mut self, relative: &Path) -> io::Result<()> {
         let path = sys::cpath(&self.root.join(relative))?;
         // A move below the root is reported by the event of the parent directory.

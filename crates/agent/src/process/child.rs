@@ -185,6 +185,8 @@ impl Drop for ChildStack {
     }
 }
 
+/// Entry point of the child, which shares the memory of its parent until `exec`. Returns only after
+/// a failure.
 extern "C" fn run(argument: *mut c_void) -> c_int {
     let context = argument.cast::<ChildContext<'_>>();
     // SAFETY: `spawn` passes a live ChildContext, and the parent, which is its only other user, is

@@ -91,6 +91,7 @@ impl ProcessInput {
     }
 }
 
+/// Writes all bytes to a non-blocking descriptor.
 async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         // The first write does not wait for readiness, since most input fits at once.

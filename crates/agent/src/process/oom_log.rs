@@ -65,6 +65,7 @@ impl OomVictim {
         })
     }
 
+    /// Returns the line of the log about a process that the kernel has killed.
     fn line(&self, at: SystemTime) -> String {
         let of = if self.in_group {
             "a control group of the guest".to_owned()

@@ -46,6 +46,7 @@ pub async fn run(agent: Rc<Agent>, signals: OwnedFd) -> io::Result<()> {
     }
 }
 
+/// Collects the exit statuses of all processes that have exited.
 fn reap(agent: &Agent) {
     loop {
         let mut status = 0;

@@ -241,6 +241,7 @@ impl SpawnJob {
         Ok(PathBuf::from("/"))
     }
 
+    /// Returns the environment of the process. Variables of the request replace all others.
     fn environment(&self, user: &User) -> BTreeMap<String, String> {
         let mut env = BTreeMap::from([
             ("PATH".to_owned(), DEFAULT_PATH.to_owned()),

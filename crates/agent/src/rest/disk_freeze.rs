@@ -57,6 +57,7 @@ pub async fn thaw(
     Ok(super::no_content())
 }
 
+/// Freezes or thaws the writable file system by an ioctl.
 async fn change(
     agent: &Agent,
     request: &Request<&mut Incoming>,

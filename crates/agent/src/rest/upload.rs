@@ -81,6 +81,7 @@ impl ReceivedUpload {
         Upload::new(&self.workers, &self.lookup, path, encoding)
     }
 
+    /// Writes the body of a request to one file.
     async fn plain(
         &self,
         body: &mut Incoming,

@@ -178,6 +178,7 @@ impl CallInfo {
     }
 }
 
+/// Returns the user in the header `Authorization`, in which E2B's clients send it.
 fn basic_user(headers: &HeaderMap) -> Result<Option<String>, RpcError> {
     let Some(value) = headers.get(header::AUTHORIZATION) else {
         return Ok(None);

@@ -75,6 +75,7 @@ pub(super) fn locked_node(request: &[u8]) -> Option<u64> {
 }
 
 impl LockRequest {
+    /// Parses a lock request of the kernel. `None` for other requests.
     fn parse(message: &[u8]) -> Option<Self> {
         if !matches!(opcode(message), SETLK | SETLKW) {
             return None;

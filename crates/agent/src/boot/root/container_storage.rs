@@ -111,6 +111,7 @@ pub fn bind(storages: Vec<ContainerStorage>, at: &str, root: &str) -> Result<(),
     mount_each(storages, |storage| bind_one(storage, at, root))
 }
 
+/// Mounts storage for container engines, and remembers the mounts that succeeded.
 fn mount_each(
     storages: Vec<ContainerStorage>,
     mount_one: impl Fn(&ContainerStorage) -> io::Result<bool>,

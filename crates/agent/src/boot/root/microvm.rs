@@ -73,6 +73,7 @@ pub fn enter() -> Result<(), String> {
     Ok(())
 }
 
+/// Mounts `/dev`.
 fn mount_devices() -> Result<(), String> {
     match raw(
         c"devtmpfs",
@@ -179,6 +180,7 @@ fn mount_tracing() {
     }
 }
 
+/// Waits for the disk of an image, and mounts it read-only.
 fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
     let flags = libc::MS_RDONLY | libc::MS_NOATIME;
     let began = Instant::now();
@@ -198,6 +200,7 @@ fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
     }
 }
 
+/// Mounts the writable file system, the upper layer of the root: the second disk, or memory.
 fn mount_writable() -> Result<(), String> {
     if Path::new("/dev/vdb").exists() {
         // A write error of the host must be visible to programs: there is no journal that would

@@ -341,6 +341,7 @@ fn link(root: &Path, target: &Path, at: PathBuf, changes: &mut StoreChanges) -> 
     Ok(())
 }
 
+/// Creates a directory and its parents, and records the created ones for a later removal.
 fn make_directory(root: &Path, path: Option<&Path>, changes: &mut StoreChanges) -> io::Result<()> {
     let path = path.unwrap_or(Path::new("/"));
     let mut above: Vec<&Path> = path.ancestors().collect();
