@@ -81,6 +81,8 @@ impl ClockCorrection {
         self.add_reading(step_ns, sent.since_epoch_ns, sent.elapsed(), guest_ns);
     }
 
+    /// Narrows the bounds of the clock's error by a reading of the guest's clock after a step of
+    /// `step_ns`.
     fn add_reading(&mut self, step_ns: i64, sent_ns: u64, round_trip: Duration, guest_ns: u64) {
         // The guest read its clock between the request and the response.
         let latest = i128::from(guest_ns) - i128::from(sent_ns);

@@ -190,6 +190,7 @@ impl AgentClient {
         Ok(FileReader { answer })
     }
 
+    /// Sends an archive to be unpacked. Succeeds if the agent has unpacked all of it.
     async fn put(&self, uri: String, gzip: bool, body: RequestBody) -> Result<(), ClientError> {
         let encoding = if gzip { "gzip" } else { "identity" };
         let call = AgentCall {

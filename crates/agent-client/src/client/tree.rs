@@ -80,6 +80,7 @@ impl AgentClient {
         Ok(())
     }
 
+    /// Posts a list of paths below `directory`. Each path ends with a zero byte.
     async fn post_paths<'a>(
         &self,
         path: &str,
