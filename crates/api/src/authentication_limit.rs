@@ -65,6 +65,7 @@ impl AuthenticationLimit {
         self.count_at(ip, Instant::now());
     }
 
+    /// Counts a failure of an address.
     fn count_at(&self, ip: IpAddr, now: Instant) {
         let ip = network(ip);
         let mut buckets = self.buckets();

@@ -83,6 +83,7 @@ impl EventStreams {
         self.is_ended.subscribe()
     }
 
+    /// Counts a new stream of a key. Fails at the limits of the key and of the host.
     fn open(self: &Arc<Self>, owner: Option<String>) -> Result<StreamPermit, ApiError> {
         let mut by_owner = self.by_owner.lock();
         let total: usize = by_owner.values().sum();
@@ -160,6 +161,7 @@ impl EventFollower {
         }
     }
 
+    /// Reads the next page of events, and detects events that were removed since the last one.
     async fn read(&mut self) -> Option<FollowedEvents> {
         // The log was removed: all of its events are new to the client.
         let feed = self.app.sandboxes.events();

@@ -128,6 +128,7 @@ fn with_example(operation_id: &str, mut parameter: Value) -> Value {
     parameter
 }
 
+/// Returns the parameters in a path.
 fn path_parameters(path: &str) -> Vec<Value> {
     let names = path.split('/').filter_map(|part| {
         let name = part.strip_prefix('{')?;
@@ -146,6 +147,7 @@ fn path_parameters(path: &str) -> Vec<Value> {
     names.map(parameter).collect()
 }
 
+/// Returns the description of a parameter in paths.
 fn path_parameter_description(name: &str) -> &'static str {
     match name {
         "sandboxID" => "Id or name of the sandbox",

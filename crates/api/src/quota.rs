@@ -418,6 +418,7 @@ impl Quota {
         })
     }
 
+    /// Returns the maximum number of exchanges of a key, cached for [`LIMIT_CACHE_AGE`].
     fn exchange_limit(&self, owner: &str) -> Result<u64, ApiError> {
         let now = Instant::now();
         if let Some((at, limit)) = self.exchange_limits.lock().get(owner)

@@ -64,6 +64,7 @@ impl Calls {
         }
     }
 
+    /// Adds a route, and records it for the comparison with the OpenAPI document.
     fn add<H, T>(mut self, method: Method, path: &'static str, handler: H) -> Self
     where
         H: Handler<T, App>,

@@ -194,6 +194,7 @@ impl Fleet {
     }
 }
 
+/// Returns the message about a drain for the operator.
 fn text(host: MemberId, running: u64, paused: u64) -> String {
     let mut text = format!("{host} receives no more sandboxes");
     if running > 0 {

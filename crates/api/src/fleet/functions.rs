@@ -75,6 +75,7 @@ pub(crate) async fn route_function(
 }
 
 impl Fleet {
+    /// Passes a request to the member that has the function, or to this host.
     async fn call_function(
         &self,
         label: &str,

@@ -256,6 +256,7 @@ impl Fleet {
         Ok(Ok(answers))
     }
 
+    /// Sends a call to all other members, and collects their answers.
     async fn call_others(self, call: BufferedCall) -> Answers {
         let mut answers = Answers {
             bodies: Vec::new(),

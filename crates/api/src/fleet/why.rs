@@ -151,6 +151,7 @@ impl App {
 }
 
 impl Fleet {
+    /// Returns the decisions of this host about a sandbox that it made without a coordinator.
     fn local_decisions(&self, row: SandboxHash) -> Vec<FleetDecision> {
         let decisions = self.local.0.lock();
         let about = decisions.iter().filter(|decision| decision.row == row);

@@ -222,6 +222,7 @@ fn entry(row: &KeyRow) -> KeyEntry {
     }
 }
 
+/// Converts a row of the table to a key.
 fn key_of(row: &KeyRow) -> Key {
     let limits = row.limits;
     Key {
@@ -254,6 +255,7 @@ fn key_of(row: &KeyRow) -> Key {
     }
 }
 
+/// Converts limits to their form in the table.
 fn stored_limits(limits: Limits) -> KeyLimits {
     KeyLimits {
         max_sandboxes: limits.max_sandboxes,

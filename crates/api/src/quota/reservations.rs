@@ -118,6 +118,7 @@ impl Quota {
         self.reserve(&key, request, new).await
     }
 
+    /// Reserves within the quota of the caller's key.
     async fn reserve_for(
         self: &Arc<Self>,
         caller: &Caller,

@@ -228,6 +228,7 @@ fn auto_resume(flag: Option<AutoResume>, lifecycle: Option<&NewLifecycle>) -> Op
     flag.or(lifecycle.and_then(|l| l.auto_resume))
 }
 
+/// Checks the certificate authorities and the proxy of a request.
 fn site(certificates: Option<String>, proxy: Option<Proxy>) -> Result<SiteSettings, ApiError> {
     let invalid = |what: &str, e: SiteError| ApiError::invalid(format!("`{what}`: {e}"));
     let authorities = match certificates.as_deref().filter(|pem| !pem.is_empty()) {
@@ -249,6 +250,7 @@ fn metadata(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, 
     Ok(pairs)
 }
 
+/// Checks the environment variables of a request.
 fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {
     let pairs = pairs.unwrap_or_default();
     check_size("envVars", &pairs)?;

@@ -45,6 +45,7 @@ pub(super) async fn fork(
     Ok((StatusCode::CREATED, Json(forked)))
 }
 
+/// Converts the result of a child for the response.
 fn entry(
     app: &App,
     caller: &Caller,

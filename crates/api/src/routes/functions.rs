@@ -101,6 +101,7 @@ impl App {
         Ok(found?)
     }
 
+    /// Converts a function for the response.
     fn function_info(&self, record: &FunctionRecord) -> Function {
         let functions = self.functions.as_ref().map(|f| &f.functions);
         let status = functions.and_then(|functions| {

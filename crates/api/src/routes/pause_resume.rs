@@ -145,6 +145,7 @@ pub(super) async fn connect_v1(
     Ok(Json(app.answer(&caller, &now)).into_response())
 }
 
+/// Resumes a sandbox, or extends the timeout of a running one. Returns whether it was resumed.
 async fn resume_or_extend(
     app: &App,
     caller: &Caller,

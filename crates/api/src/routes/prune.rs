@@ -142,6 +142,7 @@ impl PrunePlan {
         }
     }
 
+    /// Adds the removed images to the report.
     fn add_images(&mut self, pruned: &jiffy_image::PrunedImages) {
         // `bytes` is the disk usage of all images, and `size` the apparent size of a sparse file.
         // The total is divided approximately: each image gets its apparent size while the total

@@ -312,6 +312,7 @@ fn force(query: &Query) -> Result<bool, ApiError> {
     Ok(query.word("force", &words)?.unwrap_or(false))
 }
 
+/// Converts an error of a volume's file system to a response.
 fn failed(error: &FileError) -> ApiError {
     let message = error.to_string();
     match error.kind() {

@@ -250,6 +250,7 @@ fn check_mount_path(path: &str) -> Result<(), ApiError> {
     )))
 }
 
+/// Converts an error of a volume to a response.
 pub(super) fn refused(error: VolumeError) -> ApiError {
     let message = error.to_string();
     match error {

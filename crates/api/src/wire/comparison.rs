@@ -76,6 +76,7 @@ fn kind(kind: manager::DifferenceKind) -> DifferenceKind {
     }
 }
 
+/// Converts the state of a file for the response.
 fn state(state: &manager::FileState) -> ComparedState {
     ComparedState {
         kind: match state.kind {
