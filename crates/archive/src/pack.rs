@@ -308,6 +308,8 @@ impl<W: Write> Packer<W> {
         self.writer.end().map_err(ArchiveError::Send)
     }
 
+    /// Copies a range of a file to the archive. If the file has shrunk, fills the range with
+    /// zeroes.
     fn copy(&mut self, fd: &OwnedFd, run: ContentRange) -> Result<(), Failed> {
         let (mut at, end) = (run.offset, run.offset + run.length);
         while at < end {

@@ -315,6 +315,7 @@ impl<R: Read> Unpacker<'_, R> {
         })
     }
 
+    /// Creates a device or a pipe.
     fn node(
         &mut self,
         entry: &ArchiveEntry,
@@ -390,6 +391,7 @@ fn own_open(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
     }
 }
 
+/// Writes all bytes to a file at an offset.
 fn write_at(fd: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match rustix::io::pwrite(fd, bytes, at) {
