@@ -61,6 +61,7 @@ impl Leftovers {
         }
     }
 
+    /// Returns the objects that did not exist before.
     fn without(&self, before: &Self) -> Self {
         // Spare guests and slots may be replaced, but their number must not grow.
         let spares = |now: &BTreeSet<String>, then: &BTreeSet<String>| {

@@ -34,6 +34,7 @@ impl Mapping {
         Self { start, bytes }.in_small_pages()
     }
 
+    /// Maps a file privately, in small pages.
     fn of_file(file: &File, bytes: usize) -> Result<Self, String> {
         let length = NonZeroUsize::new(bytes).ok_or("an empty mapping")?;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.

@@ -40,6 +40,7 @@ pub(super) fn context_switch() -> Result<Cost, String> {
     measuring.join().map_err(panicked)?
 }
 
+/// Measures a switch between two threads on one processor.
 fn ping_pong() -> Result<Cost, String> {
     let failed = |e: std::io::Error| format!("pipe between two threads: {e}");
     // On one processor, each message forces a switch. On two, the threads would run in parallel.
