@@ -120,6 +120,7 @@ impl Unquote<'_> {
         }
     }
 
+    /// Reads a text in double quotes, in which variables are replaced.
     fn double(&mut self, depth: usize) -> Result<(), &'static str> {
         loop {
             match self.chars.next() {

@@ -149,6 +149,7 @@ impl StageParser<'_> {
         line.arguments.split_whitespace().map(port).collect()
     }
 
+    /// Handles `SHELL`.
     fn shell(&mut self, line: &Instruction) -> Result<Vec<String>, DockerfileError> {
         let shell = json(&line.arguments)
             .filter(|shell| !shell.is_empty())
