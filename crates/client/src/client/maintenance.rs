@@ -22,6 +22,7 @@ impl Client {
         self.usage(ids, "").await
     }
 
+    /// Requests the usage of sandboxes, in several calls if necessary.
     async fn usage(
         &self,
         ids: &[&str],

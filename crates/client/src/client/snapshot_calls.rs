@@ -36,6 +36,7 @@ impl Client {
         self.take_snapshot(id, name, ack, Some(false)).await
     }
 
+    /// Takes a snapshot. `ack` determines when the call returns.
     async fn take_snapshot(
         &self,
         id: &str,
