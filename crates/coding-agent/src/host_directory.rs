@@ -86,6 +86,7 @@ impl HostDirectory {
         &self.path
     }
 
+    /// Opens a path below the directory without following symbolic links.
     fn open_at(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         // Opening a pipe would block. The flag is invalid for descriptors of paths.
         let wait = if flags.contains(OFlags::PATH) {

@@ -343,6 +343,7 @@ impl Session {
         }
     }
 
+    /// Creates the sandbox of the project from a template or snapshot.
     async fn create_named(&self, source: &str, name: Option<String>) -> anyhow::Result<Sandbox> {
         let project = self.project.directory().display().to_string();
         let settings = SandboxSettings {

@@ -193,6 +193,7 @@ impl Session {
         Ok(restored)
     }
 
+    /// Removes the sandbox of the project. The next command creates another one.
     async fn remove_sandbox(&mut self) -> anyhow::Result<()> {
         if let Some(id) = self.record.sandbox.take() {
             // Ignore the error: the sandbox may not exist.
@@ -209,6 +210,7 @@ impl Session {
         Ok(())
     }
 
+    /// Rolls the sandbox back to the snapshot before command `first`.
     async fn roll_back(&mut self, first: u64) -> anyhow::Result<()> {
         let entry = self.history.get(&first);
         let Some(snapshot) = entry.and_then(|entry| entry.snapshot.clone()) else {
