@@ -210,6 +210,7 @@ impl<'a> Items<'a> {
         Ok(())
     }
 
+    /// Adds a canonical function, and counts it in the index space of core functions.
     fn add_canon(&mut self, canon: CanonicalFunction) -> Result<()> {
         match canon {
             // A lifted function is a function of the component, not a core function.
