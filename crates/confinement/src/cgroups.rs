@@ -103,6 +103,7 @@ impl Cgroups {
         made
     }
 
+    /// Creates the control groups of a process, sets their limits, and moves the process into them.
     fn make_groups(&self, process: u32, limits: Option<GroupLimits>) -> Result<(), CgroupError> {
         for tree in &self.0.0 {
             let group = tree.parent.join(process.to_string());
