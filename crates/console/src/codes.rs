@@ -70,6 +70,7 @@ impl<T> Default for OneTime<T> {
 }
 
 impl<T> OneTime<T> {
+    /// Creates a secret for a value. The secret can be used once, within its validity.
     fn create(&self, value: T) -> Result<String, Refusal> {
         let secret = random_hex::<16>()?;
         let mut secrets = self.0.lock();

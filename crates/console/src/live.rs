@@ -299,6 +299,7 @@ impl Tab {
         started
     }
 
+    /// Connects a viewer to an open terminal, and changes the size of the terminal.
     async fn attach(
         &self,
         sandbox: &str,

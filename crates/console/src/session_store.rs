@@ -202,6 +202,7 @@ fn stored(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX)
 }
 
+/// Reads a session from a row.
 fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
     let ms = |i: usize| -> rusqlite::Result<u64> {
         let ms: i64 = row.get(i)?;

@@ -139,6 +139,7 @@ impl Terminal {
         Ok(terminal)
     }
 
+    /// Sends the inputs of viewers to the shell, in their order.
     async fn send_inputs(self: Arc<Self>, mut inputs: mpsc::Receiver<Bytes>) {
         let mut changes = self.changed.subscribe();
         loop {
