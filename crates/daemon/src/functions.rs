@@ -108,6 +108,8 @@ impl FunctionInvoker for FunctionGateway {
 }
 
 impl FunctionGateway {
+    /// Passes a request to the process of a function, and rewrites the headers of request and
+    /// response.
     async fn forward(&self, call: FunctionCall, id: &RequestId) -> Result<Response, FunctionError> {
         let prefix = call.prefix.as_deref();
         let (mut parts, body) = call.request.into_parts();

@@ -123,6 +123,7 @@ pub fn open_log(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// Starts a daemon in the background, with its log in the file `path`.
 fn start(path: &Path, options: &[String]) -> io::Result<std::process::Child> {
     let log = open_log(path)?;
     Command::new(Installation::current()?.jiffy())

@@ -84,6 +84,7 @@ pub fn routes(app: &App, stopping: CancellationToken) -> (Router, McpConnections
     (authenticated(app, router), connections)
 }
 
+/// Answers a request of an MCP client with an API key.
 async fn answer(
     State(server): State<Arc<HttpServer>>,
     Extension(caller): Extension<Caller>,
