@@ -173,6 +173,7 @@ fn bound_sockets() -> Option<HashSet<PathBuf>> {
     Some(paths.collect())
 }
 
+/// Removes a file or directory, and adds it to `removed`.
 fn remove(path: PathBuf, kind: FileType, removed: &mut Vec<PathBuf>) {
     let result = if kind.is_dir() {
         fs::remove_dir_all(&path)

@@ -341,6 +341,7 @@ impl PolicyInForce {
     }
 }
 
+/// Reads the file. `None` if it does not exist.
 fn load(path: &Path) -> Result<Option<HostFile>, String> {
     let file = match File::open(path) {
         Ok(file) => file,

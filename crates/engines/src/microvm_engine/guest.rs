@@ -48,6 +48,7 @@ pub(super) struct SocketDirectory {
 }
 
 impl SocketDirectory {
+    /// Creates the directory in the runtime directory `run`, and opens the log.
     pub(super) fn open(run: &Path) -> io::Result<Self> {
         let sockets = run.join(SOCKET_DIRECTORY);
         DirBuilder::new()

@@ -23,6 +23,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Opens the snapshots and sockets of a host, and selects the memory policy.
     pub fn open(templates: Arc<TemplateCache>) -> Result<Self, EngineError> {
         let host = templates.host();
         let store = Store::open(host.home().path().join(SNAPSHOTS)).map_err(EngineError::failed)?;
