@@ -201,6 +201,7 @@ pub async fn follow_hosts(client: Client, identity: Identity, known: KnownHosts)
     }
 }
 
+/// Requests the addresses of the hosts, and another certificate if it must be renewed.
 async fn request(client: &Client, identity: &Identity, host: &FrontHost) -> Result<Answer, String> {
     let needs_renewal = SystemTime::now() + RENEWAL_MARGIN >= identity.expires();
     let certificate_request = needs_renewal.then(|| identity.renewal_request());

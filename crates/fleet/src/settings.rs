@@ -165,6 +165,7 @@ impl Settings {
         Self::read(&MemberFiles::of(home).draft)
     }
 
+    /// Reads and checks a file of settings. `None` if it does not exist.
     fn read(path: &Path) -> Result<Option<Self>, SetupError> {
         let Some(text) = read(path, MAX_FILE_BYTES)? else {
             return Ok(None);

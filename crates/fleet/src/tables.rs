@@ -285,6 +285,7 @@ impl Tables {
         }
     }
 
+    /// Sends a change to the member that writes the tables.
     async fn forward(&self, writer: MemberId, change: Change) -> Result<Changed, TableError> {
         let request = TableRequest::Change(Box::new(change));
         match self.shared.request(writer, request).await? {

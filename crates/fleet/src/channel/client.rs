@@ -143,6 +143,7 @@ impl Client {
         self.pool.close(member);
     }
 
+    /// Sends a request on a connection of `class`, within `limit`.
     async fn send(
         &self,
         to: MemberId,

@@ -305,6 +305,7 @@ impl Server {
         }
     }
 
+    /// Answers a peer without a certificate, which may only send join requests.
     async fn join_request(&self, from: SocketAddr, request: Request<Incoming>) -> Response<Body> {
         let is_join = request.uri().path() == JOIN_PATH && request.method() == Method::POST;
         let handler = match &self.join {

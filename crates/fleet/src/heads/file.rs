@@ -102,6 +102,7 @@ impl HeadFile {
         }
     }
 
+    /// Encrypts a write of the head, on the condition that the state machine has named.
     fn prepare(&self, write: &HeadWrite) -> Result<PendingWrite, HeadError> {
         let id = self.id.to_string();
         let damaged = HeadError::damaged(&id);

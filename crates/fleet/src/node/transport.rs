@@ -27,6 +27,7 @@ impl ChannelMessenger {
         Self(client)
     }
 
+    /// Sends a message to a member, and converts a failure.
     async fn call(
         &self,
         to: MemberId,

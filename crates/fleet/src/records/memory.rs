@@ -146,6 +146,7 @@ impl MemoryRecords {
         None
     }
 
+    /// Writes a record if its version is `expected`.
     async fn write(
         &self,
         key: &RecordKey,

@@ -124,6 +124,8 @@ impl SealedRecords {
         self.prepare(key, content, counter, Some(current.version.clone()))
     }
 
+    /// Encrypts the content of a record together with a counter, which reveals a store that
+    /// returned to an older state.
     fn prepare(
         &self,
         key: &RecordKey,

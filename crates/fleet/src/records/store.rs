@@ -100,6 +100,7 @@ fn outcome(written: jiffy_store::Written) -> Written {
     }
 }
 
+/// Converts an error of the store.
 fn record_error(key: &RecordKey, e: StoreError) -> RecordError {
     let record = key.clone();
     let reason = e.to_string();

@@ -162,6 +162,7 @@ impl<'a> Staged<'a> {
         }
     }
 
+    /// Stages a new key. A repeated request changes nothing and returns the row.
     fn create_key(&mut self, request: RequestId, row: KeyRow) -> Result<Row, TableError> {
         let key = RowKey::Key(row.id.clone());
         if let Some(existing) = self.current(&key) {

@@ -172,6 +172,7 @@ fn encode<T: Content>(fleet: &FleetId, content: T) -> Result<Vec<u8>, TableError
     Ok(bytes)
 }
 
+/// Decodes a message, and checks its format, its fleet and its content.
 fn decode<T: Content>(bytes: &[u8], fleet: &FleetId) -> Result<T, TableError> {
     check_size(bytes.len())?;
     let failed = |e: serde_json::Error| TableError::Message(e.to_string());

@@ -201,6 +201,7 @@ impl Client {
         Ok(())
     }
 
+    /// Sends a request to one endpoint of etcd.
     async fn post(&self, endpoint: &str, path: &str, body: &Value) -> Result<Bytes, Failure> {
         let unavailable =
             |e: reqwest::Error| Failure::Unavailable(format!("{endpoint}: {}", chain(&e)));
@@ -329,6 +330,7 @@ fn read(path: &Path) -> Result<Vec<u8>, RecordError> {
         .map_err(|e| RecordError::Unsuitable(format!("cannot read {}: {e}", path.display())))
 }
 
+/// Reads the file with the password.
 fn password(path: &Path) -> Result<zeroize::Zeroizing<String>, RecordError> {
     let bytes = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
     if bytes > MAX_PASSWORD_BYTES {
