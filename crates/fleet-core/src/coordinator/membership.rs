@@ -270,6 +270,7 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Sends a rejection to a member.
     fn reject(
         &self,
         to: MemberId,

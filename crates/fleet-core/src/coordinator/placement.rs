@@ -86,6 +86,7 @@ impl Coordinator {
         }
     }
 
+    /// Selects a host, and cancels the reservation if the budgets do not permit the sandbox.
     fn place_within(
         &mut self,
         now: Millis,
@@ -106,6 +107,8 @@ impl Coordinator {
         }
     }
 
+    /// Returns the address of a host, and the permission for one sandbox on it with the grants of
+    /// budgets.
     fn admission(
         &mut self,
         host: HostId,

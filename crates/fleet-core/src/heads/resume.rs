@@ -254,6 +254,7 @@ impl Resume {
         }
     }
 
+    /// Handles the end of the restore. The guest waits until the claim has succeeded.
     fn restored(&mut self, input: &ResumeInput<'_>, effects: &mut Vec<ResumeEffect>) {
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Claiming { me, .. } => {

@@ -122,6 +122,7 @@ impl Member {
         }
     }
 
+    /// Handles the confirmation of a registration: a new epoch of this member starts.
     fn registered(
         &mut self,
         now: Millis,
@@ -208,6 +209,7 @@ impl Member {
         }
     }
 
+    /// Sends the rows that the coordinator requests.
     fn rows_wanted(&mut self, request: RowRequest, effects: &mut Vec<Effect>) {
         match request {
             RowRequest::Changes { from } => {

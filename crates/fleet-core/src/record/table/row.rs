@@ -67,6 +67,7 @@ hex_bytes! {
     RequestId(16)
 }
 
+/// Decodes lower-case hexadecimal digits.
 fn decode_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |c: &u8| match c {
         b'0'..=b'9' => Some(c - b'0'),
@@ -237,6 +238,7 @@ pub struct TemplateRow {
 }
 
 impl TemplateRow {
+    /// Checks the fields of a template name.
     fn check(&self) -> Result<(), String> {
         if let Some(owner) = &self.owner {
             check_text("owner", owner, MAX_ID_BYTES)?;
