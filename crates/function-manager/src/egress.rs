@@ -224,6 +224,7 @@ impl Broker {
         }
     }
 
+    /// Waits for the next request of the process.
     async fn receive(&self) -> Result<EgressRequest, ChannelError> {
         loop {
             let mut ready = self

@@ -288,6 +288,7 @@ impl TenantProcess {
         Ok(())
     }
 
+    /// Sends a control request with an optional descriptor, and waits for the response.
     fn send(
         &self,
         request: &ControlRequest,

@@ -71,6 +71,7 @@ impl Destinations {
         Err(failure)
     }
 
+    /// Returns the addresses of a host, which are not checked yet.
     async fn resolve(&self, host: &str, port: u16) -> Result<Vec<IpAddr>, EgressFailure> {
         // The check of the address follows in `connect`, as for a resolved name.
         if let Ok(address) = host.parse() {

@@ -42,6 +42,7 @@ impl Functions {
         }
     }
 
+    /// Calls a function at its scheduled time. Returns the HTTP status.
     async fn call_scheduled(&self, state: &FunctionState) -> Result<u16, BoxError> {
         let record = state.record();
         let expression = record.schedule.clone().unwrap_or_default();
