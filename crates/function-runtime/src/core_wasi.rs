@@ -183,6 +183,7 @@ fn clock_time(
     }
 }
 
+/// Fills the guest's memory at `at` with random bytes.
 fn random(mut caller: CoreCaller<'_>, at: u32, length: u32) -> wasmtime::Result<i32> {
     if length > MAX_RANDOM_BYTES {
         return Ok(INVALID);

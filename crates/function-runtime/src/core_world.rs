@@ -235,6 +235,7 @@ impl GuestCalls {
         Ok(self.memory.write(store, usize::try_from(at)?, message)?)
     }
 
+    /// Reads the response of the guest from its memory.
     fn response(
         &self,
         store: &Store<CoreState>,

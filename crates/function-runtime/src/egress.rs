@@ -105,6 +105,7 @@ impl BrokerLink {
         self.waiting.lock()
     }
 
+    /// Sends a request to the broker, and waits for the answer.
     async fn request_connection(&self, request: &EgressRequest) -> Answer {
         // The entry must exist before the broker can answer.
         let (sender, receiver) = oneshot::channel();

@@ -94,6 +94,7 @@ pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Res
     pooled(pool)
 }
 
+/// Returns the settings of the pool of slots.
 fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
     let slots = limits.slots.max(1);
     let mut pool = PoolingAllocationConfig::new();

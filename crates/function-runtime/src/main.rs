@@ -91,6 +91,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Compiles the module on standard input.
 fn run_compiler(args: &CompileArgs) -> Result<(), String> {
     let failed =
         |error: io::Error| format!("jiffy-functions: cannot confine the compiler: {error}");
@@ -108,6 +109,7 @@ fn run_compiler(args: &CompileArgs) -> Result<(), String> {
         .map_err(|e| format!("cannot write the compiled module: {e}"))
 }
 
+/// Serves the functions of one tenant.
 fn run_server(args: ServeArgs) -> Result<(), String> {
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     let settings = ServeSettings {
