@@ -89,6 +89,8 @@ pub async fn serve_front(
 }
 
 impl Front {
+    /// Serves a connection of a client at a front: performs the TLS handshake, and passes the
+    /// connection to a host.
     async fn connection(&self, stream: TcpStream, tls: Option<Tls>, peer: Peer) {
         let Some(tls) = tls else {
             return self.pass(stream, peer, false).await;

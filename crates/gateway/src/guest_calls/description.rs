@@ -118,6 +118,7 @@ fn message(body: &[u8]) -> Option<&[u8]> {
     rest.get(..length)
 }
 
+/// Returns the command in a message that starts a process.
 fn command(message: &[u8]) -> Option<Vec<String>> {
     #[derive(Deserialize)]
     struct Start {
