@@ -59,6 +59,7 @@ impl UnassignedSandbox {
         Self::receive_greeting(body, BootMode::Snapshot, requested_at, created_us).await
     }
 
+    /// Waits for the greeting of the agent.
     async fn receive_greeting(
         body: SandboxBody,
         mode: BootMode,
