@@ -157,6 +157,7 @@ where
         });
     }
 
+    /// Returns a connection to the pool, unless the pool is full or was invalidated.
     fn insert_idle(self: &Arc<Self>, pooled: PooledConnection<K, B, T>) {
         let mut state = self.state.lock();
         let key = &pooled.key;
