@@ -118,6 +118,7 @@ const READ_MARKS_CAPABILITIES: CapabilitySet = READ_CAPABILITIES.union(Capabilit
 /// Timeout for writing the largest image.
 const MKFS_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// Confines `mkfs.erofs`: it can read `tree`, write `image`, and start no other program.
 fn confine(
     mkfs: &mut Tool,
     stage: &Path,

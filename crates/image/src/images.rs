@@ -103,6 +103,7 @@ impl ImageStore {
         self.publish(file, measured).map(drop).map(Ok)
     }
 
+    /// Moves a measured image into the store, named by its digest.
     fn publish(&self, file: &Path, measured: MeasuredFile) -> Result<ImageSum, TemplateError> {
         let sum = ImageSum {
             sha256: measured.sha256().to_owned(),

@@ -309,6 +309,7 @@ pub(crate) fn check_name(
 }
 
 impl Import {
+    /// Checks the options of an import before anything is downloaded.
     fn check(&self) -> Result<Reference, ImportError> {
         let reference = check_name(&self.name, self.visibility)?;
         let standard = SandboxSize::default();

@@ -263,6 +263,7 @@ impl TemplateManifest {
         Ok(manifest)
     }
 
+    /// Checks the fields of a manifest, which may come from another host.
     fn check(&self) -> Result<(), String> {
         // Upper-case digits are rejected, so that each digest has only one form.
         let hexadecimal = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);

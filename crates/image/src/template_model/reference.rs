@@ -61,6 +61,7 @@ impl Reference {
         Self::split(name, OWNER_IN_FILES, TAG_IN_FILES).filter(|found| found.file_name() == name)
     }
 
+    /// Parses a reference with these separators of owner and tag.
     fn split(text: &str, after_owner: char, before_tag: char) -> Option<Self> {
         let (owner, rest) = match text.split_once(after_owner) {
             Some((owner, rest)) => (Some(owner), rest),
