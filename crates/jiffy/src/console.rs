@@ -25,6 +25,7 @@ pub fn run(no_open: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns a URL that signs a browser in to the console. Starts the daemon if necessary.
 async fn sign_in_url() -> anyhow::Result<String> {
     let home = Home::locate()?;
     let stream = match connect(&home).await {

@@ -134,6 +134,7 @@ pub async fn print<P: LogPage>(
     }
 }
 
+/// Reads a page of a log. With `follow`, waits for new entries.
 async fn read<P: LogPage>(
     client: &Client,
     parameters: &[(&str, String)],

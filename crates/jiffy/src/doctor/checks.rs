@@ -232,6 +232,7 @@ fn meminfo(key: &str) -> Option<u64> {
         .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok())
 }
 
+/// Checks the free memory of the host.
 fn memory() -> Finding {
     let available = meminfo("MemAvailable").unwrap_or(0);
     let total = meminfo("MemTotal").unwrap_or(0);

@@ -282,6 +282,7 @@ impl MicroVmSnapshots {
         Ok(())
     }
 
+    /// Restores a snapshot with a memory policy.
     async fn restore_vm(&self, id: &str, policy: RestorePolicy) -> anyhow::Result<MicroVm> {
         let memory = match policy {
             RestorePolicy::Map => MemoryPolicy::Map,

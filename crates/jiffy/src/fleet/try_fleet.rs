@@ -367,6 +367,7 @@ fn create_home(home: &Path, has_template: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Starts the S3 server of the laboratory.
 fn start_s3(network: &Namespace, server: &Path, dir: &Path) -> anyhow::Result<Service> {
     let data = dir.join("s3");
     std::fs::create_dir_all(data.join("fleet"))?;

@@ -58,6 +58,7 @@ async fn execute(home: &Home, command: &KeyCommand) -> anyhow::Result<()> {
     }
 }
 
+/// Revokes a key, and warns about hosts that have not confirmed this.
 async fn revoke(client: &Client, which: &str, end: bool, json: bool) -> anyhow::Result<()> {
     let path = path(which, "revoke");
     let revoked: RevokedKey = client.call(Method::POST, &path, &RevokeKey { end }).await?;

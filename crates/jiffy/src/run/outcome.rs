@@ -147,6 +147,7 @@ impl Outcome {
         Ok(ExitCode::from(self.code))
     }
 
+    /// Returns the report of `jiffy run --json`.
     fn json(&self, total_us: u64) -> RunReport<'_> {
         RunReport {
             exit_code: self.code,

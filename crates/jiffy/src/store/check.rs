@@ -68,6 +68,7 @@ async fn open(args: &StoreCheckArgs) -> anyhow::Result<(String, Arc<dyn Records>
     Ok((url.to_string(), Arc::new(records), warnings))
 }
 
+/// Prints the result of a check.
 fn show(name: &str, report: &CheckReport, warnings: &[String]) {
     outln!(
         "{}: conditional writes are atomic ({} rounds, {} writers)",

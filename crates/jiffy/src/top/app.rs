@@ -301,6 +301,7 @@ impl App {
         }
     }
 
+    /// Requests the usage of the visible sandboxes, and samples of all if they are sorted by usage.
     fn read_usage(&mut self, now: Instant) {
         if self.reads.usage || !self.model.is_loaded {
             return;
@@ -444,6 +445,7 @@ impl App {
         }
     }
 
+    /// Shows the snapshots of a sandbox, unless the user has left the list.
     fn show_snapshots(&mut self, target: &Target, result: anyhow::Result<Vec<SnapshotLine>>) {
         let Mode::Snapshots(list) = &mut self.model.mode else {
             return;

@@ -287,6 +287,7 @@ fn press_in_snapshots(
     None
 }
 
+/// Handles a key that is pressed while a text is shown.
 fn press_in_text(model: &mut Model, mut view: TextView, key: &Key) -> Option<Effect> {
     let page = rows(view.page());
     match key {

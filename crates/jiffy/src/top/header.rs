@@ -94,6 +94,7 @@ impl Header {
     }
 }
 
+/// Returns the line about the host.
 fn host_text(host: &Host) -> String {
     let mut parts = Vec::new();
     if let (Some(free), Some(total)) = (host.memory_available_mb, host.memory_total_mb) {
@@ -138,6 +139,7 @@ fn fleet_text(nodes: &[FleetNode]) -> String {
     text
 }
 
+/// Returns the line about the limits of the caller's key.
 fn key_text(budget: &Budget) -> String {
     let (used, limits) = (&budget.used, &budget.limits);
     let memory = limits

@@ -142,6 +142,7 @@ pub fn buffer_text(buffer: &Buffer) -> String {
     text
 }
 
+/// Draws the table of sandboxes.
 fn draw_table(canvas: &mut Canvas<'_>, model: &Model, now_ms: u64) {
     let columns = columns(model, canvas.area.width);
     draw_headings(canvas, 1, &columns, model.sort());
@@ -182,6 +183,7 @@ fn draw_headings(
     }
 }
 
+/// Draws the row of a sandbox.
 fn draw_row(
     canvas: &mut Canvas<'_>,
     y: u16,
@@ -221,6 +223,7 @@ fn cell(canvas: &mut Canvas<'_>, x: u16, y: u16, column: &Column, text: &str, st
     canvas.text(x + indent, y, column.width - indent, text, style);
 }
 
+/// Draws a text that can be scrolled.
 fn draw_text(canvas: &mut Canvas<'_>, view: &mut TextView, page: usize) {
     view.set_page(page);
     let title = view.source.title();

@@ -82,6 +82,7 @@ async fn upload(client: &Client, from: &Path, volume: &str, to: &str) -> anyhow:
     Ok(())
 }
 
+/// Copies one file of the host to a volume.
 async fn upload_file(client: &Client, from: &Path, volume: &str, to: &str) -> anyhow::Result<()> {
     let context = || format!("cannot read {}", from.display());
     let mut file = File::open(from).with_context(context)?;
