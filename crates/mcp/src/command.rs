@@ -404,6 +404,7 @@ impl Background {
         self.wait(limit, |state| state.end.is_some()).await;
     }
 
+    /// Waits until the state satisfies a condition, at most `limit`.
     async fn wait(&self, limit: Duration, is_done: impl Fn(&BackgroundState) -> bool) {
         let wait = async {
             loop {

@@ -34,6 +34,7 @@ pub async fn import_image(client: &Client, image: &str) -> anyhow::Result<String
     }
 }
 
+/// Imports an image as a template, and waits for the result.
 async fn import(client: &Client, name: &str, image: &str) -> anyhow::Result<()> {
     let path = client.import_image(name, image).await?;
     let path = format!("{path}/status?limit=1");

@@ -89,6 +89,7 @@ pub struct CodeRequest {
 
 type Images = Vec<(&'static str, String)>;
 
+/// Runs code in the interpreter of a sandbox.
 async fn run_code(
     session: Arc<Session>,
     arguments: CodeArguments,

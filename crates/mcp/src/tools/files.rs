@@ -243,6 +243,7 @@ struct EditOutput {
     line: usize,
 }
 
+/// Replaces a text in a file.
 async fn edit(session: Arc<Session>, arguments: EditArguments) -> ToolResult<Reply<EditOutput>> {
     let EditArguments { path, old, new, .. } = arguments;
     let agent = session.agent(&arguments.sandbox).await?;

@@ -46,6 +46,7 @@ struct LinkOutput {
     expires_at: String,
 }
 
+/// Returns a signed link to a port.
 async fn link(session: Arc<Session>, arguments: LinkArguments) -> ToolResult<Reply<LinkOutput>> {
     let id = &arguments.sandbox;
     let failed = |e| ToolError::of_sandbox(id, &e);

@@ -181,6 +181,7 @@ pub async fn create_sandbox(
     session.create(new_sandbox, request.keep).await
 }
 
+/// Creates a sandbox.
 async fn create(
     session: Arc<Session>,
     arguments: CreateArguments,
@@ -215,6 +216,7 @@ struct SandboxList {
     omitted: usize,
 }
 
+/// Lists sandboxes, the newest first.
 async fn list(session: Arc<Session>, arguments: ListArguments) -> ToolResult<Reply<SandboxList>> {
     let mut all = session.client.sandboxes(false).await?;
     all.sort_by_key(|info| std::cmp::Reverse(info.created_ms));

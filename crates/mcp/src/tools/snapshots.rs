@@ -85,6 +85,7 @@ struct SnapshotOutput {
     stopped_ms: f64,
 }
 
+/// Takes a snapshot.
 async fn snapshot(
     session: Arc<Session>,
     arguments: SnapshotArguments,
@@ -110,6 +111,7 @@ struct RollbackArguments {
     snapshot: String,
 }
 
+/// Rolls a sandbox back to a snapshot.
 async fn rollback(
     session: Arc<Session>,
     arguments: RollbackArguments,
@@ -256,6 +258,7 @@ struct DiffOutput {
     more: bool,
 }
 
+/// Lists the files that differ from the template, or from another sandbox or snapshot.
 async fn diff(session: Arc<Session>, arguments: DiffArguments) -> ToolResult<Reply<DiffOutput>> {
     let (mut changes, more) = match arguments.against.filter(|against| against != TEMPLATE) {
         None => {
