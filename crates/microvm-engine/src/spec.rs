@@ -118,6 +118,7 @@ pub(crate) fn disk_stack(
 }
 
 impl BootSpec {
+    /// Returns the command line of the guest's kernel.
     fn cmdline(&self) -> String {
         let images = match self.rootfs.len() {
             0 | 1 => String::new(),

@@ -59,6 +59,7 @@ impl Connector {
             .map_err(|_| ConnectError::Busy)?
     }
 
+    /// Opens a stream to a vsock port of the guest.
     async fn open(&self, port: u32) -> Result<UnixStream, ConnectError> {
         // Both ends are blocking here. The VMM uses `MSG_DONTWAIT` and does not change the mode of
         // its end.

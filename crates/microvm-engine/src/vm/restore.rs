@@ -103,6 +103,7 @@ pub struct LazyMemory {
 }
 
 impl LazyMemory {
+    /// Returns the request for memory that is fetched later, and adds its descriptors to `fds`.
     fn config<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> LazyConfig {
         let layers = self.layers.iter().map(|(layer, present)| LazyLayer {
             layer: *layer,
