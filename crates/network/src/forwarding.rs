@@ -153,6 +153,8 @@ pub(crate) fn start(
     Ok(())
 }
 
+/// Drops packets that the host would forward between its own devices, after forwarding was enabled
+/// for sandboxes.
 fn block_other_devices(version: IpVersion, devices: &[String]) -> Result<(), NetError> {
     let names: Vec<String> = devices
         .iter()

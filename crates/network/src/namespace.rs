@@ -141,6 +141,7 @@ pub(crate) fn remove(name: &str) -> bool {
     remove_at(&own)
 }
 
+/// Unmounts and removes the name of a network namespace. Returns whether the name is free.
 fn remove_at(path: &Path) -> bool {
     // A name that is not mounted is a leftover file. A name with stacked mounts was mounted over by
     // another program.

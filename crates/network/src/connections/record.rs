@@ -77,6 +77,7 @@ fn printable(name: &str) -> String {
     name.chars().take(MAX_NAME_CHARS).map(shown).collect()
 }
 
+/// Returns a new entry of the connection record.
 fn line(
     protocol: ConnectionProtocol,
     host: Option<&str>,
