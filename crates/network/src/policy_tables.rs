@@ -75,6 +75,7 @@ impl PolicyTables {
         }
     }
 
+    /// Records the table that a script has just created, for later sandboxes with the same script.
     fn record(&self, script: &str) {
         // Relaxed: a thread that still reads `false` records one more table, whose replay then
         // fails and falls back to `nft`.

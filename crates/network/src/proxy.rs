@@ -136,6 +136,7 @@ impl NameProxy {
         Self::start_with(listeners, route, MAX_CONNECTIONS)
     }
 
+    /// Starts to accept connections on these listeners, at most `max_connections` at the same time.
     fn start_with(
         listeners: ProxyListeners,
         route: ProxyRoute,

@@ -114,6 +114,7 @@ fn remove_expired(names: &mut HashMap<String, ResolvedName>, now: Instant) {
 }
 
 impl ResolvedName {
+    /// Permits an address until `expires`. At the maximum, replaces the address that expires first.
     fn add(&mut self, address: IpAddr, expires: Instant) {
         if let Some((_, own)) = self.addresses.iter_mut().find(|(own, _)| *own == address) {
             // An earlier answer may permit the address for longer.

@@ -288,6 +288,7 @@ struct SetElement {
 }
 
 impl SetElement {
+    /// Parses an element of a recorded set.
     fn parse(element: Result<(u16, &[u8]), String>) -> Result<Self, String> {
         let (kind, value) = element?;
         if kind != ELEMENT {
