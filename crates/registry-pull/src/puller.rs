@@ -162,6 +162,7 @@ impl Puller {
         self.document(&request, max_bytes)
     }
 
+    /// Requests a document of a registry, and returns it.
     fn document(&mut self, request: &PullRequest, max_bytes: u64) -> Result<Vec<u8>, PullError> {
         let mut bytes = Vec::new();
         let mut deadlines = ResponseDeadlines::document();
@@ -222,6 +223,7 @@ impl Puller {
         self.stream(layer, &request, offset, max_bytes, sink)
     }
 
+    /// Requests a layer from `offset`, and passes its bytes to `sink`.
     fn stream(
         &mut self,
         layer: &mut LayerPull,
@@ -288,6 +290,7 @@ impl Puller {
         }
     }
 
+    /// Opens a connection that the puller requests, and sends its descriptor to the puller.
     fn connect(&mut self, host: &str, port: u16) -> Result<(), PullError> {
         // The puller is not trusted and could request connections without end.
         self.connections += 1;
