@@ -241,6 +241,7 @@ where
     }
 }
 
+/// Runs a command in the guest. An error contains the end of its output.
 async fn run(agent: &AgentClient, command: &str) -> Result<(), String> {
     let spec = ProcessSpec::new("/bin/sh", ["-c", command]);
     let process = agent.start(&spec).await.map_err(|e| e.to_string())?;

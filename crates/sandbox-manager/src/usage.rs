@@ -80,6 +80,7 @@ impl History {
         self.peek_since(since, now_ms, size, usage)
     }
 
+    /// Returns a sample of the usage since the last one, without storing it.
     fn peek_since(
         &self,
         since: Option<(u64, u64)>,

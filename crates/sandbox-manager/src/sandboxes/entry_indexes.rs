@@ -173,6 +173,7 @@ impl EntryIndexes {
     }
 }
 
+/// Changes the position of a sandbox in a sorted index. `None` means that it has none.
 fn move_position(
     positions: &Mutex<BTreeSet<SharedPosition>>,
     id: &SmolStr,

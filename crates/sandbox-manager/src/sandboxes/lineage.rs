@@ -349,6 +349,7 @@ impl SandboxParts {
     }
 }
 
+/// Returns the node of a sandbox in the lineage, and the origin of the sandbox.
 fn sandbox_parts(record: &Sandbox) -> SandboxParts {
     let details = SandboxDetails {
         state: record.state.kind(),

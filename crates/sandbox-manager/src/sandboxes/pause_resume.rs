@@ -182,6 +182,7 @@ impl Sandboxes {
         .await
     }
 
+    /// Resumes a sandbox whose `op_lock` the caller holds.
     async fn resume_locked(
         &self,
         entry: &Arc<SandboxEntry>,

@@ -100,6 +100,7 @@ impl Pool {
         buckets_of_template
     }
 
+    /// Returns the number of waiting sandboxes of each template, and the wanted number.
     fn sizes(&self) -> Vec<PoolSize> {
         let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
         for bucket in self.buckets.lock().values() {

@@ -259,6 +259,7 @@ fn add_rows(transaction: &Transaction<'_>, rows: &UsageRows) -> rusqlite::Result
     Ok(())
 }
 
+/// Replaces the stored meters, which continue the measurement after a restart.
 fn replace_meters(
     transaction: &Transaction<'_>,
     meters: &HashMap<String, Meter>,

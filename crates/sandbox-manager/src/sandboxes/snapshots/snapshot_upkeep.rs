@@ -129,6 +129,7 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     ids.into_iter().next_back()
 }
 
+/// Reads the snapshots of the warm pool into the page cache.
 fn prefetch_pool(sandboxes: &Sandboxes) {
     for id in sandboxes.0.pool.snapshots() {
         // Pinned, so that the snapshot is not removed during the prefetch.
@@ -201,6 +202,7 @@ impl Snapshots<'_> {
         .await
     }
 
+    /// Writes the checksums of a snapshot. Only logs a failure.
     async fn write_checksums_now(self, id: &str) {
         let (inner, id) = (self.0.clone(), id.to_owned());
         let writing = tokio::task::spawn_blocking(move || {

@@ -78,6 +78,7 @@ impl Sandboxes {
         Err(UploadError::Changed)
     }
 
+    /// Uploads a snapshot with its ancestors, which are pinned meanwhile.
     async fn upload_once(
         &self,
         remote: &Arc<RemoteStore>,
