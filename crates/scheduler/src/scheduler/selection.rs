@@ -117,6 +117,7 @@ impl Scheduler {
         tightest.min_by_key(amount)
     }
 
+    /// Returns why no host was selected.
     fn error(&self, request: &PlacementRequest) -> PlacementError {
         let mut accepting = self
             .hosts
