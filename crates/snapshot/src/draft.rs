@@ -57,6 +57,7 @@ pub struct SnapshotDraft {
 }
 
 impl SnapshotDraft {
+    /// Creates the directory and the empty files of a draft.
     pub(crate) fn create(
         index: &Arc<StoreIndex>,
         root: &Path,

@@ -92,6 +92,7 @@ impl Snapshot {
         }
     }
 
+    /// Opens a snapshot that is not in the cache of checked ones: checks its files, and adds it.
     fn open_unchecked(
         root: &Path,
         id: &str,

@@ -94,6 +94,7 @@ impl Snapshot {
         SnapshotDir::at(self.path())?.create_once(name, &index.encode())
     }
 
+    /// Reads a recorded set of units of the memory. `None` if the snapshot has no such file.
     pub(crate) fn read_set(
         &self,
         name: &str,

@@ -251,6 +251,7 @@ fn identities(layers: &[LayerFold]) -> io::Result<FoldedLayers> {
     })
 }
 
+/// Returns the manifest of the result: the upper snapshot's, with the parent of the lower one.
 fn folded_manifest(lower: &Snapshot, upper: &Snapshot, layers: &[LayerFold]) -> Manifest {
     let mut manifest = upper.manifest().clone();
     manifest.parent = lower.manifest().parent.clone();
