@@ -286,6 +286,7 @@ impl Backend {
         }
     }
 
+    /// Reads a range of an object. Fails if the response is shorter.
     async fn read_range(
         &self,
         path: &Path,

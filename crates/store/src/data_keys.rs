@@ -137,6 +137,7 @@ impl DataKeys {
     }
 }
 
+/// Encrypts bytes. [`open`] only accepts them with the same `context`.
 pub(crate) fn seal(
     cipher: &XChaCha20Poly1305,
     context: &[u8],
@@ -154,6 +155,7 @@ pub(crate) fn seal(
     Ok([&nonce[..], &sealed].concat())
 }
 
+/// Decrypts bytes from [`seal`].
 pub(crate) fn open(
     cipher: &XChaCha20Poly1305,
     context: &[u8],

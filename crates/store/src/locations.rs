@@ -56,6 +56,7 @@ impl Locations {
         header.seal(keys, &self.encode_body()?)
     }
 
+    /// Encodes the list of packs, then a pack's number, an offset and a length for each chunk.
     fn encode_body(&self) -> Result<Vec<u8>, FormatError> {
         let mut packs: Vec<PackId> = Vec::new();
         let mut numbers: HashMap<PackId, u32> = HashMap::new();

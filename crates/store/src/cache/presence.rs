@@ -258,6 +258,7 @@ impl Drop for RangeLock<'_> {
     }
 }
 
+/// Locks or unlocks one byte of a file. Without `wait`, fails if another descriptor has the lock.
 fn lock(file: impl AsFd, kind: libc::c_int, offset: u64, wait: bool) -> Result<(), Errno> {
     let range = libc::flock {
         l_type: kind as libc::c_short,

@@ -78,6 +78,7 @@ impl FetcherProcess {
         Ok(())
     }
 
+    /// Starts the fetcher. As root, it has its own PID namespace.
     fn start(&self) -> io::Result<Child> {
         let log = self.settings.run.join(FETCHER_LOG);
         if fs::metadata(&log).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {

@@ -49,6 +49,7 @@ pub fn make(path: &Path) -> Result<bool, RemoteError> {
     Ok(is_new)
 }
 
+/// Returns a key file with new random keys.
 fn content() -> io::Result<String> {
     let secret = || -> io::Result<String> {
         let mut bytes = [0; 32];

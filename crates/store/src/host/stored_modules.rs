@@ -80,6 +80,7 @@ impl StoredModules {
         stored
     }
 
+    /// Pushes a module, under the root of an earlier push if there is one.
     async fn store_known(
         &self,
         owner: Option<&str>,
@@ -217,6 +218,7 @@ fn id(digest: &str) -> String {
     format!("module {digest}")
 }
 
+/// Describes a module as a snapshot with one file, which the store can push.
 fn source(digest: &str, file: Arc<File>, created_ms: u64) -> SnapshotSource {
     SnapshotSource {
         // The format requires an engine. No reader of a module uses this value.

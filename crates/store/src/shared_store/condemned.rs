@@ -87,6 +87,7 @@ impl SharedStore {
         Ok(found.into_keys().collect())
     }
 
+    /// Reads these parts of the list of condemned objects.
     async fn condemned_parts(
         &self,
         tenant: &Tenant,

@@ -289,6 +289,7 @@ impl SharedStore {
 }
 
 impl Rewriter<'_> {
+    /// Adds a chunk to the new pack, and uploads the pack if it is full.
     async fn add(&mut self, hash: Hash, chunk: &[u8]) -> Result<(), StoreError> {
         let frame = encode_frame(self.keys, &hash, chunk).map_err(full)?;
         let entry = self.writer.push(hash, &frame, chunk.len()).map_err(full)?;

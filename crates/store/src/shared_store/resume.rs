@@ -95,6 +95,7 @@ impl SharedStore {
         self.backend.delete(&tenant.bundle_key(&root)).await
     }
 
+    /// Reads the objects of a snapshot for its bundle.
     async fn bundled_snapshot(
         &self,
         tenant: &Arc<Tenant>,

@@ -104,6 +104,7 @@ impl SharedStore {
         Ok(false)
     }
 
+    /// Reads the name of the tenant whose objects are in `folder`.
     async fn tenant_name(&self, folder: &str) -> Result<FoundName, StoreError> {
         let key = format!("{folder}/name");
         let object = match self.backend.get(&key, MAX_NAME_BYTES).await {

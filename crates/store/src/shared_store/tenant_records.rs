@@ -243,6 +243,7 @@ impl SharedStore {
             .await
     }
 
+    /// Encrypts the secret of one generation under the current master key.
     async fn wrap_one(
         &self,
         name: &str,
@@ -287,6 +288,7 @@ impl SharedStore {
             .await
     }
 
+    /// Decrypts the secrets of a record, and derives the keys of each generation.
     async fn unwrap(&self, name: &str, record: &Record) -> Result<Tenant, StoreError> {
         let id = id_of(name, record)?;
         if record.generations.is_empty() || record.generations.len() > MAX_GENERATIONS {

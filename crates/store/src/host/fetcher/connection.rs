@@ -118,6 +118,7 @@ impl VmmService {
         FetchAnswer { request, outcome }
     }
 
+    /// Fetches a chunk into the cache.
     async fn fetch(&self, request: FetchRequest) -> Result<(), RemoteError> {
         let layer = self
             .layers

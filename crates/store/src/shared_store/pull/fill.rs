@@ -101,6 +101,7 @@ impl CachedPart {
             .clone()
     }
 
+    /// Makes room in the cache. For a guest that waits, reserves room for later chunks as well.
     fn make_place(&self, bytes: u64, urgent: bool) -> Result<(), StoreError> {
         if !urgent {
             return self.cache.make_place(bytes).map(drop);
