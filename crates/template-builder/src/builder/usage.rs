@@ -46,6 +46,7 @@ struct OwnerTemplates {
 }
 
 impl TemplateUsage {
+    /// Counts the tags and images of each owner.
     fn read(templates: &Templates) -> Result<Self, BuilderError> {
         let mut usage = Self::default();
         for manifest in templates.list()? {
