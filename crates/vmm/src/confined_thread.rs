@@ -28,6 +28,7 @@ impl ConfinedThread {
         Self::start("disks".to_owned(), seccomp::confine_disks)
     }
 
+    /// Starts a thread that confines itself, and then waits for its work.
     fn start(name: String, confine: fn() -> Result<(), VmmError>) -> Result<Self, VmmError> {
         let (sender, inbox) = channel::<Work>();
         let main = move || {

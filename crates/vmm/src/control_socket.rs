@@ -51,6 +51,7 @@ pub fn place(jailed: bool) -> Result<(), DescriptorError> {
     Ok(())
 }
 
+/// Receives descriptors of namespaces, and gives them the numbers that the program expects.
 fn place_namespaces(control: &Channel) -> Result<(), DescriptorError> {
     let ((), namespaces) = control.recv()?;
     if namespaces.len() != NAMESPACES.len() {

@@ -242,6 +242,7 @@ fn confine(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<(), Vm
     compile(calls, requests)?.apply().map_err(failed)
 }
 
+/// Compiles the filter of system calls. `ioctl` is only allowed with these requests.
 fn compile(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<SyscallFilter, VmmError> {
     let numbers: Vec<_> = calls.iter().map(|call| call.number).collect();
     let mut allowed = AllowedCalls::or_kill(&numbers);

@@ -67,6 +67,7 @@ pub(super) fn write(
         .map_err(placed)
 }
 
+/// Returns the map of memory for the guest's kernel.
 fn e820(memory: &GuestMemory) -> Vec<boot_e820_entry> {
     let entry = |addr, size, r#type| boot_e820_entry { addr, size, r#type };
     // The area between the MP table and 1 MiB is not listed, so the kernel does not use it.

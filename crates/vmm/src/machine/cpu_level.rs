@@ -152,6 +152,7 @@ fn missing(supported: &CpuId, level: CpuLevel) -> Vec<&'static str> {
         .collect()
 }
 
+/// Clears the bits of features that do not belong to the level.
 fn mask_features(entry: &mut kvm_cpuid_entry2, level: CpuLevel) {
     let leaf = entry.function;
     let mut allowed = [0; 4];

@@ -209,6 +209,7 @@ fn check_config(shape: &MachineShape) -> Result<(), VmmError> {
     )))
 }
 
+/// Restores the state of the devices from a snapshot.
 fn restore_devices(machine: &Machine, state: &MachineState) -> Result<(), VmmError> {
     if machine.devices.len() != state.devices.len() {
         return Err(VmmError::Config(format!(

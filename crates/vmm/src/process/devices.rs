@@ -22,6 +22,7 @@ impl Vm {
         });
     }
 
+    /// Changes the device of type `T`, if the machine has one.
     pub(super) fn update_device<T: VirtioDevice>(
         &mut self,
         work: impl FnOnce(&mut T) -> Result<(), DeviceError>,

@@ -80,6 +80,7 @@ struct SnapshotOutputs {
 }
 
 impl Vm {
+    /// Takes a snapshot, and reports the result. After a failure, the guest continues.
     pub(super) fn on_snapshot(&mut self, config: &SnapshotConfig, fds: Vec<OwnedFd>) {
         let was_running = self.running;
         match self.snapshot(config, fds) {

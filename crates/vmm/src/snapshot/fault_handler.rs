@@ -195,6 +195,7 @@ impl FaultHandler {
         }
     }
 
+    /// Handles the answers of the fetcher that have arrived.
     fn receive(&mut self) -> Result<(), VmmError> {
         loop {
             let Some(fetcher) = &self.fetcher else {
@@ -340,6 +341,7 @@ impl FaultHandler {
         }
     }
 
+    /// Fails if the oldest request for memory has waited too long.
     fn check_time(&self) -> Result<(), VmmError> {
         // Only the oldest request matters: it times out first.
         let limit = self.source.timeout;

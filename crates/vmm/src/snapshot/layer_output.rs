@@ -108,6 +108,7 @@ fn write_copies(file: &File, buffer: &mut [u8], data: &[u8], mut offset: i64) ->
     Ok(())
 }
 
+/// Maps a buffer that begins on the boundary of a huge page.
 fn huge_buffer() -> Option<NonNull<u8>> {
     let length = NonZeroUsize::new(MAX_RUN_BYTES + HUGE_PAGE_BYTES)?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

@@ -98,6 +98,7 @@ fn section<T: SectionState>(value: &T) -> Result<StateSection, VmmError> {
     })
 }
 
+/// Decodes all sections of one kind.
 fn decode_all<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmError> {
     sections
         .iter()

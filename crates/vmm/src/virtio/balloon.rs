@@ -147,6 +147,7 @@ fn drop_pages(slice: &VolatileSlice<'_>, lazy: Option<&LazyMemory>) -> Result<()
     dropped.map_err(|e| DeviceError::Host(format!("madvise: {e}")))
 }
 
+/// Returns the pages that the guest has put into the balloon to the host.
 fn inflate(
     memory: &GuestMemory,
     buffers: &GuestBuffers<'_>,

@@ -124,6 +124,7 @@ impl VcpuState {
     }
 }
 
+/// Reads the model-specific registers in `list`.
 fn save_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<kvm_msr_entry>, VmmError> {
     let entry = |&index: &u32| kvm_msr_entry {
         index,

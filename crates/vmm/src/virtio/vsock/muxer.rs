@@ -135,6 +135,7 @@ impl Muxer {
         }
     }
 
+    /// Handles a request of the guest for a connection to a port of the host.
     fn accept(&mut self, ports: PortPair, request: &VsockHeader, listener: &mut dyn GuestConnect) {
         // Only the ports of the configuration are allowed, so a guest cannot reach other services.
         if self.connections.len() >= MAX_CONNECTIONS || !self.host_ports.contains(&ports.host) {
@@ -318,6 +319,7 @@ impl Muxer {
         }
     }
 
+    /// Watches the stream of a connection for the events that it needs now.
     fn update_watch_of(&mut self, token: u32) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;

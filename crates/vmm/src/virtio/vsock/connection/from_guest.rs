@@ -94,6 +94,7 @@ impl VsockConnection {
         ConnectionAction::Keep
     }
 
+    /// Handles a packet by which the guest closes one or both directions.
     fn receive_shutdown(&mut self, flags: u32) -> ConnectionAction {
         self.guest_shut |= flags & SHUT_BOTH;
         // The guest has closed both directions and expects an RST as confirmation.
