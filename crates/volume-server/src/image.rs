@@ -49,6 +49,7 @@ pub(crate) struct ImageEntry {
 }
 
 impl ImageEntry {
+    /// Encodes an entry.
     pub(crate) fn bytes(&self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
         let fields = [

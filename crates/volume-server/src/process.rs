@@ -56,6 +56,7 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Reads the settings, confines this process, and serves clients.
 fn run() -> Result<(), Box<dyn Error>> {
     let settings = std::env::args().nth(2).unwrap_or_default();
     let mut settings: ServerSettings = serde_json::from_str(&settings)?;

@@ -76,6 +76,7 @@ impl Table {
         self.is_marked = true;
     }
 
+    /// Adds a client, and returns its number.
     pub(super) fn add_client(
         &mut self,
         replies: Sender<LateReply>,
@@ -272,6 +273,7 @@ impl Table {
         }
     }
 
+    /// Returns a lock that conflicts with a request. `None` if the lock can be granted.
     pub(super) fn conflict(&self, client: u64, request: &LockRequest) -> Option<LockRequest> {
         let file = self.files.get(&(request.node, request.family))?;
         let ((of, owner), range, pid) = file.conflicts(client, request).next()?;

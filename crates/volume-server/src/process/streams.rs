@@ -136,6 +136,7 @@ impl Streams {
 }
 
 impl Served {
+    /// Starts the threads that serve a client: one for the daemon, several for a guest.
     fn start_threads(self: &Arc<Self>, is_daemon: bool) -> io::Result<()> {
         let spawn = |work: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name("session".to_owned());
@@ -182,6 +183,7 @@ impl Served {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
+    /// Answers requests until the stream ends or a new stream replaces it.
     fn answer_all(&self, request: &mut Vec<u8>, reply: &mut Vec<u8>) -> io::Result<()> {
         loop {
             let reading = self.reading.lock();

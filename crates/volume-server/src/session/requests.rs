@@ -183,6 +183,7 @@ impl Session {
         Ok(Answer::Reply)
     }
 
+    /// Handles `FUSE_WRITE`.
     fn write(&self, node: u64, mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
         fields.u64()?;
         let (offset, size) = (fields.u64()?, fields.u32()?);
@@ -210,6 +211,7 @@ impl Session {
         Ok(Answer::Reply)
     }
 
+    /// Handles `FUSE_FALLOCATE`.
     fn allocate(&self, node: u64, mut fields: Fields<'_>) -> Done {
         fields.u64()?;
         let (offset, length, mode) = (fields.u64()?, fields.u64()?, fields.u32()?);
@@ -226,6 +228,7 @@ impl Session {
         Ok(Answer::Reply)
     }
 
+    /// Handles `FUSE_STATFS`.
     fn statfs(&self, reply: &mut Vec<u8>) -> Done {
         let space = self.volume.space();
         let (total, used) = (space.quota.bytes / 4096, space.bytes / 4096);
