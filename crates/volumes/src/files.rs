@@ -163,6 +163,7 @@ impl VolumeFiles {
         self.entry(path.parts(), changed)
     }
 
+    /// Changes the mode and the owner of a node.
     fn set_node(&mut self, node: u64, new: NewAttributes) -> io::Result<Reply<Attributes>> {
         let mut valid = 0;
         for (flag, value) in [
@@ -213,6 +214,7 @@ impl VolumeFiles {
         Ok(found)
     }
 
+    /// Creates a directory.
     fn make(
         &mut self,
         parent: u64,

@@ -107,6 +107,7 @@ impl VolumeServers {
         call(&socket)
     }
 
+    /// Starts the server of a volume, as a process or a thread.
     fn start(&self, volume: &Volume, socket: &Path) -> io::Result<()> {
         let settings = ServerSettings {
             directory: self.volumes.join(&volume.id),

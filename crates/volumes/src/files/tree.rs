@@ -100,6 +100,7 @@ impl VolumeFiles {
         Ok(())
     }
 
+    /// Removes an entry of a directory. A missing entry is not an error.
     fn remove_entry(
         &mut self,
         path: &VolumePath,
