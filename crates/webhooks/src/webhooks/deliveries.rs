@@ -77,6 +77,7 @@ pub(crate) struct DueDelivery {
     pub created_ms: u64,
 }
 
+/// Reads a delivery from a row.
 fn delivery(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     let state = match row.get(4)? {
         PENDING => DeliveryState::Pending,

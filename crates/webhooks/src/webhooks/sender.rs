@@ -155,6 +155,7 @@ fn signature(secret: &[u8], body: &str) -> String {
     STANDARD_NO_PAD.encode(digest.finalize())
 }
 
+/// Returns the request of a delivery, with a signature of its body.
 fn request(
     due: &DueDelivery,
     url: &str,
