@@ -1,6 +1,9 @@
 //! Host side of the greeting, in which an agent receives the identity of its sandbox (see
 //! `jiffy_proto::agent`). The guest's messages are not trusted: their size is bounded, and they are
 //! parsed strictly.
+//!
+//! A *hook* is an executable in the guest that the agent runs before the state of the guest is
+//! stored, and after the guest continues.
 
 use crate::clock_correction::{ClockCorrection, HostTime};
 use jiffy_proto::agent::{ClockReading, ClockStep, Hello, Identity, MAX_GREETING, Ready};
