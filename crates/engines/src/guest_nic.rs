@@ -1,5 +1,7 @@
 //! [`GuestNic`]: the network interface of a guest, as the engines use it. It wraps the lease of a
 //! network slot, a network namespace prepared for one guest (crate `jiffy-network`).
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use jiffy_engine_api::{ConnectionLog, EngineError, GuestStream, NetworkRules};
 use jiffy_microvm_engine::NetSpec;

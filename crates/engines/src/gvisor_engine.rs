@@ -2,6 +2,8 @@
 //! directory. A helper program (`jiffy-gvisor`) runs one sentry process per sandbox.
 //!
 //! The *sentry* is gVisor's kernel in user space, one process per sandbox.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod guest;
 mod import;

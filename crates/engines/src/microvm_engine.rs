@@ -1,5 +1,7 @@
 //! [`MicroVmEngine`]: starts microVMs from the templates and snapshots of a data directory. The
 //! submodules implement the guest, the snapshot files, and restores.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod boot;
 mod guest;

@@ -2,7 +2,8 @@
 //! restore combines a VMM process, a network slot and a disk overlay.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. The *overlay* is the file that receives the disk writes of a
+//! guest.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};

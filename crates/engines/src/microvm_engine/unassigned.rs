@@ -1,7 +1,8 @@
 //! [`UnassignedMicroVmGuest`]: a microVM without an identity.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. A *rehearsal* uses a guest of the warm pool once before it is
+//! assigned, so that the pages of its first use are private to it.
 
 use super::guest::MicroVmGuest;
 use super::shared::Shared;
