@@ -1,4 +1,8 @@
 //! [`View`]: state of a node after its latest event. The executor publishes it for all other tasks.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
+//! daemon has a new one. The *term* counts the coordinators of a fleet: each has a higher term than
+//! its predecessor.
 
 use super::query::HostSummary;
 use jiffy_fleet_core::record::{MemberRow, ShardRecord};

@@ -8,6 +8,8 @@
 //! Changes within [`COMMIT_INTERVAL`] share a commit. A revocation is committed at once, together
 //! with all changes that wait. A writer whose term was taken over cannot replace the index: its
 //! callers receive an error.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 mod fold;
 

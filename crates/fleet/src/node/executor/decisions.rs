@@ -1,6 +1,8 @@
 //! Recent decisions about placements (selections of hosts for new sandboxes), in the memory of the
 //! coordinator. `jiffy fleet why` shows them. If the selected host rejects a sandbox, the create is
 //! repeated with another host: the next decision names the *former* one.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use crate::node::query::Decision;
 use jiffy_fleet_core::{MemberId, Millis, SandboxHash, Term};

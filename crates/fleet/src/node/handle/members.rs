@@ -4,6 +4,10 @@
 //! A member reads the record of its shard only if its heartbeats are not acknowledged. It therefore
 //! requests the rows of the members from the coordinator, which answers with rows only if they have
 //! changed.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
+//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
+//! daemon has a new one.
 
 use super::{Inner, Node};
 use crate::node::query::{Answer, Query};

@@ -5,6 +5,8 @@
 //! sandbox and the idempotency key of a create have rows as well, so that both are unique in the
 //! fleet. When the coordinator selects a host, it reserves these rows for 30 s. Within this time
 //! the host reports them.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_fleet_core::{
