@@ -1,6 +1,10 @@
 //! Interface of the state machine [`crate::Member`]: the events that its caller reports, and the
 //! effects that the caller must execute. The documentation of the crate explains the terms (term,
 //! epoch, verdict, head, row).
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
+//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
+//! daemon has a new one.
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};

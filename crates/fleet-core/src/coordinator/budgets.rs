@@ -7,6 +7,8 @@
 //! The sum of shares must not exceed the limit, even if messages are lost. Until a member reports
 //! that it has applied the latest grant, the coordinator counts the larger of grant and reported
 //! share.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use crate::ids::{MemberId, Term};
 use crate::message::{

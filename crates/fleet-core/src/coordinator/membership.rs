@@ -10,6 +10,9 @@
 //!   members are counted to detect mass silence, during which the coordinator decides no verdicts.
 //! - A *verdict* is the decision that the epoch of a member is dead. It takes effect when the draft
 //!   is committed. Until then, the member is *condemned*.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
+//! daemon has a new one.
 
 use super::membership_error::MembershipError;
 use super::{Coordinator, HostLoad, Peer, list_number, report_of};

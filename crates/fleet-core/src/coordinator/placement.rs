@@ -1,5 +1,9 @@
 //! Placement of new sandboxes by the coordinator: selects a host, reserves its resources, and
 //! grants the host the shares of budgets that the sandbox needs.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
+//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
+//! daemon has a new one.
 
 use super::Coordinator;
 use super::budgets::BudgetExhausted;

@@ -3,6 +3,8 @@
 //! While the host was down or cut off, other members may have resumed or killed its sandboxes.
 //! Their heads record this. A sandbox without a head was never stored, so no other member can run
 //! it.
+//!
+//! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds.
 
 use crate::ids::{Digest, MemberId, Revision};
 use crate::record::{Head, HeadState};

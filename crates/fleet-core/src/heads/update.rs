@@ -4,6 +4,8 @@
 //! - adoption: a member that was registered again (in a new epoch) becomes the owner of its sandbox
 //!   again
 //! - release: a member gives up a sandbox that it has claimed, but whose guest does not exist
+//!
+//! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

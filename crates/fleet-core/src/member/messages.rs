@@ -1,6 +1,8 @@
 //! Messages that a member receives: requests of members to the coordinator, and the coordinator's
 //! answers. Each message contains the term (number) of the coordinator that its sender knows. A
 //! message of an unknown coordinator is ignored.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::Member;
 use crate::coordinator::message_of;

@@ -6,6 +6,8 @@
 //! `Timing::unchanged`, the member writes a record with the next term, and itself as the
 //! coordinator. The write is conditional on the observed version, so that at most one candidate
 //! succeeds.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::{Member, Observed};
 use crate::coordinator::Coordinator;

@@ -1,6 +1,10 @@
 //! [`ShardRecord`]: the record with the coordinator and the members of a shard (a part of the
 //! fleet's sandboxes). Only the coordinator replaces the record, or a member that takes over its
 //! role. Members read it if their heartbeats are not acknowledged.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
+//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
+//! daemon has a new one.
 
 use super::label::{HostLabel, MAX_LABELS};
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
