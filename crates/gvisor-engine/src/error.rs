@@ -1,7 +1,8 @@
 //! [`GvisorError`]: errors of the gVisor engine and of its helper program.
 //!
 //! The *helper* is the process `jiffy-gvisor` that starts and drives the sandboxes of a daemon. The
-//! *sentry* is gVisor's kernel in user space, one process per sandbox.
+//! *sentry* is gVisor's kernel in user space, one process per sandbox. The *greeting* is the first
+//! message of the agent, which then receives the identity of its sandbox.
 
 use jiffy_agent_client::GreetingError;
 use jiffy_installation::{Component, Package};

@@ -4,6 +4,8 @@
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. The *helper* is the process `jiffy-gvisor` that starts and
 //! drives the sandboxes of a daemon.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod adopt;
 mod body;

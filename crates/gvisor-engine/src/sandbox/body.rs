@@ -3,7 +3,8 @@
 //! sent to the helper program `jiffy-gvisor`, which has created it.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. The *greeting* is the first message of the agent, which then
+//! receives the identity of its sandbox.
 
 use super::spec::BootSpec;
 use crate::error::GvisorError;

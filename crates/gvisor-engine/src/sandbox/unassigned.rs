@@ -2,7 +2,8 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. The *sentry* is gVisor's kernel in user space, one process per
-//! sandbox.
+//! sandbox. The *greeting* is the first message of the agent, which then receives the identity of
+//! its sandbox.
 
 use super::body::{BOOT_TIMEOUT, SandboxBody};
 use super::spec::{BootSpec, RestoreSpec};
