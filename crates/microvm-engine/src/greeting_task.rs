@@ -2,7 +2,8 @@
 //! a boot, restore or rollback: the agent sends a message and receives the guest's identity.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. A *hook* is an executable in the guest that the agent runs
+//! before the state of the guest is stored, and after the guest continues.
 
 use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError, ReadyAgent};

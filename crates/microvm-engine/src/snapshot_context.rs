@@ -3,7 +3,10 @@
 //! uses it.
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
-//! snapshot stores: the content that differs from its ancestors.
+//! snapshot stores: the content that differs from its ancestors. The *overlay* is the file that
+//! receives the disk writes of a guest. The *greeting* is the first message of the agent, which
+//! then receives the identity of its sandbox. A daemon *adopts* the guests that continued to run
+//! while no daemon ran.
 
 mod publish;
 

@@ -1,7 +1,10 @@
 //! Running microVM: its handle ([`MicroVm`]), and the operations on it.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. The *greeting* is the first message of the agent, which then
+//! receives the identity of its sandbox. A *hook* is an executable in the guest that the agent runs
+//! before the state of the guest is stored, and after the guest continues. A *detached* VMM
+//! continues to run when its daemon exits.
 
 pub(crate) mod adopt;
 mod boot;

@@ -1,5 +1,8 @@
 //! Driver of a VMM: the task that reads all messages of one `jiffy-vmm` process and passes them to
 //! the operations that wait, until the process exits.
+//!
+//! The *greeting* is the first message of the agent, which then receives the identity of its
+//! sandbox. A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::boot_steps::{BootStep, NextSteps};
 use crate::control_socket::ControlSocket;

@@ -1,5 +1,8 @@
 //! Publication of a snapshot after the VMM has written its files: writes the manifest and renames
 //! the directory. Later snapshots of the microVM have the published one as their parent.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran. A *hold* on a snapshot
+//! prevents its removal.
 
 use super::{SaveError, SnapshotContext, UnpublishedSnapshot};
 use jiffy_engine_api::now_ms;

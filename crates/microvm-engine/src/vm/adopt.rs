@@ -2,6 +2,9 @@
 //!
 //! A VMM is identified by its [`ProcessInstance`] (process id and start time). Its messages and
 //! descriptors are checked, because its guest may have compromised it since.
+//!
+//! The *greeting* is the first message of the agent, which then receives the identity of its
+//! sandbox. A *detached* VMM continues to run when its daemon exits.
 
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
 use crate::control_socket::ControlSocket;

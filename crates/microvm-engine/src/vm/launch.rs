@@ -2,6 +2,8 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use super::{ConnectGate, MicroVm, VmmRequests};
 use crate::boot_error::BootError;

@@ -1,7 +1,8 @@
 //! Rollback of a running microVM to a snapshot, in the same VMM process.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. The *greeting* is the first message of the agent, which then
+//! receives the identity of its sandbox.
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
