@@ -1,5 +1,7 @@
 //! [`SlotLease`]: a slot in use by a guest. An engine opens the slot's device with it, changes its
 //! rules, and removes it.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};
