@@ -7,6 +7,9 @@
 //! breaks, for example because the VM was restored on another host, the agent greets again. All
 //! other communication uses the envd protocol on [`ENVD_PORT`]. A sandbox without vsock uses
 //! [`LINK_SOCKET`] instead.
+//!
+//! A *hook* is an executable in the guest that the agent runs before the state of the guest is
+//! stored, and after the guest continues.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
