@@ -11,6 +11,8 @@
 //!
 //! The *journal* is the database of the daemon with the records of sandboxes and snapshots. The
 //! *warm pool* has guests that were started in advance and wait for a create.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod adopt;
 mod build_steps;
