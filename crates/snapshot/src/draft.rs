@@ -3,7 +3,7 @@
 //! later process publishes or discards the draft.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. The *overlay* is the file that receives the disk writes of a guest.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;

@@ -2,7 +2,8 @@
 //! subdirectories for snapshots that are being written or removed. It is local to a host, unlike
 //! the crate `jiffy-store`.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *overlay* is the
+//! file that receives the disk writes of a guest.
 
 pub(crate) mod fold;
 pub(crate) mod import;
