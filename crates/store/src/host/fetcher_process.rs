@@ -1,5 +1,8 @@
 //! [`FetcherProcess`]: the daemon's side of the fetcher: starts the process, and restarts it after
 //! an exit.
+//!
+//! The *fetcher* is the process of this host that downloads missing memory of guests from the
+//! store.
 
 use crate::host::fetch_grants::GrantDirectory;
 use crate::host::fetcher::FetcherLock;

@@ -1,4 +1,7 @@
 //! Confinement of the fetcher, entered before it reads data from the store.
+//!
+//! The *fetcher* is the process of this host that downloads missing memory of guests from the
+//! store.
 
 use super::seccomp;
 use crate::host::RemoteSettings;

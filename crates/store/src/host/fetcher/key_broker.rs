@@ -1,5 +1,8 @@
 //! Key broker of the fetcher. The key file may name a command (for example of a KMS), which the
 //! confined fetcher cannot start. The broker is a separate process that runs this command.
+//!
+//! The *fetcher* is the process of this host that downloads missing memory of guests from the
+//! store.
 
 use crate::host::RemoteError;
 use crate::{KeyBroker, Keyring};
