@@ -1,4 +1,7 @@
 //! Main function: receives the configuration, builds the machine, serves it until the VM ends.
+//!
+//! The *greeting* is the first message of the agent, which then receives the identity of its
+//! sandbox.
 
 mod batch;
 mod captured;

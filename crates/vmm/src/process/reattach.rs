@@ -1,5 +1,7 @@
 //! Detaches the VM from its controller (the daemon), which exits, and attaches it to the next one.
 //! The guest runs meanwhile.
+//!
+//! A *detached* VMM continues to run when its daemon exits.
 
 use super::snapshot::BackgroundCopy;
 use super::{SLOT_CONTROL, SLOT_LISTENER, Vm, watch};

@@ -1,7 +1,8 @@
 //! Rollback in the event loop: read the snapshot, stop the guest, revert the machine, resume.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. The *greeting* is the first message of the agent, which then receives the
+//! identity of its sandbox.
 
 use super::disk_thread::DisksPaused;
 use super::{Vm, micros};

@@ -1,5 +1,7 @@
 //! Storage of a disk: a read-only image, or an image with frozen layers (of snapshots) above it and
 //! a copy-on-write overlay on top.
+//!
+//! The *overlay* is the file that receives the disk writes of a guest.
 
 use super::overlay::BlockOverlay;
 use crate::machine::adjacent;

@@ -2,7 +2,7 @@
 //! snapshot.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. The *overlay* is the file that receives the disk writes of a guest.
 
 use super::disk::{BLOCK_BYTES, invalid};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MAX_UNITS, UnitSet};
