@@ -1,3 +1,5 @@
+//! Tests of the threads for calls that may block forever, such as calls on a stuck file system.
+
 use super::*;
 use std::path::Path;
 use std::sync::mpsc;

@@ -1,3 +1,6 @@
+//! Tests of certificate authorities and proxies in the root file systems of several
+//! distributions.
+
 use super::java_keystore::Keystore;
 use super::*;
 use jiffy_proto::agent::{Authority, ProxySettings};
@@ -13,6 +16,7 @@ fn public() -> String {
     COMPANY.replacen("MIIB8j", "MIIB8k", 1)
 }
 
+/// Returns settings with the authority of a company.
 fn company() -> SiteSettings {
     SiteSettings {
         authorities: vec![Authority {
@@ -23,6 +27,7 @@ fn company() -> SiteSettings {
     }
 }
 
+/// Returns settings with a proxy that needs a password.
 fn proxied() -> SiteSettings {
     SiteSettings {
         authorities: Vec::new(),

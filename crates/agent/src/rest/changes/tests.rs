@@ -1,5 +1,10 @@
+//! Tests of the list of changed files: directories stand for the layers of an overlay file
+//! system.
+
 use super::*;
 
+/// Compares a directory with the layers below it. Returns a letter and path per change, and whether
+/// the limit was reached.
 fn changes(upper: &Path, lowers: &[&Path], limit: usize) -> (Vec<String>, bool) {
     let mut found = FileChanges::default();
     let lowers = lowers.iter().map(|l| l.to_path_buf()).collect();
