@@ -1,3 +1,5 @@
+//! Tests of API keys in the database of a host.
+
 use super::database::{BUSY_TIMEOUT, SCHEMA};
 use super::*;
 use fleet::Fleet;

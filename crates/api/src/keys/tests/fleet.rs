@@ -74,6 +74,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
+    /// Starts the tables of all members.
     pub fn start() -> Self {
         let runtime = Runtime::new().unwrap();
         let home = tempfile::tempdir().unwrap();
