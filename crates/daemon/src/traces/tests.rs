@@ -1,3 +1,5 @@
+//! Tests of the export of traces, with a collector in this process.
+
 use super::{TraceExport, api_span};
 use axum::Router;
 use axum::body::Bytes;
@@ -38,6 +40,7 @@ fn text(value: Option<Value>) -> String {
     }
 }
 
+/// Returns the sorted attributes of a span as texts.
 fn attributes(span: &Span) -> Vec<(String, String)> {
     let fields = span.attributes.iter().cloned();
     let mut fields: Vec<_> = fields
