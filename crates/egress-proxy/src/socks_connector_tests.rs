@@ -1,3 +1,6 @@
+//! Tests of connections through a SOCKS5 proxy that requires TLS, is silent, or lacks its
+//! credentials.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use rustls::ServerConfig;

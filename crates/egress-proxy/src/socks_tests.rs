@@ -1,3 +1,5 @@
+//! Tests of the SOCKS5 messages: exact bytes of requests, and hostile answers.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use tokio::io::{DuplexStream, duplex};
