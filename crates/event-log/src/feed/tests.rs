@@ -1,3 +1,5 @@
+//! Tests of the event log: order, pages, limits, and events after a restart.
+
 use super::*;
 use crate::log::MAX_ENTRY_BYTES;
 use std::time::Duration;
