@@ -1,3 +1,6 @@
+//! Tests of the records with the tables of a fleet: encoding, foreign and damaged records, rows
+//! of newer versions.
+
 use super::super::RecordError;
 use super::*;
 use crate::ids::{FleetId, MemberId, Term};
@@ -6,6 +9,7 @@ fn fleet() -> FleetId {
     FleetId::try_from("7kq2".to_owned()).unwrap()
 }
 
+/// Returns the row of an API key.
 fn key(id: &str, revision: u64) -> Row {
     Row {
         revision,
