@@ -1,3 +1,5 @@
+//! Tests of the decision which sandbox or service a request addresses.
+
 use super::*;
 use hyper::Request;
 
@@ -16,6 +18,7 @@ fn routed(uri: &str, headers: &[(&str, &str)]) -> Route {
     route(&request.body(()).unwrap().into_parts().0, &config())
 }
 
+/// Returns the expected route to a port of a sandbox.
 fn sandbox(id: &str, port: u16, path: &str, addressing: Addressing) -> Route {
     Route::Sandbox(SandboxTarget {
         id: id.to_owned(),
