@@ -23,6 +23,7 @@ impl FakeRecipe {
         Self::with_package(name, "git")
     }
 
+    /// Creates a recipe with one package.
     pub(crate) fn with_package(name: &str, package: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let defaults = "[defaults]\nuser = \"user\"\nworkdir = \"/\"\ndisk_mib = 64\n";
@@ -40,6 +41,8 @@ impl FakeRecipe {
         self.build_with(home, &mut |_| Ok(()))
     }
 
+    /// Builds the recipe with a fake root file system. `interrupt` runs when the file system
+    /// exists.
     fn build_with(
         &self,
         home: &Home,
@@ -69,6 +72,7 @@ impl FakeRecipe {
     }
 }
 
+/// Returns the sorted names in a directory.
 fn names(path: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(path)
         .unwrap()

@@ -27,6 +27,7 @@ fn scratch() -> TemplateManifest {
     }
 }
 
+/// Returns the specification of a template that is derived from `base`.
 fn template_spec<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTemplate<'a> {
     DerivedTemplate {
         name,

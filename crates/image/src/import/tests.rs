@@ -22,6 +22,7 @@ struct Image {
 }
 
 impl Image {
+    /// Creates an image with these layers and a common configuration.
     fn new(layers: Vec<Vec<u8>>) -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
@@ -97,6 +98,7 @@ fn two_layers() -> Vec<Vec<u8>> {
     vec![lower.end(), upper.end()]
 }
 
+/// Returns the request to import an image as template `name`.
 fn import_of(name: &str, source: ImportSource) -> Import {
     Import {
         name: name.to_owned(),

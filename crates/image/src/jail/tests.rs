@@ -38,6 +38,7 @@ attempt("signal its parent", sub { kill(0, getppid()) });
 print "$> @names\n", map { "$_\n" } @done;
 "#;
 
+/// Returns a Perl process that runs the script of forbidden operations in confinement.
 fn perl(stage: &Path, tree: &Path, image: &Path) -> Tool {
     fs::write(tree.join("attempts"), ATTEMPTS).unwrap();
     let view = FsView::new(stage).unwrap();

@@ -31,6 +31,7 @@ pub(super) fn pax(pairs: &[(&str, &str)]) -> Vec<u8> {
 pub(crate) struct Tar(Vec<u8>);
 
 impl Tar {
+    /// Returns the header of an entry, whose name may be invalid.
     fn header(name: &str, kind: EntryType, size: u64) -> Header {
         let mut header = Header::new_gnu();
         // The `tar` crate rejects invalid names, so the field is written directly.
@@ -125,6 +126,7 @@ impl TestDirs {
         self.unpack_within(archive, UnpackLimits::default())
     }
 
+    /// Unpacks an archive with limits.
     fn unpack_within(
         &self,
         archive: &[u8],

@@ -22,6 +22,7 @@ fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, Im
     imported_with(home, file, name, FileTrust::default())
 }
 
+/// Imports an exported template with this name and trust.
 fn imported_with(
     home: &Home,
     file: &[u8],
@@ -50,6 +51,7 @@ fn unpacked(file: &[u8]) -> Entries {
     entries.collect()
 }
 
+/// Returns a tar archive with these files.
 fn packed(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut archive = Builder::new(Vec::new());
     for (name, content) in entries {

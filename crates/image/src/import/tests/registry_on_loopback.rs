@@ -100,6 +100,7 @@ impl Loopback {
         Some(registry)
     }
 
+    /// Waits until the registry accepts connections.
     fn await_ready(&mut self) {
         let began = Instant::now();
         while TcpStream::connect(&self.host).is_err() {
