@@ -52,6 +52,7 @@ fn model(rows: Vec<Row>) -> Model {
     model
 }
 
+/// Returns rows of many sandboxes, alternately running and paused.
 fn many(count: usize) -> Vec<Row> {
     let state = |n: usize| ["running", "paused"][n % 2];
     let one = |n| {
