@@ -1,3 +1,5 @@
+//! Tests of a guest's DNS server with name servers on loopback.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::policy::HostReachability;
@@ -36,6 +38,7 @@ fn question_of(wanted: RecordType) -> Vec<u8> {
     question.to_vec().unwrap()
 }
 
+/// Sends a question, and returns the answer.
 async fn ask(at: SocketAddr, question: &[u8]) -> Message {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.send_to(question, at).await.unwrap();

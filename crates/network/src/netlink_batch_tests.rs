@@ -1,3 +1,6 @@
+//! Tests of the parser of the kernel's answers, with answers that are correct, truncated or
+//! wrong.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use netlink_packet_core::NLM_F_CREATE;

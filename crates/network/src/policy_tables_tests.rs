@@ -1,3 +1,6 @@
+//! Tests that a replayed table equals the table that `nft` creates, in network namespaces of
+//! the tests.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::test_slot::{in_slot, list, policy};

@@ -1,6 +1,9 @@
+//! Tests of egress policies: verdicts on addresses and names, and the resulting `nft` scripts.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 
+/// Returns rules with these lists of allowed and denied destinations.
 fn rules(allow: &[&str], deny: &[&str], internet: bool) -> NetworkRules {
     let own = |list: &[&str]| list.iter().map(|&s| s.to_owned()).collect();
     NetworkRules {

@@ -1,3 +1,5 @@
+//! Tests of the proxy for connections by name.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::connections::ConnectionSockets;

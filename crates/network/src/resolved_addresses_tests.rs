@@ -1,3 +1,5 @@
+//! Tests of the addresses that a guest may connect to after it has resolved a name.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use hickory_proto::op::{MessageType, OpCode, Query};

@@ -1,3 +1,5 @@
+//! Tests of recorded rules: constructed messages of the kernel, without a network namespace.
+
 #![allow(clippy::unwrap_used)]
 use super::objects::{INET, ObjectKind, RulesetObject, SetReference, table_name};
 use super::*;

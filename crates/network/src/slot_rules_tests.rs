@@ -1,3 +1,6 @@
+//! Tests that replayed rules of a slot equal the rules that `nft` creates, in network
+//! namespaces.
+
 #![allow(clippy::unwrap_used, clippy::panic)]
 use super::*;
 use crate::device;
@@ -8,6 +11,7 @@ fn default_rules(ipv6: bool) -> SlotRules {
     SlotRules::new(&policy(&NetworkRules::default(), ipv6), 4096, true)
 }
 
+/// Returns whether a replay was compared with the recording.
 fn is_verified(rules: &SlotRules) -> bool {
     matches!(
         &*rules.recording.lock(),

@@ -1,3 +1,5 @@
+//! Tests that a slot created over netlink equals a slot created by `ip`, in network namespaces.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::program;

@@ -1,3 +1,5 @@
+//! Test with a real connection tracking table, in a network namespace of the test. Needs root.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::program;
@@ -51,6 +53,8 @@ fn connect() {
     }
 }
 
+/// Opens connections, deletes the connections from these addresses, and returns the sources of the
+/// others.
 fn sources_after(deleted: &[&str]) -> Option<Vec<String>> {
     in_slot(|| {
         connect();

@@ -31,6 +31,7 @@ const REFUSED: &str = "\
     08000c0000000001230009004500001f003440004011ce86a9fe0015c00002019c400052000b6c3161626300140000000300\
     0000000000000000000000000001";
 
+/// Decodes hexadecimal digits.
 fn bytes(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     let pairs = digits

@@ -1,6 +1,9 @@
+//! Tests of the record of a guest's connections, without a slot.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 
+/// Returns a record without a slot.
 fn record() -> Arc<ConnectionRecorder> {
     let record = ConnectionRecorder::new(
         "nobody".to_owned(),

@@ -1,3 +1,5 @@
+//! Tests of rules that name an egress proxy.
+
 #![allow(clippy::unwrap_used)]
 use super::*;
 
