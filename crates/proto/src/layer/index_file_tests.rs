@@ -1,3 +1,5 @@
+//! Tests of the file with the index of a layer.
+
 use super::super::DISK_BLOCK;
 use super::*;
 use std::os::unix::fs::MetadataExt;
