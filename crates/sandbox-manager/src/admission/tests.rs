@@ -1,3 +1,6 @@
+//! Tests of admission: which shortage of the host rejects a sandbox, with figures instead of a
+//! host.
+
 use super::*;
 
 /// Host whose figures never change.
@@ -10,6 +13,7 @@ impl HostReader for FakeFigures {
     }
 }
 
+/// Returns the figures of a host with enough of every resource.
 fn ample() -> HostFigures {
     HostFigures {
         memory_total_mib: Some(16_384),
@@ -33,6 +37,7 @@ fn size(memory_mib: u32) -> SandboxSize {
     }
 }
 
+/// Requests the admission of one sandbox, and returns the shortage that rejects it.
 fn refusal(limits: HostLimits, figures: HostFigures) -> Shortage {
     let admission = admission(limits, figures);
     let refusal = admission.admit(Occupant::Sandbox, size(512)).unwrap_err();

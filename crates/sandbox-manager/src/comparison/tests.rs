@@ -1,7 +1,10 @@
+//! Tests of comparisons of two sandboxes, from lists of changes against their template.
+
 use super::listing::ListingError;
 use super::*;
 use jiffy_agent_client::comparison::{DetailedChange, DetailedChanges};
 
+/// Returns the state of a regular file.
 fn file(size: u64) -> FileState {
     FileState {
         kind: 'f',
@@ -20,6 +23,7 @@ fn directory() -> FileState {
     }
 }
 
+/// Returns a change that an agent reports.
 fn change(
     kind: char,
     path: &str,

@@ -1,9 +1,12 @@
+//! Tests of the journal: commits, crashes, migrations and damaged records.
+
 use super::*;
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::SandboxSize;
 use std::collections::BTreeMap;
 
+/// Returns the record of a sandbox.
 fn sandbox(id: &str) -> Sandbox {
     Sandbox {
         id: id.into(),
@@ -31,6 +34,7 @@ fn sandbox(id: &str) -> Sandbox {
     }
 }
 
+/// Returns the record of a snapshot.
 fn snapshot(id: &str) -> Snapshot {
     Snapshot {
         id: id.into(),

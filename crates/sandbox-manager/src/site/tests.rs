@@ -1,3 +1,5 @@
+//! Tests of the settings of a site: certificate authorities and proxies.
+
 use super::*;
 use jiffy_api_types::MAX_AUTHORITIES_BYTES;
 use std::io::Write as _;

@@ -68,6 +68,7 @@ impl Host {
         self.ledger = open(&self.directory, &self.clock);
     }
 
+    /// Returns days and amounts of an owner.
     fn rows(&self, owner: Option<&str>) -> Vec<(u32, UsageAmounts)> {
         let query = UsageQuery {
             owner: owner.map(str::to_owned),
