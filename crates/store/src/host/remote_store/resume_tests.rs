@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 
 const CHUNK: usize = crate::CHUNK_BYTES as usize;
 
+/// Opens the store with the data directory `home`, as another host does.
 fn open(dir: &Path, home: &str) -> Arc<RemoteStore> {
     let keys = dir.join("one/store/keys.toml");
     let remote = RemoteStore::open(&RemoteSettings {
@@ -74,6 +75,7 @@ fn parts(dir: &Path, id: &str, changed: std::ops::Range<u64>) -> SnapshotParts {
     }
 }
 
+/// Pushes a snapshot with its ancestors `below`.
 async fn push(
     remote: &RemoteStore,
     tenant: &str,

@@ -28,6 +28,7 @@ fn byte(chunk: u64) -> u8 {
     if chunk == 7 { 0 } else { (chunk + 1) as u8 }
 }
 
+/// Opens the store in a directory.
 fn open(dir: &Path) -> Arc<RemoteStore> {
     let settings = RemoteSettings {
         url: format!("file://{}/bucket", dir.display()).parse().unwrap(),
@@ -44,6 +45,7 @@ fn open(dir: &Path) -> Arc<RemoteStore> {
 }
 
 impl TestHost {
+    /// Pushes a layer to a new store, whose cache on this host is empty.
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let remote = open(dir.path());
@@ -109,6 +111,7 @@ impl TestHost {
         socket
     }
 
+    /// Returns the last byte of a chunk in the cache.
     fn cached(&self, chunk: u64) -> u8 {
         let bytes = CHUNKS * u64::from(CHUNK_BYTES);
         let layer = self.remote.cache.layer_of(&self.origin.layer, bytes);
@@ -118,6 +121,7 @@ impl TestHost {
         read[0]
     }
 
+    /// Waits until the service has removed the grants of ended VMMs.
     async fn wait_for_no_grant(&self) {
         let wait = async {
             while !self.grants.ids().unwrap().is_empty() {
@@ -132,6 +136,7 @@ impl TestHost {
 struct TestVmm(OwnedFd);
 
 impl TestVmm {
+    /// Accepts the connection of the fetcher, as a VMM does.
     async fn accept(socket: &GrantSocket) -> Self {
         let listener = registered(socket.listener.try_clone().unwrap()).unwrap();
         let ready = tokio::time::timeout(TIMEOUT, listener.readable());
