@@ -2,6 +2,7 @@
 use super::schema::SCHEMA_V1;
 use super::*;
 
+/// Opens a database with one template.
 fn records() -> (tempfile::TempDir, BuildRecords) {
     let dir = tempfile::tempdir().unwrap();
     let records = BuildRecords::open(dir.path()).unwrap();
@@ -16,6 +17,7 @@ fn records() -> (tempfile::TempDir, BuildRecords) {
     (dir, records)
 }
 
+/// Returns the record of a waiting build.
 fn a_build(id: &str, created_ms: u64) -> BuildRecord {
     BuildRecord {
         id: id.into(),

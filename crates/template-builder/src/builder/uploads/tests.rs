@@ -7,6 +7,7 @@ fn name() -> String {
     "ab".repeat(32)
 }
 
+/// Uploads a file with a ticket.
 async fn upload(uploads: &UploadStore, owner: Option<&str>, bytes: &[u8]) {
     let token = uploads
         .create_ticket(owner, &name(), UploadNaming::OfClient)
