@@ -15,6 +15,7 @@ fn fill(memory: &GuestMemory, chunk: u64, byte: u8) {
     memory.write_slice(&[byte; CHUNK_BYTES], at).unwrap();
 }
 
+/// Returns a writer of the candidate chunks, of which `pages` were written.
 fn writer<'a>(
     linear: &'a LinearMemory,
     layers: &'a MemoryLayers,
@@ -41,6 +42,7 @@ fn save(memory: &GuestMemory, layers: &MemoryLayers) -> MemoryLayer {
     save_pages(memory, layers, &all_pages(&linear))
 }
 
+/// Writes a layer of these pages, and opens it.
 fn save_pages(memory: &GuestMemory, layers: &MemoryLayers, pages: &UnitSet) -> MemoryLayer {
     let linear = LinearMemory::new(memory).unwrap();
     let (file, index) = (TempFile::new().unwrap(), TempFile::new().unwrap());

@@ -6,6 +6,7 @@ use vm_memory::Bytes;
 
 const REGION_BYTES: usize = 1 << 20;
 
+/// Returns an active balloon with its rings.
 fn start() -> (Balloon, Vec<Ring>, DeviceHarness) {
     let harness = DeviceHarness::new(memory_with(&[(0, REGION_BYTES), (0x10_0000, REGION_BYTES)]));
     let rings: Vec<_> = (0..3)
@@ -19,6 +20,7 @@ fn start() -> (Balloon, Vec<Ring>, DeviceHarness) {
     (balloon, rings, harness)
 }
 
+/// Writes to all bytes of these pages.
 fn fill(harness: &DeviceHarness, pages: Range<u64>) {
     for page in pages {
         harness

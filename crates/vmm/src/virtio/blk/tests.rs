@@ -52,6 +52,7 @@ impl BlockDriver {
         (Self::new(DiskBackend::Overlay { base, overlay }), seen)
     }
 
+    /// Returns a driver of the device, which it activates.
     fn with(mut block: Block) -> Self {
         let harness = DeviceHarness::new(memory(8 << 20));
         let ring = Ring::new(&harness.memory, 0x1000, 256);
@@ -66,6 +67,7 @@ impl BlockDriver {
         }
     }
 
+    /// Writes the header of a request to guest memory.
     fn header(&self, kind: u32, sector: u64) {
         let memory = &self.harness.memory;
         memory
@@ -103,6 +105,7 @@ impl BlockDriver {
         )
     }
 
+    /// Writes sectors, and returns the status byte.
     fn write(&mut self, sector: u64, data: &[u8]) -> u8 {
         self.harness
             .memory
@@ -118,6 +121,7 @@ impl BlockDriver {
         self.request(REQUEST_OUT, sector, &data).0
     }
 
+    /// Reads bytes from a sector on.
     fn read(&mut self, sector: u64, bytes: usize) -> Vec<u8> {
         let len = u32::try_from(bytes).unwrap();
         let cut = len / 5;

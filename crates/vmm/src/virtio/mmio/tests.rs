@@ -46,6 +46,7 @@ impl VirtioDevice for TestDevice {
     }
 }
 
+/// Returns the transport of a device.
 fn transport(device: TestDevice) -> MmioDevice {
     let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
     let irq = Arc::new(IrqLine::new(EventFd::new(EFD_NONBLOCK).unwrap()));

@@ -28,6 +28,7 @@ fn file(socket: UnixDatagram) -> File {
 }
 
 impl NetDriver {
+    /// Returns a driver of a device whose frames are datagrams of a socket.
     fn new(features: u64) -> Self {
         let (card, wire) = UnixDatagram::pair().unwrap();
         wire.set_nonblocking(true).unwrap();
@@ -81,6 +82,7 @@ impl NetDriver {
             .add(&[writable(RX_BUFFERS_ADDRESS + (index << 16), len)]);
     }
 
+    /// Reads bytes of guest memory.
     fn bytes(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.harness
@@ -90,6 +92,7 @@ impl NetDriver {
         data
     }
 
+    /// Sends a frame through the device.
     fn send(&mut self, header: [u8; HEADER_BYTES], payload: &[u8]) -> Result<(), DeviceError> {
         let memory = &self.harness.memory;
         memory
@@ -107,6 +110,7 @@ impl NetDriver {
         self.net.queue_event(TX_QUEUE)
     }
 
+    /// Checks that the device rejects a chain of these buffers in the queue `index`.
     fn assert_rejected(features: u64, index: usize, buffers: &[Buffer]) {
         let mut driver = Self::new(features);
         driver.receive_from_wire(60);

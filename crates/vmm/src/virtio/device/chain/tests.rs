@@ -14,6 +14,7 @@ fn ring(memory: &GuestMemory) -> (Ring, Queue) {
     (ring, queue)
 }
 
+/// Returns the error for a ring that `build` has made malformed.
 fn rejection(build: impl FnOnce(&mut Ring)) -> String {
     let memory = memory(0x10000);
     let (mut ring, mut queue) = ring(&memory);

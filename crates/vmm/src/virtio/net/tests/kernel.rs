@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 /// `_IOW('T', 202, int)` of Linux `if_tun.h`.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 
+/// Returns a request for an interface of this name.
 fn request(name: &str, flags: libc::c_int) -> libc::ifreq {
     // SAFETY: an all-zero `ifreq` is valid because it contains only integers and a union of
     // integers.
@@ -17,6 +18,7 @@ fn request(name: &str, flags: libc::c_int) -> libc::ifreq {
     request
 }
 
+/// Opens a tap.
 fn tap(flags: libc::c_int) -> std::io::Result<File> {
     let file = File::options()
         .read(true)
@@ -74,6 +76,7 @@ fn ethernet(payload: u8) -> Vec<u8> {
     frame
 }
 
+/// Exchanges frames between the device and a raw socket at the tap.
 fn exchange_frames() {
     let tap_flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     let plain = tap(libc::IFF_TAP | libc::IFF_NO_PI).unwrap();

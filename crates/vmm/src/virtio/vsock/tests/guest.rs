@@ -43,6 +43,7 @@ pub struct VsockGuest {
 }
 
 impl VsockGuest {
+    /// Returns a guest whose device is active.
     pub fn new(event_idx: bool) -> Self {
         let harness = DeviceHarness::new(memory(MEMORY_BYTES));
         let rings =
@@ -293,6 +294,7 @@ pub struct GuestSocket {
 }
 
 impl GuestSocket {
+    /// Returns a connection that has not transferred data.
     pub fn new(guest: u32, host: u32, buf_alloc: u32) -> Self {
         Self {
             guest,
@@ -305,6 +307,7 @@ impl GuestSocket {
         }
     }
 
+    /// Returns the header of a packet without data.
     pub fn header(&self, op: VsockOp) -> VsockHeader {
         VsockHeader {
             src_cid: u64::from(GUEST_CID),
@@ -320,6 +323,7 @@ impl GuestSocket {
         }
     }
 
+    /// Returns the header of a packet with `len` bytes of data, and counts them as sent.
     pub fn data(&mut self, len: usize) -> VsockHeader {
         let len = u32::try_from(len).unwrap();
         self.sent = self.sent.wrapping_add(len);
