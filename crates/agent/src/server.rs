@@ -83,6 +83,7 @@ pub fn has_valid_token(agent: &Agent, headers: &HeaderMap) -> bool {
     }
 }
 
+/// Kind of a call, which determines the format of its response.
 enum CallKind {
     Unary,
     Stream,

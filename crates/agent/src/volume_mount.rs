@@ -23,6 +23,7 @@ const STACK_BYTES: usize = 128 << 10;
 #[derive(Clone, Default)]
 pub struct VolumeMounts(Arc<Mutex<HashMap<String, Mounted>>>);
 
+/// Mounted volume.
 #[derive(Clone)]
 struct Mounted {
     volume: String,

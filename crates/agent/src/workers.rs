@@ -91,6 +91,7 @@ const STACK_BYTES: usize = 256 * 1024;
 #[derive(Clone)]
 pub struct Workers(Arc<Pool>);
 
+/// Threads for blocking calls, and the calls.
 struct Pool {
     /// Origin of all times that are stored in milliseconds.
     epoch: Instant,
@@ -101,6 +102,7 @@ struct Pool {
     ready: Condvar,
 }
 
+/// Calls of a pool by their state.
 #[derive(Default)]
 struct PoolState {
     /// Tasks that a thread may take.
@@ -114,6 +116,7 @@ struct PoolState {
     idle: usize,
 }
 
+/// Call that no thread executes yet.
 struct Task {
     record: Arc<JobRecord>,
     work: Box<dyn FnOnce(&Progress) + Send>,

@@ -433,6 +433,8 @@ pub fn step_clock(step_ns: i64) -> io::Result<u64> {
 
 /// Adds the host's bytes to the kernel's entropy pool and reseeds its generator immediately.
 fn mix_entropy(encoded: &str) -> Result<(), String> {
+    /// Argument of `RNDADDENTROPY` (`rand_pool_info`, random(4)): number of credited bits, number
+    /// of bytes, and the bytes.
     #[repr(C)]
     struct PoolInfo {
         bits: libc::c_int,

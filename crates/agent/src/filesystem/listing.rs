@@ -24,6 +24,7 @@ pub struct Listing {
     state: ListingState,
 }
 
+/// Progress of a listing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ListingState {
     New,

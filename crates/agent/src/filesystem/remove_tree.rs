@@ -12,6 +12,7 @@ use std::path::Path;
 /// the top directory, and are removed there.
 const MAX_OPEN: usize = 256;
 
+/// Directory whose entries are being removed.
 struct OpenDirectory {
     entries: Dir,
     fd: OwnedFd,

@@ -110,6 +110,7 @@ impl Drop for PolledWatcher {
     }
 }
 
+/// State that the calls on a watcher share.
 struct SharedWatch {
     reader: Mutex<EventReader>,
     queue: RefCell<EventQueue>,

@@ -61,9 +61,11 @@ pub struct SpawnError {
     pub error: io::Error,
 }
 
+/// Argument of the child's function.
 struct ChildContext<'a> {
     plan: &'a SpawnPlan<'a>,
     pid: &'a AtomicU32,
+    /// Step that failed, with its error number. The parent reads it, because both share memory.
     failed: Option<(SpawnStep, c_int)>,
 }
 

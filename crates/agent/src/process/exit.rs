@@ -51,16 +51,19 @@ impl ProcessExit {
     }
 }
 
+/// Message of the stream of a process.
 #[derive(Serialize)]
 struct EventMessage<T> {
     event: T,
 }
 
+/// Last event of a process.
 #[derive(Serialize)]
 struct EndEvent<'a> {
     end: ProcessEnd<'a>,
 }
 
+/// End of a process, in the format of the envd protocol.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ProcessEnd<'a> {

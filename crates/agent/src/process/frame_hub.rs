@@ -20,6 +20,7 @@ pub struct FrameHub {
     inner: RefCell<HubState>,
 }
 
+/// Readers of the frames of a process.
 #[derive(Default)]
 struct HubState {
     readers: Vec<HubReader>,
@@ -28,6 +29,7 @@ struct HubState {
     writer: Option<Waker>,
 }
 
+/// Client that reads the frames, with its queue.
 struct HubReader {
     id: u64,
     queue: VecDeque<Bytes>,

@@ -72,6 +72,7 @@ pub struct OomVictims {
     log: RefCell<VictimLog>,
 }
 
+/// Log of the kernel's OOM kills, by which an exit is attributed to one.
 #[derive(Debug)]
 struct VictimLog {
     /// Kernel log, positioned at the first record that was not read yet. `None` if the log cannot

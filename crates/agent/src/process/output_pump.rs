@@ -44,6 +44,7 @@ pub struct ProcessOutput {
     pub is_wide: Cell<bool>,
 }
 
+/// Reason why the pump stops reading for now.
 enum OutputStatus {
     /// No data is available.
     Waiting,

@@ -61,6 +61,7 @@ fn replace_bash(path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError
         .map_err(|_| not_found("/bin/bash"))
 }
 
+/// Reason why a path cannot be executed.
 enum NotExecutable {
     Missing,
     Directory,

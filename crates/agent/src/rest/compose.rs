@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 /// Number of bytes that are copied in one step.
 const COPY_BYTES: u64 = 4 << 20;
 
+/// Request to concatenate files.
 #[derive(Debug, Deserialize)]
 struct ComposeRequest {
     source_paths: Vec<String>,

@@ -15,6 +15,7 @@ use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
+/// Request to change settings of the agent.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct InitRequest {

@@ -23,6 +23,7 @@ pub fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 
 /// Deserializes base64, either standard or URL-safe, with or without padding.
 pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u8>>, D::Error> {
+    /// Text in JSON.
     #[derive(Deserialize)]
     struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
     let Some(Text(text)) = Option::<Text>::deserialize(from)? else {
@@ -37,6 +38,7 @@ pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u8>>, D::E
 
 /// Deserializes an integer, which may be written as a string.
 pub fn number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    /// Number in JSON, which clients also send as text.
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum NumberForm {

@@ -118,6 +118,7 @@ impl<S: ChunkSource> BodySource for WorkerBody<S> {
     }
 }
 
+/// Body of a request as a stream of bytes.
 struct StreamAdapter<S>(WorkerBody<S>);
 
 impl<S: ChunkSource> Body for StreamAdapter<S> {

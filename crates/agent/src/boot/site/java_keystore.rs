@@ -41,6 +41,7 @@ pub fn is_java_installed(root: &Path, env: &BTreeMap<String, String>) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Keystore(Vec<KeystoreEntry>);
 
+/// Trusted certificate in a keystore.
 #[derive(Debug, PartialEq, Eq)]
 struct KeystoreEntry {
     alias: Vec<u8>,

@@ -49,6 +49,7 @@ pub struct Upload {
     state: UploadState,
 }
 
+/// State of an upload.
 enum UploadState {
     /// No batch was written yet. The file may not exist.
     New {
@@ -128,6 +129,7 @@ impl Upload {
         &mut self,
     ) -> Result<impl FnOnce(&Progress) -> Result<UploadFile, RestError> + Send + 'static, RestError>
     {
+        /// File for the next batch.
         enum Source {
             Open(UploadFile),
             New(UserLookup, RequestPath, Encoding),
@@ -164,11 +166,13 @@ impl Upload {
     }
 }
 
+/// Open file of an upload.
 struct UploadFile {
     path: PathBuf,
     sink: FileSink,
 }
 
+/// Destination of the bytes: the file, or a decoder before it.
 enum FileSink {
     Plain(File),
     Gzip(Box<MultiGzDecoder<File>>),
