@@ -52,6 +52,7 @@ pub(crate) struct ResponseFrames {
     has_ended: bool,
 }
 
+/// Content of the last frame.
 #[derive(Deserialize)]
 struct EndOfStream {
     #[serde(default)]

@@ -66,6 +66,7 @@ pub struct EntryInfo {
     pub is_symlink: bool,
 }
 
+/// Response with one file or directory.
 #[derive(Deserialize)]
 struct EntryMessage {
     entry: EntryInfo,
@@ -212,6 +213,7 @@ impl AgentClient {
         user: Option<&str>,
         depth: u32,
     ) -> Result<Vec<EntryInfo>, ClientError> {
+        /// Response with the entries of a directory.
         #[derive(Deserialize)]
         struct DirectoryList {
             #[serde(default)]

@@ -157,12 +157,14 @@ pub struct Process {
     pty: bool,
 }
 
+/// Message of the stream of a process.
 #[derive(Deserialize)]
 struct EventMessage<'a> {
     #[serde(borrow)]
     event: WireEvent<'a>,
 }
 
+/// Event of a process. Exactly one field is set.
 #[derive(Deserialize)]
 struct WireEvent<'a> {
     start: Option<WireStart>,
@@ -171,11 +173,13 @@ struct WireEvent<'a> {
     end: Option<ExitStatus>,
 }
 
+/// Start of the process.
 #[derive(Deserialize)]
 struct WireStart {
     pid: u32,
 }
 
+/// Output of the process, in base64.
 #[derive(Deserialize)]
 struct WireData<'a> {
     #[serde(borrow)]
@@ -296,6 +300,7 @@ impl AgentClient {
 
     /// Lists the running processes that were started through the agent.
     pub async fn list(&self) -> Result<Vec<ProcessInfo>, ClientError> {
+        /// Response with the list of processes.
         #[derive(Deserialize)]
         struct ProcessList {
             #[serde(default)]
