@@ -50,6 +50,7 @@ impl IgnoredFields {
 #[derive(Default)]
 pub(crate) struct IgnoredFieldCounts(Mutex<Counts>);
 
+/// Counts of ignored fields, and the fields that were logged.
 #[derive(Default)]
 struct Counts {
     by_name: BTreeMap<String, u64>,

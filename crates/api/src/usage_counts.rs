@@ -17,6 +17,7 @@ type FunctionName = (Option<String>, String);
 #[derive(Debug, Default)]
 pub(crate) struct UsageCounts(Mutex<Counted>);
 
+/// State of the last count, from which the next one computes differences.
 #[derive(Debug, Default)]
 struct Counted {
     /// Time of the last count.

@@ -137,6 +137,7 @@ impl<'de> Deserialize<'de> for Distinct {
     }
 }
 
+/// Rejects objects in which a name occurs twice.
 struct DistinctVisitor;
 
 impl<'de> Visitor<'de> for DistinctVisitor {

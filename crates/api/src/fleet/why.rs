@@ -28,6 +28,7 @@ const MAX_DECISIONS: usize = 1024;
 /// Decision of this host without the coordinator.
 #[derive(Debug)]
 pub(super) struct LocalDecision {
+    /// Hash of the id of the sandbox, by which the fleet finds its host.
     row: SandboxHash,
     at: Instant,
     reason: &'static str,

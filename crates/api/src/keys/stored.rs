@@ -18,6 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Keys(Stored);
 
+/// Place in which the keys are stored.
 #[derive(Debug)]
 enum Stored {
     /// Keys of one host.
