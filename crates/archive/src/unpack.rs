@@ -93,6 +93,7 @@ struct PendingDir {
     mtime: (i64, u32),
 }
 
+/// State of the unpacking of one archive.
 struct Unpacker<'a, R> {
     reader: ArchiveReader<R>,
     target: TargetDir<'a>,
