@@ -79,6 +79,7 @@ pub fn archive_name(packed: impl Read) -> io::Result<String> {
     Ok(HEXLOWER.encode(&writer.finish()?.0.finalize()))
 }
 
+/// Writer that hashes its bytes.
 struct HashWriter(Sha256);
 
 impl Write for HashWriter {

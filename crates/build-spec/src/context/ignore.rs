@@ -13,6 +13,7 @@ pub struct DockerIgnore {
     rules: Vec<IgnoreRule>,
 }
 
+/// Line of a `.dockerignore`.
 #[derive(Debug, Clone)]
 struct IgnoreRule {
     pattern: Pattern,

@@ -8,6 +8,7 @@ pub(crate) struct Pattern {
     suffix: Option<String>,
 }
 
+/// Part of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PatternPart {
     Plain(char),
