@@ -31,6 +31,7 @@ struct Page {
     dropped: Option<Value>,
 }
 
+/// Field of an event that this client uses.
 #[derive(Debug, Deserialize)]
 struct SandboxEvent {
     #[serde(rename = "sandboxID", default)]

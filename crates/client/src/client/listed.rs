@@ -22,6 +22,7 @@ pub struct Listed<T: Clone> {
     pub host: Option<String>,
 }
 
+/// Item of a list, with its state in the store and its host in a fleet.
 #[derive(Deserialize)]
 struct ListItem<T> {
     #[serde(rename = "jiffy")]
