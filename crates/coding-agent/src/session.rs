@@ -71,6 +71,7 @@ pub struct CommandTicket {
     _lock: File,
 }
 
+/// Task that extends the timeout of the sandbox. Dropping this value stops it.
 struct Extension(JoinHandle<()>);
 
 impl Drop for Extension {
