@@ -39,6 +39,7 @@ pub struct GroupLimits {
 #[derive(Debug, Clone)]
 pub struct Cgroups(Arc<CgroupTrees>);
 
+/// Mounted hierarchies of control groups: one of version 2, or several of version 1.
 #[derive(Debug)]
 struct CgroupTrees(Vec<CgroupTree>);
 
