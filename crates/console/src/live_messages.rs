@@ -21,6 +21,7 @@ pub const MAX_CELLS: u16 = 1000;
     rename_all = "camelCase",
     rename_all_fields = "camelCase",
     tag = "type"
+/// Message of a browser.
 )]
 enum Command {
     /// Starts a shell.

@@ -55,6 +55,7 @@ struct Viewer {
     since: Instant,
 }
 
+/// Output of a terminal, and its viewers.
 struct Output {
     retained: VecDeque<u8>,
     /// Number of bytes since the start.
