@@ -22,6 +22,7 @@ pub struct DirectConnections {
     open: Mutex<OpenConnections>,
 }
 
+/// Numbers of open connections: in total, and by owner (`None` is the host's owner).
 #[derive(Debug, Default)]
 struct OpenConnections {
     total: usize,

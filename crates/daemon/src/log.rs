@@ -45,6 +45,7 @@ pub fn init(options: &LogOptions, traces: Option<&TraceExport>) -> anyhow::Resul
 /// Writer to standard error that counts the bytes and rotates the log file.
 struct RotatingLog(Mutex<LogState>);
 
+/// Log file in use.
 struct LogState {
     /// Log file to rotate. `None` without rotation.
     file: Option<PathBuf>,
