@@ -44,6 +44,7 @@ pub struct StepDuration {
 #[derive(Debug, Clone)]
 pub struct OperationSteps(Arc<Recorder>);
 
+/// Recorded steps of one operation.
 #[derive(Debug)]
 struct Recorder {
     /// Request that the operation serves. `None` for operations of the daemon itself.
@@ -51,6 +52,7 @@ struct Recorder {
     state: Mutex<RecorderState>,
 }
 
+/// Steps so far.
 #[derive(Debug)]
 struct RecorderState {
     /// Set while a step is in progress. Nested steps are not recorded.
