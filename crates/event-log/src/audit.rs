@@ -146,6 +146,7 @@ impl AuditFilter {
 #[derive(Debug, Clone)]
 pub struct AuditLog(Arc<Inner>);
 
+/// State of an audit log, shared by its clones.
 #[derive(Debug)]
 struct Inner {
     log: AppendLog,

@@ -77,6 +77,7 @@ impl EventFilter {
 #[derive(Debug, Clone)]
 pub struct EventFeed(Arc<Feed>);
 
+/// State of a feed, shared by its clones.
 #[derive(Debug)]
 struct Feed {
     /// `None` for a feed in memory.

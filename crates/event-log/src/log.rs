@@ -62,6 +62,7 @@ pub(crate) struct AppendLog {
     state: Mutex<State>,
 }
 
+/// Open files of a log.
 #[derive(Debug)]
 struct State {
     /// Files, oldest first. Entries are appended to the last one.

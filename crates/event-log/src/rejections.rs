@@ -19,9 +19,11 @@ struct Client {
     status: Option<u16>,
 }
 
+/// Rejected calls of one client in the current period.
 #[derive(Debug)]
 struct Counter {
     since: Instant,
+    /// Number of rejections that were recorded individually.
     individual: u64,
     /// The last call that was not recorded, with the number of such calls.
     counted: Option<AuditedCall>,
