@@ -119,6 +119,7 @@ pub(crate) fn save_hosts(home: &std::path::Path, hosts: &[FrontHost]) -> Result<
 #[derive(Debug, Clone)]
 pub struct KnownHosts(Arc<State>);
 
+/// State of the known hosts, shared by their clones.
 #[derive(Debug)]
 struct State {
     home: PathBuf,

@@ -57,9 +57,11 @@ pub struct Roster {
     pub omitted: usize,
 }
 
+/// Encoded roster.
 #[derive(Serialize, Deserialize)]
 struct Format {
     version: u32,
+    /// Number of sandboxes for which the roster has no space.
     #[serde(default)]
     omitted: usize,
     entries: Vec<RosterEntry>,

@@ -21,6 +21,7 @@ pub(super) const ALPN: &[u8] = b"h2";
 #[derive(Clone)]
 pub struct Identity(Arc<Inner>);
 
+/// State of an identity, shared by its clones.
 struct Inner {
     fleet: FleetId,
     member: MemberId,

@@ -41,6 +41,7 @@ impl Default for Limits {
 #[derive(Debug, Default)]
 pub(super) struct Connections(Mutex<Counters>);
 
+/// Numbers of open connections.
 #[derive(Debug, Default)]
 struct Counters {
     by_address: HashMap<IpAddr, usize>,

@@ -20,6 +20,7 @@ pub struct Claim {
     held: Option<Held>,
 }
 
+/// Parts of a claim, until it is confirmed or released.
 struct Held {
     resume: Resume,
     file: HeadFile,

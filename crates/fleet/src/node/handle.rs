@@ -88,6 +88,7 @@ pub struct Node {
     inner: Arc<Inner>,
 }
 
+/// State of a node, shared by its handles.
 struct Inner {
     pub fleet: FleetId,
     pub commands: mpsc::Sender<Command>,

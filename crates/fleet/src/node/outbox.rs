@@ -60,6 +60,7 @@ impl Outbox {
     }
 }
 
+/// Task that sends messages to one member, in their order.
 struct Sender {
     to: MemberId,
     messenger: Arc<dyn Messenger>,

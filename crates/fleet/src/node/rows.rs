@@ -31,6 +31,7 @@ pub(super) struct Rows {
     state: Mutex<State>,
 }
 
+/// Rows of this member, and their changes.
 #[derive(Debug, Default)]
 struct State {
     rows: BTreeMap<SandboxHash, Row>,

@@ -40,6 +40,7 @@ fn positive(text: &str) -> Result<i64, String> {
     number.ok_or_else(|| "the response has no valid revision".to_owned())
 }
 
+/// Key with its value (base64) and the revision of its last change.
 #[derive(Debug, Deserialize)]
 struct KeyValue {
     key: String,
@@ -68,6 +69,7 @@ impl KeyValue {
     }
 }
 
+/// Response to a read.
 #[derive(Debug, Default, Deserialize)]
 struct Range {
     #[serde(default)]
@@ -90,6 +92,7 @@ impl RangeAnswer {
     }
 }
 
+/// Response to a transaction, which etcd uses for conditional writes.
 #[derive(Debug, Deserialize)]
 struct Txn {
     header: Header,
@@ -99,6 +102,7 @@ struct Txn {
     responses: Vec<Step>,
 }
 
+/// Result of one request of a transaction.
 #[derive(Debug, Deserialize)]
 struct Step {
     #[serde(default)]

@@ -26,6 +26,7 @@ pub enum Fault {
     Precede,
 }
 
+/// Records, and faults that a test has requested.
 #[derive(Debug, Default)]
 struct State {
     records: BTreeMap<RecordKey, (u64, Bytes)>,

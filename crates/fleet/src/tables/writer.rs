@@ -66,6 +66,7 @@ pub(super) struct Held {
     pub record: Record,
 }
 
+/// Task that commits changes of the tables while this member is the coordinator.
 pub(super) struct Writer {
     pub shared: Arc<Shared>,
     requests: mpsc::Receiver<WriteRequest>,

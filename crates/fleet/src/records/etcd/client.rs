@@ -294,6 +294,7 @@ fn is_supported(version: &str) -> bool {
     (major, minor) >= (Some(3), Some(4))
 }
 
+/// Error of reading the body of a response.
 enum BodyError {
     Http(reqwest::Error),
     TooLong,
