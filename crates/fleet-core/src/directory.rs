@@ -90,6 +90,7 @@ pub enum DirectoryError {
     Revision(Revision),
 }
 
+/// Member with its number of rows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Host {
     id: Option<MemberId>,

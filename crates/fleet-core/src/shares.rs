@@ -15,11 +15,14 @@ use std::sync::Arc;
 /// retained, so that a late copy of an older grant is recognised.
 const FORGOTTEN_MS: u64 = 600_000;
 
+/// Share of one budget on this member.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     share: u64,
     in_use: u64,
+    /// Number of the latest grant.
     grant: GrantNumber,
+    /// Amount that this member needs beyond its share. 0 without a request.
     wanted: u64,
     /// Time of the last request or release of a sandbox.
     unused_since: Millis,

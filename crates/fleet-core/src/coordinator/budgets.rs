@@ -18,6 +18,7 @@ use jiffy_scheduler::BudgetShares;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Budget of one owner.
 #[derive(Debug)]
 struct Budget {
     shares: BudgetShares,

@@ -153,6 +153,7 @@ impl RowSender {
     }
 }
 
+/// State of the transfer of a member's rows.
 #[derive(Debug, Clone, Copy)]
 enum Receiving {
     /// A full list is requested page by page.

@@ -91,6 +91,7 @@ pub struct ResumeInput<'m> {
     pub is_dead: &'m dyn Fn(Owner) -> bool,
 }
 
+/// Progress of a resume.
 #[derive(Debug)]
 enum State {
     Reading,
