@@ -12,6 +12,7 @@ pub struct CompileSlots {
     changed: Condvar,
 }
 
+/// Number of running compilers, and the waiting ones.
 #[derive(Debug, Default)]
 struct SlotQueue {
     taken: usize,

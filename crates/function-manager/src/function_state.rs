@@ -23,6 +23,7 @@ pub(crate) struct FunctionState {
     pub ran: AtomicBool,
 }
 
+/// Metrics of a function over all of its processes.
 #[derive(Debug, Default)]
 struct FunctionCounts {
     /// Metrics of exited processes.
