@@ -13,6 +13,7 @@ const EPOCH: Duration = Duration::from_millis(1);
 /// Number of epochs without a guest after which the thread sleeps.
 const IDLE_EPOCHS: u32 = 50;
 
+/// State that guests share with the thread.
 #[derive(Debug, Default)]
 struct TickerState {
     /// Number of running guests.

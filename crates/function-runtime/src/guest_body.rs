@@ -22,6 +22,7 @@ pub struct ResponseBody {
     _in_flight: Option<InFlightRequest>,
 }
 
+/// Content of a body.
 enum Content {
     /// Bytes in memory. `None` after they were sent.
     Whole(Option<Bytes>),

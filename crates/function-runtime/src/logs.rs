@@ -17,6 +17,7 @@ const MAX_TEXT_BYTES: usize = 4 << 10;
 /// Maximum number of output bytes that a request may log. Further output is discarded.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 
+/// Latest entries of a log.
 #[derive(Debug, Default)]
 struct LogRing {
     /// Sequence number of the next entry.

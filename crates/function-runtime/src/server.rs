@@ -65,6 +65,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct FunctionServer(Arc<ServerState>);
 
+/// State that all connections share.
 struct ServerState {
     tenant: Arc<Tenant>,
     ticker: EpochTicker,

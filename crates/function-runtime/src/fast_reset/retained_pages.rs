@@ -60,6 +60,7 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Number of scans that were answered without the kernel.
 static REUSED_SCANS: AtomicU64 = AtomicU64::new(0);
 
+/// State of this thread's measurement of page faults.
 #[derive(Clone, Copy)]
 struct WindowState {
     is_open: bool,
