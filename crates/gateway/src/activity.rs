@@ -17,6 +17,7 @@ pub(crate) struct ConnectionActivity {
     permit: ConnectionPermit,
 }
 
+/// State of a client's connection.
 #[derive(Debug)]
 struct ActivityState {
     /// Number of requests whose responses are incomplete.

@@ -25,6 +25,7 @@ struct ConnectionLimits {
     per_client: usize,
 }
 
+/// Open connections.
 #[derive(Debug, Default)]
 struct AdmissionState {
     /// All open connections.

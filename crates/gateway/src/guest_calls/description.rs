@@ -120,6 +120,7 @@ fn message(body: &[u8]) -> Option<&[u8]> {
 
 /// Returns the command in a message that starts a process.
 fn command(message: &[u8]) -> Option<Vec<String>> {
+    /// Message that starts a process.
     #[derive(Deserialize)]
     struct Start {
         #[serde(default)]
@@ -141,6 +142,7 @@ fn command(message: &[u8]) -> Option<Vec<String>> {
 
 /// Returns the file paths in a message to the agent. `None` if the message is not valid JSON.
 fn paths_of_message(message: &[u8]) -> Option<Vec<String>> {
+    /// Fields with paths in messages to the agent.
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Message {
