@@ -53,6 +53,7 @@ impl<K, B, T> PooledConnection<K, B, T> {
 /// Connection and the time since which it is idle.
 type Idle<K, B, T> = (PooledConnection<K, B, T>, Instant);
 
+/// Idle connections by destination.
 #[derive(Debug)]
 struct PoolState<K, B, T> {
     /// Lists of idle connections, in the order in which they became idle.
