@@ -14,6 +14,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug)]
 pub struct Kernel(KernelSource);
 
+/// Origin of the kernel.
 #[derive(Clone, Debug)]
 enum KernelSource {
     /// Embedded in this program.

@@ -46,6 +46,7 @@ pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfIm
     Ok(())
 }
 
+/// Conversion of an image to a tar archive.
 struct LayerConverter<'a, W> {
     image: ErofsImage<'a>,
     writer: ArchiveWriter<W>,

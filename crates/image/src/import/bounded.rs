@@ -20,6 +20,7 @@ fn too_many<E: Error>() -> E {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// Reads a list with a bounded number of elements.
         struct List<T>(PhantomData<T>);
         impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
             type Value = Vec<T>;
@@ -45,6 +46,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedMap<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// Reads a map with a bounded number of entries.
         struct Map<T>(PhantomData<T>);
         impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
             type Value = BTreeMap<String, T>;

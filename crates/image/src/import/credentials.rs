@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 /// Key of the entry for Docker Hub in Docker's configuration.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
+/// Docker's `config.json`: credentials by registry, and programs that store credentials.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct DockerConfig {
@@ -22,6 +23,7 @@ struct DockerConfig {
     helpers: BTreeMap<String, String>,
 }
 
+/// Credentials for a registry: user and password in base64, or in two fields.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct DockerAuth {

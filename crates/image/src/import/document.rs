@@ -27,6 +27,7 @@ pub(super) struct Descriptor {
     pub annotations: BTreeMap<String, String>,
 }
 
+/// Platform of an image.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Platform {
     pub architecture: String,
@@ -56,6 +57,7 @@ pub(super) struct ImageConfig {
     rootfs: Rootfs,
 }
 
+/// Digests of the uncompressed layers, lowest first.
 #[derive(Debug, Default, Deserialize)]
 struct Rootfs {
     #[serde(default, deserialize_with = "bounded::list")]

@@ -34,6 +34,7 @@ pub(super) struct FetchedImage {
     blobs: BTreeMap<String, BlobProof>,
 }
 
+/// Layer that was downloaded.
 struct FetchedLayer {
     descriptor: super::document::Descriptor,
     diff_id: String,

@@ -71,10 +71,12 @@ pub fn set_unpacker_program(program: impl Into<PathBuf>) {
     let _ = UNPACKER_PROGRAM.set(program.into());
 }
 
+/// Task of the unpacker process.
 #[derive(Debug, Serialize, Deserialize)]
 struct UnpackTask {
     into: PathBuf,
     limits: UnpackLimits,
+    /// True if the result is an EROFS image, false for a directory.
     is_image: bool,
 }
 

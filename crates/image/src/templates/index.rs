@@ -65,6 +65,7 @@ struct IndexEntry {
 #[derive(Debug, Default)]
 pub(crate) struct TemplateIndex(Mutex<Names>);
 
+/// Names of templates, as last read.
 #[derive(Debug, Default)]
 struct Names {
     /// Modification time of the directory before the names were last read, and the time of that

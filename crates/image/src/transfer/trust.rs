@@ -161,6 +161,7 @@ impl FileTrust {
 /// position.
 pub(super) struct HashedReader<R>(Rc<RefCell<HashState<R>>>);
 
+/// Reader with the hash of the bytes so far.
 struct HashState<R> {
     inner: R,
     sha256: Sha256,
