@@ -26,12 +26,14 @@ struct ListedCommand<'a> {
     not_copied: Vec<ListedRejection<'a>>,
 }
 
+/// Changed file, for `--json`.
 #[derive(Serialize)]
 struct ListedChange {
     path: String,
     kind: char,
 }
 
+/// Change that was not copied back to the host, for `--json`.
 #[derive(Serialize)]
 struct ListedRejection<'a> {
     path: String,

@@ -44,6 +44,7 @@ enum Child<'a> {
     Rollback(&'a LineageEdge),
 }
 
+/// Tree that is being printed.
 struct Tree<'a> {
     target: &'a str,
     nodes: HashMap<&'a str, &'a LineageNode>,
