@@ -295,6 +295,7 @@ pub struct Background {
     changed: Notify,
 }
 
+/// Output and end of a command in the background.
 #[derive(Default)]
 struct BackgroundState {
     stdout: HeadTail,

@@ -22,6 +22,7 @@ pub const MAX_SUBSCRIPTIONS: usize = 16;
 #[derive(Default)]
 pub struct Subscriptions(Mutex<HashMap<ResourceId, AbortOnDrop>>);
 
+/// Aborts a task when it is dropped.
 struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {
