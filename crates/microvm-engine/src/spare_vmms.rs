@@ -31,6 +31,7 @@ pub(crate) struct SpareVmms {
     state: Mutex<SpareState>,
 }
 
+/// Ready processes, and the state of the tasks that start and terminate them.
 #[derive(Debug)]
 struct SpareState {
     ready: Vec<(Channel, Child)>,

@@ -15,6 +15,7 @@ use tokio::process::Child;
 /// Path of a detached VMM's control socket. Not set while the VMM is not detached.
 pub(crate) type DetachedSocket = Arc<OnceLock<PathBuf>>;
 
+/// Reference to the process of a VMM.
 #[derive(Debug)]
 enum ProcessRef {
     Child(Child),

@@ -315,6 +315,7 @@ fn expected_capture(reattached: &ReattachedVmm, spec: &AdoptSpec<'_>) -> Option<
     })
 }
 
+/// Answer of a detached VMM to its new controller.
 struct ReattachedVmm {
     running: bool,
     prepared_snapshot: Option<String>,
@@ -322,6 +323,7 @@ struct ReattachedVmm {
     console: OwnedFd,
     overlay: File,
     supported_requests: VmmRequests,
+    /// Number of memory layers. `None` from a VMM of an earlier version.
     memory_layers: Option<usize>,
 }
 
