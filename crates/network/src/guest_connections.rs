@@ -34,6 +34,7 @@ const BUFFER_BYTES: u32 = 256 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct GuestConnections(Arc<Mutex<ConnectionsState>>);
 
+/// State of the connections to one guest.
 #[derive(Debug, Default)]
 struct ConnectionsState {
     /// Number of times that all connections were aborted. A connection belongs to the guest only if

@@ -11,6 +11,7 @@ pub(crate) const WEB_PORTS: [u16; 2] = [80, 443];
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HostNames(Vec<HostName>);
 
+/// Name or wildcard with its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HostName {
     /// Name or wildcard, in lower case.

@@ -26,6 +26,7 @@ pub(crate) struct PolicyTables {
     is_disabled: AtomicBool,
 }
 
+/// Table that `nft` created from a script.
 #[derive(Debug, Clone)]
 struct RecordedTable {
     /// Script in the language of `nft`.

@@ -33,6 +33,7 @@ pub(crate) struct ResolvedAddresses {
     epoch: watch::Sender<u64>,
 }
 
+/// Addresses of one name.
 #[derive(Debug)]
 struct ResolvedName {
     /// Time of the last answer.
