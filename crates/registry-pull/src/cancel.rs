@@ -26,6 +26,7 @@ struct CancelInner {
     state: Mutex<CancelState>,
 }
 
+/// State of a cancellation, shared by its clones.
 #[derive(Default)]
 struct CancelState {
     cancelled: bool,

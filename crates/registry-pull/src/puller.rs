@@ -80,6 +80,7 @@ pub struct Puller {
     connection_error: Option<String>,
 }
 
+/// Process or thread of a puller.
 #[derive(Debug)]
 enum PullerBackend {
     Process(Child),

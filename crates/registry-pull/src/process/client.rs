@@ -65,6 +65,7 @@ struct Errors {
     errors: Vec<ErrorEntry>,
 }
 
+/// Error in the response of a registry.
 #[derive(Deserialize)]
 struct ErrorEntry {
     #[serde(default)]
