@@ -25,6 +25,7 @@ pub struct Uplink {
     kind: UplinkKind,
 }
 
+/// Program that connects the namespace to the host's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UplinkKind {
     Pasta,
