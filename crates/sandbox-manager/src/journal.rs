@@ -158,6 +158,7 @@ pub(crate) struct Journal {
     database: Mutex<Database>,
 }
 
+/// Open database of the journal.
 #[derive(Debug)]
 struct Database {
     connection: Connection,

@@ -128,6 +128,7 @@ use std::time::Duration;
 use template_snapshots::TemplateSnapshotState;
 use tokio::sync::{Notify, Semaphore};
 
+/// State that all clones of [`Sandboxes`] share.
 struct SandboxesInner {
     engines: Engines,
     journal: Arc<Journal>,

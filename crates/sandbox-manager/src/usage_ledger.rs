@@ -120,14 +120,17 @@ impl fmt::Debug for UsageLedger {
     }
 }
 
+/// State of a ledger, shared by its clones.
 struct Ledger {
     clock: Arc<dyn UsageClock>,
+    /// Id of the current boot of the host, which distinguishes its clocks.
     boot: String,
     /// Locked before `state`. `None` for a ledger in memory.
     database: Mutex<Option<UsageDatabase>>,
     state: Mutex<State>,
 }
 
+/// Measurements since the last write.
 struct State {
     day_clock: DayClock,
     /// Running sandboxes by id.

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub(crate) struct IdleChecks(Mutex<CheckTimes>);
 
+/// Times of the next checks, in milliseconds, by id and in order.
 #[derive(Debug, Default)]
 struct CheckTimes {
     by_id: BTreeMap<SmolStr, u64>,

@@ -22,6 +22,7 @@ const MAX_HOLD_TIME: Duration = Duration::from_millis(100);
 /// Limiter of starts on a host.
 pub(super) struct StartPacer(Arc<Mutex<StartSlots>>);
 
+/// Free slots, and the starts that wait for one.
 struct StartSlots {
     free: usize,
     /// Owners with waiting starts, in round-robin order: the first owner is next, and then moves to
@@ -29,6 +30,7 @@ struct StartSlots {
     waiting: VecDeque<WaitingStarts>,
 }
 
+/// Waiting starts of one owner, oldest first.
 struct WaitingStarts {
     owner: Option<String>,
     starts: VecDeque<oneshot::Sender<SlotGuard>>,

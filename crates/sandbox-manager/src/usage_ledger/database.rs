@@ -66,6 +66,7 @@ pub(super) struct EarlierLedger {
     pub meters: HashMap<String, Meter>,
 }
 
+/// Database of a ledger.
 #[derive(Debug)]
 pub(super) struct UsageDatabase {
     path: PathBuf,

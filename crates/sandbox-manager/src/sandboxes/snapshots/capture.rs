@@ -33,6 +33,7 @@ pub(in crate::sandboxes) struct Captures {
     lost: Mutex<VecDeque<LostCapture>>,
 }
 
+/// Captured snapshot that cannot be completed.
 struct LostCapture {
     record: Snapshot,
     reason: String,

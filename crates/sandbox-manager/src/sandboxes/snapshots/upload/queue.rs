@@ -53,6 +53,7 @@ pub(in crate::sandboxes) struct UploadCounters {
     pub failed_repairs: AtomicU64,
 }
 
+/// Uploads to the store and removals from it that are not done.
 #[derive(Default)]
 struct UploadQueue {
     /// Uploads by id of the snapshot.
@@ -60,8 +61,10 @@ struct UploadQueue {
     retractions: VecDeque<StoreRetraction>,
 }
 
+/// Upload that is queued or in flight.
 struct QueuedUpload {
     owner: Option<String>,
+    /// Number of failed attempts since the last success.
     failures: u32,
     /// Latest error, until the next success.
     error: Option<String>,
