@@ -13,6 +13,7 @@ pub const MIN_SHARE: u64 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId(pub u32);
 
+/// Share of one member.
 #[derive(Debug, Clone, Copy, Default)]
 struct Share {
     granted: u64,
