@@ -63,6 +63,7 @@ impl SnapshotStamps {
     }
 }
 
+/// Snapshot whose files were checked, with their state at that time.
 #[derive(Debug)]
 struct CheckedSnapshot {
     stamps: SnapshotStamps,
@@ -74,6 +75,7 @@ struct CheckedSnapshot {
 #[derive(Debug, Default)]
 pub(crate) struct CheckedSnapshots(Mutex<CheckedSnapshotMap>);
 
+/// Checked snapshots. The least recently used one is removed first.
 #[derive(Debug, Default)]
 struct CheckedSnapshotMap {
     by_id: HashMap<String, CheckedSnapshot>,

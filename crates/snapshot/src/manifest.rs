@@ -97,6 +97,7 @@ pub(crate) fn check_id(id: &str) -> Result<(), SnapshotError> {
 impl Manifest {
     /// Reads and checks the manifest of snapshot `id`.
     pub(crate) fn parse(bytes: &[u8], id: &str, path: &Path) -> Result<Self, SnapshotError> {
+        /// Format number of a manifest, which is read before all other fields.
         #[derive(Deserialize)]
         struct Format {
             format: u32,
