@@ -28,6 +28,7 @@ const MAX_DIGITS: usize = 15;
 #[derive(Debug)]
 pub(crate) struct BoundedConnector;
 
+/// Client that bounds the size of responses.
 #[derive(Debug)]
 struct BoundedClient(HttpClient);
 

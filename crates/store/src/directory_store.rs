@@ -36,6 +36,7 @@ const REPLACE_LOCK: &str = "replace#1";
 #[error(
     "{}: {source}; mount the file system of file://{}, or create that folder to start an empty store",
     store.join(TENANTS_FOLDER).display(), store.display()
+/// Error: the directory of the store does not exist.
 )]
 pub(crate) struct DirectoryMissing {
     store: PathBuf,
@@ -47,6 +48,7 @@ pub(crate) struct DirectoryMissing {
 /// Empty until the process, which opens the store before, has entered that namespace.
 pub type DirectoryCheck = Arc<OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>>;
 
+/// Directory that contains a store. It may appear later, for example by a mount.
 struct Directory {
     path: PathBuf,
     further_check: Option<DirectoryCheck>,

@@ -23,6 +23,7 @@ const MAX_MESSAGE_BYTES: usize = 4 * MAX_WRAPPED_BYTES;
 /// Timeout of an answer. Longer than the timeout of the command, which the broker enforces.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
+/// Request to decrypt the secret of a tenant.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UnwrapRequest {
@@ -31,6 +32,7 @@ struct UnwrapRequest {
     wrapped: String,
 }
 
+/// Answer to a request: the secret, or the reason of the failure.
 #[derive(Serialize, Deserialize)]
 enum UnwrapAnswer {
     Secret(Zeroizing<String>),

@@ -33,6 +33,7 @@ const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
 pub(crate) const MAX_WRAPPED_BYTES: usize = 4096;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Content of a key file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeyFile {

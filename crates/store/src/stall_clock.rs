@@ -13,6 +13,7 @@ pub(crate) struct StallClock {
     times: Mutex<Times>,
 }
 
+/// Times of a request.
 #[derive(Debug)]
 struct Times {
     /// Time of the last byte of this attempt, or the start of the attempt.

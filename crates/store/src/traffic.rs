@@ -29,6 +29,7 @@ pub struct Traffic {
     pub bytes_written: u64,
 }
 
+/// Counters of requests and bytes since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub gets: AtomicU64,

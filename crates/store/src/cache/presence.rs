@@ -239,6 +239,7 @@ impl ChunkLocks {
     }
 }
 
+/// Lock of a byte of a file. Dropping this value unlocks the byte.
 struct RangeLock<'a>(&'a File, u64);
 
 impl<'a> RangeLock<'a> {

@@ -28,6 +28,7 @@ struct ReaderBook {
     readers: Vec<Reader>,
 }
 
+/// Snapshot that this host reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reader {

@@ -14,6 +14,7 @@ const MAX_FINDS: usize = 8;
 /// Time after which a snapshot is read again.
 const FIND_TIME: Duration = Duration::from_secs(10);
 
+/// Result of a search for a snapshot, for the operation that follows.
 #[derive(Debug)]
 struct RecentFind {
     tenant: String,

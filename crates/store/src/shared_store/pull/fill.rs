@@ -46,6 +46,7 @@ pub struct CachedPart {
     urgent_chunks: AtomicU64,
 }
 
+/// Snapshot from which a layer is filled.
 #[derive(Debug)]
 struct Source {
     snapshot: RemoteSnapshot,
