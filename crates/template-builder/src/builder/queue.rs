@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 /// Owner of a build: an API key, or the host's owner.
 type Owner = Option<String>;
 
+/// Running and waiting builds.
 #[derive(Debug, Default)]
 struct QueueState {
     /// Number of permits that each owner holds.

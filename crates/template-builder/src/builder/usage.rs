@@ -38,6 +38,7 @@ pub(super) struct TemplateUsage {
     of_host: HashSet<String>,
 }
 
+/// Tags and images of one owner.
 #[derive(Debug, Default)]
 struct OwnerTemplates {
     count: u64,

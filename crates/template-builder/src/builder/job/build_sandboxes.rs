@@ -21,6 +21,7 @@ pub(super) struct BuildSandboxes {
     creations: TaskTracker,
 }
 
+/// Sandboxes of a build.
 #[derive(Default)]
 struct State {
     ids: Vec<String>,
