@@ -181,6 +181,7 @@ enum VmOrigin {
     Snapshot(Box<RestoreConfig>),
 }
 
+/// State of the event loop.
 struct Vm {
     machine: Machine,
     link: ControlLink,

@@ -18,6 +18,7 @@ const RESET_CPU: u8 = 0xfe;
 /// Output of PIT channel 2 is high, so that a guest polling it does not wait forever.
 const TIMER2_OUTPUT_HIGH: u8 = 0x20;
 
+/// Interrupt of the serial port.
 #[derive(Clone)]
 struct SerialIrq(Arc<EventFd>);
 
@@ -28,6 +29,7 @@ impl Trigger for SerialIrq {
     }
 }
 
+/// Destination of the serial port's output.
 #[derive(Clone)]
 struct ConsoleWriter(Arc<ConsoleRing>);
 

@@ -16,6 +16,7 @@ struct DiskGate {
     changed: Condvar,
 }
 
+/// State of the gate between the event loop and the disk thread.
 #[derive(Default)]
 struct DiskGateState {
     /// True while the machine is paused.

@@ -62,6 +62,7 @@ pub(super) struct PreparedSnapshot {
     disks: Vec<usize>,
 }
 
+/// Files of the memory layer of a snapshot.
 struct MemoryFiles {
     layer: File,
     /// File of the layer opened with `O_DIRECT`.

@@ -100,6 +100,7 @@ struct OpenRequest {
     send_at: Option<Instant>,
 }
 
+/// Handles faults on missing memory, in a thread of its own.
 struct FaultHandler {
     memory: Arc<LazyMemory>,
     source: FaultSource,

@@ -50,6 +50,7 @@ pub struct LazyMemory {
     state: Mutex<MissingMemoryState>,
 }
 
+/// State of missing memory.
 #[derive(Debug)]
 struct MissingMemoryState {
     /// Chunks without any present page.

@@ -119,6 +119,7 @@ fn scan_units(
     Ok(())
 }
 
+/// Region of guest memory that is scanned.
 struct ScanRegion {
     /// First unit of the region.
     first: u64,

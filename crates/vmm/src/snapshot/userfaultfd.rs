@@ -29,6 +29,7 @@ const MESSAGE_BYTES: usize = 32;
 const FAULTS_PER_READ: usize = 64;
 const PAGE_BYTES: u64 = 4096;
 
+/// Argument of `UFFDIO_API` (`uffdio_api`).
 #[repr(C)]
 struct ApiArg {
     api: u64,
@@ -36,6 +37,7 @@ struct ApiArg {
     ioctls: u64,
 }
 
+/// Argument of `UFFDIO_REGISTER` (`uffdio_register`).
 #[repr(C)]
 struct RegisterArg {
     start: u64,
@@ -44,6 +46,7 @@ struct RegisterArg {
     ioctls: u64,
 }
 
+/// Argument of `UFFDIO_COPY` (`uffdio_copy`).
 #[repr(C)]
 struct CopyArg {
     to: u64,
@@ -53,6 +56,7 @@ struct CopyArg {
     copied: i64,
 }
 
+/// Argument of `UFFDIO_ZEROPAGE` (`uffdio_zeropage`).
 #[repr(C)]
 struct ZeroArg {
     start: u64,
@@ -61,6 +65,7 @@ struct ZeroArg {
     zeroed: i64,
 }
 
+/// Argument of `UFFDIO_WAKE` (`uffdio_range`).
 #[repr(C)]
 struct WakeArg {
     start: u64,

@@ -36,6 +36,7 @@ const MAX_PFNS: usize = 4096;
 /// Maximum number of bytes of page numbers served before control returns to the event loop.
 const BUDGET_BYTES: usize = 16 << 10;
 
+/// State after the driver has activated the device.
 struct ActiveBalloon {
     memory: GuestMemory,
     queues: Vec<Queue>,

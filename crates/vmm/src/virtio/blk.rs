@@ -65,6 +65,7 @@ pub enum BlockError {
     Device(#[from] DeviceError),
 }
 
+/// State after the driver has activated the device.
 struct ActiveBlock {
     memory: GuestMemory,
     queue: Queue,

@@ -76,6 +76,7 @@ struct FrameSender {
     errors: u64,
 }
 
+/// State after the driver has activated the device.
 struct ActiveNet {
     memory: GuestMemory,
     queues: Vec<Queue>,

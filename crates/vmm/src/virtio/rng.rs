@@ -16,6 +16,7 @@ const MAX_REQUEST_BYTES: usize = 64 << 10;
 const BUDGET_BYTES: usize = 1 << 20;
 const QUEUE_SIZES: [u16; 1] = [64];
 
+/// State after the driver has activated the device.
 struct ActiveRng {
     memory: GuestMemory,
     queue: Queue,

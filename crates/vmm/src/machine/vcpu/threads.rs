@@ -48,6 +48,7 @@ enum VcpuCommand {
     Revert(Arc<VcpuState>, Sender<Result<(), VmmError>>),
 }
 
+/// Thread of a vCPU, from the outside.
 struct VcpuThread {
     commands: Sender<VcpuCommand>,
     handle: JoinHandle<()>,
@@ -207,6 +208,7 @@ impl Vcpus {
     }
 }
 
+/// State of a vCPU's thread.
 struct VcpuWorker {
     vcpu: VcpuFd,
     bus: Arc<Bus>,

@@ -36,6 +36,7 @@ pub struct FrameReceiver {
     pub errors: u64,
 }
 
+/// Result of passing a frame to the guest.
 enum DeliveryStatus {
     Done,
     Dropped,

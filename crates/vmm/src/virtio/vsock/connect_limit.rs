@@ -13,6 +13,7 @@ const PER_S: NonZeroU64 = NonZeroU64::MIN.saturating_add(MAX_CONNECTIONS as u64 
 /// Time for which the transmit queue is not served after too many requests.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Limits the rate of connection requests of a guest.
 #[derive(Debug)]
 pub struct ConnectLimit {
     bucket: TokenBucket,

@@ -58,6 +58,7 @@ pub enum ConnectionAction {
     Remove,
 }
 
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VsockConnectionState {
     /// The host connects to the guest. `request_sent` is set when the REQUEST was sent.
@@ -72,6 +73,7 @@ enum VsockConnectionState {
     Lingering,
 }
 
+/// State of the request for buffer space of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CreditRequestState {
     None,
@@ -82,6 +84,7 @@ enum CreditRequestState {
     Sent,
 }
 
+/// Connection between a stream of the host and a socket of the guest.
 #[derive(Debug)]
 pub struct VsockConnection {
     pub ports: PortPair,

@@ -25,12 +25,14 @@ const FIRST_EPHEMERAL: u32 = 1 << 30;
 /// Smallest token of a connection. The device uses lower tokens.
 pub const FIRST_TOKEN: u32 = 16;
 
+/// RST packet that is not sent yet.
 #[derive(Debug)]
 struct PendingReset {
     ports: PortPair,
     kind: u16,
 }
 
+/// All connections of the device.
 #[derive(Debug)]
 pub struct Muxer {
     guest_cid: u64,

@@ -15,8 +15,10 @@ use vm_memory::{Bytes, GuestAddress};
 pub const GUEST_CID: u32 = 3;
 /// Size of a receive buffer of a Linux guest in bytes: 4 KiB without the kernel's overhead.
 pub const RX_BUFFER_BYTES: u32 = 3776;
+/// Sizes of the rings: receive, transmit and event queue.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
 const RING_ADDRESSES: [u64; 3] = [0x1_0000, 0x2_0000, 0x3_0000];
+/// Address of the receive buffers in guest memory. [`TX_AREA`] is the address of sent packets.
 pub const RX_AREA: u64 = 0x10_0000;
 pub const TX_AREA: u64 = 0x20_0000;
 pub const MEMORY_BYTES: usize = 0x100_0000;
@@ -282,10 +284,15 @@ impl VsockGuest {
 /// Guest side of one connection.
 #[derive(Debug, Clone)]
 pub struct GuestSocket {
+    /// Port of the guest.
     pub guest: u32,
+    /// Port of the host.
     pub host: u32,
+    /// Size of the guest's receive buffer.
     pub buf_alloc: u32,
+    /// Number of bytes that the guest has consumed.
     pub fwd_cnt: u32,
+    /// Number of bytes that the guest has sent.
     pub sent: u32,
     /// Size of the device's receive buffer, as last announced.
     host_alloc: u32,
