@@ -26,10 +26,13 @@ pub struct LateReply {
     pub error: i32,
 }
 
+/// Client with its locks.
 #[derive(Debug)]
 struct Client {
     replies: Sender<LateReply>,
+    /// Number of granted locks.
     locks: usize,
+    /// Number of waiting requests.
     waiting: usize,
     /// Number of late replies that the client has not received.
     undelivered: Arc<AtomicUsize>,
