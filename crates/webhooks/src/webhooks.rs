@@ -30,6 +30,7 @@ const COLUMNS: &str = "id, name, url, enabled, events, created_ms, dropped";
 #[derive(Debug, Clone)]
 pub struct Webhooks(pub(crate) Arc<Shared>);
 
+/// State of the webhooks, shared by their clones.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub database: Database,
