@@ -97,6 +97,7 @@ fn reserve(length: usize) -> io::Result<*mut u8> {
 struct Segment {
     start: usize,
     end: usize,
+    /// True for a segment that may be written. Only read-only segments use huge pages.
     writable: bool,
 }
 

@@ -96,6 +96,7 @@ pub struct Users {
     group: String,
     /// Cached names of users, by id.
     user_names: RefCell<HashMap<u32, String>>,
+    /// Names of groups by id, as far as they were looked up.
     group_names: RefCell<HashMap<u32, String>>,
 }
 

@@ -94,6 +94,7 @@ fn loss_error(message: String) -> RpcError {
 /// Watchers by id.
 #[derive(Default)]
 pub struct Watchers {
+    /// Watchers by the id that the client received.
     by_id: RefCell<HashMap<String, PolledWatcher>>,
 }
 

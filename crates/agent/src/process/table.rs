@@ -95,6 +95,7 @@ struct StartingProcess {
 
 /// All processes, and the resources for starting processes.
 pub struct ProcessTable {
+    /// Running processes by process id.
     running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
     ended: RefCell<VecDeque<Rc<GuestProcess>>>,
     /// Processes that workers are about to start.

@@ -23,6 +23,7 @@ const FLOCK: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Owner {
     node: u64,
+    /// True for flock(2), false for locks of fcntl(2). The two kinds do not conflict.
     is_flock: bool,
     owner: u64,
 }

@@ -31,6 +31,7 @@ pub struct VariableSources<'a> {
     pub authorities: &'a Path,
     /// Java's store with all authorities.
     pub java_store: Option<&'a Path>,
+    /// True if the guest has Java, which has its own trust store.
     pub has_java: bool,
     pub proxy: Option<&'a ProxySettings>,
 }
