@@ -16,6 +16,7 @@ const MAX_ADDRESSES: usize = 4096;
 /// added and from which one failure is removed per [`REFILL`].
 #[derive(Debug, Default)]
 pub(crate) struct AuthenticationLimit {
+    /// Recent failures by address of the client.
     buckets: Mutex<HashMap<IpAddr, Bucket>>,
 }
 

@@ -38,6 +38,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub(crate) struct EventStreams {
     /// Permits to read files of a log.
     pub scans: Semaphore,
+    /// Number of open streams by owner. `None` is the host's owner.
     by_owner: Mutex<HashMap<Option<String>, usize>>,
     /// True when the daemon stops.
     is_ended: watch::Sender<bool>,
@@ -142,6 +143,7 @@ pub struct EventFollower {
     selection: EventSelection,
     /// Id with which the client resumes, until the first page was read.
     resumed: Option<EntryId>,
+    /// True if another member of the fleet forwarded the call: only events of this host are read.
     is_forwarded: bool,
     _permit: StreamPermit,
 }

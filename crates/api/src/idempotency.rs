@@ -53,6 +53,7 @@ struct ReplaySlot {
 /// oldest first.
 #[derive(Debug, Default)]
 struct ReplayCache {
+    /// Responses to the calls of one caller, by idempotency key.
     slots: HashMap<String, ReplaySlot>,
     order: VecDeque<String>,
 }
@@ -184,6 +185,7 @@ struct PendingReplay {
     this: Arc<ReplayCaches>,
     owner: Option<String>,
     key: String,
+    /// True once the response was stored. Otherwise, dropping this value frees the key.
     is_stored: bool,
 }
 

@@ -28,6 +28,7 @@ pub(crate) type PagePosition = ListPosition;
 pub(crate) struct Page {
     limit: usize,
     after: Option<PagePosition>,
+    /// True if the newest item is first.
     descending: bool,
 }
 

@@ -47,6 +47,7 @@ struct Loaded {
     read: ReadRoster,
     /// Time of the verdict.
     since_ms: Option<u64>,
+    /// Sandboxes by id.
     sandboxes: BTreeMap<String, LostSandbox>,
 }
 
@@ -54,6 +55,7 @@ struct Loaded {
 #[derive(Default)]
 pub(crate) struct LostSandboxes {
     rosters: Option<Rosters>,
+    /// Rosters of lost members that were read.
     loaded: Mutex<BTreeMap<RosterOf, Loaded>>,
     /// Sandboxes that this host has resumed or killed, and that must be removed from rosters.
     taken: Mutex<BTreeMap<RosterOf, BTreeSet<String>>>,

@@ -28,6 +28,7 @@ const FIRST_HOST: &str = "0";
 pub(super) struct LogPage<T> {
     pub entries: Vec<T>,
     pub next: Option<String>,
+    /// True if there are further entries.
     pub more: bool,
     pub dropped: Option<DroppedEntries>,
 }

@@ -16,6 +16,7 @@ pub enum KeyStatus {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeyEntry {
     pub revoked: bool,
+    /// True if the resources of the key are to be removed.
     pub end: bool,
     pub expires_ms: Option<u64>,
 }

@@ -19,7 +19,9 @@ const MAX_CACHED: usize = 4096;
 /// another process may create them at any time.
 #[derive(Debug, Default)]
 pub(super) struct KeyStatuses {
+    /// Cached entries by id of the key, with the times of their reading.
     by_id: HashMap<String, (Instant, KeyEntry)>,
+    /// Cached entries by hash of the secret.
     by_hash: HashMap<[u8; 32], (Instant, KeyEntry)>,
     /// Ids of the keys whose resources are to be removed.
     ended: Option<(Instant, Vec<String>)>,
