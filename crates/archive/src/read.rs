@@ -47,6 +47,7 @@ pub struct ArchiveReader<R> {
     /// Last entry that was started.
     last: Option<String>,
     limits: ReadLimits,
+    /// True if the end mark was read.
     end_mark: bool,
 }
 

@@ -90,6 +90,7 @@ struct PendingDir {
     path: EntryPath,
     fd: OwnedFd,
     mode: u32,
+    /// Modification time in seconds and nanoseconds, which is set when the directory is complete.
     mtime: (i64, u32),
 }
 
