@@ -87,6 +87,7 @@ pub struct Session {
     pub(crate) directory: HostDirectory,
     pub(crate) record: SessionRecord,
     pub(crate) synced: SyncedTree,
+    /// Commands by number.
     pub(crate) history: BTreeMap<u64, HistoryEntry>,
     pub(crate) saved: SavedCopies,
     pub(crate) client: Client,
