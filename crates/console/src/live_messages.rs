@@ -116,6 +116,7 @@ pub trait TabActions {
 #[derive(Debug)]
 pub struct TabMessages<A: TabActions> {
     actions: A,
+    /// Open terminals of a browser tab, by the number that the tab has chosen.
     streams: HashMap<u32, A::Shown>,
 }
 

@@ -61,6 +61,7 @@ struct Output {
     /// Number of bytes since the start.
     total: u64,
     status: Status,
+    /// Connected viewers by number.
     viewers: HashMap<u64, Viewer>,
     /// Time since which no viewer is attached.
     unwatched_since: Instant,
