@@ -57,6 +57,7 @@ pub async fn publish(home: Home, tables: Tables, node: Node) {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Local {
     version: String,
+    /// True if all keys may use the template.
     is_public: bool,
     created_ms: u64,
 }
