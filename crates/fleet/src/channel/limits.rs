@@ -44,6 +44,7 @@ pub(super) struct Connections(Mutex<Counters>);
 /// Numbers of open connections.
 #[derive(Debug, Default)]
 struct Counters {
+    /// Unauthenticated connections by address.
     by_address: HashMap<IpAddr, usize>,
     unauthenticated: usize,
     members: usize,
@@ -54,6 +55,7 @@ struct Counters {
 pub(super) struct Admitted {
     connections: Arc<Connections>,
     address: IpAddr,
+    /// True after the peer has presented the certificate of a member.
     is_member: bool,
 }
 

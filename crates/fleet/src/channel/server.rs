@@ -112,6 +112,7 @@ pub struct Server {
     identity: Identity,
     limits: Limits,
     check: PeerCheck,
+    /// Handlers by path, or by the prefix of their paths.
     routes: BTreeMap<String, Route>,
     /// Complete paths that fronts may request.
     for_fronts: BTreeSet<String>,

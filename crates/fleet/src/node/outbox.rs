@@ -24,6 +24,7 @@ pub(super) type Replies = (MemberId, Vec<Message>);
 pub(super) struct Outbox {
     messenger: Arc<dyn Messenger>,
     replies: mpsc::Sender<Replies>,
+    /// Queues of the sending tasks by member.
     queues: HashMap<MemberId, mpsc::Sender<(String, Message)>>,
 }
 

@@ -96,6 +96,7 @@ impl RangeAnswer {
 #[derive(Debug, Deserialize)]
 struct Txn {
     header: Header,
+    /// True if the condition was satisfied.
     #[serde(default)]
     succeeded: bool,
     #[serde(default)]

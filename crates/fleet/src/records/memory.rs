@@ -29,6 +29,7 @@ pub enum Fault {
 /// Records, and faults that a test has requested.
 #[derive(Debug, Default)]
 struct State {
+    /// Records with their versions.
     records: BTreeMap<RecordKey, (u64, Bytes)>,
     writes: u64,
     /// Requests of all clients.

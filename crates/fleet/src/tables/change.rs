@@ -83,8 +83,11 @@ pub(super) struct Staged<'a> {
     /// Number of the commit.
     number: u64,
     now_ms: u64,
+    /// Changed rows.
     rows: BTreeMap<RowKey, Row>,
+    /// Ids of changed keys by hash of their secret.
     hashes: HashMap<KeyHash, String>,
+    /// Sizes of changed parts.
     bytes: HashMap<(Table, u8), usize>,
     keys: usize,
 }

@@ -62,6 +62,7 @@ fn names(members: &[MemberId]) -> String {
 /// Remembered places.
 #[derive(Debug, Default)]
 pub(super) struct Places {
+    /// Cached places with the times of their queries.
     places: Mutex<HashMap<SandboxHash, (RowPlace, Millis)>>,
 }
 
