@@ -102,6 +102,7 @@ struct Host {
 pub struct Directory {
     tables: Vec<Table>,
     hosts: Vec<Host>,
+    /// Short numbers of members, by which rows refer to them.
     numbers: HashMap<MemberId, u16>,
 }
 

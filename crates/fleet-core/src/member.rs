@@ -82,6 +82,7 @@ pub struct Member {
     next_write: u64,
     /// State of the coordinator, while this member has that role.
     coordinator: Option<Box<Coordinator>>,
+    /// Limits of the owners' budgets.
     limits: BTreeMap<BudgetOwner, u64>,
     status: HostStatus,
     shares: SharedShares,

@@ -33,6 +33,7 @@ struct Budget {
 #[derive(Debug)]
 pub(crate) struct Budgets {
     term: Term,
+    /// Budgets by owner.
     owners: BTreeMap<BudgetOwner, Budget>,
     /// Limits of owners, also of those without a share.
     limits: BTreeMap<BudgetOwner, u64>,
