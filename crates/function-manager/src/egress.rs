@@ -143,6 +143,7 @@ fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
 /// State of a broker on its thread.
 struct Broker {
     socket: Arc<AsyncFd<Channel>>,
+    /// Destinations that each function may access, by function.
     lists: Arc<RwLock<HashMap<String, AllowList>>>,
     connector: Arc<HostConnector>,
     control_plane: Option<Arc<dyn ControlPlaneConnector>>,

@@ -91,7 +91,9 @@ struct Shared {
 /// Owners by API key and by the tag in public names.
 #[derive(Debug, Default)]
 struct Owners {
+    /// Owners by API key. `None` is the host's owner.
     by_key: HashMap<Option<String>, Arc<Owner>>,
+    /// Owners by the tag in the host names of their functions.
     by_tag: HashMap<String, Arc<Owner>>,
 }
 
@@ -101,6 +103,7 @@ struct Owner {
     /// Id of the API key. `None` for the operator.
     key: Option<String>,
     store: FunctionStore,
+    /// Functions by name.
     functions: RwLock<HashMap<String, Arc<FunctionState>>>,
     running: RwLock<Option<Arc<RunningProcess>>>,
     /// Held while the process is started or stopped. May be taken while `changing` is held.
