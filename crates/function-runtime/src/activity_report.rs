@@ -19,6 +19,7 @@ pub(crate) struct ActivityReport<F> {
     in_flight: InFlightRequests,
     /// Sends a report. Returns false if the report must be retried.
     report: F,
+    /// State that was reported last.
     reported_busy: bool,
     /// Time since which the current state differs from the reported state.
     differs_since: Option<Instant>,

@@ -17,6 +17,7 @@ pub struct FunctionMetrics {
     latency_us: AtomicU64,
     /// Numbers of responses by latency. The last bucket has no upper bound.
     buckets: [AtomicU64; LATENCY_BUCKETS_US.len() + 1],
+    /// Numbers of failed requests by kind of failure.
     faults: Mutex<BTreeMap<&'static str, u64>>,
 }
 

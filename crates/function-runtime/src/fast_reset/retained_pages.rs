@@ -63,6 +63,7 @@ static REUSED_SCANS: AtomicU64 = AtomicU64::new(0);
 /// State of this thread's measurement of page faults.
 #[derive(Clone, Copy)]
 struct WindowState {
+    /// True during a request.
     is_open: bool,
     /// Page faults of the thread at the last reading.
     faults: Option<i64>,
