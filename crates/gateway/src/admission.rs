@@ -38,6 +38,7 @@ struct AdmissionState {
 #[derive(Debug, Default)]
 struct ConnectionCount {
     total: usize,
+    /// Connections by address of the client.
     clients: HashMap<IpAddr, usize>,
 }
 
