@@ -7,6 +7,7 @@ use std::sync::Arc;
 /// Number of open connections by owner. Owners without connections are absent.
 #[derive(Clone)]
 pub(crate) struct ConnectionLimit {
+    /// Open connections by owner.
     open: Arc<Mutex<HashMap<String, usize>>>,
     maximum: usize,
 }
