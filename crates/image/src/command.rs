@@ -51,6 +51,7 @@ pub(crate) struct Tool {
     program: &'static str,
     package: &'static str,
     command: Command,
+    /// True if the program runs in a mount namespace of its own.
     private_mounts: bool,
     overlay: Option<OverlayMount>,
     jail: Option<Jail>,

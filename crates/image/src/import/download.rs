@@ -16,6 +16,7 @@ pub(super) struct Download {
     pub file: File,
     /// Path of the file. For an unnamed file, the path of its directory.
     pub path: PathBuf,
+    /// True if the file has a name, by which a later import can continue the download.
     named: bool,
 }
 

@@ -74,6 +74,7 @@ struct Names {
     /// Number of times that the directory was read. After an increase, each summary is compared
     /// with its manifest before the next use.
     reading: u64,
+    /// Templates by name and tag.
     entries: BTreeMap<Reference, IndexEntry>,
 }
 
