@@ -48,6 +48,7 @@ enum Child<'a> {
 struct Tree<'a> {
     target: &'a str,
     nodes: HashMap<&'a str, &'a LineageNode>,
+    /// Children by id of the node above them.
     children: HashMap<&'a str, Vec<Child<'a>>>,
     /// Nodes that are below another one.
     inner: HashSet<&'a str>,

@@ -21,6 +21,7 @@ struct Outcome {
     state: &'static str,
     /// Exit reason, or the state if the sandbox has not terminated.
     reason: String,
+    /// True if the sandbox reached the state.
     reached: bool,
 }
 

@@ -53,6 +53,7 @@ type Display = Terminal<CrosstermBackend<BufWriter<File>>>;
 #[derive(Debug)]
 struct Reads {
     sandboxes: Schedule,
+    /// True while usage is being read.
     usage: bool,
     resources: bool,
     text: bool,

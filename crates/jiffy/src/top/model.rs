@@ -71,11 +71,13 @@ pub struct Message {
 /// State of the program.
 #[derive(Debug, Default)]
 pub struct Model {
+    /// Sandboxes by id.
     rows: BTreeMap<String, Row>,
     /// Ids of the rows that match the filter, in order.
     shown: Vec<String>,
     /// Numbers of rows by state.
     counts: Vec<(StateName, usize)>,
+    /// True in a fleet: the column of the host is shown.
     has_hosts: bool,
     selected: Option<String>,
     /// Index of the first row on the screen.

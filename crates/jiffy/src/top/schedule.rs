@@ -30,6 +30,7 @@ pub enum Read {
 #[derive(Debug)]
 pub struct Schedule {
     changed: BTreeSet<String>,
+    /// True if all sandboxes must be listed again.
     needs_list: bool,
     /// Start of the read in flight, and the factor of the pause after it.
     started: Option<(Instant, u32)>,

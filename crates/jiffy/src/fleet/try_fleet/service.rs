@@ -14,6 +14,7 @@ pub struct Service {
     command: Command,
     /// `nsenter`, whose child is the program. `None` if the program was killed.
     holder: Option<Child>,
+    /// True while the process is stopped by SIGSTOP.
     is_frozen: bool,
 }
 
