@@ -20,6 +20,7 @@ pub struct NewHostFile {
     directory: File,
     temporary: String,
     name: PathBuf,
+    /// True if the file is complete. Otherwise dropping this value removes it.
     is_complete: bool,
 }
 

@@ -103,7 +103,9 @@ struct LineReader {
     first: u64,
     bytes: Vec<u8>,
     lines: u64,
+    /// True if a line was cut.
     cut: bool,
+    /// True if there are further lines.
     has_more: bool,
 }
 
