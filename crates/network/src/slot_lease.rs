@@ -31,6 +31,7 @@ pub struct SlotLease {
     pub(crate) number: u32,
     /// `None` if the guest's interface is a veth pair, or the slot was adopted.
     pub(crate) tap: Option<File>,
+    /// True after the tap was passed to the VMM.
     pub(crate) is_tap_taken: bool,
     pub(crate) record: Arc<ConnectionRecorder>,
     /// Addresses that the DNS server returned to the guest.

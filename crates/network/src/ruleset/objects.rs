@@ -283,6 +283,7 @@ impl SetReference {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SetElement {
     key: Vec<u8>,
+    /// True for the start of an interval, false for its end.
     is_start: bool,
     attributes: Vec<u8>,
 }
