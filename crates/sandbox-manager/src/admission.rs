@@ -111,6 +111,7 @@ pub(crate) struct Reservation {
     occupant: Occupant,
     memory_mib: u64,
     disk_mib: u64,
+    /// True until the guest has started.
     starting: bool,
 }
 

@@ -78,6 +78,7 @@ impl SlowFigures {
 pub struct KernelReader {
     data: PathBuf,
     group: Option<PathBuf>,
+    /// Figures that take long to read, with the time of the reading.
     slow: Mutex<Option<(Instant, SlowFigures)>>,
 }
 

@@ -30,6 +30,7 @@ pub enum ListingError {
 /// Files that a side created, changed or deleted.
 #[derive(Debug, Default)]
 pub struct FileListing {
+    /// Files by path.
     files: BTreeMap<Vec<u8>, ListedFile>,
     /// True if changes are missing.
     pub is_incomplete: bool,

@@ -87,6 +87,7 @@ pub(super) type SnapshotsOnDisk = HashMap<SmolStr, SnapshotState>;
 /// Snapshot on the disk.
 pub(super) struct SnapshotState {
     engine: &'static str,
+    /// True if the journal has a record of the snapshot.
     has_record: bool,
 }
 

@@ -59,7 +59,9 @@ fn snapshot_details(node: &LineageNode) -> Option<&SnapshotDetails> {
 /// Snapshots among the nodes, by position.
 struct Graph<'a> {
     nodes: &'a [LineageNode],
+    /// Positions of the children by id of the node.
     children: HashMap<&'a str, Vec<usize>>,
+    /// Positions of nodes in the list, by id.
     positions: HashMap<&'a str, usize>,
     /// Snapshots from which sandboxes were created, or to which they were rolled back.
     targets: HashSet<&'a str>,
