@@ -25,6 +25,7 @@ pub struct Reservation {
 #[derive(Debug, Default)]
 pub struct Reservations {
     next: u64,
+    /// Reservations that are neither confirmed nor expired.
     open: HashMap<ReservationId, Reservation>,
     /// Deadlines in milliseconds, the earliest first. Entries of ended reservations are skipped.
     deadlines: VecDeque<(u64, ReservationId)>,

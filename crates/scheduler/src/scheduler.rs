@@ -65,6 +65,7 @@ pub struct Scheduler {
     /// Hosts by their number in the indexes. Removed hosts leave a gap for the next one.
     hosts: Vec<Option<HostEntry>>,
     gaps: Vec<u32>,
+    /// Positions of hosts by id.
     numbers: HashMap<HostId, u32>,
     classes: Vec<Class>,
     /// Place of each host in the indexes of its class, for each of [`ORDERS`].

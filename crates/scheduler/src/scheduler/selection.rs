@@ -14,6 +14,7 @@ const MAX_SCANNED: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Selection {
     pub host: HostId,
+    /// True if the host has the template.
     pub has_template: bool,
 }
 
