@@ -17,9 +17,12 @@ const MAX_CACHED: usize = 1024;
 /// Attributes of a file that change when the file is written or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileStamp {
+    /// Numbers of device and inode.
     file: (u64, u64),
     bytes: u64,
+    /// Time of the last change of the content: seconds and nanoseconds.
     modified: (i64, i64),
+    /// Time of the last change of the inode: seconds and nanoseconds.
     changed: (i64, i64),
 }
 

@@ -51,6 +51,7 @@ pub struct SnapshotDraft {
     /// Files for the indexes of the disk layers.
     pub disk_indexes: Vec<File>,
     manifest: File,
+    /// True after the publication. Otherwise dropping this value removes the draft.
     is_published: bool,
     /// True if the draft remains for a later process when it is dropped.
     captured: bool,

@@ -73,7 +73,9 @@ impl IndexState {
 /// Parent by child, and children by parent. Snapshots without a parent have no entry.
 #[derive(Debug, Default)]
 pub(crate) struct LineageTree {
+    /// Parents by id of the child.
     parents: HashMap<String, String>,
+    /// Children by id of the parent.
     children: HashMap<String, BTreeSet<String>>,
 }
 

@@ -66,6 +66,7 @@ struct FoldDraft {
     path: PathBuf,
     /// Copied units. They are removed from the layers if the fold is not committed.
     copied: Vec<(File, UnitSet, u32)>,
+    /// True after the commit. Otherwise dropping this value removes the draft.
     is_committed: bool,
 }
 
