@@ -23,6 +23,7 @@ const RECORD_CONTEXT: &[u8] = b"jiffy record";
 pub struct Tenant {
     name: String,
     id: TenantId,
+    /// Keys by generation. New data is encrypted with the newest.
     generations: BTreeMap<u32, DataKeys>,
 }
 

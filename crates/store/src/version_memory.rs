@@ -49,6 +49,7 @@ pub struct VersionMemory {
 /// Cached content of the file.
 #[derive(Debug, Default)]
 struct Seen {
+    /// Newest version that this host has seen, by record.
     versions: BTreeMap<String, RecordVersion>,
     /// Inode and modification time of the file when it was last read. Each write replaces the file.
     file: Option<(u64, i64, i64)>,

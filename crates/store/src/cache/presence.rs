@@ -50,6 +50,7 @@ pub(super) type BootId = [u8; 16];
 #[derive(Debug)]
 pub(super) struct Presence {
     file: Flock<File>,
+    /// One bit per chunk that is known to be present.
     bits: Mutex<Vec<u8>>,
 }
 

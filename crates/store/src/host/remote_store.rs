@@ -48,6 +48,7 @@ pub struct RemoteStore {
     reader_book: PathBuf,
     module_book: PathBuf,
     made_keys: Option<PathBuf>,
+    /// Opened tenants by name.
     tenants: Mutex<HashMap<String, OpenTenant>>,
     /// Set when the store has passed the check of conditional writes.
     checked: OnceCell<()>,

@@ -97,6 +97,7 @@ impl VerifyReport {
 /// Frames that were read, with the defect of each damaged frame.
 #[derive(Debug, Default)]
 struct CheckedFrames {
+    /// Results by pack and offset, so that each frame is read once.
     frames: Mutex<HashMap<(PackId, u32), Option<FormatError>>>,
     bytes: AtomicU64,
 }

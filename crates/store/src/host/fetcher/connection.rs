@@ -47,7 +47,9 @@ struct Granted {
 /// Service for one VMM.
 pub struct VmmService {
     parts: Arc<OpenParts>,
+    /// Layers that the grant permits, by number.
     layers: BTreeMap<u32, Granted>,
+    /// True if chunks are fetched before the guest accesses them.
     prefetch: bool,
     fetches: Semaphore,
 }

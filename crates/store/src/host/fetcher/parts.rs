@@ -19,6 +19,7 @@ pub type PartSlot = OnceCell<CachedPart>;
 #[derive(Debug)]
 pub struct OpenParts {
     remote: Arc<RemoteStore>,
+    /// Open layers, which VMMs share.
     parts: Mutex<HashMap<LayerOrigin, Weak<PartSlot>>>,
 }
 

@@ -29,6 +29,7 @@ pub(super) struct StoredObject {
     pub bytes: u64,
     /// Time of the last change by the store's clock, milliseconds since 1970.
     pub modified_ms: i64,
+    /// True if a snapshot or a push needs the object.
     pub is_live: bool,
 }
 

@@ -67,6 +67,7 @@ struct Arrived {
 /// Mode of a fill.
 #[derive(Debug, Clone, Copy)]
 struct Manner {
+    /// True if a guest waits for the chunk.
     urgent: bool,
     /// Fetches chunks even if another fill is fetching them.
     anyway: bool,
