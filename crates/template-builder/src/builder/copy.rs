@@ -25,6 +25,7 @@ pub struct CopyRequest {
     pub to: String,
     pub owner: Option<String>,
     pub mode: Option<String>,
+    /// True if archives are unpacked, as `ADD` does.
     pub unpack: bool,
 }
 
@@ -48,6 +49,7 @@ impl CopyRequest {
 pub struct StagedFile {
     pub path: String,
     pub name: String,
+    /// True for a directory.
     pub directory: bool,
 }
 

@@ -33,6 +33,7 @@ pub struct BuildUsage {
 pub(super) struct TemplateUsage {
     /// Modification time of the templates directory, and the time at which it was read.
     read: Option<(SystemTime, SystemTime)>,
+    /// Templates by owner.
     by_owner: HashMap<String, OwnerTemplates>,
     /// Digests of the images of the host's owner.
     of_host: HashSet<String>,
