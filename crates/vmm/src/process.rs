@@ -196,6 +196,7 @@ struct Vm {
     vcpus: Vcpus,
     disks: DiskThread,
     exits: ExitCounters,
+    /// True while the vCPUs run.
     running: bool,
     background_copy: Option<BackgroundCopy>,
     /// Complete snapshot that is neither committed nor aborted.

@@ -27,6 +27,7 @@ pub struct KvmVm {
     vcpus: Vec<VcpuFd>,
     /// Registered memory that is not in use yet.
     unused_memory: Option<GuestMemory>,
+    /// True after guest memory was registered with KVM.
     memory_is_registered: bool,
 }
 

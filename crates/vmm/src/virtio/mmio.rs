@@ -83,6 +83,7 @@ impl Interrupt for IrqLine {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct QueueSetup {
     size: u16,
+    /// Register `QueueReady`.
     ready: bool,
     descriptors: u64,
     available: u64,
@@ -101,6 +102,7 @@ pub struct MmioDevice {
     driver_features: u64,
     queue_select: u32,
     queues: Vec<QueueSetup>,
+    /// True after the driver has activated the device.
     active: bool,
     failure: Option<String>,
 }

@@ -29,6 +29,7 @@ pub struct TransportState {
     driver_features: u64,
     queue_select: u32,
     queues: Vec<QueueSetup>,
+    /// True if the driver had activated the device.
     active: bool,
     irq_status: u32,
     irq_generation: u32,

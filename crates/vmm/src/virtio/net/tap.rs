@@ -40,6 +40,7 @@ const TUNSETOFFLOAD: libc::c_ulong = nix::request_code_write!(b'T', 208, size_of
 #[derive(Debug)]
 pub struct Tap {
     file: File,
+    /// False for a socket of a test.
     is_tap: bool,
 }
 
