@@ -51,6 +51,7 @@ struct Held {
 /// Locks of one family on one file.
 #[derive(Debug, Default)]
 pub(crate) struct FileLocks {
+    /// Granted locks by holder.
     held: BTreeMap<Holder, Held>,
     /// Requests that wait, in the order of their arrival.
     pub(crate) waiting: VecDeque<(u64, LockRequest)>,

@@ -48,8 +48,10 @@ impl Client {
 /// Locks of a volume.
 #[derive(Debug)]
 pub(super) struct Table {
+    /// Clients by number.
     clients: HashMap<u64, Client>,
     next_client: u64,
+    /// Files with locks or waiting requests.
     files: HashMap<Key, FileLocks>,
     /// True while only locks are granted that clients held before.
     is_reclaiming: bool,
