@@ -29,7 +29,7 @@ pub(crate) fn of(fd: BorrowedFd<'_>, include: fn(&[u8]) -> bool) -> Result<Vec<A
             attributes.push((name.to_vec(), value));
         }
     }
-    // Sorted, so that equal files result in equal archives.
+    // Sort the attributes, so that equal files result in equal archives.
     attributes.sort();
     Ok(attributes)
 }
