@@ -67,7 +67,7 @@ impl Report {
         warm_up: usize,
         measuring: impl Future<Output = anyhow::Result<Measured>>,
     ) -> anyhow::Result<Self> {
-        // Before the task, whose guests would disturb the calibration.
+        // Calibrate before the task, whose guests would disturb the calibration.
         let calibration = calibrate().await?;
         let measured = measuring.await?;
         let missing = calibration.not_available.clone();

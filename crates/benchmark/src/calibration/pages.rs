@@ -112,7 +112,7 @@ pub(super) fn file_fault(directory: &Path) -> Result<Cost, String> {
     let failed = |e| format!("cannot use a file in {}: {e}", directory.display());
     let mut file = tempfile::tempfile_in(directory).map_err(failed)?;
     let faults = PAGES / 4;
-    // Not zeros, for which a file system may allocate no blocks.
+    // Do not write zeros: a file system may allocate no blocks for them.
     let bytes = vec![1; faults * FAULT_AROUND];
     file.write_all(&bytes)
         .and_then(|()| file.rewind())
