@@ -129,7 +129,7 @@ impl<'a> Expander<'a, '_> {
             let plain = self.rest.find(special).unwrap_or(self.rest.len());
             out.push_str(&self.rest[..plain]);
             self.rest = &self.rest[plain..];
-            // Checked in each round, because variables may multiply the length.
+            // Check the length in each round, because variables may multiply it.
             if out.len() > MAX_EXPANDED_BYTES {
                 return Err(ExpandError::Long);
             }

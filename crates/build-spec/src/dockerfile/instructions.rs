@@ -83,7 +83,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
         let (start, mut more) = continued(first, escape);
         let mut whole = start.to_owned();
         while more {
-            // As in Docker, a continuation at the end of the file is ignored.
+            // As Docker does, ignore a continuation at the end of the file.
             let Some((_, next)) = source.next() else {
                 break;
             };
