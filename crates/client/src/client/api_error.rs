@@ -69,7 +69,7 @@ pub fn unknown_server(server: &Server, status: StatusCode, body: &[u8]) -> anyho
 pub fn incompatible(server: &Server, daemon_version: &str, reason: &str) -> anyhow::Error {
     let name = server.name();
     let advice = match server.url() {
-        // With the same version, an upgrade does not help.
+        // If the versions are equal, an upgrade does not help.
         _ if daemon_version == VERSION => "see its log".to_owned(),
         None => {
             "run `jiffy daemon restart` to replace it; its sandboxes continue to run".to_owned()
