@@ -305,7 +305,7 @@ impl<'p, 'a> Plan<'p, 'a> {
 
     /// Returns the exports of the merged module: the exports of members that written items use.
     pub(crate) fn exports(&self, is_written: &[bool]) -> Result<Vec<LinkedExport>> {
-        // Sorted and without duplicates, so that equal components give equal bytes.
+        // Sort the names and remove duplicates, so that equal components give equal bytes.
         let mut named = BTreeSet::new();
         for (item, _) in self
             .items
