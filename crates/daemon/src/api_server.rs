@@ -373,7 +373,7 @@ impl ApiListener {
         home: &Home,
         keys: &Keys,
     ) -> anyhow::Result<Self> {
-        // Before the address is bound, so that no client connects without a key.
+        // Check the keys before the address is bound, so that no client connects without a key.
         let key_file = check_keys(address, home, keys)?;
         let tls = tls(&options.tls, &options.domains, home)?;
         let listener = TcpListener::bind(address).await.with_context(|| {

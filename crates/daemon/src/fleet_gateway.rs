@@ -156,7 +156,7 @@ impl Handler for GatewayStreams {
         let Some(peer) = client_of(request.headers()) else {
             return Rejected::new(400, "the address of the client is missing").response();
         };
-        // Reserved first, because an accepted stream must be served.
+        // Reserve a place first, because an accepted stream must be served.
         let Ok(permit) = self.0.try_reserve() else {
             return Rejected::new(503, "too many streams are waiting").response();
         };

@@ -88,7 +88,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         .transpose()?;
     log::init(&options.log, traces.as_ref())?;
     let directory_lock = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
-    // Before any child process is started, since children inherit the limits.
+    // Set these limits before any child process is started, because children inherit them.
     raise_descriptor_limit();
     protect_memory();
     limit_file_size();
@@ -336,7 +336,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     // The guests of the warm pool use network slots, so the network is closed after them.
     network::close(network).await;
     if let Some(traces) = traces {
-        // Last, so that the spans of the shutdown are exported too.
+        // Finish the export last, so that the spans of the shutdown are exported too.
         traces.finish().await;
     }
     tracing::info!("daemon stopped");

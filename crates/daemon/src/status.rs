@@ -20,7 +20,7 @@ pub fn daemon_status(
         pid: std::process::id(),
         uptime_s: start.elapsed().as_secs(),
         listen,
-        // Without the program and `serve`.
+        // The program and `serve` are omitted.
         arguments: std::env::args().skip(2).collect(),
         sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
         warm: sandboxes.pool().waiting(),

@@ -67,7 +67,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
     // A stopping daemon accepts no connections, but holds the lock until it has removed unused
     // parts of the network.
     let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
-    // Held until the end, so that no daemon starts while sandboxes are killed.
+    // The lock is held until the end, so that no daemon starts while sandboxes are killed.
     let _lock = loop {
         match lock(home)? {
             Some(lock) => break lock,

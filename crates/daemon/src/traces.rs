@@ -154,7 +154,8 @@ impl TraceExport {
         });
         tracing_opentelemetry::layer()
             .with_tracer(self.provider.tracer_with_scope(scope))
-            // Not recorded, because the function `exported` would remove these fields.
+            // The location is not recorded, because the function `exported` would remove its
+            // fields.
             .with_location(false)
             .with_threads(false)
             .with_target(false)
