@@ -15,7 +15,7 @@ pub struct Engines {
 impl Engines {
     /// Creates a registry of `all`, which must contain the engine named `default`.
     pub fn new(all: Vec<Arc<dyn Engine>>, default: &str) -> Result<Self, EngineError> {
-        // Checked here, so that `default_engine` cannot fail.
+        // Check the default here, so that `default_engine` cannot fail.
         let default = find(&all, default)?.clone();
         Ok(Self {
             all: all.into(),
