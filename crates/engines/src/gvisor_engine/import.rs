@@ -70,7 +70,7 @@ impl GvisorEngine {
         files: ImportedFiles,
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
-        // Checked again, since the stored manifest must have the paths of this host.
+        // Check again, because the stored manifest must have the paths of this host.
         let manifest = self.can_restore(import).await?;
         let store = self.store.clone();
         let replace = existing == ExistingSnapshot::Replace;

@@ -135,7 +135,7 @@ impl LazyStore {
                 reason: format!("{what}: {e}"),
             }
         };
-        // Opened here, since the jailed VMM cannot open the device.
+        // This process opens the userfaultfd, because the jailed VMM cannot open the device.
         let userfaultfd = open_userfaultfd().map_err(failed(USERFAULTFD))?;
         let grants = self.fetcher.grants();
         let socket = grants.listen().map_err(EngineError::failed)?;
@@ -172,7 +172,7 @@ impl LazyStore {
             if let Some(hole) = self.incomplete_layer(0, snapshot)? {
                 let fetched = self.remote.fetch_layer(&hole.origin).await;
                 fetched.map_err(EngineError::failed)?;
-                // Also marks the snapshot as complete.
+                // This also marks the snapshot as complete.
                 if self.incomplete_layer(0, snapshot)?.is_some() {
                     return Err(lost(snapshot));
                 }

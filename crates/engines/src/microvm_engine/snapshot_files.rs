@@ -162,7 +162,7 @@ impl SnapshotFiles for MicroVmEngine {
     }
 
     async fn complete_memory(&self, id: &str) -> Result<(), EngineError> {
-        // Boxed because the future is large and rarely used.
+        // The future is boxed, because it is large and rarely used.
         Box::pin(self.complete_one(id)).await
     }
 }
