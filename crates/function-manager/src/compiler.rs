@@ -140,7 +140,7 @@ impl<'a> CompilerProcess<'a> {
                 let message = format!("the compiled module is larger than {max_mib} MiB");
                 return Err(ProcessError::Compile(message));
             }
-            // Reserved before the write, so that an owner never exceeds the quota.
+            // Reserve the bytes before the write, so that an owner never exceeds the quota.
             quota.grow(length).map_err(ProcessError::QuotaExceeded)?;
             hasher.update(bytes);
             file.write_all(bytes)?;

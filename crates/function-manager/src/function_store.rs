@@ -105,7 +105,7 @@ impl FunctionStore {
             }
             match fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
                 Ok(record) => stored.records.push(record),
-                // Removed meanwhile.
+                // The file was removed meanwhile.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => stored.skip(&path, &e),
             }

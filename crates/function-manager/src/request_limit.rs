@@ -21,7 +21,7 @@ struct LimitedRequest {
 
 /// Limits a body to `bytes`. The returned flag is set if the body exceeds the limit.
 pub(crate) fn limited(body: RequestBody, bytes: u64) -> (RequestBody, Arc<AtomicBool>) {
-    // Set at once if the announced length exceeds the limit.
+    // This is set at once if the announced length exceeds the limit.
     let exceeded = Arc::new(AtomicBool::new(body.size_hint().lower() > bytes));
     let body = LimitedRequest {
         inner: body,

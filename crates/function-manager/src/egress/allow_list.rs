@@ -135,7 +135,7 @@ impl AllowList {
 
 /// Parses an entry into a host and an optional port.
 fn entry(text: &str) -> Option<(AllowedHost, Option<u16>)> {
-    // First, because the colons of an IPv6 address are not separators of a port.
+    // Parse an address first, because the colons of an IPv6 address do not separate a port.
     if let Ok(address) = text.parse() {
         return Some((AllowedHost::Address(address), None));
     }

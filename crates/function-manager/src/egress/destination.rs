@@ -55,7 +55,7 @@ impl Destinations {
         let addresses = self.resolve(host, port).await?;
         // An IPv4-mapped IPv6 address reaches the same host as its IPv4 address.
         let addresses = addresses.into_iter().map(|address| address.to_canonical());
-        // Read for each connection, because the addresses of interfaces change.
+        // Read the addresses for each connection, because they change.
         let own = own_addresses();
         let permitted = addresses.filter(|address| self.permits(*address, &own));
         // Reported if no address is permitted; otherwise the last failure is reported.

@@ -102,7 +102,7 @@ impl Functions {
             return Err(FunctionError::Setting(message.to_owned()));
         }
         let (digest, bytes) = (module.digest().digits(), module.bytes());
-        // Held until the record accounts for the files.
+        // The quota is held until the record accounts for the files.
         let quota = module.quota.clone();
         {
             // The module is on storage before a record refers to it.

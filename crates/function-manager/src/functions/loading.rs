@@ -24,7 +24,7 @@ impl Functions {
     ) -> Result<ProcessUse, FunctionError> {
         let in_use = self.process(owner).await?;
         let state = owner.function(name)?;
-        // Before the request starts, so that its log is read even if it fails.
+        // Set this before the request starts, so that its log is read even if it fails.
         state.ran.store(true, Ordering::Release);
         // The common case does not wait for the lock `loading`.
         let is_loaded = |revision| in_use.0.loaded.lock().get(name) == Some(&revision);
@@ -65,7 +65,7 @@ impl Functions {
             artifact = self
                 .compile(owner, running, &version.module, &DeployQuota::default())
                 .await?;
-            // In the background, because the lock `changing` may be held by the caller.
+            // Record it in the background, because the caller may hold the lock `changing`.
             let recording = record_artifact(owner.clone(), version.module, artifact.clone());
             tokio::spawn(recording);
         }

@@ -190,7 +190,7 @@ impl Functions {
             let opened = opening.await.map_err(io::Error::other);
             let file = match opened.and_then(|opened| opened) {
                 Ok(file) => file,
-                // Removed in the meantime.
+                // The function was removed meanwhile.
                 Err(_) if !owner.needed_modules().contains(&digest) => continue,
                 Err(source) => {
                     let path = owner.store.module(&digest);
