@@ -351,7 +351,7 @@ fn parse_response(message: &[u8], max_body: u64) -> Answer {
             let name = HeaderName::from_bytes(name).map_err(|_| bad("a header's name"))?;
             let value = value.get(1..).unwrap_or_default().trim_ascii();
             let value = HeaderValue::from_bytes(value).map_err(|_| bad("a header's value"))?;
-            // Checked before the insertion, because repeated names also count.
+            // Check the number before the insertion, because repeated names also count.
             if headers.len() >= MAX_HEADERS {
                 return Err(bad("too many headers"));
             }

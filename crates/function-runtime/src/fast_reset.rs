@@ -36,7 +36,7 @@ pub(crate) fn engine(
     pool.linear_memory_keep_resident(usize::try_from(MAX_RETAINED_BYTES).unwrap_or(usize::MAX))
         .table_keep_resident(TABLE_BYTES)
         .pagemap_scan(Enabled::Yes);
-    // Before the engine maps memory, which could consist of huge pages.
+    // Enable this before the engine maps memory, which could consist of huge pages.
     retained_pages::enable();
     // Wasmtime checks that the kernel supports page scans while it creates the engine.
     let scans_before = page_scan::count();

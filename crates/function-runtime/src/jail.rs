@@ -54,7 +54,7 @@ pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
     // Other processes of the same user could otherwise read the memory of this process.
     confinement::forbid_inspection()?;
     if limits.ends_with_starter {
-        // Set last, because a change of the user clears the setting.
+        // Set this last, because a change of the user clears the setting.
         confinement::end_with_parent()?;
     }
     Ok(())

@@ -136,7 +136,7 @@ async fn exchange(
     let mut driver = tokio::spawn(driver);
     let response = tokio::select! {
         biased;
-        // First, because the driver also ends after a complete response.
+        // This comes first, because the driver also ends after a complete response.
         sent = timeout(wait(first), sender.send_request(request)) => {
             sent.map_err(|_| Error::ConnectionReadTimeout)?
         }
