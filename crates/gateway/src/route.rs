@@ -90,7 +90,7 @@ fn checked_host(parts: &Parts) -> Result<String, RouteRefusal> {
             "This is not a forward proxy: CONNECT is not served",
         ));
     }
-    // Before any other header is interpreted.
+    // Check the framing before any other header is interpreted.
     check_framing(&parts.headers)?;
     host(parts)
 }
