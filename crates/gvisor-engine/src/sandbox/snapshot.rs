@@ -24,7 +24,7 @@ impl Sandbox {
     ) -> Result<(u64, u64), GvisorError> {
         let _lock = self.snapshot_lock.lock().await;
         let started_at = Instant::now();
-        // Checked before the sandbox is paused.
+        // Check the id before the sandbox is paused.
         store.expect_free(id)?;
         let draft = store.draft()?;
         let taken = self

@@ -48,7 +48,7 @@ impl UnassignedSandbox {
         spec: &RestoreSpec,
     ) -> Result<Self, GvisorError> {
         let requested_at = Instant::now();
-        // Checked first, so that an error leaves no sandbox behind.
+        // Check the path first, so that an error leaves no sandbox behind.
         let image = store.path(&spec.manifest.id)?;
         let body = SandboxBody::create(helper, &spec.boot).await?;
         let created_us = elapsed_us(requested_at);
@@ -121,7 +121,7 @@ impl UnassignedSandbox {
             kernel_us: before.saturating_sub(init_us),
             init_us: init_us.min(before),
             agent_us,
-            // Without the time in the pool, between the greeting and this call.
+            // The time in the pool, between the greeting and this call, is not included.
             total_us: created_us + before + agent_us,
         };
         Ok(Sandbox {
