@@ -98,7 +98,7 @@ pub enum RegistryAccess {
     },
 }
 
-// Written by hand, so that passwords do not appear in logs.
+// This implementation is written by hand, so that passwords do not appear in logs.
 impl fmt::Debug for RegistryAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -204,7 +204,7 @@ impl ImportJob<'_> {
         let startup = self.import.startup(&found.run)?;
         let hash = self.import.hash(&found)?;
         on_progress(Progress::Percent(85));
-        // Held until the manifest refers to the image.
+        // The lock is held until the manifest refers to the image.
         let _shared = ImageStore::new(self.home).share()?;
         let image =
             write_image::<ImportError>(self.home, root, &hash, self.work, self.lock, on_progress)?;
