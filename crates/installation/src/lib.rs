@@ -138,7 +138,7 @@ impl Package {
     /// Returns the command that installs a missing or damaged component.
     pub fn remedy(self, component: Component) -> &'static str {
         match (self, component) {
-            // Without a package, all components are built together.
+            // If there is no package, all components are built together.
             (Self::Source, _) => "run `make build`",
             (Self::Deb, Component::Host) => "run `apt-get install --reinstall jiffy`",
             (Self::Deb, Component::Gvisor) => "run `apt-get install jiffy-gvisor`",
