@@ -15,7 +15,7 @@ const MAX_SHOWN_BYTES: usize = 64 << 20;
 
 /// Sends a request and prints the response. Exits with status 1 if the response is not a success.
 pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
-    // Only checks the name.
+    // This only checks the name.
     path(&args.name, "")?;
     anyhow::ensure!(
         args.path.starts_with('/'),

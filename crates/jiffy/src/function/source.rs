@@ -72,7 +72,7 @@ pub async fn build(client: &Client, directory: &Path) -> anyhow::Result<Vec<u8>>
         // This error is never reported: `lease?` below returns the error of the lease.
         Err(_) => Err(anyhow::anyhow!("the sandbox of the build was removed")),
     };
-    // Removed in any case. The errors of lease and build take precedence.
+    // Remove the sandbox in any case. The errors of lease and build take precedence.
     let removed = client.delete(&id, true).await;
     lease?;
     let module = result?;

@@ -58,7 +58,7 @@ impl LocalRun<'_> {
             number = signals.next() => return Ok(Outcome::interrupted(number)),
         };
         let outcome = self.session(&guest, signals).await;
-        // Also after a failure of the session.
+        // Stop the guest also after a failure of the session.
         guest.stop().await;
         outcome
     }

@@ -48,7 +48,7 @@ pub async fn run(
         .with_timeout_s(UNLEASED_TIMEOUT_S)
         .with_settings(settings)
         .with_site(args.site.read()?);
-    // Pinned, so that the response can still be awaited after a signal.
+    // The future is pinned, so that the response can still be awaited after a signal.
     let mut create = pin!(client.create(&new_sandbox));
     let sandbox = tokio::select! {
         sandbox = &mut create => sandbox?,
@@ -72,7 +72,7 @@ pub async fn run(
             match client.lease(&id).await {
                 Ok(lease) => {
                     has_lease = true;
-                    // Held until this future is dropped.
+                    // The lease is held until this future is dropped.
                     let _lease = lease;
                     std::future::pending().await
                 }

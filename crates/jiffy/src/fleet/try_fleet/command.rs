@@ -60,7 +60,7 @@ impl Fault {
 /// Reads lines of standard input. The channel is closed at the end of the input.
 pub fn read_lines() -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel(MAX_LINES);
-    // Not a task of the runtime, which would wait for the end of a read at exit.
+    // A task of the runtime would delay the exit until its read has ended.
     std::thread::spawn(move || {
         let mut input = std::io::stdin().lock();
         loop {
