@@ -223,7 +223,7 @@ async fn process(
     let background = match known {
         Some(background) => background,
         None => {
-            // Started by an earlier server.
+            // An earlier server started the command.
             let background = Background::connect(&agent, arguments.id).await?;
             let started = Arc::clone(&background);
             session.background.lock().insert(key.clone(), started);
