@@ -132,7 +132,8 @@ impl VmmLauncher {
         if let Some(namespaces) = &namespaces {
             command.arg(ENTER_ARGUMENT);
             let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
-            // Sent before the process starts. The message waits in the socket's buffer.
+            // Send the namespaces before the process starts. The message waits in the socket's
+            // buffer.
             channel.send(&(), &namespaces)?;
         } else if jiffy_rootless::current().is_some() {
             // A guest that escapes must not become root in the user namespace of an unprivileged
