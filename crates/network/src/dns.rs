@@ -189,7 +189,7 @@ impl DnsRules {
         tokio::time::sleep(self.forward_limiter.delay(Instant::now(), interval)).await;
         match upstream::resolve(question, &message, &upstreams, over).await {
             Some(answer) => {
-                // Before the guest receives the answer and connects.
+                // Record the addresses before the guest receives the answer and connects.
                 self.record_addresses(epoch, &name, &answer);
                 Some(answer)
             }

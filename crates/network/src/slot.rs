@@ -423,7 +423,7 @@ pub(crate) fn destroy(config: &SlotConfig, numbers: &[u32]) {
     for &number in numbers {
         let name = config.name(number);
         namespace::remove(&name);
-        // Removed last, because this namespace identifies a slot with a veth pair.
+        // Remove this namespace last, because it identifies a slot with a veth pair.
         namespace::remove(&config.guest_name(number));
         // The kernel would remove the device with the namespace, but later, and not while a VMM
         // holds the tap. Ignore devices that are already removed.

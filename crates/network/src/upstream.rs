@@ -41,7 +41,7 @@ impl Upstreams {
     pub fn get(&self) -> Vec<SocketAddr> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let mut servers = parse(&text);
-        // As the C library does.
+        // The C library does the same.
         if servers.is_empty() {
             servers.push((Ipv4Addr::LOCALHOST, 53).into());
         }

@@ -288,7 +288,7 @@ impl ConnectionLog for ConnectionRecorder {
             u64::saturating_add,
         );
         drop(lines);
-        // Without the lock, because this opens a socket for each address.
+        // Do not hold the lock, because this opens a socket for each address.
         mark_host_addresses(&mut list);
         // `extend` also sorts the lines by time and enforces the maximum of the API.
         let mut all = ConnectionRecords::default();

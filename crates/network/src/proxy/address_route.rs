@@ -57,7 +57,7 @@ impl ProxyRoute {
                 if let Some(reason) = reason {
                     carrying.refuse(reason);
                 }
-                // As if the server had rejected the connection.
+                // Reset the connection, as if the server had rejected it.
                 return client.set_zero_linger();
             }
         };

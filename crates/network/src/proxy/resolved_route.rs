@@ -38,7 +38,7 @@ impl ProxyRoute {
         client: TcpStream,
         address: SocketAddr,
     ) -> io::Result<()> {
-        // Before the address is looked up, so that no rollback is missed.
+        // Read the epoch before the address is looked up, so that no rollback is missed.
         let mut epoch = self.resolved.epoch();
         let Some(name) = self.resolved_name(address) else {
             if let Some(address) = self.permitted(Some(address)) {
