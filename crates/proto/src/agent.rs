@@ -206,7 +206,7 @@ impl ProxySettings {
     }
 }
 
-// Written by hand, so that the password does not appear in logs.
+// This implementation is written by hand, so that the password does not appear in logs.
 impl fmt::Debug for ProxySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProxySettings")
