@@ -44,7 +44,7 @@ impl UplinkKind {
 impl Uplink {
     /// Returns the uplink program, or the reason for its absence.
     pub fn find() -> Result<Self, String> {
-        // In the order of preference.
+        // The programs are tried in the order of preference.
         let uplink = [UplinkKind::Pasta, UplinkKind::Slirp]
             .into_iter()
             .find_map(|kind| {
