@@ -197,7 +197,7 @@ impl Metrics {
             .entry(word(mode))
             .or_insert((mode, BootSeries::default()));
         boots.count += 1;
-        // Bounded, so that percentiles describe recent boots.
+        // The number is bounded, so that percentiles describe recent boots.
         if boots.last.len() >= MAX_REMEMBERED_BOOTS {
             boots.last.pop_front();
         }

@@ -179,7 +179,7 @@ impl Sandbox {
         match self.state {
             SandboxState::Killed => false,
             SandboxState::Paused => true,
-            // Counted in advance, so that such a pause never exceeds the quota.
+            // Such a pause is counted in advance, so that it never exceeds the quota.
             _ => self.settings.pauses(),
         }
     }

@@ -431,7 +431,7 @@ impl Sandboxes {
             changes.extend_from_slice(more);
             self.0.journal.commit(&changes)?;
         }
-        // After the journal, so that readers see only states that survive a crash.
+        // Change the entry after the journal, so that readers see only states that survive a crash.
         entry.set_record(record);
         Ok(())
     }

@@ -76,7 +76,7 @@ pub fn authorities(text: &str, limit: usize) -> Result<Vec<Authority>, SiteError
         let bytes = text.len();
         return Err(SiteError::TooLong { bytes, limit });
     }
-    // Checked first, so that a private key is always reported as such.
+    // Check this first, so that a private key is always reported as such.
     if text.contains("PRIVATE KEY-----") {
         return Err(SiteError::PrivateKey);
     }

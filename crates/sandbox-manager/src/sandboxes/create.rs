@@ -354,7 +354,7 @@ impl Sandboxes {
                     };
                     self.install(entry, requested_at, origin).await
                 };
-                // Boxed, since the future is large.
+                // The future is boxed, because it is large.
                 let start = Box::pin(start);
                 // Limits concurrent starts and shares the processors fairly among owners.
                 self.0.start_pacer.pace(owner.as_deref(), start).await
@@ -476,7 +476,7 @@ impl Sandboxes {
         self.0.metrics.boot(mode, took.as_secs_f64() * 1000.0);
         // The new deadline may be earlier than the deadline for which the timeout task waits.
         self.0.deadlines.notify();
-        // Last, so that an error above leaves the sandbox with its previous guest.
+        // Stop the previous guest last, so that the sandbox still has it after an error above.
         if let Some(before) = before {
             let _step = steps::begin("stop");
             before.stop().await;

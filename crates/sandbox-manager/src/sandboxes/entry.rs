@@ -100,7 +100,7 @@ impl Default for Activity {
 
 impl Drop for SandboxEntry {
     fn drop(&mut self) {
-        // Also releases the name of a sandbox whose create failed.
+        // This also releases the name of a sandbox whose create failed.
         self.indexes.remove(&self.id, self.record.get_mut());
     }
 }

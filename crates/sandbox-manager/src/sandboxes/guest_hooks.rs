@@ -67,7 +67,7 @@ impl Sandboxes {
         if !guest.may_have_hooks() {
             return false;
         }
-        // Boxed, since the future is large.
+        // The future is boxed, because it is large.
         Box::pin(self.run_found_hooks(sandbox, guest, moment)).await
     }
 

@@ -60,7 +60,7 @@ pub(super) fn index(
     snapshots: BoxedRecords<Snapshot>,
 ) -> (Entries, Arc<EntryIndexes>, SnapshotIndex) {
     thread::scope(|threads| {
-        // In parallel, since clients wait for both indexes.
+        // Read both indexes in parallel, because clients wait for them.
         let snapshots = threads.spawn(|| snapshots.into_iter().collect());
         let ids: Vec<SmolStr> = sandboxes.iter().map(|r| SmolStr::new(&*r.id)).collect();
         let records = sandboxes.iter().map(|record| &**record);

@@ -18,7 +18,7 @@ impl Sandboxes {
     pub async fn restart(&self, id: &str, grace: Duration) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("restart", &entry.id(), async move {
-            // Held during the restart, so that no snapshot sees a half restarted guest.
+            // The lock is held during the restart, so that no snapshot sees a half restarted guest.
             let _op_guard = entry.op_lock().lock().await;
             // Like a connection, a restart requires a running sandbox.
             let guest = entry.running(SandboxOperation::Connect, "restart")?;

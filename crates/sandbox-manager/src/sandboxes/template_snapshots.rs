@@ -318,7 +318,7 @@ impl TemplateSnapshots<'_> {
     ) -> Result<(), OperationError> {
         let (template, token) = (&sandbox.template, sandbox.agent_token.clone());
         match startup {
-            // Boxed, since the futures are large.
+            // The futures are boxed, because they are large.
             Some(startup) => Box::pin(self.run_startup(template, &startup, guest, token)).await,
             None => Box::pin(self.start_up(template, guest, token)).await,
         }

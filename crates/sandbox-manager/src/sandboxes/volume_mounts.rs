@@ -86,7 +86,7 @@ impl Sandboxes {
         if entry.with_record(|record| record.settings.volumes.is_empty()) {
             return Ok(guest);
         }
-        // Boxed, since the future is large.
+        // The future is boxed, because it is large.
         let mounted = Box::pin(self.mount_volumes(&entry.record(), &*guest, false)).await;
         if let Err(e) = mounted {
             guest.stop().await;

@@ -62,7 +62,7 @@ impl Sandboxes {
         let snapshots = self.snapshots();
         let (snapshot, pin) = snapshots.pin_stored(snapshot).await?;
         let mut reservation = self.admit(snapshot.size)?;
-        // Counted, so that a shutdown waits until the guest has stopped.
+        // Count the operation, so that a shutdown waits until the guest has stopped.
         let operation = self.0.operations.count();
         let token = new_token()?;
         let identity = SandboxIdentity {
@@ -88,7 +88,7 @@ impl Sandboxes {
             guest.map_err(OperationError::engine(format!("read snapshot {id}")))
         };
         let owner = snapshot.owner.as_deref();
-        // Boxed, since the future is large.
+        // The future is boxed, because it is large.
         let guest = self.0.start_pacer.pace(owner, Box::pin(start)).await?;
         reservation.mark_started();
         Ok(TemporaryGuest {

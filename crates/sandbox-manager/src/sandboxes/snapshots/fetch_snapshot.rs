@@ -109,7 +109,7 @@ impl Snapshots<'_> {
                 remote,
                 owner,
             };
-            // Boxed, since the future is large.
+            // The future is boxed, because it is large.
             Box::pin(fetch.run(&id, scope)).await
         };
         let this = Sandboxes(self.0.clone());
@@ -236,7 +236,7 @@ impl Fetch {
             }
         }
         let newest = missing.first().filter(|missing| missing.source.id == id);
-        // Checked before any file is fetched.
+        // Check the scope before any file is fetched.
         if newest.is_some_and(|missing| !scope.has(&missing.record)) {
             return Ok(None);
         }

@@ -94,7 +94,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) 
             && let Some(after) = checked.take()
         {
             let started_at = Instant::now();
-            // In small steps, so that a request for checksums waits for one step only.
+            // Check in small steps, so that a request for checksums waits for one step only.
             checked = check_some(inner, &after);
             let pause = started_at.elapsed() * CHECK_PAUSE_FACTOR;
             next_check = Instant::now() + pause.min(MAX_CHECK_PAUSE);
@@ -132,7 +132,7 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
 /// Reads the snapshots of the warm pool into the page cache.
 fn prefetch_pool(sandboxes: &Sandboxes) {
     for id in sandboxes.0.pool.snapshots() {
-        // Pinned, so that the snapshot is not removed during the prefetch.
+        // Pin the snapshot, so that it is not removed during the prefetch.
         let Ok((snapshot, _pin)) = sandboxes.snapshots().pin(&id) else {
             continue;
         };

@@ -64,7 +64,7 @@ impl TemplateSnapshots<'_> {
             return;
         };
         let uses = self.0.template_snapshots.uses();
-        // Sorted by the last use. `None`, an unknown use, comes first.
+        // Sort by the last use. `None`, an unknown use, comes first.
         others.sort_by_key(|id| uses.get(id).copied());
         others.truncate(surplus);
         self.release(others);

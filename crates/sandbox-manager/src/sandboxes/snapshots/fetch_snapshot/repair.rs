@@ -54,7 +54,7 @@ impl Snapshots<'_> {
             remote,
             owner: self.0.catalog.get(id).and_then(|record| record.owner),
         };
-        // Boxed, since the future is large.
+        // The future is boxed, because it is large.
         let renewed = Box::pin(fetch.renew(id, &remaining)).await;
         let counters = &self.0.uploads.counters;
         let counter = match &renewed {

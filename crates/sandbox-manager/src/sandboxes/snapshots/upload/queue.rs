@@ -264,7 +264,7 @@ impl Uploads {
 /// Returns the delay of the next attempt after `failures` earlier failures.
 pub(super) fn retry_delay(failures: u32) -> Duration {
     FIRST_RETRY_DELAY
-        // Bounded, since a shift by 32 or more would overflow.
+        // The exponent is bounded, because a shift by 32 or more would overflow.
         .saturating_mul(1 << failures.min(16))
         .min(MAX_RETRY_DELAY)
 }
