@@ -171,7 +171,7 @@ impl Store {
         let trash = self
             .root
             .join(format!("{TRASH_PREFIX}{id}-{}-{pid}", unique_name()));
-        // Held until the rename, so that only one snapshot is removed at a time.
+        // The lock is held until the rename, so that only one snapshot is removed at a time.
         let mut index = self.index.loaded()?;
         while let Some(lineages) = index.tree()
             && let Some(child) = lineages.child(id).map(str::to_owned)
