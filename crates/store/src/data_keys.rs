@@ -103,7 +103,7 @@ impl DataKeys {
         };
         Self {
             generation,
-            // In the order of the variants of `HashOf`.
+            // The keys have the order of the variants of `HashOf`.
             hash_keys: Zeroizing::new(
                 ["chunk", "leaf", "layer", "manifest", "name"].map(|subject| *key(subject)),
             ),
