@@ -179,7 +179,7 @@ impl BuildJob {
                 },
                 disk_floor: None,
             };
-            // Held until the sandbox runs.
+            // The permit is held until the sandbox runs.
             let permit = self.inner.reserve(self.build.caller.as_deref(), request);
             let permit = Arc::new(permit.await.map_err(|e| cannot(&e))?);
             let mut patience = self.patience();

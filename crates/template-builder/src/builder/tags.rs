@@ -29,7 +29,7 @@ impl Builder {
         }
         let names: Vec<String> = tags.iter().map(|tag| template.reference(tag)).collect();
         let owner = template.owner.as_deref();
-        // Held until the tags exist.
+        // The permit is held until the tags exist.
         let _permit = self.0.reserve_template(owner, &names, 0).await?;
         let (from, named) = (template.reference(tag), template.clone());
         let (templates, new_tags) = (self.0.templates.clone(), tags.to_vec());

@@ -64,7 +64,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
         let line = format!("{name} ALL=(ALL) NOPASSWD:ALL\n");
         append(agent, &format!("/etc/sudoers.d/{name}"), "", &line).await?;
     }
-    // As the new user, who then owns the directory.
+    // Create the directory as the new user, who then owns it.
     let created = agent.make_dir(&home, Some(name)).await;
     match created {
         Ok(_) => Ok(()),

@@ -72,11 +72,11 @@ impl BuildJob {
             self.check_startup(&at, stage)
                 .map_err(|e| e.at_step("base"))?;
         }
-        // Set by the first step that is not restored from the cache.
+        // The first step that is not restored from the cache sets this.
         let mut fresh = self.spec.force;
         for step in &stage.steps {
             if !is_generated(step) {
-                // Counted before the step, because the log numbers steps from 1.
+                // Count the step before it runs, because the log numbers steps from 1.
                 counter.done += 1;
             }
             let (done, total) = (counter.done, counter.total);

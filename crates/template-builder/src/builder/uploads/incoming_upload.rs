@@ -58,7 +58,7 @@ impl IncomingUpload {
 impl IncomingUpload {
     /// Appends bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), UploadError> {
-        // Checked before the write, so that the file never exceeds the limit.
+        // Check the size before the write, so that the file never exceeds the limit.
         self.bytes += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         if self.bytes > MAX_UPLOAD_BYTES {
             return Err(UploadError::TooLarge);
