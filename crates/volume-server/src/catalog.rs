@@ -97,7 +97,7 @@ impl Catalog {
             source,
         };
         let next = reserve(&mut connection).map_err(failed)?;
-        // Opened after the first transaction, which creates the log.
+        // Open the log after the first transaction, which creates it.
         let log = File::open(log_of(&path)).map_err(file_failed)?;
         let catalog = Self {
             connection,

@@ -161,7 +161,7 @@ impl Session {
         if lookups.contains_key(&node) || lookups.len() >= MAX_USED_NODES {
             return Ok(());
         }
-        // Held first, so that the node is not removed in between.
+        // Hold the node first, so that it is not removed meanwhile.
         self.volume.hold(node);
         let exists = self.volume.exists(node);
         if exists.is_ok() {

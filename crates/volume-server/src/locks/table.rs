@@ -233,7 +233,7 @@ impl Table {
     pub(super) fn end_reclaims(&mut self) {
         self.is_reclaiming = false;
         for (client, request) in std::mem::take(&mut self.held_back) {
-            // Counted again if the request waits.
+            // The request is counted again if it waits.
             self.count_waiting(client, -1);
             let error = match self.acquire(client, request) {
                 Ok(Outcome::Later) => continue,
