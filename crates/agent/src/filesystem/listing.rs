@@ -67,7 +67,7 @@ impl Listing {
                 progress.advance();
             }
         }
-        // Sorted by the bytes of the whole path. The order of `Path` would compare component by
+        // Sort by the bytes of the whole path. The order of `Path` would compare component by
         // component.
         paths.sort_unstable_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
         Ok(Self {

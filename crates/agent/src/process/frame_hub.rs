@@ -89,7 +89,7 @@ impl FrameHub {
     pub fn close(&self, last: &Bytes) {
         for reader in self.inner.borrow_mut().open_readers() {
             reader.closed = true;
-            // Added even to a full queue, because no further frame follows.
+            // This is added even to a full queue, because no further frame follows.
             reader.push(last.clone());
         }
     }
