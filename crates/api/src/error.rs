@@ -288,7 +288,7 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        // Required with this status (RFC 9110, 15.5.2).
+        // This status requires the header (RFC 9110, 15.5.2).
         if self.status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
@@ -358,7 +358,7 @@ pub(crate) async fn convert_error(response: Response) -> Response {
         _ => ("refused", status.canonical_reason().unwrap_or("refused")),
     };
     let mut converted = ApiError::new(status, error_code, message).into_response();
-    // Required with status 405 (RFC 9110, 15.5.6).
+    // Status 405 requires the header (RFC 9110, 15.5.6).
     if let Some(allow) = response.headers().get(header::ALLOW) {
         converted.headers_mut().insert(header::ALLOW, allow.clone());
     }

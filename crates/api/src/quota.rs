@@ -255,7 +255,7 @@ impl Quota {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Registered before the attempt, so that no release after it is missed.
+            // This is registered before the attempt, so that no release after it is missed.
             changed.as_mut().enable();
             match self.try_reserve(key, request, new) {
                 Ok(permit) => return Ok(permit),

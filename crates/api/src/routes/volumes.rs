@@ -82,7 +82,7 @@ pub(super) async fn create(
     }
     // The permit counts until the volume counts as used.
     let (bytes, _permit) = match size {
-        // Rejected below with the permitted sizes.
+        // Such a size is rejected below, with the permitted sizes.
         Some(bytes) if !(MIN_BYTES..=MAX_BYTES).contains(&bytes) => {
             (bytes, QuotaPermit::unlimited())
         }

@@ -116,7 +116,7 @@ async fn read_lost(lost: Weak<LostSandboxes>, node: Node) {
                 delay = RETRY_DELAY;
             }
         }
-        // Read again after the timeout: other hosts may have taken sandboxes.
+        // This is read again after the timeout: other hosts may have taken sandboxes.
         known = match timeout(delay, node.members_changed(&known)).await {
             Ok(changed) => changed,
             Err(_) => node.members(),
