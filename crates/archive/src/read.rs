@@ -281,7 +281,7 @@ impl<R: Read> ArchiveReader<R> {
             }
             numbers.push(pax::number(&digits).map_err(|e| self.broken(e))?);
             digits.clear();
-            // Checked as soon as the count is read, before memory is allocated.
+            // This is checked as soon as the count is read, before memory is allocated.
             if numbers[0] > self.limits.runs() {
                 return Err(self.broken("its map of holes is too long"));
             }
