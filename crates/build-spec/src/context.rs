@@ -150,7 +150,7 @@ pub fn prepare(
             if !matches!(copy.from, CopySource::Files(_)) {
                 continue;
             }
-            // Created at the first use: a Dockerfile that copies no files needs no context.
+            // This is created at the first use: a Dockerfile that copies no files needs no context.
             let files = match &mut files {
                 Some(files) => files,
                 none => {

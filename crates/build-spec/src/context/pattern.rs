@@ -95,7 +95,7 @@ impl PatternPart {
     /// before it.
     fn step(&self, path: &[char], before: &[bool]) -> Vec<bool> {
         let mut after = vec![false; before.len()];
-        // Set once a prefix has matched before this part.
+        // This is set once a prefix has matched before this part.
         let mut started = false;
         // `last` is the character that a match of length `at` ends with.
         for at in 0..before.len() {
