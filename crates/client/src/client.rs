@@ -252,7 +252,7 @@ impl Client {
         response: PooledResponse,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let server = &self.server;
-        // Cloned, because reading the body consumes the response.
+        // This is cloned, because reading the body consumes the response.
         let (status, headers) = (response.status, response.headers.clone());
         let body = response
             .collect(MAX_RESPONSE_BYTES)
