@@ -254,7 +254,7 @@ impl Session {
             recorded.after = after;
             planned.push(planned_change);
         }
-        // Written before the first change: undo needs the record after an interruption.
+        // This is written before the first change: undo needs the record after an interruption.
         self.files.write_entry(entry)
     }
 
