@@ -50,7 +50,8 @@ pub fn set_capabilities(retained: CapabilitySet) -> io::Result<()> {
     for capability in all().filter(|capability| retained.contains(*capability)) {
         configure_capability_in_ambient_set(capability, true)?;
     }
-    // Verified, because a capability that remains by mistake would be a hole in the confinement.
+    // This is verified, because a capability that remains by mistake would be a hole in the
+    // confinement.
     if capabilities(None)?.permitted != retained {
         // The error has no message, which would be allocated.
         return Err(io::ErrorKind::PermissionDenied.into());
