@@ -38,8 +38,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         // This function is called for every request, so it copies only the required fields.
         let (access, is_hidden) = self.sandboxes.with_sandbox(id, |record| {
             let access = SandboxAccess {
-                // Set below, because the status of the key is not read under the lock of the
-                // sandbox.
+                // This is set below, because the status of the key is not read under the lock of
+                // the sandbox.
                 links_revoked: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
                 mask_request_host: record.settings().network.mask_request_host.clone(),

@@ -20,7 +20,7 @@ impl GuestCallLog for GuestCallAudit {
             Some(InternalOrigin::Function { key, .. } | InternalOrigin::Sandbox { key }) => {
                 (AuditCaller::Function, Some(key.clone()))
             }
-            // Counted like other calls of clients without a key: the client may be anyone.
+            // This is counted like other calls of clients without a key: the client may be anyone.
             None if call.status == UNAUTHENTICATED => (AuditCaller::Unknown, None),
             None => (AuditCaller::Token, call.owner),
         };

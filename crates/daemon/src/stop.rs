@@ -27,7 +27,7 @@ pub async fn stop(request: StopHost) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    // Determined before the request, since the stream is moved into the client.
+    // This is determined before the request, since the stream is moved into the client.
     let process = process_of(&stream);
     let instance = process
         .as_ref()
