@@ -20,14 +20,14 @@ pub(crate) struct GuestNic {
 impl GuestNic {
     pub fn new(lease: Option<SlotLease>) -> Self {
         Self {
-            // Stored separately, since the record outlives the lease.
+            // This is stored separately, since the record outlives the lease.
             connections: lease.as_ref().map(SlotLease::connections),
             lease: Mutex::new(lease.map(Arc::new)),
         }
     }
 
     fn lease(&self) -> Option<Arc<SlotLease>> {
-        // Cloned, so that no caller holds the lock while it waits.
+        // Clone the lease, so that no caller holds the lock while it waits.
         let lease = self.lease.lock();
         lease.clone()
     }

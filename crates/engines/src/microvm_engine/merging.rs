@@ -74,7 +74,7 @@ impl MergeLock {
             return Ok(FoldPreparation::Cancelled);
         };
         let mut is_cancelled = false;
-        // Called between the copied pieces, so a waiting merge cancels the fold soon.
+        // This is called between the copied pieces, so a waiting merge cancels the fold soon.
         let mut paced = |bytes| {
             let paced = match self.merges.load(Ordering::Acquire) {
                 0 => pace(bytes),
