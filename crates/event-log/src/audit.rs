@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(flood.len(), 6);
         assert_eq!(flood[5].count, 4995);
         assert_eq!(of("192.0.2.2").len(), 1);
-        // Forgotten without a shutdown, as by SIGKILL.
+        // Forget the log without a shutdown, as SIGKILL does.
         std::mem::forget(log);
         let log = AuditLog::open(directory.path(), None, RETENTION).unwrap();
         let calls = all(&log, &AuditFilter::default());

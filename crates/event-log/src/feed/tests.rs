@@ -39,7 +39,7 @@ fn events_survive_the_process_and_have_ascending_ids() {
         feed.append(event("k", &format!("s{n}")));
     }
     let host = feed.host().clone();
-    // Forgotten without a shutdown, as by SIGKILL.
+    // Forget the feed without a shutdown, as SIGKILL does.
     std::mem::forget(feed);
     let feed = EventFeed::open(directory.path(), None, RETENTION).unwrap();
     assert_eq!(*feed.host(), host);
