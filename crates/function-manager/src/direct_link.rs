@@ -104,7 +104,8 @@ impl DirectLink {
     /// Marks the functions with open connections as run, so that their logs and metrics are read.
     pub(crate) fn mark_run(&self) {
         for connection in self.open.lock().values() {
-            // Set in each maintenance pass, because the process does not report short requests.
+            // This is set in each maintenance pass, because the process does not report short
+            // requests.
             connection.state.ran.store(true, Ordering::Release);
         }
     }
@@ -130,7 +131,7 @@ impl DirectLink {
         if let Ok(Ok(())) = result {
             return Ok(());
         }
-        // Dropped without the lock: see `DirectLink::drop`.
+        // The connection is dropped without the lock: see `DirectLink::drop`.
         let rejected = self.open.lock().remove(&id);
         drop(rejected);
         // The caller still has the connection, and answers the client itself.
@@ -153,8 +154,8 @@ impl DirectLink {
 impl Drop for DirectLink {
     fn drop(&mut self) {
         self.events.abort();
-        // Dropped after the lock is released: dropping a connection ends a use of the process,
-        // which may run other code.
+        // This is dropped after the lock is released: dropping a connection ends a use of the
+        // process, which may run other code.
         let open = std::mem::take(&mut *self.open.lock());
         drop(open);
     }

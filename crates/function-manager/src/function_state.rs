@@ -72,7 +72,7 @@ impl FunctionState {
 
     /// Returns whether to make a scheduled call now. Always false for a disabled function.
     pub(crate) fn start_scheduled(&self, now: Timestamp) -> bool {
-        // Read before the schedule is locked: the two locks are never held together.
+        // This is read before the schedule is locked: the two locks are never held together.
         let is_enabled = self.record().enabled;
         let mut schedule = self.schedule.lock();
         is_enabled && schedule.as_mut().is_some_and(|s| s.start_if_due(now))
@@ -96,7 +96,7 @@ impl FunctionState {
 
     /// Reads log and metrics from the process. Blocks.
     pub(crate) fn read_from_process(&self, process: &TenantProcess) {
-        // Cleared first: a request that starts during the read sets the flag again.
+        // This is cleared first: a request that starts during the read sets the flag again.
         self.ran.store(false, Ordering::Release);
         let function = self.record().name.clone();
         let request = ControlRequest::Metrics {
@@ -108,7 +108,8 @@ impl FunctionState {
         };
         self.counts.lock().current = metrics;
         loop {
-            // Held during the request, so that concurrent reads do not append entries twice.
+            // This is held during the request, so that concurrent reads do not append entries
+            // twice.
             let mut log = self.log.lock();
             let request = ControlRequest::Logs {
                 function: function.clone(),

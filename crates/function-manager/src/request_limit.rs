@@ -50,8 +50,8 @@ impl Body for LimitedRequest {
                 Poll::Ready(frame)
             }
             None => {
-                // Set before the error is returned: the caller reads the flag to identify the
-                // cause.
+                // This is set before the error is returned: the caller reads the flag to identify
+                // the cause.
                 self.exceeded.store(true, Ordering::Release);
                 Poll::Ready(Some(Err("the body is too long".into())))
             }

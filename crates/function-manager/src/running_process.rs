@@ -81,7 +81,8 @@ impl RunningProcess {
 
     /// Closes direct connections, each after the request in flight.
     pub(crate) fn close_direct(&self) {
-        // Dropped without the lock. The link closes when the last caller with a reference drops it.
+        // Drop the link without the lock. The link closes when the last caller with a reference
+        // drops it.
         let link = self.direct.lock().take();
         drop(link);
     }

@@ -295,7 +295,7 @@ impl TenantProcess {
         file: Option<BorrowedFd<'_>>,
     ) -> Result<ControlResponse, ProcessError> {
         let files: Vec<_> = file.into_iter().collect();
-        // Held until the response: the process handles one request at a time.
+        // This is held until the response: the process handles one request at a time.
         let control = self.control.lock();
         let answered = control.send(request, &files).and_then(|()| control.recv());
         if answered.is_err() {
@@ -448,7 +448,7 @@ fn connect_control(directory: &Path) -> Result<(Channel, String), ProcessError> 
 fn adopt(directory: &Path) -> Option<TenantProcess> {
     let record = ProcessRecord::read(directory)?;
     let pid = record.instance.pid;
-    // Opened before the check: the process id may be reused at any time.
+    // This is opened before the check: the process id may be reused at any time.
     let pidfd = open_pidfd(pid).ok()?;
     // A pidfd always refers to the same process. If the instance matches now, the pidfd refers to
     // the recorded process.

@@ -155,7 +155,7 @@ impl Functions {
         let in_use = self.process(owner).await?;
         // Requests that require a load wait until the active version is decided.
         let _loading = in_use.0.loading.lock().await;
-        // Loaded first: a version that cannot be loaded must not be committed.
+        // Load the version first: a version that cannot be loaded must not be committed.
         self.load(owner, &in_use.0, &record).await?;
         let committed = {
             let (owner, record) = (owner.clone(), record.clone());
@@ -261,7 +261,8 @@ impl Functions {
         let _changing = owner.changing.lock().await;
         owner.function(name)?;
         let (removing, function) = (owner.clone(), name.to_owned());
-        // Removed on disk first: a function without a record cannot return after a restart.
+        // Remove the function on disk first: a function without a record cannot return after a
+        // restart.
         blocking(move || removing.store.remove(&function)).await?;
         owner.functions.write().remove(name);
         let running = owner.running.read().clone();

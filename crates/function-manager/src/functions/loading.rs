@@ -80,7 +80,8 @@ impl Functions {
                 .load_as(name, &file, digest, settings, record.origin())?;
             reached(DeployStep::Publish);
             running.process.execute(&record.publish_request())?;
-            // Recorded last: a function counts as loaded only after its access was published.
+            // This is recorded last: a function counts as loaded only after its access was
+            // published.
             running.loaded.lock().insert(name.clone(), record.revision);
             Ok(())
         })

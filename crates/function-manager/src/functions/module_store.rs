@@ -172,7 +172,7 @@ impl Functions {
             // Marked as missing first: if a deployment needs the module again, the loop below or
             // the next synchronisation uploads it.
             store.modules.doubt(key, &digest);
-            // Checked again after the mark: a deployment may have added the module since.
+            // This is checked again after the mark: a deployment may have added the module since.
             if needed().is_none_or(|needed| !needed.contains(&digest)) {
                 retain_first(&mut failure, store.modules.release(key, &digest).await)?;
             }
