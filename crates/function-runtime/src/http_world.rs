@@ -266,7 +266,7 @@ impl HttpFunction {
         let proxy = self.0.instantiate_async(&mut store).await?;
         let handler = proxy.wasi_http_incoming_handler();
         let ended = handler.call_handle(&mut store, request, response).await;
-        // Set while `store` still exists: dropping the store ends the response body.
+        // This is set while `store` still exists: dropping the store ends the response body.
         if ended.is_err() {
             usage.ended_early.store(true, Ordering::Release);
         }

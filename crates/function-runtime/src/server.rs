@@ -326,7 +326,7 @@ impl GuestRequest {
         let guest = pin!(guest);
         let limit = self.deployment.settings.limits.cpu_time();
         let mut guest = MeteredGuest::new(guest, &self.usage, limit);
-        // Set when the guest first waits: almost all guests complete in their first poll.
+        // This is set when the guest first waits: almost all guests complete in their first poll.
         let mut timer = pin!(None::<Sleep>);
         poll_fn(|context| {
             if let Poll::Ready(ended) = Pin::new(&mut guest).poll(context) {
@@ -338,7 +338,8 @@ impl GuestRequest {
             if let Some(timer) = timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(context));
             }
-            // Set before the caller drops the guest's store (see `RequestUsage::ended_early`).
+            // This is set before the caller drops the guest's store (see
+            // `RequestUsage::ended_early`).
             self.usage.ended_early.store(true, Ordering::Release);
             Poll::Ready(Err(RequestFault::Timeout))
         })
