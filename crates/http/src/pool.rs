@@ -119,7 +119,8 @@ where
 
     /// Takes a connection that has been idle for at most `max_idle`.
     pub fn take(&self, key: &K, max_idle: Duration) -> Option<PooledConnection<K, B, T>> {
-        // Dropped after the lock is released, because their guards may run other code.
+        // Dead connections are dropped after the lock is released, because their guards may run
+        // other code.
         let mut dead = Vec::new();
         let mut taken = None;
         let mut state = self.state.lock();
@@ -183,7 +184,8 @@ where
     /// Closes connections that were idle for too long or that the peer has closed. Returns whether
     /// idle connections remain.
     fn close_expired(&self) -> bool {
-        // Declared before the lock, so that the connections are dropped after the lock is released.
+        // This is declared before the lock, so that the connections are dropped after the lock is
+        // released.
         let mut closed = Vec::new();
         let mut state = self.state.lock();
         for list in state.idle.values_mut() {
