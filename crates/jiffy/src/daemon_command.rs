@@ -69,8 +69,8 @@ pub(crate) async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
              restart it without --no-listen",
             status.pid
         );
-        // Checked before the running daemon is stopped, so that a failure leaves that daemon
-        // running.
+        // This is checked before the running daemon is stopped, so that a failure leaves that
+        // daemon running.
         TcpListener::bind(new_options.listen).with_context(|| {
             let address = new_options.listen;
             format!("cannot listen on {address}: choose another address with --listen")

@@ -28,7 +28,7 @@ pub struct Host {
 
 /// Processes of a machine.
 struct Running {
-    // Dropped first.
+    // Fields are dropped in this order.
     namespace: Namespace,
     service: Option<Service>,
 }

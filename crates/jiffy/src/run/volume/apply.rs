@@ -230,7 +230,7 @@ impl<'a> Apply<'a> {
         // `NONBLOCK`: opening a named pipe must not wait.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut source = File::from(openat(staged, from, flags, Mode::empty())?);
-        // Written under another name first: this host never has an incomplete file.
+        // This is written under another name first: this host never has an incomplete file.
         let new = temporary_name()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let private = Mode::RUSR | Mode::WUSR;
@@ -375,7 +375,7 @@ mod tests {
         fs::remove_dir_all(guest.join("sub")).unwrap();
         fs::remove_file(guest.join("link")).unwrap();
         symlink("changed", guest.join("link")).unwrap();
-        // Created on the host while the command ran.
+        // This is created on the host while the command ran.
         fs::write(trees.path("host/later"), "later").unwrap();
         fs::write(trees.path("host/sub/later"), "later").unwrap();
         let inode = |name: &str| fs::metadata(trees.path(name)).unwrap().ino();
