@@ -409,7 +409,7 @@ impl Background {
     async fn wait(&self, limit: Duration, is_done: impl Fn(&BackgroundState) -> bool) {
         let wait = async {
             loop {
-                // Registered before the check, so that no change is missed.
+                // This is registered before the check, so that no change is missed.
                 let mut changed = std::pin::pin!(self.changed.notified());
                 changed.as_mut().enable();
                 if is_done(&self.state.lock()) {
