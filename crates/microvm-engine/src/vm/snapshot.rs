@@ -72,7 +72,7 @@ impl MicroVm {
                     .to_owned(),
             ));
         }
-        // Held until the snapshot is published: operations of this VM do not overlap.
+        // This is held until the snapshot is published: operations of this VM do not overlap.
         let mut context = self.context.clone().lock_owned().await;
         // A separate task always completes: during a snapshot, only the task's state refers to the
         // layers on which the VM is based.
@@ -256,7 +256,7 @@ impl SnapshotTask {
         context: &mut SnapshotContext,
         written: UnpublishedSnapshot,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
-        // Stored in the context first: if publishing fails, the next snapshot publishes it.
+        // This is stored in the context first: if publishing fails, the next snapshot publishes it.
         context.unpublished = Some(written);
         let published = context.publish();
         let next = match (self.spec.then, &published) {
