@@ -105,7 +105,7 @@ impl HttpProxy {
             // can be cancelled.
             let waited = cancel.wait(stream.as_fd(), PollFlags::POLLIN, deadline);
             waited.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            // Read byte by byte, because the bytes after the head belong to the tunnelled
+            // This is read byte by byte, because the bytes after the head belong to the tunnelled
             // connection.
             let mut byte = [0];
             match stream.read(&mut byte) {

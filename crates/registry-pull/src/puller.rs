@@ -108,7 +108,8 @@ impl Puller {
                 PullerBackend::Thread(Some(std::thread::spawn(work)))
             }
         };
-        // Registered before the first wait, so that a cancellation also interrupts the start.
+        // This is registered before the first wait, so that a cancellation also interrupts the
+        // start.
         if let Some(pid) = backend.pid() {
             cancel.register(pid);
         }

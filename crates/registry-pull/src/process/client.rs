@@ -272,7 +272,7 @@ impl RegistryClient {
         if self.login_attempted || self.credentials.is_none() {
             return Ok(());
         }
-        // Set before the request, so that a failure is not repeated for each request.
+        // This is set before the request, so that a failure is not repeated for each request.
         self.login_attempted = true;
         let url = RequestUrl {
             origin: self.registry.clone(),
