@@ -34,7 +34,7 @@ pub fn directory(home: &Path, uid: u32) -> PathBuf {
         .recursive(true)
         .mode(0o700)
         .create(&directory);
-    // Checked after the creation: another user may have created the directory before.
+    // This is checked after the creation: another user may have created the directory before.
     if result.is_ok() && is_private(&directory, uid) {
         directory
     } else {
