@@ -165,8 +165,8 @@ struct Database {
     /// Changes that have happened but could not be written. They are written together with the next
     /// changes.
     pending: Vec<JournalChange>,
-    // Declared last, so that it is dropped after the connection: closing its descriptors earlier
-    // would release SQLite's locks.
+    // This is declared last, so that it is dropped after the connection: closing its descriptors
+    // earlier would release SQLite's locks.
     space: ReservedSpace,
 }
 

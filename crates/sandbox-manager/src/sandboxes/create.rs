@@ -188,7 +188,7 @@ impl Sandboxes {
                         let mode = BootMode::Snapshot;
                         self.snapshots().origin(&snapshot.id, mode, &identity).await
                     }
-                    // Passed on, since the entry must be removed.
+                    // Return the error, because the entry must be removed.
                     Err(e) => Err(OperationError::engine("fetch all memory")(e)),
                 };
                 self.start_registered(new, requested_at, origin).await
@@ -304,7 +304,7 @@ impl Sandboxes {
                 metrics.create(record.boot_mode, "ok", took);
                 let steps = OperationSteps::current().map(|steps| steps.list());
                 let steps = steps.unwrap_or_default();
-                // Stored here, since only this function knows the id of the new sandbox.
+                // This is stored here, since only this function knows the id of the new sandbox.
                 entry.set_create(OperationTimes::new("create", took, steps));
                 self.report(EventType::SandboxReady, record);
             }

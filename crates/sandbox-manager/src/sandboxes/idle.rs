@@ -102,7 +102,7 @@ impl SandboxesInner {
 fn verdict(entry: &SandboxEntry) -> Option<IdleVerdict> {
     let timeout_ms = entry.idle_timeout_ms()?;
     let uses = entry.uses();
-    // Read before the time of the last use, which is later if a use ends in between.
+    // This is read before the time of the last use, which is later if a use ends in between.
     let is_in_use = uses.is_in_progress();
     let figures = UseFigures {
         now_ms: clock_ms(),

@@ -86,7 +86,7 @@ impl OwnerBudgets<'_> {
                 *bytes = bytes.saturating_add(snapshot.bytes);
             }
         }
-        // Copied, so that records are not locked while the index is.
+        // This is copied, so that records are not locked while the index is.
         let ids = SandboxIndex(self.0).of_owner(owner);
         let entries = self.0.entries.lock();
         for entry in ids.iter().filter_map(|id| entries.get(id.as_str())) {

@@ -86,7 +86,7 @@ impl Sandboxes {
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
         entry.meter();
-        // Computed before the snapshot, so that the record is committed together with it.
+        // This is computed before the snapshot, so that the record is committed together with it.
         let paused = Sandbox {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(SandboxState::Paused)
@@ -230,7 +230,7 @@ impl Sandboxes {
         let record = entry.record();
         // No snapshot has the empty id, so a sandbox without a snapshot fails as unknown snapshot.
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
-        // Reserved before the restore, which needs the memory. `restore_existing` releases the
+        // Reserve the memory before the restore, which needs it. `restore_existing` releases the
         // reservation after a failure.
         match self.admit(record.size) {
             Ok(reservation) => entry.set_reservation(Some(reservation)),

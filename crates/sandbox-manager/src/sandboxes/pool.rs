@@ -86,7 +86,8 @@ impl Pool {
     /// and snapshots of its buckets.
     fn set_target(&self, template: &str, target: usize) -> Vec<(String, String)> {
         self.targets.lock().insert(template.to_owned(), target);
-        // Stopped after the lock is released, since stopping takes time.
+        // The vector precedes the lock, so that its guests are dropped after the lock is released,
+        // because stopping them takes time.
         let mut surplus = Vec::new();
         let mut buckets = self.buckets.lock();
         let of_template = buckets.iter_mut().filter(|(_, s)| s.template == template);
@@ -147,7 +148,7 @@ impl Pool {
     pub fn evict(&self) -> bool {
         let mut buckets = self.buckets.lock();
         let evicted = buckets.values_mut().find_map(|s| s.waiting.pop());
-        // Dropped after the lock is released, since the guest takes time to stop.
+        // Release the lock before the guest is dropped, because stopping it takes time.
         drop(buckets);
         evicted.is_some()
     }
@@ -155,7 +156,7 @@ impl Pool {
     /// Removes a bucket and stops its guests.
     pub fn drop_bucket(&self, fingerprint: &str) {
         let bucket = self.buckets.lock().remove(fingerprint);
-        // Stopped after the lock is released, since stopping takes time.
+        // The guests are stopped here, after the lock is released, because stopping takes time.
         drop(bucket);
     }
 

@@ -40,7 +40,7 @@ impl Sandboxes {
         };
         let compared = async {
             loop {
-                // Registered before the check, so that no notification is missed.
+                // This is registered before the check, so that no notification is missed.
                 let changed = self.0.compared.notified();
                 if !is_uncompared() {
                     return;

@@ -90,7 +90,8 @@ impl Sandboxes {
         guest.halt().await;
         // The semaphore is never closed.
         let permit = self.0.stopping_guests.clone().acquire_owned().await;
-        // Counted without a check, since a shutdown must wait for stops that are already needed.
+        // This is counted without a check, since a shutdown must wait for stops that are already
+        // needed.
         let operation = self.0.operations.count();
         tokio::spawn(async move {
             guest.stop().await;

@@ -100,7 +100,7 @@ impl Sandboxes {
             );
             return Ok(());
         }
-        // Set before the head exists: a later resume must then claim it.
+        // This is set before the head exists: a later resume must then claim it.
         entry.set_may_be_stored();
         let pause = Publication {
             sandbox: &record.id,
@@ -241,8 +241,8 @@ impl Sandboxes {
     /// `from_stored` permits a stored state that is older than the last state on the lost host.
     fn register_stored(&self, record: &Sandbox, from_stored: bool) {
         let (mut record, id) = (record.clone(), record.id.clone());
-        // Held until the entry is registered: a second entry would remove the first from the
-        // indexes when it is dropped.
+        // This is held until the entry is registered: a second entry would remove the first from
+        // the indexes when it is dropped.
         let _adopting = self.0.adopting.lock();
         if self.0.heads.is_none() || self.find(&id).is_some() {
             return;

@@ -198,8 +198,8 @@ impl Snapshots<'_> {
                 });
             }
         };
-        // Pinned while the index is still locked, so that garbage collection cannot remove the
-        // snapshot between the lookup and the pin.
+        // This is pinned while the index is still locked, so that garbage collection cannot remove
+        // the snapshot between the lookup and the pin.
         let pin = self.0.catalog.pin(&record.id);
         Ok((record, pin))
     }

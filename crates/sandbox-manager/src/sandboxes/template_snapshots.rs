@@ -203,8 +203,8 @@ impl TemplateSnapshots<'_> {
         let snapshots = self.0.catalog.read();
         let mut templates = snapshots.retained_for(SnapshotPurpose::Template, fingerprint);
         let id = templates.next()?.id.clone();
-        // Pinned while the index is locked, so that garbage collection cannot remove the snapshot
-        // between the lookup and the pin.
+        // This is pinned while the index is locked, so that garbage collection cannot remove the
+        // snapshot between the lookup and the pin.
         let pin = self.0.catalog.pin(&id);
         Some((id, pin))
     }

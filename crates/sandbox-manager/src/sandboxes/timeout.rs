@@ -152,7 +152,7 @@ impl Sandboxes {
         // No operation changes the record of a killed sandbox, so the `op_lock` is not required.
         self.0.journal.commit_write_behind(&changes);
         for id in &old {
-            // Dropped after `entries` is unlocked: the drop of an entry locks the indexes.
+            // This is dropped after `entries` is unlocked: the drop of an entry locks the indexes.
             let removed = self.0.entries.lock().remove(id);
             drop(removed);
         }

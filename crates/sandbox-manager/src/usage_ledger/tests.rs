@@ -149,7 +149,7 @@ fn a_crash_loses_nothing_of_sandboxes_that_continue() {
     host.clock.advance(50_000);
     host.ledger.sample("s", reading(200, 20));
     host.ledger.write().unwrap();
-    // Measured, but not written.
+    // This is measured, but not written.
     host.clock.advance(30_000);
     host.ledger.sample("s", reading(300, 30));
     let wall_ms = host.clock.now().wall_ms;

@@ -88,7 +88,8 @@ impl GarbageCollector {
     ) -> Option<Result<FoldedLayers, EngineError>> {
         let change = self.parts.catalog.change();
         let parent = fold.parent().to_owned();
-        // Checked while `change` excludes other changes, so that the parent gets no new user.
+        // This is checked while `change` excludes other changes, so that the parent gets no new
+        // user.
         if !self.is_foldable(&parent, child) {
             return None;
         }

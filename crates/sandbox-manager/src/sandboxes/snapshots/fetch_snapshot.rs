@@ -212,8 +212,8 @@ impl Fetch {
         let Some(lineage) = lineage.map_err(Self::store_error(id))? else {
             return Ok(None);
         };
-        // Pinned before their first byte is written, so that garbage collection does not remove the
-        // files.
+        // Pin the snapshots before the first byte is written, so that garbage collection does not
+        // remove their files.
         let pins = lineage
             .iter()
             .map(|source| self.this.0.catalog.pin(&source.id));

@@ -201,8 +201,8 @@ async fn retract(
                     return;
                 };
                 match removed {
-                    // Recorded after the removal from the store: a crash in between repeats the
-                    // removal, which is harmless.
+                    // This is recorded after the removal from the store: a crash in between repeats
+                    // the removal, which is harmless.
                     Ok(()) => {
                         failures = 0;
                         this.0.uploads.end_retraction(&copy);

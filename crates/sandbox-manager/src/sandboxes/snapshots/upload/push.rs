@@ -67,7 +67,7 @@ impl Sandboxes {
     ) -> Result<(), UploadError> {
         for _ in 0..MAX_RESTARTS {
             match self.upload_once(remote, id, cancelled).await {
-                // Checked first: an error may be the effect of the cancellation.
+                // This is checked first: an error may be the effect of the cancellation.
                 _ if *cancelled.borrow() => return Err(UploadError::Removed),
                 Err(UploadError::Changed) => {}
                 // The snapshot was fetched without all of its memory, and this store has no copy.
@@ -113,7 +113,7 @@ impl Sandboxes {
             if chain.links.len() >= MAX_LINEAGE {
                 return Err(UploadError::LongLineage);
             }
-            // Pinned before the record is read: garbage collection skips pinned snapshots.
+            // This is pinned before the record is read: garbage collection skips pinned snapshots.
             let pin = self.0.catalog.pin(&id);
             let missing_record = || {
                 if newest {
@@ -225,7 +225,8 @@ impl Sandboxes {
         cancelled: &watch::Receiver<bool>,
     ) -> Result<Pushed, UploadError> {
         let id = &record.id;
-        // Recorded before the first byte is sent: after a crash the copy in this place is known.
+        // This is recorded before the first byte is sent: after a crash the copy in this place is
+        // known.
         self.0.catalog.update(id, |now| {
             now.store.uploading = Some(link.place.clone());
         });
