@@ -121,7 +121,7 @@ impl HeaderTemplate {
         secrets: &Secrets,
         owner: &str,
     ) -> Result<Zeroizing<String>, TemplateError> {
-        // Reserved at once, so that no copy of a secret remains in memory that is freed.
+        // This is reserved at once, so that no copy of a secret remains in memory that is freed.
         let mut value = Zeroizing::new(String::with_capacity(MAX_HEADER_VALUE));
         for part in &self.0 {
             let text = match part {
