@@ -273,7 +273,7 @@ fn is_abandoned(entry: &DirEntry, name: &str, now: SystemTime) -> bool {
         // A draft of this process is in use while it exists.
         old && name.starts_with(TRASH_PREFIX)
     } else {
-        // Created by an earlier process, whose id may have been reused for this process.
+        // An earlier process created the draft. Its id may have been reused for this process.
         let own = pid == std::process::id().to_string();
         old || own || !Path::new("/proc").join(pid).exists()
     }
@@ -318,7 +318,7 @@ mod tests {
         for name in [
             &foreign,
             &removing,
-            // Created by an earlier process with the same id.
+            // An earlier process with the same id created this one.
             &format!(".draft-{own}-0"),
             &format!(".draft-{dead}-3"),
             &format!(".trash-abc-{dead}"),
