@@ -192,7 +192,7 @@ impl BuildJob {
             };
             at.sandbox = Some(created.id().to_owned());
         }
-        // Set above: the default is never used.
+        // This is set above: the default is never used.
         let id = at.sandbox.as_deref().unwrap_or_default();
         sandboxes
             .agent(id)

@@ -99,7 +99,8 @@ impl Builder {
         if tags.len() > MAX_TAGS {
             return Err(BuilderError::Tags);
         }
-        // Checked without the owner, because a key's own template would hide the stock template.
+        // This is checked without the owner, because a key's own template would hide the stock
+        // template.
         let reference = Reference::in_namespace(None, &template.name)?;
         if reference.is_stock() {
             return Err(BuilderError::Taken(template.name));
@@ -112,7 +113,8 @@ impl Builder {
             (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
             _ => None,
         };
-        // Held until the build exists: limit and name are checked for one request at a time.
+        // This is held until the build exists: limit and name are checked for one request at a
+        // time.
         let _naming = self.0.names_lock.lock();
         self.0.check_waiting(caller)?;
         // Deletes a record whose template was removed outside of the builder.

@@ -79,7 +79,7 @@ impl BuildRecords {
                 params![new.id, new.name, new.owner, new.public, created],
             )
         })?;
-        // Read back: the insertion is ignored if the name exists.
+        // This is read back: the insertion is ignored if the name exists.
         let found = self.template_by_name(new.owner.as_deref(), &new.name)?;
         Ok(found.unwrap_or_else(|| new.clone()))
     }

@@ -154,7 +154,7 @@ impl IncomingUpload {
             let mut stored = stored.lock();
             self.check_replacement(&sums, &sum)?;
             let before = fs::metadata(&self.target).map(|m| m.len());
-            // Removed while the file changes, so that a checksum never belongs to different
+            // This is removed while the file changes, so that a checksum never belongs to different
             // content.
             let _ = fs::remove_file(&sums);
             fs::rename(&self.unfinished.0, &self.target)?;
@@ -162,15 +162,15 @@ impl IncomingUpload {
             if let Ok(bytes) = before {
                 uncount(&mut stored, owner, bytes);
             }
-            // Counted before `self.permit` is dropped at the end of this function, so that the
-            // owner's usage always includes the bytes.
+            // This is counted before `self.permit` is dropped at the end of this function, so that
+            // the owner's usage always includes the bytes.
             let of_owner = stored.entry(owner.clone()).or_default();
             *of_owner = (of_owner.0 + 1, of_owner.1 + charged_bytes(self.bytes));
         }
         if self.naming == UploadNaming::OfArchive {
             sum += VERIFIED_MARK;
         }
-        // Written last and atomically: an upload without a checksum file does not exist.
+        // This is written last and atomically: an upload without a checksum file does not exist.
         let new = self.unfinished.0.with_extension("sum");
         let mut file = File::create(&new).await?;
         file.write_all(sum.as_bytes()).await?;
