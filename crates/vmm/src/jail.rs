@@ -48,7 +48,7 @@ pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
     // Only the standard streams and the control socket remain. All other descriptors arrive later,
     // over the control socket.
     close_fds_from(CONTROL_FD + 1)?;
-    // Required by unprivileged seccomp filters and by Landlock.
+    // This is required by unprivileged seccomp filters and by Landlock.
     confinement::forbid_new_privileges().map_err(failed("no_new_privs"))?;
     confinement::restrict_everything().map_err(failed("landlock"))
 }

@@ -128,7 +128,8 @@ impl Vm {
         let linear = LinearMemory::new(&self.machine.memory)?;
         let stopped = Instant::now();
         self.pause();
-        // Held until memory is forked or written, so that devices, disks and memory are consistent.
+        // This is held until memory is forked or written, so that devices, disks and memory are
+        // consistent.
         let paused_disks = self.disks.pause();
         // No disk is in use now, so deferred folds succeed.
         self.fold_layers();

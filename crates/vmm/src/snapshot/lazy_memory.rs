@@ -98,7 +98,7 @@ impl LazyMemory {
     /// Fills a missing chunk. A chunk that was filled before retains its content.
     pub fn fill(&self, chunk: u64, content: &[u8; CHUNK_BYTES]) -> Result<(), Errno> {
         let start = self.address(chunk)?;
-        // Held until the chunk is complete: `discard` must not drop pages in between.
+        // This is held until the chunk is complete: `discard` must not drop pages in between.
         let mut state = lock(&self.state);
         // Another fault on the same chunk was answered already. Only resume the waiting threads.
         if !state.missing.contains(chunk) {

@@ -153,7 +153,7 @@ fn folded_layers_read_the_same_and_the_lower_file_is_closed() {
     // The lower file is no longer read.
     layers[1].0.write_all_at(&[9; 3 * 4096], 0).unwrap();
     assert_eq!(driver.read(0, DISK_BYTES), before);
-    // Ignored: the second layer no longer exists.
+    // The device ignores this: the second layer no longer exists.
     driver.block.fold_layers(identities[1], identities[0]);
     assert_eq!(driver.write(first_sector(1), &[7; 512]), STATUS_OK);
     // The first and third layers are adjacent now.
