@@ -73,8 +73,8 @@ impl Queue<'_> {
     /// Queues all further events.
     async fn advance(&mut self) -> Result<(), WebhookError> {
         loop {
-            // Read before the webhooks, and the limit of this round: events after the creation of
-            // a webhook are later.
+            // Read this time before the webhooks: events after the creation of a webhook are later.
+            // The time is the limit of this round.
             let newest = self.feed.newest().map_or(0, |id| id.time_us);
             let subscriptions = self.subscriptions().await?;
             let Some(oldest) = subscriptions.iter().map(|s| s.since_us).min() else {
