@@ -357,7 +357,8 @@ impl Pool {
             state.running.retain(|r| !Arc::ptr_eq(r, &progress.record));
             self.admit_waiting(&mut state);
             drop(state);
-            // Last, so that a call whose caller has received the result is not counted as running.
+            // Notify the caller last, so that its call is not counted as running when it has
+            // received the result.
             let _ = done.send(());
         }
     }

@@ -210,7 +210,7 @@ impl Watchers {
     pub async fn take(&self, id: &str) -> Result<Vec<FilesystemEvent>, RpcError> {
         let watcher = self.by_id.borrow().get(id).map(|w| Rc::clone(&w.shared));
         let shared = watcher.ok_or_else(|| unknown_watcher(id))?;
-        // In a separate task, so that the watch is not lost if the client disconnects.
+        // Read in a separate task, so that the watch is not lost if the client disconnects.
         let reading = Rc::clone(&shared);
         let read = tokio::task::spawn_local(async move { reading.read_all().await }).await;
         read.map_err(|e| RpcError::new(RpcCode::Internal, e.to_string()))??;

@@ -241,7 +241,7 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
             0
         );
     }
-    // Before the change of the user, because only root may raise a hard limit.
+    // Set the limits before the change of the user, because only root may raise a hard limit.
     for (resource, limit) in plan.limits {
         attempt!(
             SpawnStep::ProcessLimits,
@@ -262,7 +262,7 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
         attempt!(SpawnStep::Identity, libc::SYS_setresgid, gid, gid, gid);
         attempt!(SpawnStep::Identity, libc::SYS_setresuid, uid, uid, uid);
     }
-    // After the change of the user, so that the kernel checks the access of this user.
+    // Change the directory after the user, so that the kernel checks the access of this user.
     attempt!(SpawnStep::Cwd, libc::SYS_chdir, plan.cwd.as_ptr());
     // SIGPIPE is the only signal that the agent ignores, and the agent has no signal handlers. An
     // all-zero `sigaction` of the kernel (32 bytes) is the default action. The last argument of

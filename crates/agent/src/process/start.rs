@@ -56,7 +56,8 @@ pub async fn start(
     request: StartRequest,
     call: &CallInfo,
 ) -> Result<Subscription<GuestProcess>, RpcError> {
-    // In a separate task, so that a started process is registered even if its client disconnects.
+    // Start it in a separate task, so that a started process is registered even if its client
+    // disconnects.
     let (agent, call) = (Rc::clone(agent), call.clone());
     let task = tokio::task::spawn_local(async move {
         let slot = SpawnSlot::default();
