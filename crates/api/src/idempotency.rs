@@ -151,7 +151,7 @@ impl ReplayCaches {
             }
         };
         if let Some(sender) = sender {
-            // In a task of its own, which outlives the client's connection.
+            // Execute the call in a task of its own, which outlives the client's connection.
             let this = self.clone();
             tokio::spawn(async move {
                 let mut entry = PendingReplay {

@@ -67,7 +67,7 @@ pub(super) async fn list(
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, MAX_UNPAGED)?;
-    // On a blocking thread, because manifests that are not cached are read from the disk.
+    // List on a blocking thread, because manifests that are not cached are read from the disk.
     let page = tokio::task::spawn_blocking(move || list_page(&app, &caller, &page)).await;
     let (shown, next) = page.map_err(|e| ApiError::internal(e.to_string()))??;
     let response = if part.is_some() {
@@ -269,7 +269,8 @@ pub(super) async fn delete(
             }
             let templates = app.templates.clone();
             let reference = info.reference();
-            // On a blocking thread, because removing an image of hundreds of megabytes takes time.
+            // Remove on a blocking thread, because removing an image of hundreds of megabytes takes
+            // time.
             let removed = tokio::task::spawn_blocking(move || templates.remove(&reference)).await;
             return match removed {
                 Ok(Ok(())) => {

@@ -115,7 +115,7 @@ fn implicit_step(action: StepAction) -> BuildStep {
 /// Converts a step of E2B's clients and appends it to `steps`.
 fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> {
     let args = step.args.unwrap_or_default();
-    // As shown in the log of the build.
+    // The log of the build shows the same text.
     let text = format!("{} {}", step.r#type, args.join(" "));
     let arg = |n: usize| args.get(n).filter(|a| !a.is_empty()).cloned();
     let missing =

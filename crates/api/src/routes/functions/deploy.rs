@@ -33,7 +33,7 @@ pub(in crate::routes) async fn deploy(
     request: Request,
 ) -> Result<Json<Function>, ApiError> {
     let functions = app.functions()?;
-    // Before reading the form, which may be large.
+    // Check the name before reading the form, which may be large.
     if !is_name(&name) {
         return Err(FunctionError::Name.into());
     }
