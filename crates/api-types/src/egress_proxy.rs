@@ -36,7 +36,7 @@ pub struct NewEgressProxy {
 
 impl std::fmt::Debug for NewEgressProxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Without user name and password.
+        // The user name and the password are omitted.
         f.debug_struct("NewEgressProxy")
             .field("address", &self.address)
             .field("tls", &self.tls)
