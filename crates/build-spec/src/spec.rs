@@ -73,7 +73,7 @@ impl std::fmt::Debug for ImageSource {
         f.debug_struct("ImageSource")
             .field("reference", &self.reference)
             .field(
-                // Without the password, because logs contain this text.
+                // The password is omitted, because logs contain this text.
                 "credentials",
                 &self.credentials.as_ref().map(|(user, _)| user),
             )
