@@ -242,8 +242,8 @@ impl Engine for MicroVmEngine {
         let ended =
             jiffy_microvm_engine::end_unadopted(&self.shared.socket_directory.sockets, &marks)
                 .await;
-        // After the VMMs have exited, so that no process uses a reclaimed slot. The slots of known
-        // guests are retained.
+        // Reclaim the slots after the VMMs have exited, so that no process uses one. The slots of
+        // known guests are retained.
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Tap, &slots);
         }

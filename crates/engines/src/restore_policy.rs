@@ -165,7 +165,8 @@ pub struct EngineCost {
 /// slower at the 99th percentile.
 pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
     let mut by_memory: Vec<&PolicyCost> = costs.iter().collect();
-    // In ascending order of memory, so that each further policy must justify its additional memory.
+    // Sort in ascending order of memory, so that each further policy must justify its additional
+    // memory.
     by_memory.sort_by(|a, b| a.own_mib.median.total_cmp(&b.own_mib.median));
     let mut best = *by_memory.first()?;
     for cost in by_memory {
@@ -259,7 +260,8 @@ impl HostFile {
                 .mode(0o600)
                 .open(&new)?;
             file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            // Before the rename, so that a power failure leaves no empty file under the final name.
+            // Sync before the rename, so that a power failure leaves no empty file under the final
+            // name.
             file.sync_all()?;
             fs::rename(&new, &path)
         };
