@@ -111,8 +111,8 @@ impl Coordinator {
                     // coordinator reported a verdict and lost its term before the commit.
                     Epoch(row.epoch.0 + 1)
                 } else if former == registration.instance {
-                    // Repeated registration. If the row is committed, the answer was lost and is
-                    // sent again. Otherwise the answer follows the commit.
+                    // The registration is repeated. If the row is committed, the answer was lost
+                    // and is sent again. Otherwise the answer follows the commit.
                     if self.committed.row(from) == Some(row) {
                         let row = row.clone();
                         self.send_registered(&row, effects);
