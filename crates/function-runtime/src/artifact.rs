@@ -130,7 +130,7 @@ pub fn check<'a>(
     engine: &Digest,
     owner: &Digest,
 ) -> Result<(ArtifactHeader, &'a [u8]), ArtifactError> {
-    // First, so that the parser never reads bytes that the daemon did not record.
+    // Check the digest first, so that the parser never reads bytes that the daemon did not record.
     if blake3::hash(file) != *digest {
         return Err(ArtifactError::Digest);
     }

@@ -363,8 +363,8 @@ impl GuestRequest {
         drop(body);
         let max = self.deployment.settings.limits.response_bytes;
         let engine = self.server.0.tenant.engine();
-        // Called a second time if `call` discards its attempt without a fiber and starts again on a
-        // fiber.
+        // This is called a second time if `call` discards its attempt without a fiber and starts
+        // again on a fiber.
         let state = || {
             self.usage.reset_attempt();
             CoreState::new(self.limiter(), Some(self.log.clone()))
