@@ -158,7 +158,7 @@ pub async fn serve_local<S, C>(
             tasks.track(work);
         }
     }
-    // As in `serve`.
+    // The function `serve` does the same.
     drop(listener);
     tasks.finish(gateway.shared.config.limits.drain).await;
 }

@@ -100,7 +100,7 @@ impl LinkSigner {
     /// 6 digits in base 36, which is until 2038.
     pub fn label(&self, id: &str, port: u16, expires: u64) -> Result<String, LinkError> {
         check_target(id, port)?;
-        // In the order in which `host_name::classify` parses the parts.
+        // The parts have the order in which `host_name::classify` parses them.
         let label = format!(
             "{port}-{id}-{}-{}",
             base_36(expires),
