@@ -138,7 +138,7 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
     }
     let context = || format!("cannot write {}", to.display());
     let directory = to.parent().filter(|d| !d.as_os_str().is_empty());
-    // In the same directory, so that the rename cannot cross file systems.
+    // Use the same directory, so that the rename cannot cross file systems.
     let mut new = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))
         .with_context(context)?;
     let manifest = export_template(templates, name, &mut new, &mut |p| bar.update(p));

@@ -139,7 +139,7 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
         let mut bar = jiffy_daemon::TemplateProgress::new("base");
         host.prepare("base", &mut |p| bar.update(p))
     };
-    // On the file system of the snapshots, because its speed affects the results.
+    // Use the file system of the snapshots, because its speed affects the results.
     let dir = tempfile::tempdir_in(host.home().run())
         .context("cannot create a directory for the measurement")?;
     let microvms = match facts.check(EngineName::MicroVm) {

@@ -101,7 +101,7 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
             // The end of the input does not end the fleet.
             Some(None) => is_open = false,
             Some(Some(line)) => {
-                // On a thread of the runtime, which exists as long as the namespaces.
+                // Run on a thread of the runtime, which exists as long as the namespaces.
                 let execution = runtime.spawn_blocking(move || {
                     let answer = fleet.execute(&line);
                     (fleet, answer)

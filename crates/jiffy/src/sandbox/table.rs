@@ -135,7 +135,7 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
     if all.iter().all(|s| s.store_state.is_none()) {
         table.remove_column("STORE");
     }
-    // Without a fleet.
+    // Without a fleet, no sandbox has a host.
     if all.iter().all(|s| s.host.is_none()) {
         table.remove_column("HOST");
     }

@@ -83,7 +83,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     send_files(&client, &requested.template_id, &prepared, &mut bar).await?;
     bar.end();
     let (template, build) = (&requested.template_id, &requested.build_id);
-    // Before the start, so that the template is public as soon as it exists.
+    // Set this before the start, so that the template is public as soon as it exists.
     if args.public {
         let path = format!("/v2/templates/{template}");
         let body = json!({ "public": true });

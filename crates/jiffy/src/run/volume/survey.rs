@@ -19,7 +19,7 @@ impl TreeEntries {
     pub fn of(root: &Path, max_bytes: u64, max_entries: usize) -> anyhow::Result<Self> {
         let mut all = HashSet::new();
         let mut bytes = 0_u64;
-        // Not recursive, so that a deep tree cannot overflow the stack.
+        // The walk is not recursive, so that a deep tree cannot overflow the stack.
         let mut pending = vec![(PathBuf::new(), 0)];
         while let Some((relative, depth)) = pending.pop() {
             let path = root.join(&relative);
