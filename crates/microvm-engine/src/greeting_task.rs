@@ -99,9 +99,9 @@ impl GreetingTask {
     /// Returns the stream when the identity is in effect. `None` if no identity will be assigned.
     async fn greet(&mut self, stream: UnixStream) -> Result<Option<UnixStream>, GreetingError> {
         let assigned = self.identity.borrow().clone();
-        // Only for restored guests, whose agents read the identity at once. A booting guest opens
-        // its connection long before its agent reads the identity, so the identity's time would be
-        // outdated.
+        // Send the identity at once only to restored guests, whose agents read it at once. A
+        // booting guest opens its connection long before its agent reads the identity, so the
+        // identity's time would be outdated.
         if let Some(identity) = assigned.filter(|_| self.restored) {
             self.id = Some(identity.id.clone());
             let greeting = Greeting::receive_assigned(stream, &identity).await?;
