@@ -87,7 +87,8 @@ impl ConntrackLimits {
     /// Returns the maximum number of connections of one sandbox under each pressure.
     pub fn tiers(self) -> [u32; 3] {
         let all = self.per_sandbox;
-        // In the order of `TablePressure`. The minimum keeps a sandbox usable at full pressure.
+        // The limits have the order of `TablePressure`. The minimum keeps a sandbox usable at full
+        // pressure.
         [all, all / 16, all / 256].map(|limit| limit.max(MIN_CONNECTIONS).min(all))
     }
 

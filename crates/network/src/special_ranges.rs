@@ -94,7 +94,7 @@ const TABLE: [SpecialRange; 40] = [
         "Direct delegation AS112, RFC 7534",
     ),
     v6([0x3fff, 0, 0, 0], 20, "Documentation, RFC 9637"),
-    // Returned to IANA and unassigned.
+    // This range was returned to IANA and is unassigned.
     v6([0x3ffe, 0, 0, 0], 16, "6bone, RFC 3701"),
     // IPv4-mapped addresses, as sockets use them. A literal, because `v6` sets only the first 64
     // bits.
