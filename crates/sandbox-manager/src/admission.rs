@@ -184,8 +184,8 @@ impl Admission {
             }
             return Err(refusal);
         }
-        // Under the same lock as the checks, so that concurrent admissions cannot exceed the
-        // limits.
+        // Reserve under the same lock as the checks, so that concurrent admissions cannot exceed
+        // the limits.
         Ok(self.reserve(&mut reservations, occupant, size, true))
     }
 

@@ -297,8 +297,9 @@ impl Sandboxes {
         // The previous daemon may have crashed before it removed snapshots without users.
         this.0.gc.collect(unreferenced);
         this.adopt(recovered.orphans, recovered.storing).await?;
-        // After the adoption, which may register captured snapshots again: only then are the files
-        // without a record known to be orphaned. They need not wait for the first collection pass.
+        // Remove these files after the adoption, which may register captured snapshots again: only
+        // then are the files without a record known to be orphaned. They need not wait for the
+        // first collection pass.
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();
         this.spawn_sampling(options.sample);

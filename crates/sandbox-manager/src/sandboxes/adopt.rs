@@ -22,8 +22,8 @@ impl Sandboxes {
         for engine in self.0.engines.all() {
             let of_engine = orphans.iter().filter(|o| o.engine == engine.name());
             let handles: Vec<_> = of_engine.map(|o| o.guest.handle.clone()).collect();
-            // Before the adoption, so that orphaned guests release their memory and network slots
-            // first.
+            // End these guests before the adoption, so that they release their memory and network
+            // slots first.
             match engine.end_unadopted(&handles).await {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(count, "stopped guests without a sandbox"),

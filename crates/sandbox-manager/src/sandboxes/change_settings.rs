@@ -54,12 +54,12 @@ impl Sandboxes {
                 .guest()
                 .filter(|_| record.settings.guest_site() != site)
             {
-                // First, so that programs trust the authority when the rules apply. The trust alone
-                // has no effect.
+                // Change the trust first, so that programs trust the authority when the rules
+                // apply. The trust alone has no effect.
                 let site = site::joined(&this.0.site, &record.settings.guest_site());
                 this.install_site(&record, guest, &site).await?;
             }
-            // Before the journal: rules that the network rejects must not be recorded.
+            // Change the network before the journal: rules that it rejects must not be recorded.
             if let Some(guest) = &guest {
                 let failed = OperationError::engine("change the network of the sandbox");
                 guest.set_network(&rules).await.map_err(failed)?;

@@ -114,8 +114,8 @@ impl Sandboxes {
                     Some(size) => size,
                     None => self.default_size(&template).await?,
                 };
-                // Before the admission, so that an invalid size is never reported as a lack of
-                // resources.
+                // Check the size before the admission, so that an invalid size is never reported as
+                // a lack of resources.
                 size.check()?;
                 let reservation = self.admit(size)?;
                 let new = NewSandboxEntry {
@@ -468,7 +468,8 @@ impl Sandboxes {
             claim.retain();
             self.set_head(entry, revision, None);
         }
-        // Before the record, so that a reader that sees a running sandbox also finds its guest.
+        // Set the guest before the record, so that a reader that sees a running sandbox also finds
+        // its guest.
         let before = entry.replace_guest(Some(guest.clone()));
         entry.set_record(record.clone());
         self.watch(entry, &guest);

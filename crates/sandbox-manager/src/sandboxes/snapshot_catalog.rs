@@ -129,7 +129,8 @@ impl CatalogChange<'_> {
     /// # Errors
     /// Fails, without a change, if the journal cannot be written.
     pub fn commit(&self, record: Snapshot, more: Vec<JournalChange>) -> Result<(), JournalError> {
-        // Before the index, so that no reader sees a snapshot that a crash could undo.
+        // Write the journal before the index, so that no reader sees a snapshot that a crash could
+        // undo.
         self.catalog.journal.commit(&with_snapshot(&record, more))?;
         self.index().insert(record);
         Ok(())

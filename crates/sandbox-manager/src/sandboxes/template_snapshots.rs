@@ -247,7 +247,8 @@ impl TemplateSnapshots<'_> {
             guest.stop().await;
             return Err(e);
         }
-        // After the start command, so that its programs are in the page cache of all clones.
+        // Rehearse after the start command, so that its programs are in the page cache of all
+        // clones.
         guest.rehearse().await;
         let record = Snapshot {
             id: new_id()?,

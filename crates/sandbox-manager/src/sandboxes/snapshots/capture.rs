@@ -67,7 +67,8 @@ impl Snapshots<'_> {
             stopped_ms: stopped_us as f64 / 1000.0,
             ..draft.clone()
         };
-        // Before the record is visible, so that a reader of a `storing` record finds the guard.
+        // Create the guard before the record is visible, so that a reader of a `storing` record
+        // finds it.
         let guard = self.begin_storing(&record.id);
         // An intent: the recovery must not take the snapshot for complete.
         let committed = self.0.catalog.change().commit_intent(record.clone());
