@@ -34,7 +34,7 @@ impl BuildJob {
     ) -> Result<(), BuildFailure> {
         *fresh |= step.force;
         let files = self.copied_files(step, before)?;
-        // Updated before the step is executed: the key identifies the state after the step.
+        // Update the key before the step is executed: it identifies the state after the step.
         at.key = step_key::step_key(&at.key, step, files.as_ref().map_or("", |f| f.key()));
         let began = Instant::now();
         let changes_files = matches!(
