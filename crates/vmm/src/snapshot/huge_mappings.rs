@@ -108,7 +108,7 @@ mod tests {
         let plan = plan_mappings(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
         map_layers(&plan, &layers, &linear).unwrap();
         let mut written = UnitSet::empty(linear.bytes() / MEMORY_PAGE as u64);
-        // At 7 MiB.
+        // The offset is 7 MiB.
         written.insert(7 * chunks_per_mib * CHUNK_PAGES);
         advise_huge_pages(&plan, &written, &linear);
         let start = linear.chunk(0).unwrap().addr();
