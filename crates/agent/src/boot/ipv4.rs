@@ -44,7 +44,7 @@ pub fn set_host_name_servers(list: &str) {
 
 /// Writes the name servers to `/etc/resolv.conf`. Servers that the host specifies replace the
 /// servers of the image, because the host lets the guest reach only these. The default servers only
-/// replace an empty or missing file.
+/// replace an empty or missing file. `from_host` states that the host has specified `servers`.
 fn name_servers(servers: &[Ipv4Addr], from_host: bool) {
     let present = std::fs::metadata("/etc/resolv.conf").is_ok_and(|m| m.len() > 0);
     if (present && !from_host) || servers.is_empty() {

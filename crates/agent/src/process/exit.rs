@@ -23,7 +23,7 @@ impl ProcessExit {
 
     /// Returns the final frames of a stream: the `end` event and the end of the stream.
     /// `output_open` is true if other processes have the output open. Their later output is not
-    /// sent.
+    /// sent. `out_of_memory` is true if the kernel killed the process at a memory limit.
     pub fn frames(self, out_of_memory: bool, output_open: bool) -> Bytes {
         let (code, exited, mut status) = match self {
             Self::Code(code) => (code, true, format!("exit status {code}")),

@@ -205,7 +205,8 @@ impl ProcessTable {
         self.end(&process, exit, oom);
     }
 
-    /// Records the exit of a process, and notifies the task that reads its output.
+    /// Records the exit of a process, and notifies the task that reads its output. `oom` is true if
+    /// the kernel killed it at a memory limit.
     fn end(&self, process: &Rc<GuestProcess>, exit: ProcessExit, oom: bool) {
         // A process that the agent killed is not reported as a victim, even if the kernel counted a
         // kill.

@@ -152,6 +152,8 @@ impl LockRecord {
         self.end(request, true, owner)
     }
 
+    /// Removes the locks of an owner. Returns whether there were any, which the server must
+    /// release.
     fn end(&mut self, request: &[u8], is_flock: bool, owner: Option<u64>) -> bool {
         let (Some(node), Some(owner)) = (u64_at(request, 16), owner) else {
             return true;

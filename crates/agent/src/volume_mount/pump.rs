@@ -205,7 +205,8 @@ impl Pump {
     }
 
     /// Handles a signal for the process that made a request. The host ends a wait for a lock; if it
-    /// cannot, the request fails here. The caller holds `link`.
+    /// cannot, the request fails here. The caller holds `link`. `is_attached` states whether the
+    /// host is connected.
     fn interrupt(&self, interrupt: &[u8], is_attached: bool) {
         let target = number(interrupt, REQUEST_HEADER).map_or(0, u64::from_le_bytes);
         let mut pending = self.pending();
