@@ -24,7 +24,8 @@ pub struct StdinStream {
 }
 
 impl StdinStream {
-    /// Opens a stream to a process's stdin or terminal.
+    /// Opens a stream to a process's stdin or terminal. `pty` states whether the process has a
+    /// terminal.
     pub async fn open(client: &AgentClient, pid: u32, pty: bool) -> Result<Self, ClientError> {
         let (pieces, body) = RequestBody::channel();
         let first = frame::message(&json!({ "start": { "process": { "pid": pid } } }))?;

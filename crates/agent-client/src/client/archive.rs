@@ -190,7 +190,8 @@ impl AgentClient {
         Ok(FileReader { answer })
     }
 
-    /// Sends an archive to be unpacked. Succeeds if the agent has unpacked all of it.
+    /// Sends an archive to be unpacked. Succeeds if the agent has unpacked all of it. With `gzip`,
+    /// the body is compressed.
     async fn put(&self, uri: String, gzip: bool, body: RequestBody) -> Result<(), ClientError> {
         let encoding = if gzip { "gzip" } else { "identity" };
         let call = AgentCall {

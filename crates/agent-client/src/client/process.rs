@@ -276,7 +276,8 @@ impl AgentClient {
         self.receive_start(frames, false).await
     }
 
-    /// Waits for the first event, which has the process id.
+    /// Waits for the first event, which has the process id. `pty` states whether the process has a
+    /// terminal.
     async fn receive_start(
         &self,
         mut frames: ResponseFrames,
