@@ -98,7 +98,8 @@ impl App {
     }
 
     /// Reads a page of the audit log, from all hosts of a fleet unless another host has forwarded
-    /// the request. Waits for the first entry if the selection requests this.
+    /// the request. Waits for the first entry if the selection requests this. `is_forwarded` states
+    /// that another host has forwarded it.
     pub(crate) async fn audit_page(
         &self,
         caller: &Caller,

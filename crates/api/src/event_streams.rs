@@ -207,7 +207,8 @@ impl App {
     }
 
     /// Starts to follow the events that `selection` selects: from the event after `resumed` (the id
-    /// that a client received last), or from now on.
+    /// that a client received last), or from now on. With `is_forwarded`, only events of this host
+    /// are read.
     fn follow(
         &self,
         caller: Caller,
@@ -238,7 +239,7 @@ impl App {
     }
 
     /// Returns the response that streams events. With `resumed`, the stream continues after this
-    /// event.
+    /// event. With `is_forwarded`, only events of this host are read.
     pub(crate) fn stream_events(
         &self,
         caller: Caller,

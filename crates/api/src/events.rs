@@ -180,7 +180,8 @@ impl App {
     }
 
     /// Reads a page of events, from all hosts of a fleet unless another host has forwarded the
-    /// request. Waits for the first event if the selection requests this.
+    /// request. Waits for the first event if the selection requests this. `is_forwarded` states
+    /// that another host has forwarded it.
     pub(crate) async fn events(
         &self,
         caller: &Caller,

@@ -300,6 +300,7 @@ fn merge_by<K: Ord>(
 }
 
 /// Merges pairs of the name `[owner/]name` and the template, in the order of owner and name.
+/// `has_next` is true if a host has further templates.
 fn merge_templates(
     items: impl Iterator<Item = Value>,
     page: &Page,

@@ -257,7 +257,8 @@ impl Quota {
         }
     }
 
-    /// Counts the used parts of the shares of keys.
+    /// Counts the used parts of the shares of keys. With `is_full`, keys with limits but without a
+    /// share are counted as well.
     fn count_shares(&self, node: &Node, shares: &SharedShares, is_full: bool) {
         let mut keys: BTreeSet<String> = {
             let shares = shares.lock();

@@ -54,6 +54,7 @@ impl Filter {
 /// Returns the sandboxes that are visible to the caller and match the filter, at most `limit` in
 /// `order`. `reaches` excludes sandboxes of earlier pages. A search by name without killed
 /// sandboxes ignores `limit` and `order`, since at most one sandbox of each owner has the name.
+/// `is_forwarded` states that another host of the fleet has forwarded the call.
 fn matching_sandboxes(
     app: &App,
     caller: &Caller,
