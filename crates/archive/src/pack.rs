@@ -172,7 +172,8 @@ impl<W: Write> Packer<W> {
     /// Writes the entry of a directory. `above` is the device of its parent, and `None` for the top
     /// directory. Returns the opened directory, or `None` if the content of the directory is not
     /// packed. Kernel file systems are not packed, and file systems mounted in a merged directory
-    /// do not belong to the layer.
+    /// do not belong to the layer. `merged` states that overlayfs shows the directory, so that the
+    /// marks of layers are applied already.
     fn add_directory(
         &mut self,
         mut fd: OwnedFd,

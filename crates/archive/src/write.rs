@@ -83,7 +83,8 @@ impl<W: Write> ArchiveWriter<W> {
         Ok(self.out)
     }
 
-    /// Collects the fields that do not fit into the header.
+    /// Collects the fields that do not fit into the header. `sparse` states whether a map precedes
+    /// the content.
     fn extend(&mut self, entry: &ArchiveEntry, stored: u64, sparse: bool) {
         let text = &mut self.extended;
         text.clear();
