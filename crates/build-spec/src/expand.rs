@@ -117,7 +117,7 @@ struct Expander<'a, 'v> {
 }
 
 impl<'a> Expander<'a, '_> {
-    /// Expands to the end, or to the closing brace.
+    /// Expands to the end, or to the closing brace. `braces` states whether a brace ends the word.
     fn word(&mut self, braces: bool, depth: usize) -> Result<String, ExpandError> {
         if depth > MAX_DEPTH {
             return Err(ExpandError::Deep);
