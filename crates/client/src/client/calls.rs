@@ -299,7 +299,8 @@ impl Client {
         self.pause_with(id, durable, false).await
     }
 
-    /// Like [`Self::pause`]. If `disk_only` is set, the memory is discarded.
+    /// Like [`Self::pause`]. If `disk_only` is set, the memory is discarded. With `durable`, the
+    /// call returns when the store has the memory.
     pub async fn pause_with(&self, id: &str, durable: bool, disk_only: bool) -> anyhow::Result<()> {
         let body = PauseSandbox {
             memory: disk_only.then_some(false),

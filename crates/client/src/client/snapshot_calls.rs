@@ -36,7 +36,8 @@ impl Client {
         self.take_snapshot(id, name, ack, Some(false)).await
     }
 
-    /// Takes a snapshot. `ack` determines when the call returns.
+    /// Takes a snapshot. `ack` determines when the call returns. With `memory` as `false`, only the
+    /// disk is stored.
     async fn take_snapshot(
         &self,
         id: &str,
