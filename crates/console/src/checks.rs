@@ -118,7 +118,7 @@ pub(crate) async fn check(
 }
 
 /// Rejects requests that a page of another origin may have caused. Browsers set `Sec-Fetch-Site`
-/// and `Origin`, and no page can change them.
+/// and `Origin`, and no page can change them. `tls` states whether the console uses TLS.
 fn check_request(tls: bool, request: &Request) -> Result<(), Refusal> {
     // A preflight is rejected, so that other origins cannot send the console's header.
     if request.method() == Method::OPTIONS {
