@@ -105,7 +105,8 @@ impl ConsoleListener {
 }
 
 /// Rejects addresses that browsers would reach over plain HTTP from other hosts. On such addresses
-/// a browser sends no `Sec-Fetch-Site`, and the session could be read in transit.
+/// a browser sends no `Sec-Fetch-Site`, and the session could be read in transit. `published`
+/// permits any address: see [`crate::ConsoleOptions`].
 fn check_address(address: SocketAddr, tls: bool, published: bool) -> anyhow::Result<()> {
     if tls || published || address.ip().is_loopback() {
         return Ok(());

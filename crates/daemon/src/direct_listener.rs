@@ -66,6 +66,7 @@ struct DirectUse {
 }
 
 impl DirectPermit for DirectUse {
+    /// Acquires or releases the permit of the owner's key when the connection becomes busy or idle.
     fn set_busy(&mut self, is_busy: bool) {
         self.exchange = match (is_busy, &self.owner) {
             (true, Some(owner)) => self.exchange.take().or(self.exchanges.exchange(owner).ok()),
