@@ -196,7 +196,7 @@ impl AuditLog {
         }
     }
 
-    /// Records the counted calls of periods that are over, or of all periods.
+    /// Records the counted calls of periods that are over. With `all`, of all periods.
     pub fn write_counted(&self, all: bool) {
         for rejections in [&self.0.known, &self.0.unknown] {
             let entries = rejections.lock().take_counted(Instant::now(), all);

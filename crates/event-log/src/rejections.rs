@@ -83,7 +83,8 @@ impl Rejections {
         entries
     }
 
-    /// Removes the clients whose period is over, or all clients. Returns the entries to record.
+    /// Removes the clients whose period is over. With `all`, removes all clients. Returns the
+    /// entries to record.
     pub fn take_counted(&mut self, now: Instant, all: bool) -> Vec<AuditedCall> {
         let mut entries = Vec::new();
         self.counters.retain(|_, counter| {
