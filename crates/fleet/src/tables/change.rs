@@ -184,7 +184,8 @@ impl<'a> Staged<'a> {
         self.put(request, RowContent::Key(row), false)
     }
 
-    /// Stages a change of a key. A repeated request changes nothing and returns the row.
+    /// Stages a change of a key. A repeated request changes nothing and returns the row. With
+    /// `may_be_revoked`, a revoked key is changed as well.
     fn change_key(
         &mut self,
         request: RequestId,
@@ -238,7 +239,7 @@ impl<'a> Staged<'a> {
         last.ok_or_else(|| TableError::Invalid("the import is empty".to_owned()))
     }
 
-    /// Adds a row, if it and its table have space for it.
+    /// Adds a row, if it and its table have space for it. `removed` marks the object as removed.
     fn put(
         &mut self,
         request: RequestId,
