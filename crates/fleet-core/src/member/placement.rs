@@ -110,6 +110,7 @@ impl Member {
     }
 
     /// Ends the reservation of a placement, because the host runs the sandbox or has rejected it.
+    /// `is_running` states that the host runs it.
     pub fn end_placement(&mut self, reservation: ReservationId, is_running: bool) {
         if let Some(coordinator) = &mut self.coordinator {
             if is_running {
