@@ -209,6 +209,7 @@ impl FunctionStore {
     /// Removes files that no record references: files of old versions and of interrupted
     /// deployments. Compilers may be writing files, unless the daemon is starting. Removes nothing
     /// if a record cannot be read. No deployment or commit of this owner may run at the same time.
+    /// `is_start` states that no compiler runs, because the daemon is starting.
     pub(crate) fn gc<'a>(&self, records: impl Iterator<Item = &'a FunctionRecord>, is_start: bool) {
         // A commit that failed after its rename has left a record that `records` does not contain.
         let stored = self.records();

@@ -78,7 +78,8 @@ impl ModuleQueue {
             .collect()
     }
 
-    /// Completes an attempt. Returns whether it is the first of consecutive failures.
+    /// Completes an attempt. Returns whether it is the first of consecutive failures. `is_done`
+    /// states whether the attempt succeeded.
     pub(crate) fn complete(&self, key: &Key, is_done: bool) -> bool {
         let mut work = self.work.lock();
         let Some(entry) = work.get_mut(key) else {

@@ -67,7 +67,8 @@ impl fmt::Debug for SandboxKey {
 }
 
 impl SandboxKey {
-    /// Creates a key with new secrets.
+    /// Creates a key with new secrets. `is_own` states whether the key was created for the
+    /// function.
     pub fn new(key: String, is_own: bool, scope: SandboxKeyScope) -> Result<Self, IdentityError> {
         let secret = || Ok::<_, IdentityError>(format!("{SECRET_PREFIX}{}", new_token()?));
         Ok(Self {
