@@ -66,7 +66,7 @@ impl Egress {
         }
     }
 
-    /// Requests a connection from the broker.
+    /// Requests a connection from the broker. With `tls`, the broker performs the TLS handshake.
     pub(crate) async fn connect(
         &self,
         function: &str,
