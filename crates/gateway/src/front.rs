@@ -110,7 +110,8 @@ impl Front {
         }
     }
 
-    /// Copies the bytes of a client to a host and back, until one side ends.
+    /// Copies the bytes of a client to a host and back, until one side ends. `is_http2` is the
+    /// negotiated protocol.
     async fn pass<T>(&self, mut client: T, peer: Peer, is_http2: bool)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send,

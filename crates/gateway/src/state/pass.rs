@@ -204,6 +204,7 @@ impl<S: Sandboxes> GatewayState<S> {
 
     /// Checks that the client has access, and removes the parameters of a signed link from the
     /// query. Returns the cookie that represents the link, and true if the client used a link.
+    /// `tls` states whether the client uses TLS.
     fn admit(
         &self,
         target: &mut SandboxTarget,
