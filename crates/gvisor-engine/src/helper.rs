@@ -187,7 +187,7 @@ struct RunningHelper(Arc<HelperProcess>, JoinHandle<()>);
 
 impl Helper {
     /// Creates a helper for the sandboxes in `directory`, which must not be used by another
-    /// process.
+    /// process. `limited` states whether sandboxes have control groups.
     pub fn new(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
         Self::create(program, directory, limited, false)
     }

@@ -38,7 +38,7 @@ impl Sandbox {
     }
 
     /// Writes the snapshot into the directory `draft` and publishes it. Returns the duration of the
-    /// pause, in microseconds.
+    /// pause, in microseconds. With `resume`, the sandbox continues to run.
     async fn write_snapshot(
         &self,
         store: &SnapshotStore,
