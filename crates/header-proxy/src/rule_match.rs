@@ -5,7 +5,8 @@ use crate::verdict::Rejection;
 use hyper::Method;
 use jiffy_api_types::{HeaderRule, HeaderScheme};
 
-/// Returns the first rule for a request to `host`. `None` if no rule applies.
+/// Returns the first rule for a request to `host`. `None` if no rule applies. `is_tls` states
+/// whether the guest uses TLS.
 pub(crate) fn rule_for<'a>(
     rules: &'a [HeaderRule],
     host: &str,
