@@ -22,6 +22,7 @@ pub(super) struct Download {
 
 impl Download {
     /// Opens the file for a blob. An interrupted download of the host's owner is continued.
+    /// `by_key` states that an API key imports the image, and not the host's owner.
     pub(super) fn open(blobs: &Path, sha256: &str, by_key: bool) -> Result<Self, ImportError> {
         if !by_key && let Some(download) = Self::named(&blobs.join(format!("sha256-{sha256}")))? {
             return Ok(download);
