@@ -46,7 +46,8 @@ impl FrontArgs {
     }
 }
 
-/// Returns the TLS of a listener. The parser accepts the two files only together.
+/// Returns the TLS of a listener. The parser accepts the two files only together. With
+/// `is_generated`, the certificate is generated.
 pub(super) fn tls_options(
     is_generated: bool,
     certificate: Option<&PathBuf>,

@@ -392,7 +392,7 @@ async fn until(deadline: Option<tokio::time::Instant>) {
 }
 
 /// Copies standard input to the process until the input ends or the process accepts no further
-/// input.
+/// input. `pty` states whether the process has a terminal.
 async fn copy_stdin(
     client: AgentClient,
     pid: u32,

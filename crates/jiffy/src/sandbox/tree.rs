@@ -71,7 +71,8 @@ pub async fn send(
 }
 
 /// Returns the directory in the sandbox in which the archive is unpacked, and the name of the tree
-/// in it. The name is `.` if only the contents of the tree are copied.
+/// in it. The name is `.` if only the contents of the tree are copied. `contents` states that only
+/// the entries of a directory are copied.
 async fn target_in_sandbox(
     args: &CpArgs,
     agent: &AgentClient,
