@@ -8,7 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 /// Determines why a sandbox ended. Considers the VMM's stop cause, its exit status if known, an OOM
-/// kill in its control group, and the guest's last console output.
+/// kill in its control group, and the guest's last console output. `over_limit` states that there
+/// was an OOM kill.
 pub(crate) fn classify(
     cause: Option<StopCause>,
     status: io::Result<Option<ExitStatus>>,
