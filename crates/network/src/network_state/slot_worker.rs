@@ -199,7 +199,8 @@ impl NetworkState {
         any
     }
 
-    /// Removes slots of terminated guests, or unused slots.
+    /// Removes slots of terminated guests, or unused slots. `unused` states that no guest has used
+    /// them.
     fn remove(&self, slots: Vec<ReleasedSlot>, unused: bool) {
         if slots.is_empty() {
             return;
