@@ -20,7 +20,8 @@ pub struct Registries {
 }
 
 impl Registries {
-    /// Returns the settings of one import's pull.
+    /// Returns the settings of one import's pull. `by_key` states that an API key imports the
+    /// image, and not the host's owner.
     pub fn pull(&self, by_key: bool, cancel: &Cancel) -> PullSettings {
         PullSettings {
             registries: self.clone(),
