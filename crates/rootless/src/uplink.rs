@@ -91,7 +91,7 @@ impl Uplink {
 
     /// Returns the arguments that connect the network namespace at `namespace` for outgoing
     /// connections only. The namespace cannot reach the loopback network of the host, and no port
-    /// is forwarded between host and namespace.
+    /// is forwarded between host and namespace. With `ipv4_only`, IPv6 is disabled.
     fn arguments(&self, namespace: &Path, ipv4_only: bool) -> Vec<OsString> {
         let words: &[&str] = match self.kind {
             UplinkKind::Pasta => &[
