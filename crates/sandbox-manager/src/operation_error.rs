@@ -429,7 +429,8 @@ impl OperationError {
     }
 }
 
-/// Explains why the engine `name` creates no sandbox, and which engines do.
+/// Explains why the engine `name` creates no sandbox, and which engines do. `exists` states whether
+/// this version has an engine with the name.
 fn no_engine(name: &str, exists: bool, usable: &[String]) -> String {
     let problem = if exists {
         format!("the engine `{name}` cannot be used on this host")

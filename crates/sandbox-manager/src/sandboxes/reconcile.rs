@@ -96,7 +96,8 @@ impl Sandboxes {
     }
 
     /// Compares one sandbox with its head, and acts upon the result: retains the sandbox, makes
-    /// this host its owner again, or stops its guest and removes it.
+    /// this host its owner again, or stops its guest and removes it. Without `all`, sandboxes that
+    /// were never stored are skipped.
     async fn reconcile_entry(
         &self,
         entry: &Arc<SandboxEntry>,

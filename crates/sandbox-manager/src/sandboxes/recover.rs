@@ -108,6 +108,7 @@ pub(super) fn on_disk(engines: &Engines) -> Result<SnapshotsOnDisk, OperationErr
 
 /// Decides for each operation in flight at the crash whether it happened, and makes the journal
 /// agree with the disk. Orphaned files are left to garbage collection, which takes longer.
+/// `has_store` states whether this host has a shared store.
 pub(super) fn recover(
     engines: &Engines,
     mut on_disk: SnapshotsOnDisk,

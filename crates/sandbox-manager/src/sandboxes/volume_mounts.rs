@@ -40,7 +40,8 @@ impl Sandboxes {
         }))
     }
 
-    /// Mounts the volumes of a sandbox in its guest. The caller must hold `op_lock`.
+    /// Mounts the volumes of a sandbox in its guest. The caller must hold `op_lock`. With
+    /// `only_if_lost`, only volumes whose server has ended are mounted.
     pub(super) async fn mount_volumes(
         &self,
         sandbox: &Sandbox,

@@ -273,7 +273,7 @@ impl Fetch {
     }
 
     /// Reads the record and the manifest of a snapshot, and checks that it can be restored on this
-    /// host.
+    /// host. `newest` is true for the snapshot itself, and false for its ancestors.
     async fn describe(
         &self,
         source: FoundSnapshot,

@@ -277,7 +277,7 @@ impl Sandboxes {
     }
 
     /// Records a complete copy. Removes it again if the snapshot changed or was removed during the
-    /// upload.
+    /// upload. `named` states whether the copy has a name in the store.
     fn record_copy(
         &self,
         link: &Link,
