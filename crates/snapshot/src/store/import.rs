@@ -118,7 +118,8 @@ impl Store {
 }
 
 /// Checks that the directory contains no other files than the files that belong to `manifest`.
-/// [`Snapshot::checked_at`] reports missing files.
+/// [`Snapshot::checked_at`] reports missing files. `pinned` states whether a file with present
+/// chunks ([`PIN_FILE`]) belongs to it.
 fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), SnapshotError> {
     let mut allowed: BTreeSet<String> = [
         MANIFEST,

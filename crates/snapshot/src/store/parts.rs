@@ -99,7 +99,7 @@ fn plain(name: &str, file: File) -> SnapshotPart {
     }
 }
 
-/// Opens a layer and its index.
+/// Opens a layer and its index. `based` states whether the layer has ancestors.
 fn layer(
     dir: &SnapshotDir<'_>,
     name: &str,
