@@ -89,7 +89,8 @@ impl RemoteStore {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Registers or unregisters this host as a reader of a snapshot.
+    /// Registers or unregisters this host as a reader of a snapshot. `needed` states that this host
+    /// still reads the snapshot.
     async fn update_reader(
         &self,
         host: &str,

@@ -104,6 +104,7 @@ impl CachedPart {
     }
 
     /// Makes room in the cache. For a guest that waits, reserves room for later chunks as well.
+    /// `urgent` states that a guest waits.
     fn make_place(&self, bytes: u64, urgent: bool) -> Result<(), StoreError> {
         if !urgent {
             return self.cache.make_place(bytes).map(drop);
@@ -195,8 +196,8 @@ impl SharedStore {
         Ok(report)
     }
 
-    /// Fetches chunks. Retries once if the chunks have new locations, and once after
-    /// evicting unused layers if the file system is full.
+    /// Fetches chunks. Retries once if the chunks have new locations, and once after evicting
+    /// unused layers if the file system is full. `urgent` states that a guest waits.
     async fn fill_numbers(
         &self,
         part: &CachedPart,
@@ -250,6 +251,7 @@ impl SharedStore {
     }
 
     /// Fetches the chunks of `missing` that no other fill is fetching, and waits for the others.
+    /// `urgent` states that a guest waits.
     async fn share(
         &self,
         part: &CachedPart,
