@@ -20,7 +20,7 @@ const MAX_QUEUED_CHUNKS: usize = 8;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Returns the options of an extraction. `owner` applies if the request has no owner. Without both,
-/// the owners in the archive apply.
+/// the owners in the archive apply. `gzip` states whether the archive is compressed.
 fn archive_options(request: &CopyRequest, owner: Option<&str>, gzip: bool) -> ArchiveOptions {
     ArchiveOptions {
         user: Some(ROOT_USER.to_owned()),

@@ -359,8 +359,8 @@ impl UploadStore {
         self.prune_or_count(unused_for, of, false)
     }
 
-    /// Removes the uploads that were not used for `unused_for`, or only counts them. `of` restricts
-    /// the call to one owner. Returns the number of bytes.
+    /// Removes the uploads that were not used for `unused_for`. `of` restricts the call to one
+    /// owner. Returns the number of bytes. Without `remove`, only counts them.
     fn prune_or_count(
         &self,
         unused_for: Duration,
