@@ -137,6 +137,7 @@ impl RequestServer<'_> {
     }
 
     /// Executes a discard or write-zeroes request. Both zero the ranges that `input` lists.
+    /// `discard` states that this is a discard request.
     fn zero(&mut self, input: &GuestBuffers<'_>, discard: bool) -> Result<(), BlockRequestError> {
         if self.disk.read_only() {
             return Err(BlockRequestError::Unsupported);
