@@ -59,7 +59,8 @@ impl Contents {
         Ok(())
     }
 
-    /// Opens the content of a node. A content that a power failure removed is empty.
+    /// Opens the content of a node. A content that a power failure removed is empty. With
+    /// `is_write`, the file is opened for writing.
     pub(crate) fn file(&self, node: u64, is_write: bool) -> Result<File, Errno> {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(is_write).mode(0o600);
