@@ -1,4 +1,6 @@
 //! Descriptors that connect the agent with a process: pipes or a terminal.
+//!
+//! The agent starts processes for clients, and transfers their input and output.
 
 use super::input::InputSink;
 use super::message::StartRequest;

@@ -1,4 +1,6 @@
 //! `POST /files/compose`: joins files that were uploaded in parts.
+//!
+//! A client uploads a large file in parts at the same time, and then requests this call.
 
 use super::error::RestError;
 use super::file_query::FileQuery;

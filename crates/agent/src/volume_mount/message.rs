@@ -1,4 +1,7 @@
 //! Fields of messages of the FUSE protocol.
+//!
+//! The guest's kernel sends these messages for files of a mounted volume. The agent passes them to
+//! the host.
 
 /// Length of the header of a request, and of the header of a reply.
 pub(super) const REQUEST_HEADER: usize = 40;

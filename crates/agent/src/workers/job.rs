@@ -1,4 +1,7 @@
 //! Records of calls that are queued or running on worker threads.
+//!
+//! A call on a file system that does not answer blocks its thread. The records show which threads
+//! are stuck.
 
 use super::{CallClass, CallError, MAX_STUCK_PER_FILE_SYSTEM, Pool, lock, mount_table};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,6 @@
 //! State of a file: type, size, permissions and owner.
+//!
+//! `jiffy diff` compares the states of files in two sandboxes.
 
 use super::{look_up, names_below};
 use serde::Serialize;
