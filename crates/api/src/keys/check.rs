@@ -1,4 +1,6 @@
 //! Verification of the secret (API key) that a client presents.
+//!
+//! Only a hash of the secret is stored.
 
 use super::{Key, KeyError, MAX_NETWORKS};
 use ipnet::IpNet;

@@ -1,4 +1,6 @@
 //! Metrics of keys: their usage and limits, for Prometheus.
+//!
+//! The *quota* limits the sandboxes, snapshots and other resources of a key.
 
 use super::{KeyUsage, Quota};
 use crate::keys::{Key, Limits};

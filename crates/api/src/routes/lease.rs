@@ -1,4 +1,6 @@
 //! Leases: a leased sandbox exists as long as a connection of its client.
+//!
+//! `jiffy run` uses a lease: if the command is killed, the daemon removes its sandbox.
 
 use super::ports::expect_upgrade;
 use crate::app::App;

@@ -1,4 +1,7 @@
 //! Conversion of lineages to the bodies of the API.
+//!
+//! The *lineage* of a sandbox or snapshot is the tree of sandboxes and snapshots that are connected
+//! with it.
 
 use super::moment;
 use crate::caller::Caller;
