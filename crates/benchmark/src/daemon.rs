@@ -1,4 +1,6 @@
 //! Client of the measured daemon, and helpers that run and time operations.
+//!
+//! Benchmarks measure a daemon that runs on this host or another one, by calls of its API.
 
 use crate::counters::Counters;
 use anyhow::{Context, ensure};

@@ -1,4 +1,6 @@
 //! Samples and their order statistics.
+//!
+//! The report shows minimum, average, percentiles and maximum of each quantity.
 
 use serde::Serialize;
 
