@@ -1,4 +1,6 @@
 //! Client of the daemon's API: connections and requests.
+//!
+//! The command line and the MCP server use this client.
 
 mod address;
 mod api_error;
