@@ -1,4 +1,7 @@
 //! History of a session: commands with their snapshots and changes.
+//!
+//! A *session* belongs to a project directory of the host. Its commands run in a sandbox, and can
+//! be undone.
 
 use crate::tree::{FileState, SyncedFile};
 use crate::tree_path::TreePath;

@@ -1,4 +1,7 @@
 //! Session of a project directory: its sandbox, and the commands in it.
+//!
+//! Before a command, changed files of the project are copied to the sandbox, and a snapshot is
+//! taken. Afterwards, changes of the sandbox are copied back.
 
 mod pull;
 mod push;

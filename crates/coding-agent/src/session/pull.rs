@@ -1,4 +1,7 @@
 //! Copies changes of the sandbox to the project directory on the host.
+//!
+//! This step follows each command. The guest is not trusted: it determines only the content of
+//! files below the project directory.
 
 use crate::conflict_copies;
 use crate::guest_tree;

@@ -1,4 +1,6 @@
 //! Copies changes of the project directory on the host to the sandbox.
+//!
+//! This step precedes each command, so that the command sees the present files of the project.
 
 use crate::guest_tree;
 use crate::host_directory::HostDirectory;

@@ -1,4 +1,7 @@
 //! Undo: rolls back the sandbox and restores the project directory.
+//!
+//! Each command has a snapshot of the sandbox before it, and copies of the files that it changed on
+//! the host.
 
 use crate::conflict_copies;
 use crate::history::SavedFile;
