@@ -1,4 +1,6 @@
 //! Parsed core modules, and the error of all steps of a merge.
+//!
+//! A component contains several core modules, which this crate merges into one.
 
 use std::collections::HashMap;
 use wasm_encoder::reencode;

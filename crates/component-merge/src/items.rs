@@ -1,4 +1,7 @@
 //! Parses a component into items, and finds the references between the items.
+//!
+//! An *item* is a definition in the outermost component, for example a module, an instance or a
+//! function. Items refer to earlier items by index.
 
 use crate::binary_sections::{COMPONENT_HEAD, borrowed_sections, write_number};
 use crate::core_module::{FUNCTION, KINDS, MEMORY, Result, Unmergeable, kind_number};

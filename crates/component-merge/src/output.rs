@@ -1,4 +1,6 @@
 //! Writes the component with the merged module in place of its members.
+//!
+//! The *members* are the core modules that were merged into one.
 
 use crate::Limits;
 use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, write_section};
