@@ -1,4 +1,6 @@
 //! Files of the web console's page, which are embedded in the program.
+//!
+//! `web/build.mjs` builds and compresses the files.
 
 use crate::NOT_BUILT;
 use crate::checks::PAGE_POLICY;
