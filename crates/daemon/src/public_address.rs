@@ -1,4 +1,6 @@
 //! [`PublicAddress`]: the address of the API for clients, and links to ports.
+//!
+//! Clients use the address on which the daemon listens, or a domain of the host.
 
 use jiffy_gateway::LinkSigner;
 use std::net::SocketAddr;
