@@ -1,4 +1,6 @@
 //! [`SocksConnector`]: connects to servers through the proxies of sandboxes.
+//!
+//! A sandbox may have a SOCKS5 proxy for all of its connections, which its creator chose.
 
 use crate::proxy_credentials::ProxyCredentials;
 use crate::socks::{self, SocksError};
