@@ -1,4 +1,6 @@
 //! [`EntryId`]: the id of an entry of a log, ordered by time over all hosts.
+//!
+//! A fleet merges the logs of its hosts by these ids.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,7 @@
 //! Pages of a log: the entries after or before an id that satisfy a filter.
+//!
+//! A log consists of several files with one JSON object per line. Entries are ordered by id, which
+//! begins with the time.
 
 use crate::id::EntryId;
 use crate::log::{AppendLog, Dropped, LogError};
