@@ -1,4 +1,6 @@
 //! Errors of `jiffy fleet init` and `jiffy fleet join`.
+//!
+//! A *fleet* is a group of hosts that share a store and their sandboxes.
 
 use crate::RecordError;
 use jiffy_fleet_core::IdError;

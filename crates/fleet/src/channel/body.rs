@@ -1,4 +1,6 @@
 //! Bodies of requests and responses on the members' channel.
+//!
+//! The *channel* is the HTTP/2 connection with mutual TLS between two members of a fleet.
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;

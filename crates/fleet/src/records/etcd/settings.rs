@@ -1,4 +1,6 @@
 //! Address and credentials of an etcd cluster.
+//!
+//! A fleet stores its *records* (heads of sandboxes, members, tables) in the store, or in etcd.
 
 use super::super::RecordError;
 use std::fmt;
