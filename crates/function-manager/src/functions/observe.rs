@@ -1,4 +1,7 @@
 //! Logs and metrics of functions, read from the processes of their owners.
+//!
+//! All functions of one owner run in one process, which keeps the latest log entries and counters
+//! in memory.
 
 use super::Functions;
 use crate::blocking::blocking;

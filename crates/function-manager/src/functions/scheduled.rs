@@ -1,4 +1,6 @@
 //! Calls functions at the times of their schedules (cron notation).
+//!
+//! A call that is too late, or whose predecessor still runs, is skipped and counted.
 
 use super::Functions;
 use crate::function_error::FunctionError;
