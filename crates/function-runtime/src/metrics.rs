@@ -1,4 +1,6 @@
 //! Metrics of the requests to one function, which the daemon reads.
+//!
+//! This code runs in the process of one owner, which executes its functions.
 
 use crate::fault::RequestFault;
 use jiffy_proto::function::{LATENCY_BUCKETS_US, MetricsSnapshot};
