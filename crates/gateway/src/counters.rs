@@ -1,4 +1,6 @@
 //! Counters of the gateway, for the daemon's metrics.
+//!
+//! Each field counts events since the start of the daemon, or things that are open now.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

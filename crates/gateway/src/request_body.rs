@@ -1,4 +1,7 @@
 //! Bodies of requests, in transit from the client to the guest.
+//!
+//! The guest may answer before it has read the whole body. The remainder is read for a short time,
+//! so that the client's connection can serve another request.
 
 use crate::body::count;
 use crate::counters::GatewayCounters;

@@ -1,4 +1,7 @@
 //! Bodies of responses, in transit from the guest to the client.
+//!
+//! The gateway counts the bytes, and records the end of the exchange when the body is complete or
+//! dropped.
 
 use crate::body::{Body, BoxError, count};
 use crate::counters::GatewayCounters;
