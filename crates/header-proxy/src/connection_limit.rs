@@ -1,4 +1,6 @@
 //! Limit of the connections of one API key, over all of its sandboxes.
+//!
+//! Each connection whose requests receive headers costs the daemon up to 2 MB of memory.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

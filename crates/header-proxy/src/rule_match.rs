@@ -1,4 +1,6 @@
 //! Finds the header rule that applies to a request.
+//!
+//! A rule names hosts, and optionally methods and paths, whose requests receive headers.
 
 use crate::request_target::is_ambiguous;
 use crate::verdict::Rejection;
