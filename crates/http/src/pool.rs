@@ -1,4 +1,7 @@
 //! Pool of idle connections to several servers, each identified by a key.
+//!
+//! The gateway uses a pool for servers in guests, and the function manager for the processes of
+//! functions.
 
 use crate::UpstreamConnection;
 use parking_lot::Mutex;
