@@ -1,4 +1,6 @@
 //! Files to which an import downloads the layers of an image from a registry.
+//!
+//! An interrupted import of the host's owner continues its downloads.
 
 use super::ImportError;
 use crate::file::{FileError, OnPath};

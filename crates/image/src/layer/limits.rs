@@ -1,4 +1,6 @@
 //! Limits for unpacking an untrusted layer, and counters that enforce them.
+//!
+//! A hostile archive may contain more bytes, files or names than the host can store.
 
 use super::LayerError;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,7 @@
 //! Decompresses layers, counts their bytes and computes their checksum.
+//!
+//! A layer of a container image is a tar archive, which may be compressed with gzip or zstd. Its
+//! content is not trusted.
 
 use super::limits::{UnpackLimits, too_much};
 use super::{EntryProblem, LayerError};
