@@ -1,4 +1,6 @@
 //! Requests to the API, and their results as updates of the model.
+//!
+//! A request runs in a task. Its result reaches the main loop as an update of the model.
 
 use super::control::Operation;
 use super::header::{ResourceSource, Resources};

@@ -1,4 +1,6 @@
 //! Draws the model of `jiffy top` into a buffer of cells.
+//!
+//! The model contains all state of the screen. Drawing does not change it.
 
 use super::columns::{Column, columns};
 use super::control::prompt;

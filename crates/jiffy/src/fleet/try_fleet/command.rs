@@ -1,4 +1,7 @@
 //! Faults that a user of `jiffy fleet try` causes by lines on standard input.
+//!
+//! `jiffy fleet try` runs several hosts in network namespaces of this machine, to demonstrate
+//! failures.
 
 use super::Fleet;
 use super::service::Service;
