@@ -1,4 +1,7 @@
 //! Tools of the MCP server. A coding agent calls them to use sandboxes.
+//!
+//! The client, for example an editor, sends a call of a tool with arguments in JSON, and receives
+//! text or JSON.
 
 mod code;
 mod commands;

@@ -1,4 +1,7 @@
 //! The tool that runs code with the code interpreter of a sandbox.
+//!
+//! The interpreter is a server in the sandbox (template `code-interpreter-v1`). A *context* keeps
+//! variables between calls.
 
 use super::commands::{DEFAULT_TIMEOUT_S, timeout};
 use crate::catalog::{Effect, Reply, ToolEntry};

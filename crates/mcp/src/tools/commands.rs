@@ -1,4 +1,7 @@
 //! Tools that run commands.
+//!
+//! A command runs to its end, or in the background. `sandbox_process` reads the output of a
+//! background command, and sends input.
 
 use crate::catalog::{Effect, Reply, ToolEntry};
 use crate::command::{self, Background, BackgroundEnd, CommandResult, CommandSpec};

@@ -1,4 +1,6 @@
 //! Tools for files in a sandbox. `search.rs` has the search.
+//!
+//! The agent of the sandbox reads and writes the files. All results are bounded.
 
 mod search;
 

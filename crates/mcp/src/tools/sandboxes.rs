@@ -1,4 +1,6 @@
 //! Tools that create, list and end sandboxes.
+//!
+//! A *session* is one connection of a client. Sandboxes that it creates are removed at its end.
 
 use crate::catalog::{Effect, Reply, ToolEntry};
 use crate::error::{ToolError, ToolResult};

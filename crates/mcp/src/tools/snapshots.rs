@@ -1,4 +1,7 @@
 //! Tools for snapshots, forks and comparison.
+//!
+//! The functions of a tool check its arguments, call the API of the daemon, and return a bounded
+//! result.
 
 use super::sandboxes::{SandboxArguments, SandboxSummary};
 use crate::catalog::{Effect, Reply, ToolEntry};
