@@ -1,4 +1,6 @@
 //! Starts VMM processes, jailed and in control groups.
+//!
+//! A VMM process (`jiffy-vmm`) runs one guest. A *spare* process is started in advance.
 
 use crate::boot_error::BootError;
 use crate::host_kvm;
