@@ -1,4 +1,7 @@
 //! Forwards connections to the address that the guest chose.
+//!
+//! The proxy of a slot receives the connections that its nftables table redirects. Some need no
+//! host name, because rules permit their address.
 
 use super::ProxyRoute;
 use crate::counted_stream::CountedStream;
