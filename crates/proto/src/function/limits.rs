@@ -1,4 +1,6 @@
 //! Limits of a function's requests and of a tenant's process.
+//!
+//! The daemon sends these limits to the process that runs the functions of one tenant (an API key).
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
