@@ -1,4 +1,6 @@
 //! TCP connections with a deadline and cancellation.
+//!
+//! The parent of a puller opens these connections, because the puller itself cannot open sockets.
 
 use crate::cancel::{Cancel, Interrupted};
 use nix::errno::Errno;
