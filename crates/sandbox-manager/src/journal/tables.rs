@@ -1,4 +1,6 @@
 //! Reads the tables of a journal at the start of the daemon, in parallel.
+//!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
 
 use super::{BoxedRecords, Journal, JournalError, JournalledSnapshot};
 use crate::records::{SandboxRecord, SnapshotRecord};

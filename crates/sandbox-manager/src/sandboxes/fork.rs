@@ -1,4 +1,7 @@
 //! `fork`: creates children of a running or paused sandbox.
+//!
+//! All children start from one snapshot of the parent. Each receives its own identity (id, host
+//! name, entropy, clock).
 
 use super::create::NewSandboxEntry;
 use super::take_snapshot::SnapshotKind;

@@ -1,4 +1,7 @@
 //! Volumes of sandboxes: mounted when a guest starts or continues.
+//!
+//! A *volume* is a directory of files that sandboxes share. A process of the host serves it, and
+//! the agent mounts it in the guest.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, WeakSandboxes};

@@ -1,4 +1,6 @@
 //! [`UsageAmounts`]: usage of an owner in a period.
+//!
+//! The period is a day, or the time of one measurement.
 
 use super::Day;
 

@@ -1,4 +1,6 @@
 //! File of the usage ledger: `<home>/usage.db`, an SQLite database.
+//!
+//! The ledger adds up the usage of each owner by day. It is written periodically.
 
 use super::day_clock::UsageMoment;
 use super::meter::Meter;
