@@ -1,4 +1,6 @@
 //! [`Resources`]: processor time, memory and disk space of a host or sandbox.
+//!
+//! The scheduler selects a host by them.
 
 /// Amounts of the resources that limit the number of sandboxes of a host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
