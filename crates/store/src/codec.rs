@@ -1,4 +1,6 @@
 //! Bounds-checked decoding of the little-endian fields of the formats.
+//!
+//! Objects of the store may be damaged or forged, so a missing byte is an error and no panic.
 
 use crate::FormatError;
 

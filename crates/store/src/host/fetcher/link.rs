@@ -1,4 +1,7 @@
 //! [`VmmLink`]: the packet socket between the fetcher and one VMM.
+//!
+//! The *fetcher* is the process of this host that downloads missing memory of guests from the
+//! store. A VMM requests chunks by number.
 
 use jiffy_proto::fetch::{FetchAnswer, FetchRequest, MessageError, REQUEST_BYTES};
 use nix::sys::socket::{MsgFlags, recv, send};
