@@ -1,4 +1,7 @@
 //! Tags, visibility and removal of templates.
+//!
+//! A tag is a name for one build of a template (`NAME:TAG`). Each build creates an immutable
+//! version.
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::request::check_name;

@@ -1,4 +1,7 @@
 //! Records of builds in the builder's database.
+//!
+//! The database has templates, builds, their log lines and the uses of cached steps. It continues
+//! to exist after a restart of the daemon.
 
 use super::{BuildRecords, RecordError, from_sql, json, to_sql};
 use jiffy_engine_api::now_ms;

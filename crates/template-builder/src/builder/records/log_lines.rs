@@ -1,4 +1,6 @@
 //! Log lines of builds in the builder's database.
+//!
+//! Clients read the log of a build page by page while the build runs, and afterwards.
 
 use super::{BuildRecords, RecordError, from_sql, to_sql};
 use jiffy_engine_api::now_ms;
