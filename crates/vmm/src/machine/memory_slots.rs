@@ -1,4 +1,6 @@
 //! Registration of guest memory with KVM, as memory slots.
+//!
+//! A guest has one slot below 4 GiB and, with more than 3 GiB of memory, one above.
 
 use crate::GuestMemory;
 use crate::error::VmmError;

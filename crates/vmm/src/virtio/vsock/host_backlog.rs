@@ -1,4 +1,6 @@
 //! Bytes of a vsock connection from the guest that the host has not read yet.
+//!
+//! The stream to the host may be full. The credit that the guest received bounds the backlog.
 
 use super::credit::BUF_ALLOC_BYTES;
 use super::socket::send_bytes;

@@ -1,4 +1,6 @@
 //! Timer of the vsock device, for all deadlines of its connections.
+//!
+//! The timer is a descriptor in the event loop (timerfd).
 
 use crate::poll::SlotPoller;
 use crate::virtio::DeviceError;
