@@ -1,4 +1,6 @@
 //! Attributes of nodes.
+//!
+//! A *node* is a file, directory or link of a volume, identified by a number as in FUSE.
 
 use nix::libc;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,4 +1,7 @@
 //! Catalog of a volume: nodes, their names and attributes, in SQLite.
+//!
+//! A *node* is a file, directory or link of a volume, identified by a number as in FUSE. Its
+//! content is in a separate file.
 
 mod entries;
 mod nodes;

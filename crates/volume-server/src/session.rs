@@ -1,4 +1,7 @@
 //! Session of one client of a volume: answers its requests.
+//!
+//! The client is the kernel of a guest, whose agent passes FUSE requests on, or the daemon. A guest
+//! is not trusted.
 
 mod lock_requests;
 mod requests;

@@ -1,4 +1,6 @@
 //! Usage of a volume and its quota.
+//!
+//! The quota limits bytes and nodes (files, directories and links).
 
 use nix::errno::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,7 @@
 //! Files of a volume: operations on its catalog and contents.
+//!
+//! The *catalog* is a database with names and attributes. The content of each file is in a file of
+//! the host that is named by a number.
 
 mod image_writer;
 mod names;

@@ -1,4 +1,7 @@
 //! Entries of directories.
+//!
+//! The *catalog* is the database with the names and attributes of a volume's files. An entry
+//! connects a name in a directory with a *node*: a file, directory or link, identified by a number.
 
 use super::nodes::{COLUMNS, attributes};
 use super::{Catalog, failed};

@@ -1,4 +1,7 @@
 //! Nodes of the catalog.
+//!
+//! The *catalog* is the database with the names and attributes of a volume's files. A *node* is a
+//! file, directory or link, identified by a number as in FUSE.
 
 use super::{Catalog, failed};
 use crate::attributes::{Attributes, Creation, Time};

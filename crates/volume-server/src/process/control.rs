@@ -1,4 +1,7 @@
 //! Start of the process, and of its sessions, by the daemon.
+//!
+//! Each volume has one server process. A *session* serves one client: the kernel of a guest, or the
+//! daemon.
 
 use super::streams::Streams;
 use super::{ServerSettings, VOLUME_SERVER_ARGUMENT};

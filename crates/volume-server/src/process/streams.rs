@@ -1,4 +1,7 @@
 //! Threads that answer the requests of sessions.
+//!
+//! A *session* serves one client of the volume: the kernel of a guest, or the daemon. It reads FUSE
+//! requests from a stream, and writes the replies.
 
 use super::control::image_reply;
 use crate::locks::LateReply;

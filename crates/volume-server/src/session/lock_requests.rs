@@ -1,4 +1,6 @@
 //! Requests for advisory locks.
+//!
+//! The client is the kernel of a guest, which sends the locks of its programs as FUSE requests.
 
 use super::requests::{Answer, Done};
 use super::{LateReply, Session};

@@ -1,4 +1,7 @@
 //! Execution of requests.
+//!
+//! Each function executes one FUSE request (Linux `include/uapi/linux/fuse.h`) of a guest or of the
+//! daemon. A *node* is a file, directory or link.
 
 use super::{MAX_WRITE, Session, put_open};
 use crate::abi::{

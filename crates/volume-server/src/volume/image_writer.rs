@@ -1,4 +1,6 @@
 //! Writes the image of a volume. Changes of the volume wait meanwhile.
+//!
+//! The *image* is one file with all files of the volume, which a snapshot of the volume stores.
 
 use super::Volume;
 use crate::catalog::Catalog;

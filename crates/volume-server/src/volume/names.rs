@@ -1,4 +1,7 @@
 //! Creation, removal and renaming of entries.
+//!
+//! The *catalog* is the database with the names and attributes. A *node* is a file, directory or
+//! link, identified by a number as in FUSE.
 
 use super::{PERMISSIONS, ROOT, Volume};
 use crate::attributes::{Attributes, Creation};

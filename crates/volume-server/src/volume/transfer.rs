@@ -1,4 +1,7 @@
 //! Reads and writes of contents, with charges for their lengths.
+//!
+//! The *content* of a file is in a file of the host that is named by a number. Each write is
+//! charged to the quota of the volume.
 
 use super::Volume;
 use crate::contents::{errno, punch_hole, read_at};
