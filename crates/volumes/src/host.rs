@@ -1,4 +1,7 @@
 //! Volumes of a host and their servers.
+//!
+//! A *volume* is a directory of files that sandboxes of an API key share. One process serves each
+//! volume in use.
 
 use crate::{
     FileError, NewVolume, ServerProgram, Volume, VolumeError, VolumeFiles, VolumeServers, Volumes,

@@ -1,4 +1,7 @@
 //! Processes that serve the files of volumes.
+//!
+//! A process serves one volume to the guests that have mounted it. It outlives the daemon, like the
+//! guests.
 
 use crate::{FileError, Volume, VolumeFiles};
 use jiffy_volume_server::SessionRights;

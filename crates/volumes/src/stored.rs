@@ -1,4 +1,7 @@
 //! Snapshots of volumes in the store of the host.
+//!
+//! A snapshot consists of one file, the image of the volume. The store divides it into chunks and
+//! shares equal ones.
 
 use crate::volume::{NewVolume, Volume};
 use crate::{HostVolumes, VolumeError};

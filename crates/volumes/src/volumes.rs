@@ -1,4 +1,6 @@
 //! Volumes of one host: `<home>/volumes.db`.
+//!
+//! A *volume* is a directory of files that sandboxes of an API key share.
 
 use crate::volume::{ID_PREFIX, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_VOLUMES, check_name, check_size};
 use crate::{NewVolume, Volume, VolumeError};

@@ -1,4 +1,6 @@
 //! Listing and removal of trees of files.
+//!
+//! The daemon accesses the files of a volume by FUSE requests to its server process.
 
 use super::at;
 use crate::{Entry, FileError, VolumeFiles, VolumePath};
