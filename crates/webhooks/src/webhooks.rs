@@ -1,4 +1,6 @@
 //! [`Webhooks`]: the webhooks of one host.
+//!
+//! A *delivery* is an event that must be sent to the URL of a webhook. It is repeated for 24 hours.
 
 mod deliveries;
 mod queue;

@@ -1,4 +1,7 @@
 //! Task that sends queued deliveries to the servers of webhooks.
+//!
+//! A *delivery* is an event that must be sent to the URL of a webhook. Events of one sandbox are
+//! sent in order.
 
 use crate::WebhookError;
 use crate::connect::Connect;
