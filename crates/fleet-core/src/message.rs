@@ -1,7 +1,9 @@
 //! Messages between the members of a fleet and the coordinator of their shard, as JSON. The process
 //! of a member (`jiffy_fleet::node`) transfers them over mutual TLS.
 //!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
+//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
+//! daemon has a new one.
 
 use crate::directory::{MAX_ROWS_PER_MESSAGE, RowMessage, RowRequest};
 use crate::ids::{Epoch, FleetId, Instance, Term, Version};
