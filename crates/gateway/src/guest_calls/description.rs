@@ -109,7 +109,9 @@ fn of_paths(paths: Vec<String>) -> Names {
     }
 }
 
-/// Returns the message in the first frame of a stream. `None` if it is incomplete or compressed.
+/// Returns the message in the first frame of a stream. `None` if it is incomplete or compressed. A
+/// frame begins with a byte of flags (0 if not compressed) and the length in 4 bytes (Connect
+/// protocol).
 fn message(body: &[u8]) -> Option<&[u8]> {
     let ([0, length @ ..], rest) = body.split_first_chunk::<5>()? else {
         return None;
