@@ -1,7 +1,4 @@
 //! `jiffy front`: runs the front of a fleet, which passes connections of clients to the hosts.
-//!
-//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
-//! fleet.
 
 use super::join::member_of;
 use super::local::host_name;
