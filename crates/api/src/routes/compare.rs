@@ -112,6 +112,7 @@ fn page(id: &str, from: usize, limit: usize, result: &ComparedFiles) -> Response
     response
 }
 
+/// Parses the token of the next page: the id of the comparison, and the number of its first item.
 fn parse_token(token: &str) -> Option<(String, usize)> {
     if token.len() > MAX_TOKEN_BYTES {
         return None;

@@ -92,6 +92,7 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         idle_timeout_s: None,
     })
 }
+/// Returns user and password for the registry.
 fn credentials(registry: ImageRegistry) -> Result<Option<(String, String)>, ApiError> {
     match registry.r#type.as_str() {
         "registry" => Ok(registry.username.zip(registry.password)),
