@@ -27,6 +27,7 @@ const TABLES: usize = 256;
 pub struct SandboxHash(#[serde(with = "crate::ids::hex")] pub [u8; 16]);
 
 impl SandboxHash {
+    /// Returns the upper and the lower half of the hash.
     fn words(self) -> (u64, u64) {
         let value = u128::from_be_bytes(self.0);
         ((value >> 64) as u64, value as u64)

@@ -153,6 +153,7 @@ impl Table {
         removed.len() as u64
     }
 
+    /// Returns the two halves of each hash, with the data of its row.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Meta)> {
         self.places
             .iter()
