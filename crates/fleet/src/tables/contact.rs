@@ -135,6 +135,8 @@ impl Shared {
         }
     }
 
+    /// Requests the number of the last commit that a member knows, and the time since its last
+    /// contact with the writer.
     async fn contact_of(&self, member: MemberId) -> Option<(u64, Option<Duration>)> {
         let request = self.request(member, TableRequest::Contact);
         match timeout(PEER_TIMEOUT, request).await {
