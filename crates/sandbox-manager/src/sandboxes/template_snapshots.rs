@@ -199,6 +199,7 @@ impl TemplateSnapshots<'_> {
         Ok(state.snapshot_fingerprint(size) + &self.0.template_snapshots.site_mark)
     }
 
+    /// Returns the snapshot of a booted template, with a pin that protects it.
     fn find(self, fingerprint: &str) -> Option<(String, SnapshotPin)> {
         let snapshots = self.0.catalog.read();
         let mut templates = snapshots.retained_for(SnapshotPurpose::Template, fingerprint);
