@@ -146,6 +146,7 @@ impl SharedStore {
         self.tenant(name).await
     }
 
+    /// Returns the latest record of a tenant with its version.
     async fn existing(&self, name: &str) -> Result<(u32, Record), StoreError> {
         let newest = self.newest(name).await?;
         newest.ok_or_else(|| key_error(name, "it does not exist in the store"))
