@@ -129,6 +129,7 @@ fn faults(pid: u32) -> anyhow::Result<(f64, f64)> {
     parse(&stat).ok_or_else(|| anyhow::anyhow!("cannot parse /proc/{pid}/stat: {stat:?}"))
 }
 
+/// Returns the numbers of minor and major page faults, including the faults of exited children.
 fn parse(stat: &str) -> Option<(f64, f64)> {
     // The name in parentheses may contain any character. The fields after it are: state, ppid,
     // pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt.
