@@ -36,7 +36,6 @@ const REPLACE_LOCK: &str = "replace#1";
 #[error(
     "{}: {source}; mount the file system of file://{}, or create that folder to start an empty store",
     store.join(TENANTS_FOLDER).display(), store.display()
-/// Error: the directory of the store does not exist.
 )]
 pub(crate) struct DirectoryMissing {
     store: PathBuf,
