@@ -21,7 +21,6 @@ pub const MAX_CELLS: u16 = 1000;
     rename_all = "camelCase",
     rename_all_fields = "camelCase",
     tag = "type"
-/// Message of a browser.
 )]
 enum Command {
     /// Starts a shell.
