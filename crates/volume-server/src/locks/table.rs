@@ -102,6 +102,8 @@ impl Table {
         number
     }
 
+    /// Releases all locks of a client whose connection has ended, and grants the requests that
+    /// waited for them.
     pub(super) fn remove_client(&mut self, client: u64) {
         if self.clients.remove(&client).is_none() {
             return;
@@ -116,6 +118,8 @@ impl Table {
         }
     }
 
+    /// Executes a request of a client. While clients reclaim their locks after a restart, new locks
+    /// are held back.
     pub(super) fn request(&mut self, client: u64, request: LockRequest) -> Result<Outcome, Errno> {
         let waiting = self.clients.get(&client).ok_or(Errno::EIO)?.occupied();
         let is_early = self.is_reclaiming && !request.is_reclaim;
@@ -179,12 +183,14 @@ impl Table {
         self.remove_unused(key);
     }
 
+    /// Removes the entry of a file without locks and without waiting requests.
     fn remove_unused(&mut self, key: Key) {
         if self.files.get(&key).is_some_and(FileLocks::is_unused) {
             self.files.remove(&key);
         }
     }
 
+    /// Releases all locks of one owner on a file.
     pub(super) fn release(&mut self, client: u64, key: Key, owner: u64) {
         let Some(file) = self.files.get_mut(&key) else {
             return;
@@ -247,6 +253,8 @@ impl Table {
         }
     }
 
+    /// Ends the waiting of a request, with `EINTR`, because a signal interrupted the waiting
+    /// process. A request that has its answer already is unknown here.
     pub(super) fn interrupt(&mut self, client: u64, id: u64) {
         let is_it = |(of, request): &(u64, LockRequest)| *of == client && request.id == id;
         let take = |queue: &mut VecDeque<(u64, LockRequest)>| {
