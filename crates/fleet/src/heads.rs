@@ -456,6 +456,7 @@ impl Heads {
     }
 }
 
+/// Latest snapshot and inline record of a head, from which another host can restore the sandbox.
 fn stored(head: &Head) -> Option<StoredSandbox> {
     let snapshot = head.snapshot.as_ref()?.id.clone();
     match head.record.as_ref()? {

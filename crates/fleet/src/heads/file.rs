@@ -119,6 +119,8 @@ impl HeadFile {
         prepared.map_err(HeadError::record(self.id))
     }
 
+    /// Decodes a record that was read, and remembers it. A damaged record is reported to the caller
+    /// after the state machine has ended.
     fn decode(&mut self, record: Record) -> Option<(Head, Version)> {
         match Head::decode(&record.content, self.id) {
             Ok(head) => Some((head, self.remember(record))),
@@ -129,6 +131,7 @@ impl HeadFile {
         }
     }
 
+    /// Retains a record, because a later write names it by its version as the expected one.
     fn remember(&mut self, record: Record) -> Version {
         let version = version_of(&record);
         // A state machine names its last write or the version after it.
