@@ -26,6 +26,7 @@ mod calls {
     nix::ioctl_read_bad!(get_mtu, libc::SIOCGIFMTU, libc::ifreq);
 }
 
+/// Argument of an `ioctl` on a network device, which contains only the name of the device.
 fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: an all-zero `ifreq` is valid: it consists of integers and a union of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -115,6 +115,8 @@ pub(crate) fn enter<T: Send>(
     enter_at(&path(name), work)
 }
 
+/// Runs `work` on a new thread in the network namespace of a file. The other threads remain in
+/// their namespace.
 fn enter_at<T: Send>(
     path: &Path,
     work: impl FnOnce() -> Result<T, NetError> + Send,

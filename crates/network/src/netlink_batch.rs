@@ -80,6 +80,7 @@ impl NetlinkBatch {
     }
 }
 
+/// Encodes one message of netlink: the header, then the body, padded to 4 bytes.
 fn request(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
     let length = HEADER_BYTES + body.len();
     let mut bytes = u32::try_from(length)

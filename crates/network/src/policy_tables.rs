@@ -93,6 +93,8 @@ impl PolicyTables {
         }
     }
 
+    /// Falls back to `nft` until the process ends, because the kernel did not accept a replayed
+    /// table.
     fn disable(&self, why: &str) {
         tracing::warn!(
             error = why,

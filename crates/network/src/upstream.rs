@@ -206,6 +206,8 @@ fn with_id(message: &[u8], number: [u8; 2]) -> Vec<u8> {
     message
 }
 
+/// Sends a DNS question over TCP, for example after a truncated answer over UDP. In TCP, the length
+/// precedes each message.
 async fn over_tcp(question: &[u8], server: SocketAddr) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(question.len()).map_err(io::Error::other)?;

@@ -120,6 +120,7 @@ fn value<'a>(attribute: &NlaBuffer<&'a [u8]>) -> &'a [u8] {
     bytes.get(4..length).unwrap_or_default()
 }
 
+/// Encodes one attribute of netlink: length, kind and value, padded to 4 bytes.
 fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
     // The length fits in 16 bits: values are taken from attributes, which have the same limit, or
     // are bounded.
