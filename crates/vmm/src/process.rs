@@ -313,6 +313,8 @@ impl Vm {
         Ok(longest.saturating_add(FILE_HEADROOM_BYTES))
     }
 
+    /// Registers the descriptors of the process in the event loop: the control socket, and the
+    /// eventfds for the end of a vCPU and for a failed device.
     fn watch_descriptors(&self) -> Result<(), VmmError> {
         let poller = &self.machine.poller;
         if let Some(channel) = lock(&self.link.0).as_ref() {
@@ -363,6 +365,8 @@ impl Vm {
         }
     }
 
+    /// Handles one message of the controller, when the event loop finds the control socket
+    /// readable.
     fn on_control(&mut self) {
         let received = match lock(&self.link.0).as_ref() {
             Some(channel) => channel.recv::<Request>(),

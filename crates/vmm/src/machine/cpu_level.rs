@@ -195,6 +195,8 @@ fn xsave_bytes(supported: &CpuId, level: CpuLevel) -> u32 {
     ends.max().unwrap_or(XSAVE_LEGACY_BYTES)
 }
 
+/// Hides the parts of the register state (XSAVE, CPUID leaf 0xD) that the CPU level does not
+/// include.
 fn mask_xsave(entry: &mut kvm_cpuid_entry2, index: u32, level: CpuLevel, largest: u32) {
     let states = states(level);
     match index {

@@ -198,6 +198,8 @@ pub(super) fn read_state(file: &File) -> Result<MachineState, VmmError> {
     MachineState::decode(&bytes)
 }
 
+/// Checks the sizes of a machine from a snapshot, whose file may be damaged, before memory is
+/// reserved.
 fn check_config(shape: &MachineShape) -> Result<(), VmmError> {
     let memory = limits::MIN_MEMORY_MIB..=limits::MAX_MEMORY_MIB;
     if (1..=limits::MAX_VCPUS).contains(&shape.vcpus) && memory.contains(&shape.memory_mib) {

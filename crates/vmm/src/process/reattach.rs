@@ -51,6 +51,8 @@ impl Vm {
         }
     }
 
+    /// Called when the controller has closed the control socket. With a listener the VM continues
+    /// and waits for another controller; otherwise it stops.
     pub(super) fn on_controller_disconnected(&mut self) {
         // A VM without a listener could never be controlled again.
         if self.listener.is_none() {

@@ -101,6 +101,8 @@ impl Vm {
         }
     }
 
+    /// Reports to the controller that a snapshot failed. If the snapshot exceeds the limit on its
+    /// size, the message also has the needed bytes.
     fn report_failure(&self, error: &VmmError) {
         let reason = error.to_string();
         let needed_bytes = match error {

@@ -170,6 +170,7 @@ impl<'a> LayerWriter<'a> {
         page_runs(pages_of(self.source.pages, chunk))
     }
 
+    /// Writes the current run, which is a series of adjacent chunks in memory, with one call.
     fn flush(&mut self) -> Result<(), Errno> {
         let bytes = std::mem::take(&mut self.run.bytes);
         if bytes == 0 {

@@ -116,6 +116,7 @@ fn decode_all<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmE
         .collect()
 }
 
+/// Decodes the section of a type that occurs exactly once in a snapshot.
 fn decode_one<T: SectionState>(sections: &[StateSection]) -> Result<T, VmmError> {
     let mut found = decode_all(sections)?.into_iter();
     match (found.next(), found.next()) {

@@ -204,6 +204,7 @@ impl SharedWords {
     }
 }
 
+/// Ends the writer process. Its exit status is 0 or the error number, which the parent reads.
 fn exit_with(written: Result<(), Errno>) -> ! {
     let status = match written {
         Ok(()) => 0,

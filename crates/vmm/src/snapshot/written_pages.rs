@@ -46,6 +46,7 @@ fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno
     Ok(pages)
 }
 
+/// True if a page contains only zeroes.
 fn is_zero(linear: &LinearMemory, page: u64) -> bool {
     let at = page * PAGE;
     // A page without an address counts as written, which only causes an unnecessary copy.

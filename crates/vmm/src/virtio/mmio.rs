@@ -315,6 +315,7 @@ impl MmioDevice {
         })
     }
 
+    /// Handles a reset by the driver, which writes 0 to the status register.
     fn reset(&mut self) {
         // The configuration generation is retained, and so is a failure that the VMM has not
         // reported yet.
@@ -335,6 +336,8 @@ impl MmioDevice {
         self.irq.config();
     }
 
+    /// Lets the device work if the driver has activated it. A failure sets the status bit
+    /// NEEDS_RESET.
     fn serve(&mut self, work: impl FnOnce(&mut dyn VirtioDevice) -> Result<(), DeviceError>) {
         // An inactive device has no queues. A failed device serves nothing until the guest resets
         // it.

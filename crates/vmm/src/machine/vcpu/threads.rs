@@ -148,6 +148,8 @@ impl Vcpus {
         }
     }
 
+    /// Requests a pause of all vCPU threads, and returns without waiting. Each receiver reports
+    /// when its thread has left the guest.
     fn begin_pause(&self) -> Vec<Receiver<()>> {
         let threads = self.threads.iter();
         let pauses = threads.map(|thread| {
@@ -191,6 +193,8 @@ impl Vcpus {
         results(self.start_on_each(states, VcpuCommand::Revert)).map(drop)
     }
 
+    /// Starts a command on all vCPU threads, each with the state of its vCPU. The threads work at
+    /// the same time.
     fn start_on_each(
         &self,
         states: &[Arc<VcpuState>],
@@ -218,6 +222,9 @@ struct VcpuWorker {
 }
 
 impl VcpuWorker {
+    /// Body of a vCPU thread. It executes commands until the VM ends, then reports the reason to
+    /// the event loop. `confined` is the result of the thread's confinement, for example by its
+    /// seccomp filter.
     fn main(mut self, confined: Result<(), VmmError>) {
         IMMEDIATE_EXIT.set(&raw mut self.vcpu.get_kvm_run().immediate_exit);
         let end = match confined {

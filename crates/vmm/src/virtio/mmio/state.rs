@@ -127,6 +127,8 @@ impl MmioDevice {
         }
     }
 
+    /// True if an interrupt was pending, or if a queue has buffers whose return the driver may not
+    /// know.
     fn needs_interrupt(&self) -> bool {
         // Guests acknowledge only interrupts of devices that are not quiet.
         let pending = self.irq.status.load(Ordering::SeqCst) != 0;

@@ -351,6 +351,7 @@ impl Muxer {
         self.wake_at = self.wake_at.into_iter().chain(deadline).min();
     }
 
+    /// Number under which the event loop will know a new connection.
     fn free_token(&mut self) -> u32 {
         // Terminates: there are far fewer connections than tokens.
         loop {
@@ -361,6 +362,7 @@ impl Muxer {
         }
     }
 
+    /// Ports of a new connection from the host to a port of the guest.
     fn free_ports(&mut self, guest: u32) -> PortPair {
         // Terminates: there are far fewer connections than ports.
         loop {

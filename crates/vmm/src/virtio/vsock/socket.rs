@@ -75,6 +75,7 @@ fn message(pieces: &mut [libc::iovec]) -> libc::msghdr {
     message
 }
 
+/// Repeats a system call that a signal has interrupted.
 fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
     loop {
         match Errno::result(call()) {

@@ -40,6 +40,8 @@ impl VsockConnection {
         ConnectionAction::Keep
     }
 
+    /// Writes delayed bytes of the guest to the host's socket. After the last one, the end of the
+    /// guest's stream is passed on.
     fn flush(&mut self) {
         let (Some(stream), false) = (&self.stream, self.backlog.is_empty()) else {
             return;
