@@ -451,6 +451,7 @@ fn describe(state: &SandboxState) -> String {
     }
 }
 
+/// End of an error message, which names the remedy in a state that rejects an operation.
 fn remedy(state: &SandboxState) -> &'static str {
     match state {
         SandboxState::Paused => "; resume it first",

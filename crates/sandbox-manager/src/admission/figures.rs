@@ -112,6 +112,7 @@ impl KernelReader {
         used.saturating_sub(cached)
     }
 
+    /// Figures that are expensive to read. They are read again after [`SLOW_PERIOD`].
     fn slow(&self) -> SlowFigures {
         let mut slow = self.slow.lock();
         match *slow {
@@ -124,6 +125,8 @@ impl KernelReader {
         }
     }
 
+    /// Number of tasks (processes and threads) that can still start, on the host and in the control
+    /// group.
     fn tasks_free(&self, max_tasks: Option<u64>) -> Option<u64> {
         // Format of the file: `0.50 0.40 0.30 2/345 6789`. The fourth field has the numbers of
         // runnable and existing tasks.
@@ -193,6 +196,7 @@ fn cached_bytes(text: &str) -> u64 {
     cached.saturating_sub(bytes("file_dirty").saturating_add(bytes("file_writeback")))
 }
 
+/// Number of file descriptors that this process can still open.
 fn descriptors_free() -> Option<u64> {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     // Since Linux 6.2 the size of the directory is the number of descriptors. Older kernels report
@@ -204,6 +208,7 @@ fn descriptors_free() -> Option<u64> {
     Some(soft.saturating_sub(open))
 }
 
+/// Pressure of the host: the shares of time in which tasks waited for processor, memory and disks.
 fn pressure() -> Option<Pressure> {
     let read = |what: &str| text(format!("/proc/pressure/{what}"));
     let (cpu, memory, io) = (read("cpu")?, read("memory")?, read("io")?);

@@ -158,6 +158,8 @@ impl EntryIndexes {
         self.observer.changed(Some(record), None);
     }
 
+    /// Updates the numbers of sandboxes by state, after one has changed its state, appeared
+    /// (`before` is `None`) or disappeared.
     fn count_state(&self, before: Option<&'static str>, now: Option<&'static str>) {
         if before == now {
             return;

@@ -225,6 +225,8 @@ impl Pool {
         self.refilling.lock().remove(fingerprint);
     }
 
+    /// Waits until no sandbox was taken from the pool for a short time, because filling it would
+    /// delay creates. The waiting is limited.
     async fn wait_until_quiet(&self, fingerprint: &str) {
         for _ in 0..MAX_QUIET_ROUNDS {
             let before = self.takes(fingerprint);

@@ -382,6 +382,7 @@ impl Sandboxes {
         self.place_of_owner(record.settings.owner.as_deref())
     }
 
+    /// Store and tenant of an owner's snapshots.
     fn place_of_owner(&self, owner: Option<&str>) -> StorePlace {
         let remote = self.0.uploads.remote.as_ref();
         StorePlace {

@@ -37,6 +37,8 @@ struct WaitingStarts {
 }
 
 impl StartSlots {
+    /// Appends a start to the queue of its owner. Free slots go to the owners in turn, so that one
+    /// owner cannot delay all others.
     fn wait(&mut self, owner: Option<&str>) -> oneshot::Receiver<SlotGuard> {
         let (sender, receiver) = oneshot::channel();
         let mut waiting = self.waiting.iter_mut();
@@ -97,6 +99,7 @@ impl StartPacer {
         })))
     }
 
+    /// Waits for a slot, in which one sandbox may start. The guard returns the slot.
     async fn acquire(&self, owner: Option<&str>) -> SlotGuard {
         let receiver = {
             let mut slots = self.0.lock();

@@ -85,6 +85,8 @@ impl Snapshots<'_> {
         Some(guard)
     }
 
+    /// Marks a snapshot as being stored, until the guard is dropped. Other operations wait for
+    /// that.
     fn begin_storing(self, id: &str) -> StoringGuard {
         let (storing, wait) = watch::channel(());
         self.0.captures.in_flight.lock().insert(id.to_owned(), wait);

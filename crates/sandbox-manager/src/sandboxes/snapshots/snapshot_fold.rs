@@ -139,6 +139,7 @@ impl RejectedFolds {
         rejection.is_some_and(|(of, limit)| of == parent && *limit >= max_copy)
     }
 
+    /// Remembers that a fold was rejected, so that the host does not prepare it again and again.
     fn insert(&mut self, id: &str, parent: String, max_copy: u64, late: Instant) {
         // Forgetting rejections is harmless: the folds are prepared and rejected again.
         if self.folds.len() >= MAX_REJECTIONS {

@@ -42,6 +42,8 @@ impl Snapshots<'_> {
         Ok(record)
     }
 
+    /// Pins a snapshot that will be removed. Pinning prevents that garbage collection removes it at
+    /// the same time.
     fn pin_removable(self, id: &str) -> Result<(Snapshot, SnapshotPin), OperationError> {
         let (record, pin) = self.pin(id)?;
         if record.storing {
