@@ -331,6 +331,7 @@ impl Pool {
         stuck.filter_map(|r| lock(&r.path).clone()).collect()
     }
 
+    /// Starts one more worker. The caller holds the lock of the pool.
     fn add_thread(pool: &Arc<Self>, state: &mut PoolState) -> io::Result<()> {
         let own = Arc::clone(pool);
         std::thread::Builder::new()

@@ -68,6 +68,7 @@ enum NotExecutable {
     Forbidden,
 }
 
+/// Checks that the user can execute the file at a path, as `execve` would.
 fn executable(path: &Path, user: &User) -> Result<PathBuf, NotExecutable> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(NotExecutable::Directory),
@@ -79,6 +80,8 @@ fn executable(path: &Path, user: &User) -> Result<PathBuf, NotExecutable> {
     }
 }
 
+/// True if the permission bits of the file allow the user to execute it. As in the kernel, only the
+/// first class that applies counts.
 fn may_execute(file: &Metadata, user: &User) -> bool {
     let mode = file.mode();
     // Root may execute a file if anyone may execute it.

@@ -92,6 +92,7 @@ async fn remaining_processes(agent: &Agent) -> Result<Vec<u32>, RestError> {
     Ok(agent.workers.run(CallClass::Start, what, list).await?)
 }
 
+/// Processes of the guest except the agent, which is process 1, and except kernel threads.
 fn list_processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());

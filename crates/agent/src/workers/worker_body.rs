@@ -71,6 +71,7 @@ impl<S: ChunkSource> WorkerBody<S> {
         }
     }
 
+    /// Passes a chunk to the client, limited to the announced length of the body.
     fn deliver(&mut self, mut chunk: Bytes) -> Poll<Option<io::Result<Bytes>>> {
         if let Some(remaining) = &mut self.remaining {
             // The source may have grown since its length was announced.
