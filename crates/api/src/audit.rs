@@ -87,6 +87,8 @@ struct PendingCall {
 }
 
 impl PendingCall {
+    /// Adds the result of the call to its record, when the response exists. The record is written
+    /// when `self` is dropped.
     fn complete(mut self, response: &Response) {
         let extensions = response.extensions();
         if extensions.get::<Unrecorded>().is_some() {

@@ -102,6 +102,8 @@ struct ResumeLock<'a> {
 }
 
 impl<'a> ResumeLock<'a> {
+    /// Looks up the lock of one sandbox. While a caller holds it, other requests for the sandbox
+    /// wait, so that only one resumes it.
     fn take(resume_locks: &'a ResumeLocks, id: &'a str) -> Self {
         let mut all = resume_locks.lock();
         let lock = all.entry(id.to_owned()).or_default().clone();

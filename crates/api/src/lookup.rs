@@ -159,6 +159,7 @@ impl App {
         Ok(None)
     }
 
+    /// Snapshot whose id starts with a prefix, if there is exactly one.
     fn snapshot_by_prefix(&self, id: &str) -> Option<Snapshot> {
         let mut all = self.sandboxes.snapshots().like(id);
         all.retain(|s| s.id().starts_with(id));
@@ -368,6 +369,7 @@ impl App {
         })
     }
 
+    /// Error for an unknown template. If the template exists without this tag, the message states that.
     fn no_template(&self, caller: &Caller, id: &str) -> ApiError {
         let name = id.split_once(':').map(|(name, _)| name);
         match name.map(|name| (name, self.resolve(caller, name))) {

@@ -314,6 +314,8 @@ impl Quota {
         self.try_reserve(key, request, new)
     }
 
+    /// Permit for an amount that the caller has already counted. Dropping the permit returns the
+    /// amount.
     fn permit(
         self: &Arc<Self>,
         key: &Key,

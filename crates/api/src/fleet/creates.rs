@@ -115,6 +115,7 @@ impl Fleet {
         }
     }
 
+    /// Sends a create to a particular host, without an attempt on another host if that fails.
     pub(super) async fn forward_to(
         &self,
         member: MemberId,

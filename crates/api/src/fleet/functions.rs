@@ -38,6 +38,7 @@ impl FunctionPlaces {
         (now < until).then_some(place)
     }
 
+    /// Remembers the host of a function for a short time. `None` means that no host has it.
     fn insert(&self, label: &str, place: Option<MemberId>, now: Instant) {
         let mut places = self.0.lock();
         if places.len() >= MAX_REMEMBERED {

@@ -70,6 +70,7 @@ impl Holders {
         self.others.iter().rev().max_by_key(|(_, _, found)| *found)
     }
 
+    /// Fails if a host did not answer, because the object may exist there.
     fn expect_complete(&self) -> Result<(), ApiError> {
         if self.missing.is_empty() {
             return Ok(());

@@ -104,6 +104,7 @@ impl FleetRows {
         hashes.into_iter().flatten().map(row).collect()
     }
 
+    /// Reports the difference between two lists of rows to the shard of the fleet.
     fn replace(&self, before: &[Row], now: &[Row]) {
         for row in before {
             if !now.iter().any(|other| other.hash == row.hash) {

@@ -292,6 +292,7 @@ impl Database {
         Ok(scope.as_deref().and_then(Scope::from_name))
     }
 
+    /// Limits writes of the time of the last use to one per [`USE_PRECISION`] and key.
     fn should_record_use(&self, id: &str) -> bool {
         let mut uses = self.recorded_uses.lock();
         let now = Instant::now();

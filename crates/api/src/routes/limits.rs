@@ -55,6 +55,7 @@ impl From<KeyUsage> for BudgetUsage {
     }
 }
 
+/// Limits and usage of one key.
 fn budget(app: &App, key: &Key) -> Result<Budget, ApiError> {
     let limits = app.quota.limits_of(key);
     Ok(Budget {
