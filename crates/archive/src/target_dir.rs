@@ -157,6 +157,8 @@ impl<'a> TargetDir<'a> {
         Ok((self.open(parent)?, name))
     }
 
+    /// Opens a directory below the root. The kernel resolves the path with the restrictions that
+    /// `resolve` selects.
     fn open(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         // The system call does not accept an empty path.
         let path = if path.is_empty() { b"." } else { path };

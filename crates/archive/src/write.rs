@@ -126,6 +126,8 @@ impl<W: Write> ArchiveWriter<W> {
         }
     }
 
+    /// Writes the extended header (pax) of an entry, which holds values that do not fit the
+    /// ordinary header.
     fn extended_header(&mut self) -> io::Result<()> {
         let length = self.extended.len();
         // Readers without support for pax extract the header as a file with this name.
