@@ -304,6 +304,8 @@ fn create(parent: impl AsFd, name: &[u8], new: NewFile<'_>) -> io::Result<()> {
     }
 }
 
+/// Renames a file, also on file systems that do not support `RENAME_NOREPLACE`. There another
+/// process can create the target in between.
 fn rename(parent: impl AsFd, from: &str, to: &[u8], flags: RenameFlags) -> Result<(), Errno> {
     match fs::renameat_with(&parent, from, &parent, to, flags) {
         // The file system does not support the flag.

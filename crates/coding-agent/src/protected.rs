@@ -39,6 +39,8 @@ pub fn reason(path: &TreePath, state: Option<&FileState>, project: &Path) -> Opt
     }
 }
 
+/// True if programs on the host execute or obey the file, for example a hook of Git. Commands in
+/// the sandbox must not change such files on the host.
 fn is_setting(path: &TreePath) -> bool {
     let names: Vec<Vec<u8>> = path.components().map(<[u8]>::to_ascii_lowercase).collect();
     let is = |name: &Vec<u8>, list: &[&[u8]]| list.contains(&name.as_slice());

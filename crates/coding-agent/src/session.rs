@@ -299,6 +299,8 @@ impl Session {
         self.use_sandbox(sandbox)
     }
 
+    /// Uses a sandbox for the session, and stores its id before that, so that a later process finds
+    /// it.
     pub(crate) fn use_sandbox(&mut self, sandbox: Sandbox) -> anyhow::Result<Guest> {
         let id = sandbox.record.id.clone();
         if self.record.sandbox.as_ref() != Some(&id) {
