@@ -178,6 +178,8 @@ impl CgroupTrees {
         is_incomplete
     }
 
+    /// Removes the control groups when the process ends. Groups of processes that have just ended
+    /// need some milliseconds.
     fn close(&self) {
         let limit = Instant::now() + LAST_GC_TIMEOUT;
         while self.gc() && Instant::now() < limit {
