@@ -194,6 +194,8 @@ impl Terminal {
         self.changed.send_replace(());
     }
 
+    /// Appends output of the guest to the retained bytes, and wakes the tabs that show the
+    /// terminal.
     fn append(&self, bytes: &[u8]) {
         let mut output = self.output.lock();
         output.total += bytes.len() as u64;
