@@ -204,6 +204,7 @@ impl AuditLog {
         }
     }
 
+    /// Appends a call to the log, and wakes readers that wait for new calls.
     fn write(&self, mut call: AuditedCall) {
         let written = self.0.log.append(|time_us| {
             call.time_us = time_us;
