@@ -184,6 +184,7 @@ fn damaged(reason: &str) -> SetupError {
     })
 }
 
+/// Decrypts a secret of the setup with the tenant's key.
 fn unwrap(tenant: &Tenant, context: &str, text: &str) -> Result<Zeroizing<Vec<u8>>, SetupError> {
     if text.len() > MAX_ROOT_BYTES {
         return Err(damaged("a secret is too long"));

@@ -220,6 +220,8 @@ async fn request(client: &Client, identity: &Identity, host: &FrontHost) -> Resu
     serde_json::from_slice(&answer).map_err(|e| e.to_string())
 }
 
+/// Stores the answer of a host: a renewed certificate, if it contains one, and the addresses of all
+/// hosts.
 fn apply(answer: Answer, identity: &Identity, known: &KnownHosts) -> Result<(), String> {
     if let Some(certificate) = answer.certificate {
         identity.renew(&certificate).map_err(|e| e.to_string())?;

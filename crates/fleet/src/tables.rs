@@ -355,6 +355,7 @@ impl Shared {
         }
     }
 
+    /// Answer to a host that requests the age of this host's tables.
     fn contact_answer(&self) -> TableAnswer {
         let age = if self.is_writer() {
             Some(Duration::ZERO)

@@ -101,6 +101,7 @@ impl Sender {
         }
     }
 
+    /// Sends one message, and passes the replies to the node.
     async fn transmit(&self, address: &str, message: &Message) -> Result<(), String> {
         let sent = self.messenger.send(self.to, address, message);
         let replies = timeout(SEND_TIMEOUT, sent).await;

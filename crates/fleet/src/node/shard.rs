@@ -154,6 +154,8 @@ impl ShardFile {
         }
     }
 
+    /// Retains a record that was read or written, because a later write names its version as the
+    /// expected one.
     fn remember(&mut self, record: &Record) -> Version {
         let version = version_of(record);
         self.known.retain(|known| version_of(known) != version);

@@ -91,6 +91,7 @@ impl MemoryRecords {
         (state.fault, state.write_fault) = (None, None);
     }
 
+    /// Fault that a test has requested for the next request.
     fn next_fault(&self, is_write: bool) -> Option<Fault> {
         let mut state = self.state.lock();
         state.requests += 1;
@@ -174,6 +175,8 @@ impl State {
         }
     }
 
+    /// Writes a record if its version is the expected one, as a compare-and-swap. A repeated write
+    /// succeeds.
     fn write_if(&mut self, key: &RecordKey, value: &Bytes, expected: Option<u64>) -> Written {
         let current = self.records.get(key);
         match current {

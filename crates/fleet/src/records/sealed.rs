@@ -212,6 +212,7 @@ impl SealedRecords {
         }))
     }
 
+    /// Remembers the highest counter of a record, to detect a store that returns an older version.
     fn remember(&self, key: &RecordKey, counter: u64) {
         let mut seen = self.seen.lock();
         // A fleet has many heads of sandboxes. They contain revisions of their own, so only the

@@ -123,6 +123,8 @@ impl Writer {
         }
     }
 
+    /// Rewrites the parts of the table with the pending changes, if there are any and this host is
+    /// still the writer.
     async fn fold_if_due(&mut self) {
         let Some(held) = &self.held else { return };
         if held.index.pending.is_empty() || self.shared.term() != Some(held.term) {

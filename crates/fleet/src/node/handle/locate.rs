@@ -73,6 +73,8 @@ impl Places {
         (now.since(*at) < PLACE_MS).then_some(*place)
     }
 
+    /// Remembers the place of a sandbox for a short time, so that repeated requests need no
+    /// question to a shard.
     fn remember(&self, hash: SandboxHash, place: RowPlace, now: Millis) {
         let mut places = self.places.lock();
         if places.len() >= MAX_PLACES && !places.contains_key(&hash) {

@@ -39,6 +39,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// Error of a read. A read changes nothing, so the caller can repeat it.
     pub fn of_read(self, record: &RecordKey) -> RecordError {
         let record = record.clone();
         match self {
@@ -49,6 +50,7 @@ impl Failure {
         }
     }
 
+    /// Error of a write. Without an answer, the write may have happened or not.
     pub fn of_write(self, record: &RecordKey) -> RecordError {
         match self {
             Self::Unavailable(reason) => RecordError::Unknown {
@@ -144,6 +146,8 @@ impl Client {
         Err(Failure::Unavailable(reason))
     }
 
+    /// Sends one request to one endpoint. It authenticates before the first request, and learns the
+    /// id of the cluster.
     async fn attempt(&self, index: usize, path: &str, body: &Value) -> Result<Bytes, Failure> {
         let endpoint = self.endpoints.get(index).map_or("", String::as_str);
         if self.user.is_some() && self.token.lock().is_none() {
