@@ -252,6 +252,8 @@ impl Budgets {
         Err(self.exhausted(&need.owner, member))
     }
 
+    /// Error for a member that gets no more of a budget. It has a flag for unused parts that other
+    /// members hold.
     fn exhausted(&mut self, owner: &BudgetOwner, member: MemberId) -> BudgetExhausted {
         let is_known = self.unreported.is_empty();
         let unused = self.budget(owner).unused.iter();
@@ -334,6 +336,8 @@ impl Budgets {
         granted
     }
 
+    /// Stores the amounts that members must return. The next answer to each member's heartbeat
+    /// contains its amount.
     fn queue_recalls(
         &mut self,
         owner: &BudgetOwner,
@@ -365,6 +369,8 @@ impl Budgets {
         }
     }
 
+    /// Budget of an owner. A new coordinator does not know the granted parts until all members have
+    /// reported, so it starts differently.
     fn budget(&mut self, owner: &BudgetOwner) -> &mut Budget {
         let limit = self.limits.get(owner).copied().unwrap_or(0);
         let is_complete = self.unreported.is_empty();

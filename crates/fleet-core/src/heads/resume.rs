@@ -271,6 +271,8 @@ impl Resume {
         }
     }
 
+    /// Called when the host could not restore the sandbox. A claim that was already written is
+    /// released, so that another host can try.
     fn restore_failed(&mut self, input: &ResumeInput<'_>, effects: &mut Vec<ResumeEffect>) {
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Claiming { .. } => {

@@ -210,6 +210,7 @@ impl HeadUpdate {
         }
     }
 
+    /// Ends the update after its write, or after it was found unnecessary.
     fn done(&self, head: Box<Head>, version: Version, effects: &mut Vec<UpdateEffect>) {
         let root = match self.purpose {
             Purpose::Kill { .. } => head.root(),
