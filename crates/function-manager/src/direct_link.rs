@@ -139,6 +139,7 @@ impl DirectLink {
         Err(FunctionError::Unavailable(message))
     }
 
+    /// Sends an open connection to the runtime, as a file descriptor over a Unix socket.
     async fn pass(&self, message: &DirectConnection, stream: &OwnedFd) -> Result<(), ChannelError> {
         loop {
             let ready = self.socket.writable().await;
