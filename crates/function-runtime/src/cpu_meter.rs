@@ -109,6 +109,8 @@ struct PollStart {
 }
 
 impl PollStart {
+    /// Reads the processor time of the thread. A recent reading is reused, because each reading is
+    /// a system call.
     fn now() -> Self {
         let at = Instant::now();
         let is_recent = |(read, _): &(Instant, _)| at.duration_since(*read) <= MAX_UNREAD;

@@ -56,6 +56,7 @@ impl Egress {
         Ok(())
     }
 
+    /// Removes a link that has ended, unless a newer link has replaced it.
     fn detach(&self, link: &Arc<BrokerLink>) {
         let mut current = self.0.write();
         if current

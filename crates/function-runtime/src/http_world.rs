@@ -223,6 +223,7 @@ pub(crate) fn prepare(
     ProxyPre::new(linker.instantiate_pre(component)?).map(HttpFunction)
 }
 
+/// Creates the state of one instance, with its limits of memory, copies and processor time.
 fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
     let mut store = Store::new(engine, state);
     // The limiter counts memory and tables; the fuel limits copies between guest and host.

@@ -98,6 +98,7 @@ fn thread_faults() -> Option<i64> {
 struct Window(());
 
 impl Window {
+    /// Starts to observe page faults of this thread, for one request.
     fn open() -> Self {
         if ENABLED.load(Ordering::Relaxed) {
             let state = WINDOW.get();
