@@ -97,6 +97,7 @@ impl BlankDisk {
     }
 }
 
+/// Creates an ext4 file system. Its content is reproducible: the UUID and all times are fixed.
 fn format(path: &Path) -> Result<(), DiskError> {
     let mut mkfs = Tool::new("mkfs.ext4", "e2fsprogs");
     mkfs.args([

@@ -292,6 +292,7 @@ impl FileCheck<'_> {
         })
     }
 
+    /// Records that the file was verified, so that the next use needs no checksum.
     fn write_stamp(&self, path: &Path, stamp: &FileStamp) -> Result<(), FileError> {
         let path = stamp_path(path);
         let text = serde_json::to_vec(stamp)

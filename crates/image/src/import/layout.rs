@@ -79,6 +79,7 @@ impl ImageLayout {
         Ok(text)
     }
 
+    /// Reads a document of the image, and checks its digest.
     fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
         let expected = sha256(&descriptor.digest)?;
         let text = self.read(&blob(expected))?;
@@ -136,6 +137,8 @@ impl ImageLayout {
         ))
     }
 
+    /// Reads an archive in the older format of `docker save`, which lists its images in
+    /// `manifest.json`.
     fn saved_image(&self) -> Result<(FoundImage, Vec<String>), ImportError> {
         let images: Vec<DockerSaveEntry> = parse("manifest.json", &self.read("manifest.json")?)?;
         let [image] = &images[..] else {

@@ -87,6 +87,7 @@ impl<'a> LayerStream<'a> {
         })
     }
 
+    /// Checks the limits on the unpacked size, which stop decompression bombs.
     fn check(&self) -> Result<(), LayerError> {
         if self.unpacked > self.max_bytes {
             return Err(too_much("bytes", format!("{} MiB", self.max_bytes >> 20)));

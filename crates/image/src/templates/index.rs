@@ -79,6 +79,7 @@ struct Names {
 }
 
 impl Names {
+    /// True if the directory has not changed since it was read.
     fn is_current(&self, changed: Option<SystemTime>) -> bool {
         match (self.seen, changed) {
             (Some((stamp, read)), Some(changed)) => {
