@@ -50,6 +50,7 @@ impl Finding {
         }
     }
 
+    /// Result of a check that found a limitation, with its remedy.
     fn note(
         check: &'static str,
         description: impl Into<String>,
@@ -63,6 +64,7 @@ impl Finding {
         }
     }
 
+    /// Result of a check that found an obstacle: sandboxes do not work.
     fn fail(
         check: &'static str,
         description: impl Into<String>,
