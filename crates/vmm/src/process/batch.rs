@@ -54,8 +54,8 @@ impl Vm {
         self.end_batches(&mut batched);
     }
 
-    /// Requests from a device, at its first event of a round of the event loop, to delay interrupts
-    /// until the round ends. `batched` has a bit for each such device.
+    /// Makes a device delay its interrupts until this round of the event loop ends. Only its first
+    /// event in a round has this effect: `batched` has a bit for each device that delays them.
     fn begin_batch(&self, index: usize, batched: &mut u64) {
         // A device number of 64 or more does not fit the bit set: such a device handles each event
         // at once.
