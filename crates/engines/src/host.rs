@@ -345,6 +345,8 @@ impl PreparedTemplate {
         }
     }
 
+    /// Pages that the template's first use has read, which the restore loads in advance, and the
+    /// event that starts the loading.
     fn first_use_pages(&self, lineage: &Lineage, index: File) -> FirstUsePages {
         let first_use = self.template.manifest.startup.first_use.as_ref();
         // An invalid action counts as none: the template was checked when it was built.
