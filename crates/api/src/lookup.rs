@@ -369,7 +369,7 @@ impl App {
         })
     }
 
-    /// Error for an unknown template. If the template exists without this tag, the message states that.
+    /// Error for an unknown template. The message differs if the template exists without this tag.
     fn no_template(&self, caller: &Caller, id: &str) -> ApiError {
         let name = id.split_once(':').map(|(name, _)| name);
         match name.map(|name| (name, self.resolve(caller, name))) {
