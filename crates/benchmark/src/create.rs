@@ -95,10 +95,10 @@ pub async fn create(
         vec![each],
     ));
     Ok(Measured {
-        method: "POST /v2/sandboxes to the daemon, on its socket or at the selected address, until \
-            the answer, which follows the answer of the sandbox's agent; then `true` ten times \
-            through the gateway on the same connection; then DELETE until its answer; C at a time; \
-            counters of the VMM from its start to the answer",
+        method: "time of POST /v2/sandboxes, on the daemon's socket or at the selected address, \
+            until its answer. The daemon answers after the agent of the sandbox. Then `true` runs \
+            ten times through the gateway, on the same connection, and DELETE removes the sandbox. \
+            C of these run at a time. The counters are the VMM's, from its start to the answer",
         limits: "TLS and a network in between; cold page cache; guests larger than the template's",
         ..Measured::new("create", series, &meter)
     })
@@ -132,7 +132,7 @@ async fn load(
 async fn life(template: String, daemon: BenchmarkDaemon) -> anyhow::Result<Created> {
     let (sandbox, created_ms) = timed(daemon.create_from(&template)).await?;
     let id = &sandbox.record.id;
-    // Read before the first command, so that only the create is counted.
+    // Read the counters before the first command, so that only the create is counted.
     let cost = daemon.counters(id).await?;
     let ((), exec_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
     // The first execution and these eight precede the tenth, which is measured next.

@@ -61,10 +61,10 @@ pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Re
     daemon.set_pool_size(before).await?;
     Ok(Measured {
         name: "run",
-        method: "the command `jiffy run -- echo hello`, from the creation of its process to its \
-            exit; the sandbox of the daemon, or the network of a local guest, is removed after the \
-            answer; a pause of one second between runs; the warm pool (2) is full before a run \
-            that uses it",
+        method: "time of the command `jiffy run -- echo hello`, from the creation of its process \
+            to its exit. The sandbox of the daemon, or the network of a local guest, is removed \
+            after the answer. The pause between runs is one second. The warm pool (2) is full \
+            before a run that uses it",
         limits: "the first run on a host, which unpacks the kernel and builds the template; \
             concurrent runs",
         not_available: vec![

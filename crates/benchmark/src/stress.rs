@@ -99,7 +99,8 @@ impl Life {
     async fn run(
         &mut self,
         daemon: &BenchmarkDaemon,
-        // Filled as soon as the objects exist, so that the caller can remove them after a failure.
+        // This is filled as soon as the objects exist, so that the caller can remove them after a
+        // failure.
         sandbox: &mut Option<String>,
         snapshot: &mut Option<String>,
     ) -> anyhow::Result<()> {
@@ -135,7 +136,7 @@ pub async fn stress(
 ) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     lives(warm_up, c, &daemon).await?;
-    // After the warm-up, which creates the template's snapshot.
+    // Read the leftovers after the warm-up, which creates the template's snapshot.
     let before = Leftovers::read(&daemon).await?;
     let (lives, wall) = lives(n, c, &daemon).await?;
     let remaining = before.settled(&daemon).await?;
@@ -178,8 +179,8 @@ pub async fn stress(
     series.extend(rows);
     Ok(Measured {
         method: "lifetimes of sandboxes (2 vCPUs, 512 MiB), C at a time: create, write a file in \
-            memory, snapshot, pause, resume, check the file, delete, delete the snapshot; a step \
-            that a full host rejects is retried after 100 ms; afterwards no sandbox, snapshot, \
+            memory, snapshot, pause, resume, check the file, delete, delete the snapshot. A step \
+            that a full host rejects is retried after 100 ms. Afterwards, no sandbox, snapshot, \
             process or file remains",
         limits: "guests under load; a network between client and host",
         ..Measured::new("stress", series, &Meter::new())
