@@ -54,7 +54,7 @@ impl EngineFacts {
             // Page faults are cheap with hardware virtualization, so microVMs are faster.
             (Ok(KvmKind::Hardware), ..) => choice(
                 EngineName::MicroVm,
-                "this host has KVM with the processor's virtualization",
+                "this host has KVM with hardware virtualization",
             ),
             (Ok(KvmKind::Software), Ok(()), Some((microvm, gvisor))) => {
                 let (engine, than) = if gvisor < microvm {
@@ -65,7 +65,7 @@ impl EngineFacts {
                 choice(
                     engine,
                     &format!(
-                        "this host has KVM without the processor's virtualization, and gVisor was measured to be {than} on it: \
+                        "this host has KVM without hardware virtualization, and gVisor was measured to be {than} on it: \
                          create and exec {gvisor:.1} ms in the median, microVMs {microvm:.1} ms"
                     ),
                 )
@@ -73,11 +73,11 @@ impl EngineFacts {
             // Without a measurement, microVMs: they isolate more strongly and support all features.
             (Ok(KvmKind::Software), Ok(()), None) => choice(
                 EngineName::MicroVm,
-                "this host has KVM, without the processor's virtualization; `jiffy doctor --measure` measures whether gVisor is faster",
+                "this host has KVM without hardware virtualization; `jiffy doctor --measure` measures whether gVisor is faster",
             ),
             (Ok(KvmKind::Software), Err(_), _) => choice(
                 EngineName::MicroVm,
-                "this host has KVM, without the processor's virtualization, and no gVisor",
+                "this host has KVM without hardware virtualization, and no gVisor",
             ),
             (Err(_), Ok(()), _) => choice(
                 EngineName::Gvisor,
