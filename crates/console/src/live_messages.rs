@@ -1,5 +1,8 @@
 //! Messages of a browser at `/live`, and the terminals that its tab shows. Public for fuzzing: a
 //! browser may send any bytes.
+//!
+//! The page of the web console opens a WebSocket at `/live`. Through it, a tab opens terminals of
+//! sandboxes, follows events and requests the usage of sandboxes.
 
 use bytes::Bytes;
 use jiffy_agent_client::PtySize;
