@@ -1,5 +1,8 @@
 //! Client of SOCKS5 (RFC 1928) with user name and password (RFC 1929). Each answer is read to its
 //! exact length, because the bytes after it belong to the connection to the server.
+//!
+//! A sandbox can have a proxy through which all its TCP connections leave. This client connects to
+//! that proxy.
 
 use crate::proxy_credentials::{MAX_CREDENTIAL, ProxyCredentials};
 use jiffy_network::EgressTarget;
