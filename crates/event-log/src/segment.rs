@@ -1,5 +1,8 @@
 //! [`Segment`]: one file of a log. Its first line describes the file, and each further line is an
 //! entry.
+//!
+//! A log consists of segments. Entries are appended to the newest, and a full log loses its oldest
+//! segment as a whole.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
