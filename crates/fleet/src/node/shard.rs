@@ -1,5 +1,8 @@
 //! Access of a node to the record of its shard: executes the reads and conditional writes that the
 //! state machine of the member requests.
+//!
+//! A shard is a part of all sandboxes of the fleet. Its record in the store names the member that
+//! coordinates the shard, and conditional writes decide which member that is.
 
 use crate::records::{Outcome, PendingWrite, Record};
 use crate::{RecordError, RecordKey, SealedRecords};
