@@ -1,5 +1,8 @@
 //! [`Tenant`]: the functions in this process by name, the engine that runs them, and the resources
 //! that they share.
+//!
+//! A tenant is one owner of functions. Each tenant has a process of its own (`jiffy-functions
+//! serve`).
 
 use crate::artifact::{self, ArtifactError, Digest};
 use crate::cpu_meter::{MeteredGuest, RequestUsage};
