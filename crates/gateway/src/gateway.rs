@@ -1,5 +1,8 @@
 //! [`Gateway`]: dispatches each request of a client to the control plane, to a sandbox of this host
 //! or to another host.
+//!
+//! The gateway is the HTTP entry of a host. The control plane is the API of the daemon, which
+//! manages sandboxes. All other requests go to a port of a sandbox, or to a function.
 
 use crate::activity::InFlightRequest;
 use crate::admission::ConnectionAdmission;
@@ -127,7 +130,8 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
         Arc::clone(&self.shared.pool)
     }
 
-    /// Answers one request.
+    /// Answers one request: decides its route, lets the control plane or the guest answer it, and
+    /// adds the id of the request to the response.
     pub(crate) async fn handle(
         mut self,
         mut request: Request<ClientRequestBody>,

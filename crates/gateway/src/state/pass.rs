@@ -1,4 +1,6 @@
 //! Forwards requests of clients to guests, after checking the client's access.
+//!
+//! Called by [`crate::gateway::Gateway`] for each request whose route is a sandbox.
 
 use super::GatewayState;
 use crate::body::{Body, full};
