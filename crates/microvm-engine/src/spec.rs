@@ -1,5 +1,7 @@
 //! [`BootSpec`]: specification of a microVM: open files, size and network interface. The engine
 //! crate fills it in.
+//!
+//! The VMM opens no files: it is confined, and receives each file as a descriptor.
 
 use crate::vmm::Vmm;
 use jiffy_engine_api::SandboxSize;
