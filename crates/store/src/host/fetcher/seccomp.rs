@@ -1,5 +1,8 @@
 //! Seccomp filter of the fetcher. It denies starting, tracing and signalling processes and changing
 //! namespaces, mounts, users and privileges. Denied calls fail with EPERM.
+//!
+//! The fetcher downloads chunks of snapshots. It reads data that other hosts have written, so an
+//! error in its parsers must not give access to this host.
 
 use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use nix::libc;
