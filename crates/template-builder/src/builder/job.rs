@@ -1,4 +1,7 @@
 //! Executes one build in a task: all stages and steps, and the publication of the template.
+//!
+//! A build executes a Dockerfile. Each step runs in a sandbox, and a snapshot of this sandbox is
+//! the start of the next step.
 
 mod build_sandboxes;
 mod copy_step;
