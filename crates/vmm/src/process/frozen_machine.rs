@@ -1,5 +1,8 @@
 //! [`FrozenMachine`]: the parts of a paused machine that a snapshot contains. They are collected
 //! while the guest is paused, and written while it runs again.
+//!
+//! The guest waits while they are collected. This step therefore copies the state of the devices
+//! and finds the written pages, but writes no memory to files.
 
 use super::{Vm, micros};
 use crate::error::VmmError;

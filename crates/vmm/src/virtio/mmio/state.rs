@@ -1,5 +1,8 @@
 //! Saved state of a transport and its device, and recovery of notifications that were in flight
 //! when the machine was saved.
+//!
+//! A notification is an interrupt from the device, or a kick from the driver. A notification in
+//! flight is not a part of the saved state, so it is repeated after a restore.
 
 use super::{MmioDevice, QueueSetup};
 use crate::virtio::device::RingState;
