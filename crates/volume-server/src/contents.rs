@@ -1,4 +1,7 @@
 //! Contents of files: one file of the host per node, named by the number of the node.
+//!
+//! A node is a file or directory of the volume. The catalog of the volume has the names and
+//! attributes of the nodes, and this module has the bytes of files only.
 
 use crate::VolumeError;
 use nix::errno::Errno;

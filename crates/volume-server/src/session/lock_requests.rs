@@ -1,6 +1,10 @@
 //! Requests for advisory locks.
 //!
 //! The client is the kernel of a guest, which sends the locks of its programs as FUSE requests.
+//!
+//! The session passes them to the lock table of the volume, `locks/table.rs`. A request that must
+//! wait is answered later (a late reply). If the connection to the server was lost, the agents of
+//! guests request their held locks again, with the flag [`RECLAIM`].
 
 use super::requests::{Answer, Done};
 use super::{LateReply, Session};
@@ -44,6 +48,8 @@ pub(crate) fn late_message(late: LateReply) -> Vec<u8> {
 }
 
 impl Session {
+    /// Executes SETLK or SETLKW. The latter waits for a conflicting lock, so its answer may be a
+    /// late reply.
     pub(super) fn lock(&self, header: &RequestHeader, fields: Fields<'_>) -> Done {
         let request = parse(header, fields)?;
         if request.range.kind == Some(LockKind::Exclusive) && self.rights.is_read_only {
@@ -110,6 +116,8 @@ impl Session {
         Ok(Answer::Reply)
     }
 
+    /// Executes INTERRUPT, which the kernel sends when a signal reaches a process whose request
+    /// waits.
     pub(super) fn interrupt(&self, mut fields: Fields<'_>) -> Done {
         self.volume.locks().interrupt(self.client, fields.u64()?);
         Ok(Answer::None)
