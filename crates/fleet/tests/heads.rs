@@ -196,6 +196,25 @@ async fn a_dropped_claim_releases_the_sandbox() {
 }
 
 #[tokio::test]
+async fn a_failed_read_of_a_release_is_repeated_after_one_pause() {
+    let fleet = Fleet::new();
+    let (one, two) = (fleet.host(1), fleet.host(2));
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    let held = one.claim(None, ID, "s1", false).await.unwrap().unwrap();
+    fleet.records.inject(Fault::Unavailable, usize::MAX);
+    let start = std::time::Instant::now();
+    drop(held);
+    // The read fails within its limit.
+    tokio::time::sleep(10 * SHORT).await;
+    fleet.records.heal();
+    // The pause is one second. Two pauses were three seconds.
+    while let Err(e) = claim(&two, "s1").await {
+        assert!(start.elapsed() < Duration::from_millis(2_500), "{e}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_kill_without_the_home_names_the_state_to_remove_once() {
     let fleet = Fleet::new();
     let (one, two) = (fleet.host(1), fleet.host(2));

@@ -11,8 +11,8 @@ use super::file::HeadFile;
 use super::{HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE};
 use crate::node::{BootClock, Clock};
 use jiffy_fleet_core::record::Head;
-use jiffy_fleet_core::{Digest, HeadUpdate, Purpose, ReadOutcome, UpdateEffect, UpdateEvent};
-use std::time::SystemTime;
+use jiffy_fleet_core::{Digest, HeadUpdate, Purpose, UpdateEffect, UpdateEvent};
+use std::time::{Duration, SystemTime};
 
 /// Maximum number of writes of one change, unless the change is repeated without limit. A change
 /// needs more writes only if other hosts change the head at the same time.
@@ -47,17 +47,9 @@ pub(super) async fn run(
     let mut retracted = None;
     loop {
         let mut event = UpdateEvent::Timer;
-        // Without effects, the state machine waits to repeat an access. Either the last write
-        // failed or has an unknown outcome (its error is in `file`), or the time of the repetition
-        // has not come yet. `Timer` continues the state machine after the pause below.
-        let mut has_failed = effects.is_empty();
         for effect in std::mem::take(&mut effects) {
             match effect {
-                UpdateEffect::ReadHead => {
-                    let outcome = file.read().await;
-                    has_failed |= outcome == ReadOutcome::Failed;
-                    event = UpdateEvent::HeadRead(outcome);
-                }
+                UpdateEffect::ReadHead => event = UpdateEvent::HeadRead(file.read().await),
                 UpdateEffect::WriteHead(write) => {
                     // Check the limit before the write: the outcome of a write that was sent must
                     // not be ignored.
@@ -81,17 +73,29 @@ pub(super) async fn run(
                 }
             }
         }
-        if has_failed {
-            let error = file.take_error();
-            if !repeat || !error.is_temporary() {
-                return Err(error);
-            }
-            tracing::debug!(sandbox = %file.id, %error, "repeating a change of a head");
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_REPEAT_PAUSE);
+        update.handle(BootClock.now(), wall_ms(), event, &mut effects);
+        if !effects.is_empty() {
+            continue;
         }
-        let wall_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let wall_ms = wall_ms.map_or(0, |time| time.as_millis() as u64);
-        update.handle(BootClock.now(), wall_ms, event, &mut effects);
+        // Without effects, the last access has failed or its outcome is unknown (its error is in
+        // `file`), and the state machine waits to repeat it.
+        let error = file.take_error();
+        if !repeat || !error.is_temporary() {
+            return Err(error);
+        }
+        tracing::debug!(sandbox = %file.id, %error, "repeating a change of a head");
+        while effects.is_empty() {
+            let now = BootClock.now();
+            let due = update.wake_at().map_or(0, |at| at.since(now));
+            tokio::time::sleep(pause.max(Duration::from_millis(due))).await;
+            update.handle(BootClock.now(), wall_ms(), UpdateEvent::Timer, &mut effects);
+        }
+        pause = (pause * 2).min(MAX_REPEAT_PAUSE);
     }
+}
+
+/// Returns the wall clock in milliseconds since 1970.
+fn wall_ms() -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    time.map_or(0, |time| time.as_millis() as u64)
 }
