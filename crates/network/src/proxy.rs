@@ -164,13 +164,19 @@ async fn accept(
         match listener.accept().await {
             Ok((stream, _)) => {
                 let route = route.clone();
+                // Now, so that no rollback is missed.
+                let mut epoch = route.resolved.epoch();
                 let Ok(permit) = permits.clone().try_acquire_owned() else {
                     route.reset(&stream);
                     continue;
                 };
                 tokio::spawn(async move {
-                    // Ignore the error: both peers see a closed connection.
-                    let _ = route.carry(stream, protocol).await;
+                    tokio::select! {
+                        // Ignore the error: both peers see a closed connection.
+                        _ = route.carry(stream, protocol) => {}
+                        // The guest was rolled back: its side of the connection no longer exists.
+                        _ = epoch.changed() => {}
+                    }
                     drop(permit);
                 });
             }

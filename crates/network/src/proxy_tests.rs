@@ -36,6 +36,22 @@ impl ControlPlaneConnector for RevokedWhileConnecting {
     }
 }
 
+/// Control plane that accepts connections.
+#[derive(Debug, Default)]
+struct Accepting(Mutex<Option<StdUnixStream>>);
+
+impl ControlPlaneConnector for Accepting {
+    fn connect(
+        &self,
+        _: InternalOrigin,
+        stream: StdUnixStream,
+        _: Box<dyn Any + Send + Sync>,
+    ) -> bool {
+        *self.0.lock() = Some(stream);
+        true
+    }
+}
+
 #[tokio::test]
 async fn no_byte_is_sent_if_the_rules_change_while_the_server_is_connected() {
     let rules = NetworkRules {
@@ -124,4 +140,63 @@ async fn connections_beyond_the_limit_are_reset_at_once() {
     let mut next = TcpStream::connect(tls).await.unwrap();
     next.write_all(b"no TLS").await.unwrap();
     assert_eq!(next.read_to_string(&mut answer).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_rollback_closes_the_connections_of_the_guest_and_no_later_one() {
+    let rules = NetworkRules {
+        allow_out: vec![API_HOST.to_owned()],
+        owner: Some("key".to_owned()),
+        ..NetworkRules::default()
+    };
+    let allowed = EgressPolicy::new(&rules, &HostReachability::default()).unwrap();
+    let (_sender, policy) = watch::channel(Some(allowed));
+    let control_plane = Arc::new(Accepting::default());
+    let resolved = Arc::<ResolvedAddresses>::default();
+    let sockets = Arc::new(ConnectionSockets::none());
+    let route = ProxyRoute {
+        slot: "slot".to_owned(),
+        policy,
+        host: Arc::new(Upstreams::in_file("/nonexistent")),
+        resolved: resolved.clone(),
+        record: Arc::new(ConnectionRecorder::new("slot".to_owned(), sockets, true)),
+        control_plane: Some(control_plane.clone()),
+        header_injector: None,
+        header_permits: Arc::new(Semaphore::new(1)),
+        egress_connector: None,
+    };
+    let (at, address) = listener();
+    let _proxy = NameProxy::start(ProxyListeners(vec![(at, SniffProtocol::Http)]), route).unwrap();
+    let request = format!("GET / HTTP/1.1\r\nHost: {API_HOST}\r\n\r\n");
+    let open = async || {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
+        let server = loop {
+            let server = control_plane.0.lock().take();
+            match server {
+                Some(server) => break UnixStream::from_std(server).unwrap(),
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        (client, server)
+    };
+    let mut text = String::new();
+    let limit = Duration::from_secs(5);
+    // A forwarded connection, and a connection that has sent nothing yet.
+    let (mut client, mut server) = open().await;
+    let mut silent = TcpStream::connect(address).await.unwrap();
+    // The next connection is accepted after the silent one.
+    let (_later, _) = open().await;
+    resolved.clear();
+    for stream in [&mut client, &mut silent] {
+        let end = tokio::time::timeout(limit, stream.read_to_string(&mut text));
+        assert_eq!(end.await.unwrap().unwrap_or(0), 0);
+    }
+    let end = tokio::time::timeout(limit, server.read_to_string(&mut text));
+    end.await.unwrap().unwrap();
+    let (mut client, mut server) = open().await;
+    server.write_all(b"answer").await.unwrap();
+    let mut answer = [0; 6];
+    client.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"answer");
 }

@@ -32,14 +32,12 @@ impl ProxyRoute {
     }
 
     /// Forwards a connection to `address`, if a resolved name permits it. The connection outlives
-    /// the TTL of the name. It is closed if the rules no longer permit it, and after a rollback.
+    /// the TTL of the name. It is closed if the rules no longer permit it.
     pub(super) async fn carry_resolved(
         &self,
         client: TcpStream,
         address: SocketAddr,
     ) -> io::Result<()> {
-        // Read the epoch before the address is looked up, so that no rollback is missed.
-        let mut epoch = self.resolved.epoch();
         let Some(name) = self.resolved_name(address) else {
             if let Some(address) = self.permitted(Some(address)) {
                 let _ = client.set_nodelay(true);
@@ -51,10 +49,6 @@ impl ProxyRoute {
         // Messages of other protocols are often small. A failure only costs time.
         let _ = client.set_nodelay(true);
         let allows = |policy: &EgressPolicy| policy.permits_resolved(&name, address);
-        tokio::select! {
-            carried = self.carry_to(client, Vec::new(), Some(&name), address, allows) => carried,
-            // The guest was rolled back: its side of the connection no longer exists.
-            _ = epoch.changed() => Ok(()),
-        }
+        (self.carry_to(client, Vec::new(), Some(&name), address, allows)).await
     }
 }
