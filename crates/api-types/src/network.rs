@@ -11,6 +11,8 @@ pub const MAX_NETWORK_ENTRIES: usize = 256;
 /// Maximum bandwidth limit in Mbit/s.
 pub const MAX_EGRESS_MBPS: u32 = 100_000;
 
+/// Pattern of names of private networks.
+const NETWORK_NAME: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
 const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";
 /// Pattern of IPv6 addresses in the OpenAPI document. It is narrower than the daemon's parser, so
 /// that requests generated from the document contain valid addresses only. The same holds for
@@ -68,6 +70,10 @@ pub struct NetworkBody {
     pub egress_proxy: Option<NewEgressProxy>,
     /// Headers that the host adds to requests, by host.
     pub rules: Option<NewNetworkRules>,
+    /// Private network to join. Its members are the sandboxes of the same API key that name it.
+    /// They reach each other by name and address.
+    #[schemars(regex(pattern = NETWORK_NAME))]
+    pub join: Option<String>,
     /// Not supported: rejected unless empty.
     pub https_ports: Option<Unsupported>,
     /// If false, the sandbox's ports require the traffic token.
@@ -75,6 +81,17 @@ pub struct NetworkBody {
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
     #[schemars(regex(pattern = HOST))]
     pub mask_request_host: Option<String>,
+}
+
+impl NetworkBody {
+    /// Returns rules that only join a private network.
+    #[must_use]
+    pub fn joining(network: String) -> Self {
+        Self {
+            join: Some(network),
+            ..Self::default()
+        }
+    }
 }
 
 /// New network rules of a sandbox. Absent egress rules are cleared. An absent `allowPublicTraffic`
@@ -140,6 +157,12 @@ pub struct SandboxNetwork {
     /// SOCKS5 proxy through which all TCP connections leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_proxy: Option<EgressProxy>,
+    /// Private network that the sandbox has joined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub join: Option<String>,
+    /// Address of the sandbox in its private network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
 }
 
 impl From<&NetworkSettings> for SandboxNetwork {
@@ -153,6 +176,8 @@ impl From<&NetworkSettings> for SandboxNetwork {
             mask_request_host: settings.mask_request_host.clone(),
             rules: rules_by_host(&settings.rules),
             egress_proxy: settings.egress_proxy.clone(),
+            join: settings.join.clone(),
+            address: settings.address.clone(),
         }
     }
 }
@@ -184,4 +209,11 @@ pub struct NetworkSettings {
     /// SOCKS5 proxy through which all TCP connections leave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress_proxy: Option<EgressProxy>,
+    /// Private network that the sandbox has joined.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub join: Option<String>,
+    /// Address of the sandbox in its private network. It remains the same until the sandbox is
+    /// killed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
 }

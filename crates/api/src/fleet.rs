@@ -29,6 +29,7 @@ mod lost;
 mod lost_calls;
 mod merged_log;
 mod names;
+mod networks;
 mod object_calls;
 mod objects;
 mod own_sandboxes;
@@ -196,6 +197,10 @@ impl Fleet {
 
     fn name_hash(&self, owner: Option<&str>, name: &str) -> SandboxHash {
         row_hash(&self.secret, rows::NAME, &[owner.unwrap_or(""), name])
+    }
+
+    fn network_hash(&self, owner: Option<&str>, network: &str) -> SandboxHash {
+        row_hash(&self.secret, rows::NETWORK, &[owner.unwrap_or(""), network])
     }
 
     fn idempotency_hash(&self, owner: Option<&str>, key: &str) -> SandboxHash {

@@ -26,6 +26,8 @@ pub(crate) fn check_update(
         egress_mbps: update.egress_mbps,
         egress_proxy: update.egress_proxy,
         rules: update.rules,
+        // A sandbox joins a network when it is created.
+        join: None,
         https_ports: update.https_ports,
         allow_public_traffic: update.allow_public_traffic,
         // `check_rules` rejects an empty host name.
@@ -44,6 +46,8 @@ pub(crate) fn check_update(
                     None => before.mask_request_host,
                 },
                 rules,
+                join: before.join,
+                address: before.address,
                 ..new
             };
         },
@@ -82,6 +86,14 @@ pub(crate) fn check_rules(
             "`network.maskRequestHost` must be a host name, with `${PORT}` for the port",
         ));
     }
+    if let Some(name) = &network.join
+        && !is_network_name(name)
+    {
+        return Err(ApiError::invalid(
+            "`network.join` must be the name of a private network: 1 to 63 lower-case letters, \
+             digits and `-`, which is neither first nor last",
+        ));
+    }
     Ok(NetworkSettings {
         allow_internet_access,
         allow_out,
@@ -93,6 +105,9 @@ pub(crate) fn check_rules(
         // The caller adds checked rules and proxies.
         rules: Vec::new(),
         egress_proxy: None,
+        join: network.join,
+        // Assigned when the sandbox is created.
+        address: None,
     })
 }
 
@@ -169,6 +184,12 @@ fn is_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
+/// Returns whether `text` is a name of a private network.
+fn is_network_name(text: &str) -> bool {
+    let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    is_label(text) && text.bytes().all(good)
+}
+
 /// Returns whether `text` is valid in a `Host` header. `${PORT}` stands for the port.
 fn is_host(text: &str) -> bool {
     // Any valid port serves to check the rest.
@@ -195,7 +216,7 @@ mod tests {
             "allowOut": ["1.1.1.1", "10.0.0.0/8", "example.com", "*.example.com:22", "fd00::/8"],
             "denyOut": ["0.0.0.0/0", "::1"], "dnsServers": ["8.8.8.8"],
             "maskRequestHost": "localhost:${PORT}", "rules": {}, "httpsPorts": [],
-            "allowPublicTraffic": false,
+            "allowPublicTraffic": false, "join": "lab-1",
         });
         let network = check(good).unwrap();
         assert!(network.restrict_traffic && network.allow_out.len() == 5);
@@ -215,6 +236,12 @@ mod tests {
             json!({"dnsServers": ["dns.example"]}),
             json!({"egressMbps": 0}),
             json!({"egressMbps": 100_001}),
+            json!({"join": ""}),
+            json!({"join": "Lab"}),
+            json!({"join": "a.b"}),
+            json!({"join": "-a"}),
+            json!({"join": "a/b"}),
+            json!({"join": "a".repeat(64)}),
             json!({"maskRequestHost": "a b"}),
             json!({"maskRequestHost": "a\r\nX: y"}),
             json!({"allowOut": vec!["1.1.1.1"; 257]}),

@@ -51,7 +51,10 @@ pub use jiffy_api_types::{
     SnapshotContent, VerifiedSnapshot,
 };
 pub use lineage_limits::LineageLimits;
-pub use network::{EgressProxy, EgressProxyTls, HeaderRules, NetworkRules};
+pub use network::{
+    EgressProxy, EgressProxyTls, HeaderRules, MEMBER_ADDRESSES, NetworkMembership, NetworkRules,
+    PRIVATE_NETWORK_RANGE,
+};
 pub use process_instance::ProcessInstance;
 pub use reserved_names::{
     IMPORTED_IMAGE_DIGITS, IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_imported_image,

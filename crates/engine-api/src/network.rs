@@ -2,7 +2,8 @@
 
 use jiffy_api_types::HeaderRule;
 use serde::{Deserialize, Serialize};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 
 /// Egress rules of a sandbox, chosen by its creator. The host's rules take precedence over them.
 /// `allow_out` takes precedence over `deny_out`, which takes precedence over `internet`.
@@ -29,7 +30,33 @@ pub struct NetworkRules {
     /// Proxy through which all TCP connections leave. `None` if they leave directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_proxy: Option<EgressProxy>,
+    /// Membership in a private network. `None` if the sandbox has joined none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub membership: Option<NetworkMembership>,
 }
+
+/// Membership of a sandbox in a private network of its owner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkMembership {
+    /// Name of the network. Networks of different owners are different networks.
+    pub network: String,
+    /// Address of the sandbox in the network, one of [`MEMBER_ADDRESSES`].
+    pub address: Ipv4Addr,
+    /// Id of the sandbox.
+    pub id: String,
+    /// Name of the sandbox, if it has one.
+    pub name: Option<String>,
+}
+
+/// First address and prefix length of the range of private networks. All networks use the same
+/// range. It is link-local, so that it hides no address that a sandbox may want to reach, and it
+/// excludes the address of cloud metadata (169.254.169.254).
+pub const PRIVATE_NETWORK_RANGE: (Ipv4Addr, u8) = (Ipv4Addr::new(169, 254, 64, 0), 18);
+
+/// Addresses of members: the range without its first two addresses, of which the second is the
+/// gateway, and without its broadcast address.
+pub const MEMBER_ADDRESSES: RangeInclusive<u32> =
+    Ipv4Addr::new(169, 254, 64, 2).to_bits()..=Ipv4Addr::new(169, 254, 127, 254).to_bits();
 
 /// SOCKS5 proxy for the connections of a sandbox. It contains no secrets in plain text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +140,7 @@ impl Default for NetworkRules {
             owner: None,
             headers: None,
             egress_proxy: None,
+            membership: None,
         }
     }
 }

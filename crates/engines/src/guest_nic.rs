@@ -129,11 +129,14 @@ pub(crate) async fn required(
     network.take(card).await.map_err(EngineError::failed)
 }
 
-/// Checks that this host can enforce the rules. All rules are valid without a network because
-/// guests then reach no address.
+/// Checks that this host can enforce the rules. Without a network, all rules but a membership in a
+/// private network are valid, because guests then reach no address.
 pub(crate) fn check(network: Option<&Network>, rules: &NetworkRules) -> Result<(), String> {
     match network {
         Some(network) => network.check(rules).map(drop).map_err(|e| e.to_string()),
+        None if rules.membership.is_some() => Err(
+            "`join`: this host has no network for sandboxes (see `jiffy daemon status`)".to_owned(),
+        ),
         None => Ok(()),
     }
 }

@@ -154,6 +154,7 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
         auto_pause_memory: (args.on_timeout == TimeoutAction::PauseDiskOnly).then_some(false),
         idle_timeout_s: args.idle_timeout,
         internet: (args.network == NetworkSwitch::Off).then_some(false),
+        join: args.join.clone(),
         engine: args.engine.map(|engine| engine.to_string()),
         prefetch: args.prefetch.map(Into::into),
         host_labels: args.host_labels.iter().cloned().collect(),

@@ -45,6 +45,7 @@ mod named_ports;
 mod network;
 mod network_ipv6;
 mod ports;
+mod private_network;
 mod registry_builds;
 mod remote;
 mod reported_results;

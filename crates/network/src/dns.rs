@@ -10,6 +10,7 @@
 use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;
 use crate::policy::EgressPolicy;
+use crate::private_networks::{MemberLookup, PrivateNetworks};
 use crate::rate_limiter::RateLimiter;
 use crate::resolved_addresses::ResolvedAddresses;
 use crate::upstream::{self, Upstreams};
@@ -19,7 +20,7 @@ use hickory_proto::rr::{RData, Record, RecordType};
 use jiffy_engine_api::RefusalReason;
 use jiffy_proto::internal::is_api_host;
 use std::io;
-use std::net::{self, SocketAddr};
+use std::net::{self, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -49,6 +50,9 @@ const MAX_CONNECTIONS: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// TTL in seconds of the address of the control plane's name.
 const API_HOST_TTL_S: u32 = 60;
+/// TTL in seconds of the addresses of members of a private network. It is short, because a name can
+/// be given to another sandbox.
+const MEMBER_TTL_S: u32 = 5;
 /// Maximum size of a parsed UDP question. Real questions have some dozens of bytes.
 const MAX_QUESTION_BYTES: usize = 4096;
 
@@ -70,6 +74,14 @@ impl DnsSockets {
     }
 }
 
+/// Names of the private network of one slot's guest.
+#[derive(Debug, Clone)]
+pub(crate) struct MemberNames {
+    pub networks: Arc<PrivateNetworks>,
+    /// Number of the slot.
+    pub slot: u32,
+}
+
 /// State that the tasks of one slot's server share.
 #[derive(Debug)]
 struct DnsRules {
@@ -79,6 +91,7 @@ struct DnsRules {
     host: Arc<Upstreams>,
     /// Addresses in answers, for rules that name hosts with ports.
     resolved: Arc<ResolvedAddresses>,
+    members: MemberNames,
     record: Arc<ConnectionRecorder>,
     forward_limiter: RateLimiter,
     read_limiter: RateLimiter,
@@ -106,12 +119,14 @@ impl DnsServer {
         policy: watch::Receiver<Option<EgressPolicy>>,
         host: Arc<Upstreams>,
         resolved: Arc<ResolvedAddresses>,
+        members: MemberNames,
         record: Arc<ConnectionRecorder>,
     ) -> io::Result<Self> {
         let rules = Arc::new(DnsRules {
             policy,
             host,
             resolved,
+            members,
             record,
             forward_limiter: RateLimiter::new(BURST),
             read_limiter: RateLimiter::new(BURST),
@@ -172,6 +187,9 @@ impl DnsRules {
         if is_api_host(&name) {
             return self.answer_api_host(&message, query, &name, kind);
         }
+        if let Some(answer) = self.answer_member(&message, query, &name) {
+            return Some(answer);
+        }
         let (upstreams, ipv6) = self.upstreams(&name);
         let refusal = upstreams.is_empty().then_some(RefusalReason::Rules);
         self.record.question(&name, kind, refusal);
@@ -221,25 +239,52 @@ impl DnsRules {
         let is_reached = policy.is_some_and(|policy| policy.control_plane().is_some());
         let refusal = (!is_reached).then_some(RefusalReason::Rules);
         self.record.question(name, kind, refusal);
-        let code = if is_reached {
-            ResponseCode::NoError
+        if is_reached {
+            own_answer(
+                message,
+                query,
+                ResponseCode::NoError,
+                Some((GATEWAY, API_HOST_TTL_S)),
+            )
         } else {
-            ResponseCode::Refused
-        };
-        let mut answer = Message::error_msg(message.metadata.id, OpCode::Query, code);
-        answer.metadata.recursion_desired = message.metadata.recursion_desired;
-        answer.metadata.recursion_available = true;
-        answer.add_query(query.clone());
-        if is_reached && query.query_type() == RecordType::A {
-            let address = RData::A(A(GATEWAY));
-            answer.add_answer(Record::from_rdata(
-                query.name().clone(),
-                API_HOST_TTL_S,
-                address,
-            ));
+            own_answer(message, query, ResponseCode::Refused, None)
         }
-        answer.to_vec().ok()
     }
+
+    /// Answers questions for names of members of the guest's private network, also if the rules
+    /// permit no questions. Names with the suffix of members are not forwarded, even if no member
+    /// has them. `None` if the name is no name of a member.
+    fn answer_member(&self, message: &Message, query: &Query, name: &str) -> Option<Vec<u8>> {
+        let network = self.policy.borrow().as_ref()?.network()?;
+        let MemberNames { networks, slot } = &self.members;
+        let (code, address) = match networks.resolve(&network, *slot, name) {
+            MemberLookup::Found(address) => (ResponseCode::NoError, Some(address)),
+            MemberLookup::Absent => (ResponseCode::NXDomain, None),
+            MemberLookup::Foreign => return None,
+        };
+        self.record
+            .question(name, query.query_type().to_string(), None);
+        own_answer(message, query, code, address.map(|a| (a, MEMBER_TTL_S)))
+    }
+}
+
+/// Returns an answer to a question that is not forwarded: `code` and, for a question for IPv4
+/// addresses, an address with its TTL in seconds.
+fn own_answer(
+    message: &Message,
+    query: &Query,
+    code: ResponseCode,
+    address: Option<(Ipv4Addr, u32)>,
+) -> Option<Vec<u8>> {
+    let mut answer = Message::error_msg(message.metadata.id, OpCode::Query, code);
+    answer.metadata.recursion_desired = message.metadata.recursion_desired;
+    answer.metadata.recursion_available = true;
+    answer.add_query(query.clone());
+    if let Some((address, ttl)) = address.filter(|_| query.query_type() == RecordType::A) {
+        let data = RData::A(A(address));
+        answer.add_answer(Record::from_rdata(query.name().clone(), ttl, data));
+    }
+    answer.to_vec().ok()
 }
 
 /// Answers DNS questions of the guest over UDP.

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::policy::HostReachability;
+use crate::private_network::NetworkId;
 use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
-use jiffy_engine_api::{ConnectionLog, NetworkRules};
+use jiffy_engine_api::{ConnectionLog, NetworkMembership, NetworkRules};
 
 fn record() -> Arc<ConnectionRecorder> {
     let sockets = Arc::new(crate::connections::ConnectionSockets::none());
@@ -23,7 +24,12 @@ async fn server(resolv_conf: &str, policy: Option<EgressPolicy>) -> (DnsServer, 
     let at = sockets.udp.local_addr().unwrap();
     let (_, policy) = watch::channel(policy);
     let host = Arc::new(Upstreams::in_file(resolv_conf));
-    let server = DnsServer::start(sockets, policy, host, Arc::default(), record()).unwrap();
+    let members = MemberNames {
+        networks: Arc::default(),
+        slot: 1,
+    };
+    let server = DnsServer::start(sockets, policy, host, Arc::default(), members, record());
+    let server = server.unwrap();
     (server, at)
 }
 
@@ -168,4 +174,50 @@ async fn a_flood_of_questions_is_read_at_a_limited_rate() {
     // The burst, and one question per 2 ms. The margin of 100 is for a timeout that fires late.
     let maximum = u64::from(BURST) + 500 / 2 + 100;
     assert!((10..=maximum).contains(&recorded), "{recorded}");
+}
+
+#[tokio::test]
+async fn names_of_members_are_answered_although_nothing_else_may_be_resolved() {
+    let membership = |last, name: &str| NetworkMembership {
+        network: "lab".to_owned(),
+        address: Ipv4Addr::new(169, 254, 64, last),
+        id: format!("id{last}"),
+        name: Some(name.to_owned()),
+    };
+    let closed = NetworkRules {
+        internet: false,
+        owner: Some("key".to_owned()),
+        membership: Some(membership(2, "own")),
+        ..NetworkRules::default()
+    };
+    let closed = EgressPolicy::new(&closed, &HostReachability::default()).unwrap();
+    let (server, at) = server("/nonexistent", Some(closed)).await;
+    let networks = &server.rules.members.networks;
+    let own = NetworkId::new(Some("key"), "lab");
+    networks.set(&own, 1, &membership(2, "own"));
+    networks.set(&own, 2, &membership(3, "web"));
+    networks.set(&NetworkId::new(None, "lab"), 3, &membership(4, "other"));
+    use ResponseCode::{NXDomain, NoError, Refused};
+    let v4 = |last| vec![RData::A(A(Ipv4Addr::new(169, 254, 64, last)))];
+    for (name, kind, code, data) in [
+        ("web.", RecordType::A, NoError, v4(3)),
+        ("id3.net.jiffy.internal.", RecordType::A, NoError, v4(3)),
+        ("web.", RecordType::AAAA, NoError, vec![]),
+        (
+            "own.",
+            RecordType::A,
+            NoError,
+            vec![RData::A(A(crate::guest::ADDRESS))],
+        ),
+        ("other.net.jiffy.internal.", RecordType::A, NXDomain, vec![]),
+        ("other.", RecordType::A, Refused, vec![]),
+        ("example.com.", RecordType::A, Refused, vec![]),
+    ] {
+        let mut question = Message::new(7, MessageType::Query, OpCode::Query);
+        question.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+        let answer = ask(at, &question.to_vec().unwrap()).await;
+        assert_eq!(answer.metadata.response_code, code, "{name}");
+        let found: Vec<RData> = answer.answers.iter().map(|a| a.data.clone()).collect();
+        assert_eq!(found, data, "{name}");
+    }
 }

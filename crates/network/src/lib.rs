@@ -30,6 +30,8 @@ mod network;
 mod network_state;
 mod policy;
 mod policy_tables;
+mod private_network;
+mod private_networks;
 mod program;
 mod proxy;
 mod rate_limiter;

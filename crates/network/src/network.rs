@@ -11,7 +11,7 @@ use crate::NetError;
 use crate::claim::{self, RangeClaims};
 use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::conntrack::{ConntrackLimits, ConntrackWatcher};
-use crate::dns::DnsServer;
+use crate::dns::{DnsServer, MemberNames};
 use crate::egress_connector::EgressConnector;
 use crate::forwarding;
 use crate::guest_connections::GuestConnections;
@@ -22,6 +22,8 @@ use crate::namespace;
 use crate::network_state::slot_worker::ReleasedSlot;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::{EgressPolicy, HostReachability, RulesError};
+use crate::private_network::NetworkId;
+use crate::private_networks::PrivateNetworks;
 use crate::program;
 use crate::resolved_addresses::ResolvedAddresses;
 use crate::slot::{self, NicKind, Slot, SlotConfig, SlotSockets};
@@ -202,6 +204,8 @@ impl Network {
         let mut numbers = SlotNumbers::new(slots.min(u32::try_from(range_slots).unwrap_or(slots)));
         // Register the slots of an earlier daemon, so that their numbers are not allocated again.
         (slot_config.numbers().into_iter()).for_each(|number| numbers.register(number));
+        let networks = PrivateNetworks::default();
+        networks.add_existing(NetworkId::existing(&slot_config.tag));
         // Other daemons may claim ranges only after the host is set up with this one.
         drop(claims);
         let (wake, inbox) = mpsc::channel();
@@ -225,6 +229,7 @@ impl Network {
             last_use: Mutex::default(),
             wake: Mutex::new(Some(wake)),
             upstreams,
+            networks: Arc::new(networks),
             control_plane: config.control_plane.clone(),
             header_injector: config.header_injector.clone(),
             egress_connector: config.egress_connector.clone(),
@@ -341,6 +346,10 @@ impl Network {
             policy_receiver,
             self.0.upstreams.clone(),
             resolved.clone(),
+            MemberNames {
+                networks: self.0.networks.clone(),
+                slot: number,
+            },
             record.clone(),
         );
         let both = dns.and_then(|dns| Ok((dns, RecordReader::start(&kernel, &record)?)));
@@ -357,6 +366,7 @@ impl Network {
             _dns: dns,
             _watch: watch,
             proxy: Mutex::default(),
+            joined: Mutex::default(),
             enforced: tokio::sync::Mutex::new(Some(self.0.config.default_policy.clone())),
             policy,
             to_guest: GuestConnections::default(),

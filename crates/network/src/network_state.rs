@@ -13,6 +13,7 @@ use crate::header_connection::HeaderInjector;
 use crate::host_addresses::AddressFollower;
 use crate::network_state::slot_worker::ReleasedSlot;
 use crate::policy::HostReachability;
+use crate::private_networks::PrivateNetworks;
 use crate::slot::{self, NicKind, Slot, SlotConfig};
 use crate::slot_numbers::SlotNumbers;
 use crate::upstream::Upstreams;
@@ -28,7 +29,8 @@ use std::time::Instant;
 
 /// State shared by the clones of a network and its leases.
 ///
-/// Lock order: `removal` or `wake` before `released`. Every other lock is taken while no lock but
+/// Lock order: `removal` or `wake` before `released`, and `removal` before the locks of `networks`.
+/// Every other lock is taken while no lock but
 /// `removal` is held.
 pub(crate) struct NetworkState {
     pub config: SlotConfig,
@@ -53,6 +55,8 @@ pub(crate) struct NetworkState {
     /// Wakes the worker thread, which creates and removes slots. `None` if the network is closed.
     pub wake: Mutex<Option<Sender<()>>>,
     pub upstreams: Arc<Upstreams>,
+    /// Private networks with running members.
+    pub networks: Arc<PrivateNetworks>,
     /// Connector to the control plane, for sandboxes whose rules name it.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
     /// Proxy that adds headers to requests.

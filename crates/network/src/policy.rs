@@ -7,6 +7,7 @@
 mod script;
 
 use crate::host_names::{HostNames, split_port};
+use crate::private_network::{self, NetworkId};
 use crate::special_ranges;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -91,6 +92,12 @@ pub struct EgressPolicy {
     egress_proxy: Option<Arc<EgressProxy>>,
     /// API key that owns the sandbox.
     owner: Option<String>,
+    /// Name of the private network that the sandbox has joined.
+    network: Option<String>,
+    /// Allowed addresses of other members. They take precedence over `denied_members`.
+    allowed_members: Vec<IpNet>,
+    /// Denied addresses of other members. All others are allowed.
+    denied_members: Vec<IpNet>,
 }
 
 /// List of rules.
@@ -133,6 +140,7 @@ impl EgressPolicy {
         let special = special_ranges::ranges();
         let (mut allowed, mut names) = (Vec::new(), HostNames::default());
         let mut control_plane = None;
+        let mut allowed_members = Vec::new();
         for text in &rules.allow_out {
             // The name of the control plane is not public and therefore not added to `names`. No
             // wildcard matches it (see `allows_name`).
@@ -153,6 +161,11 @@ impl EgressPolicy {
             // no grant.
             let inside = |nets: &[IpNet], net| nets.iter().any(|n| n.contains(net));
             match nets.as_slice() {
+                // Separate from `allowed`: members permit neither other addresses nor questions
+                // for other names.
+                [net] if rules.membership.is_some() && private_network::contains(net) => {
+                    allowed_members.push(*net);
+                }
                 [net] if inside(special, net) && !inside(&reach.granted, net) => {
                     return Err(RulesError::Private(text.clone()));
                 }
@@ -169,6 +182,9 @@ impl EgressPolicy {
         }
         let mut denied_parts = denied.clone();
         denied_parts.retain(|net| net.prefix_len() > 0);
+        // Like a name with a port, a network is more specific than the denial of all addresses.
+        let mut denied_members = denied_parts.clone();
+        denied_members.retain(|net| rules.membership.is_some() && private_network::overlaps(net));
         let policy = Self {
             internet: rules.internet,
             allowed: IpNet::aggregate(&allowed),
@@ -186,6 +202,9 @@ impl EgressPolicy {
             headers: rules.headers.clone().map(Arc::new),
             egress_proxy: rules.egress_proxy.clone().map(Arc::new),
             owner: rules.owner.clone(),
+            network: rules.membership.as_ref().map(|m| m.network.clone()),
+            allowed_members: IpNet::aggregate(&allowed_members),
+            denied_members: IpNet::aggregate(&denied_members),
         };
         if let Some(proxy) = &policy.egress_proxy {
             // The addresses of a name are checked for each connection.
@@ -245,6 +264,12 @@ impl EgressPolicy {
     /// Returns true if requests to some hosts receive headers.
     pub(crate) fn has_headers(&self) -> bool {
         self.headers.is_some()
+    }
+
+    /// Returns the private network that the sandbox has joined.
+    pub(crate) fn network(&self) -> Option<NetworkId> {
+        let name = self.network.as_deref()?;
+        Some(NetworkId::new(self.owner(), name))
     }
 
     /// Returns the API key that owns the sandbox.

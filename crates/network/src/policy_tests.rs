@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 use super::*;
+use jiffy_engine_api::NetworkMembership;
 
 /// Returns rules with these lists of allowed and denied destinations.
 fn rules(allow: &[&str], deny: &[&str], internet: bool) -> NetworkRules {
@@ -448,4 +449,47 @@ fn rules_for_headers_permit_no_address() {
     assert!(!named.permits_header_host("a.example", private));
     let unable = EgressPolicy::new(&with_headers(&[], &[]), &HostReachability::default());
     assert_eq!(unable.unwrap_err(), RulesError::Headers);
+}
+
+#[test]
+fn members_of_a_private_network_are_reached_over_its_link_unless_a_range_denies_them() {
+    let membership = NetworkMembership {
+        network: "lab".to_owned(),
+        address: [169, 254, 64, 2].into(),
+        id: "id".to_owned(),
+        name: None,
+    };
+    let joined = |allow: &[&str], deny: &[&str]| {
+        let rules = NetworkRules {
+            membership: Some(membership.clone()),
+            ..rules(allow, deny, false)
+        };
+        EgressPolicy::new(&rules, &HostReachability::default())
+    };
+    let script = joined(&[], &["0.0.0.0/0"]).unwrap().script(9, false);
+    assert!(script.contains("goto to_members"), "{script}");
+    assert!(
+        !script.contains("saddr { 0.0.0.0/0 } drop\n    accept"),
+        "{script}"
+    );
+    // Other addresses of the range, and without a membership the whole range, stay private.
+    let script = joined(&["169.254.64.9"], &["169.254.64.0/24", "9.9.9.9"]);
+    let script = script.unwrap().script(9, false);
+    for rules in [
+        "    ip daddr { 169.254.64.9/32 } accept\n    ip daddr { 169.254.64.0/24 } goto refuse\n    accept",
+        "    ip saddr { 169.254.64.9/32 } accept\n    ip saddr { 169.254.64.0/24 } drop\n    accept",
+    ] {
+        assert!(script.contains(rules), "{script}");
+    }
+    assert!(!joined(&["169.254.64.9"], &[]).unwrap().reaches_anything());
+    for private in ["169.254.0.0/16", "169.254.169.254"] {
+        assert!(matches!(
+            joined(&[private], &[]),
+            Err(RulesError::Private(_))
+        ));
+    }
+    let alone = EgressPolicy::new(&rules(&["169.254.64.9"], &[], true), &Default::default());
+    assert!(matches!(alone, Err(RulesError::Private(_))));
+    let alone = EgressPolicy::new(&rules(&[], &[], true), &Default::default()).unwrap();
+    assert!(!alone.script(9, false).contains("net0"));
 }

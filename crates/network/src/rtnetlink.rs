@@ -2,7 +2,10 @@
 
 use crate::NetError;
 use crate::netlink_batch::NetlinkBatch;
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NetlinkSerializable};
+use ipnet::Ipv4Net;
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSerializable,
+};
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
@@ -12,11 +15,11 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use netlink_packet_route::route::{
-    RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType,
+    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::sys::socket::SockProtocol;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Index of the loopback device of every network namespace.
@@ -66,6 +69,20 @@ fn family(address: IpAddr) -> AddressFamily {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
     }
+}
+
+/// Returns a route to `to` on a link in the main table, without type and scope.
+fn route(index: u32, to: Ipv4Net) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = AddressFamily::Inet;
+    message.header.destination_prefix_length = to.prefix_len();
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    message.header.protocol = RouteProtocol::Boot;
+    message.attributes = vec![
+        RouteAttribute::Destination(IpAddr::from(to.network()).into()),
+        RouteAttribute::Oif(index),
+    ];
+    message
 }
 
 impl RouteBatch {
@@ -191,6 +208,33 @@ impl RouteBatch {
             RouteAttribute::Oif(index),
         ];
         let what = format!("adding a default route via {gateway} on link {index}");
+        self.add(what, &RouteNetlinkMessage::NewRoute(message));
+    }
+
+    /// Adds a route to `to` on a link, directly or via `gateway`. The gateway need not be in a
+    /// network of the link. Replaces an existing route to `to`.
+    pub fn replace_route(&mut self, index: u32, to: Ipv4Net, gateway: Option<Ipv4Addr>) {
+        let mut message = route(index, to);
+        message.header.kind = RouteType::Unicast;
+        if let Some(gateway) = gateway {
+            message.header.flags = RouteFlags::Onlink;
+            let gateway = RouteAttribute::Gateway(IpAddr::from(gateway).into());
+            message.attributes.push(gateway);
+        } else {
+            message.header.scope = RouteScope::Link;
+        }
+        let what = format!("adding a route to {to} on link {index}");
+        let message = RouteNetlinkMessage::NewRoute(message);
+        self.push(what, NLM_F_CREATE | NLM_F_REPLACE, &message);
+    }
+
+    /// Makes this namespace receive the packets to addresses in `to` for which it has no other
+    /// route.
+    pub fn add_local_route(&mut self, to: Ipv4Net) {
+        let mut message = route(LOOPBACK_INDEX, to);
+        message.header.kind = RouteType::Local;
+        message.header.scope = RouteScope::Host;
+        let what = format!("adding a local route to {to}");
         self.add(what, &RouteNetlinkMessage::NewRoute(message));
     }
 

@@ -13,6 +13,9 @@ pub(crate) const TAP: &str = "tap0";
 /// Name of the slot's uplink.
 pub(crate) const UPLINK: &str = "up0";
 
+/// Name of a slot's link to a private network.
+pub(crate) const NETWORK_LINK: &str = "net0";
+
 /// Directory of IPv6 settings. It exists if the kernel supports IPv6.
 pub(crate) const IPV6_SYSCTL_DIR: &str = "/proc/sys/net/ipv6";
 

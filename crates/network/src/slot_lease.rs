@@ -11,6 +11,7 @@ use crate::namespace;
 use crate::network_state::slot_worker::ReleasedSlot;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::EgressPolicy;
+use crate::private_network::{self, NetworkId};
 use crate::proxy::header_route::MAX_HEADER_CONNECTIONS;
 use crate::proxy::{NameProxy, ProxyRoute};
 use crate::resolved_addresses::ResolvedAddresses;
@@ -19,6 +20,7 @@ use jiffy_engine_api::{ConnectionLog, GuestStream, NetworkRules};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use parking_lot::Mutex;
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,6 +43,8 @@ pub struct SlotLease {
     pub(crate) _watch: RecordReader,
     /// Proxy for connections that are permitted by name. `None` until rules contain names.
     pub(crate) proxy: Mutex<Option<NameProxy>>,
+    /// Private network to which the slot is linked, and the guest's address in it.
+    pub(crate) joined: Mutex<Option<(NetworkId, Ipv4Addr)>>,
     /// Policy enforced by the slot's table. `None` if unknown. Locked while the policy is replaced,
     /// so that replacements are serialised.
     pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
@@ -141,14 +145,53 @@ impl SlotLease {
         if policy.has_names() {
             self.start_proxy().await?;
         }
+        let membership = rules.membership.as_ref().zip(policy.network());
+        if let Some((membership, network)) = &membership {
+            self.join(network, membership.address).await?;
+        }
         if enforced.as_ref() != Some(&policy) {
             let (config, number) = (self.state.config.clone(), self.number);
             let new = policy.clone();
             blocking(move || slot::enforce(&config, number, &new)).await?;
             *enforced = Some(policy.clone());
         }
+        // Members find the guest by its name once it accepts their packets.
+        if let Some((membership, network)) = &membership {
+            self.state.networks.set(network, self.number, membership);
+        }
         // The DNS server and the proxy follow only after the table enforces the policy.
         self.policy.send_replace(Some(policy));
+        Ok(())
+    }
+
+    /// Links the slot to a private network, unless it is linked. No packet passes the link until
+    /// the slot's table permits it. Must not be called concurrently.
+    async fn join(&self, network: &NetworkId, address: Ipv4Addr) -> Result<(), NetError> {
+        let new = (network.clone(), address);
+        let joined = self.joined.lock().clone();
+        match joined {
+            Some(joined) if joined == new => return Ok(()),
+            Some(_) => {
+                let why = "a sandbox cannot change its private network";
+                return Err(NetError::Unable(why.to_owned()));
+            }
+            None => {}
+        }
+        // First, so that the slot also leaves the network if this call is cancelled.
+        *self.joined.lock() = Some(new);
+        let (state, number) = (self.state.clone(), self.number);
+        let id = network.clone();
+        let work = move || {
+            let _changes = state.networks.changes.lock();
+            private_network::join(&state.config, number, &id, address).inspect_err(|_| {
+                let successor = state.networks.slot(&id, address);
+                private_network::leave(&state.config, number, (&id, address), successor);
+            })
+        };
+        if let Err(e) = blocking(work).await {
+            self.joined.lock().take();
+            return Err(e);
+        }
         Ok(())
     }
 
@@ -206,11 +249,17 @@ impl Drop for SlotLease {
     fn drop(&mut self) {
         // The connections must not outlive their guest, even if the slot does.
         self.end_connections();
+        let joined = self.joined.lock().take();
+        if let Some((network, address)) = &joined {
+            // At once, so that the name leads nowhere while the slot waits for its removal.
+            (self.state.networks).remove(network, self.number, *address);
+        }
         if !self.is_retained.load(Ordering::Acquire) {
             let record = self.record.clone();
             self.state.release(ReleasedSlot {
                 number: self.number,
                 record: Some(record),
+                network: joined,
                 tap: self.tap.take(),
             });
         }

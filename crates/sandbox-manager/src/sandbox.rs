@@ -4,7 +4,7 @@ use crate::lineage_record::Rollback;
 use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::{BootMode, BrokenBy, SandboxInfo, SandboxSize, SandboxState};
-use jiffy_engine_api::ExitReason;
+use jiffy_engine_api::{ExitReason, NetworkRules};
 use std::collections::BTreeMap;
 
 /// Record of a sandbox of this host, as of one moment.
@@ -53,6 +53,11 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
+    /// Returns the egress rules.
+    pub(crate) fn rules(&self) -> NetworkRules {
+        self.settings.rules(&self.id, self.name.as_deref())
+    }
+
     /// Returns the record as text, for other hosts of the fleet.
     ///
     /// # Errors

@@ -5,10 +5,13 @@ use crate::MountedVolume;
 use jiffy_api_types::{
     HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent, VolumeMount,
 };
-use jiffy_engine_api::{EgressProxy, EgressProxyTls, HeaderRules, NetworkRules, now_ms};
+use jiffy_engine_api::{
+    EgressProxy, EgressProxyTls, HeaderRules, NetworkMembership, NetworkRules, now_ms,
+};
 use jiffy_proto::agent::{Authority, SiteSettings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 /// Time for which a repeated create with an idempotency key returns the same sandbox.
 const IDEMPOTENCY_LIFETIME_MS: u64 = 24 * 3600 * 1000;
@@ -114,8 +117,9 @@ impl SandboxSettings {
         self.on_timeout == OnTimeout::Pause || self.idle_timeout_s.is_some()
     }
 
-    /// Returns the egress rules.
-    pub fn rules(&self) -> NetworkRules {
+    /// Returns the egress rules of the sandbox `id` with this name. A new sandbox has no id and no
+    /// address in a private network yet: its rules may be checked, but not applied.
+    pub fn rules(&self, id: &str, name: Option<&str>) -> NetworkRules {
         let network = &self.network;
         // The addresses were checked before they were stored.
         let servers = network.dns_servers.iter().filter_map(|s| s.parse().ok());
@@ -128,7 +132,21 @@ impl SandboxSettings {
             owner: self.owner.clone(),
             headers: self.header_rules(),
             egress_proxy: self.egress_proxy(),
+            membership: self.membership(id, name),
         }
+    }
+
+    fn membership(&self, id: &str, name: Option<&str>) -> Option<NetworkMembership> {
+        let network = self.network.join.clone()?;
+        let address = self.network.address.as_deref();
+        Some(NetworkMembership {
+            network,
+            address: address
+                .and_then(|address| address.parse().ok())
+                .unwrap_or(Ipv4Addr::UNSPECIFIED),
+            id: id.to_owned(),
+            name: name.map(str::to_owned),
+        })
     }
 
     fn egress_proxy(&self) -> Option<EgressProxy> {

@@ -36,6 +36,7 @@ mod idle_checks;
 mod idle_verdict;
 mod lineage;
 mod list_order;
+mod member_addresses;
 mod names;
 mod observe;
 mod observer;

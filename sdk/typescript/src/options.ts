@@ -28,6 +28,8 @@ export interface SandboxOptions extends SandboxOpts {
   caCertificates?: string
   /** Proxy of the sandbox's programs, with the fields of `Proxy` in the API. */
   egressProxy?: Json
+  /** Private network to join. Sandboxes of the same key in a network reach each other by name. */
+  join?: string
   /** Pauses the sandbox after this time without use, in milliseconds. Defaults to the template's or the key's. */
   idleTimeoutMs?: number
   /** A repeated create with the same key returns the same sandbox. Defaults to a random key. */
@@ -54,6 +56,7 @@ export function networkBody(network: SandboxNetworkOpts | SandboxNetworkUpdate |
 /** Returns the body of a create. */
 export function createBody(template: string, options: SandboxOptions): Json {
   const { lifecycle, volumeMounts } = options
+  const network = networkBody(options.network)
   const onTimeout = lifecycle?.onTimeout as string | { action: string; keepMemory?: boolean } | undefined
   const action = typeof onTimeout === 'string' ? onTimeout : onTimeout?.action
   const mounts = Object.entries(volumeMounts ?? {}).map(([path, volume]) => ({
@@ -66,7 +69,7 @@ export function createBody(template: string, options: SandboxOptions): Json {
     metadata: options.metadata,
     envVars: options.envs,
     allow_internet_access: options.allowInternetAccess,
-    network: networkBody(options.network),
+    network: options.join === undefined ? network : { ...network, join: options.join },
     autoPause: action === undefined ? undefined : action === 'pause',
     autoPauseMemory: typeof onTimeout === 'object' ? onTimeout.keepMemory : undefined,
     autoResume: lifecycle?.autoResume === undefined ? undefined : { enabled: lifecycle.autoResume },

@@ -244,6 +244,7 @@ function NetworkCard({ id }: { id: string }) {
               {network?.dnsServers.length ? network.dnsServers.join(', ') : 'of the host'}
             </Fact>
             {network?.egressProxy && <Fact name="Egress proxy">{visible(network.egressProxy.address)}</Fact>}
+            {network?.join && <Fact name="Private network">{visible(`${network.join}, as ${network.address}`)}</Fact>}
             <Fact name="Ports">{network?.allowPublicTraffic === false ? 'require the traffic token' : 'public'}</Fact>
           </dl>
         )}

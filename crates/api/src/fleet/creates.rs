@@ -103,14 +103,14 @@ impl Fleet {
     }
 
     /// Reserves a row. Returns the other member that has it.
-    async fn reserve(&self, hash: SandboxHash) -> Result<Option<MemberId>, ApiError> {
+    pub(super) async fn reserve(&self, hash: SandboxHash) -> Result<Option<MemberId>, ApiError> {
         match self.node.reserve(hash).await {
             Ok(()) => Ok(None),
             // This member checks its own sandboxes.
             Err(ReserveError::Taken(member)) if member == self.node.id() => Ok(None),
             Err(ReserveError::Taken(member)) => Ok(Some(member)),
             Err(e @ ReserveError::NoCoordinator) => Err(unavailable(format!(
-                "names and idempotency keys cannot be checked: {e}"
+                "names, private networks and idempotency keys cannot be checked: {e}"
             ))),
         }
     }

@@ -172,8 +172,14 @@ impl Fleet {
         let mut create = app.create_of(self, caller, &body);
         create.request.name = name.map(|name| self.name_hash(owner.as_deref(), name));
         create.request.idempotency = idempotency;
+        let network = body.network.as_ref().and_then(|n| n.join.as_deref());
         let mut own = Some((request, next));
         for _ in 0..MAX_HOSTS {
+            if let Some(network) = network {
+                let allowed = &mut create.request.allowed;
+                self.restrict_to_network(owner.as_deref(), network, allowed)
+                    .await?;
+            }
             let placed = match self.target(app, caller, &call, &mut create, name).await? {
                 Some(Target::Placed(placed)) => placed,
                 Some(Target::Received(member)) => return self.forward_to(member, &call).await,
@@ -430,7 +436,9 @@ fn check_labels(body: &NewSandbox) -> Result<(), ApiError> {
 }
 
 fn no_coordinator() -> ApiError {
-    unavailable("names and idempotency keys cannot be checked: no coordinator is available: retry")
+    unavailable(
+        "names, private networks and idempotency keys cannot be checked: no coordinator is available: retry",
+    )
 }
 
 /// Returns the error of a name that another sandbox has.

@@ -8,7 +8,7 @@ use jiffy_fleet::node::{Node, row_hash};
 use jiffy_fleet_core::{Revision, Row, RowChange, RowState, SandboxHash};
 use jiffy_sandbox_manager::{Sandbox, SandboxObserver, SandboxState};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 pub(super) const ID: &str = "id";
 pub(super) const NAME: &str = "name";
 pub(super) const IDEMPOTENCY: &str = "idempotency";
+pub(super) const NETWORK: &str = "network";
 
 /// The head of a sandbox (the record in the store that decides which host may run it), as this host
 /// wrote or read it last.
@@ -34,6 +35,9 @@ pub(super) struct FleetRows {
     heads: Mutex<HashMap<String, Head>>,
     /// Sandboxes by the hash of their idempotency key.
     created: Mutex<HashMap<SandboxHash, String>>,
+    /// Sandboxes that are not killed by the hash of their private network. A network has one row,
+    /// as long as it has sandboxes.
+    networks: Mutex<HashMap<SandboxHash, HashSet<String>>>,
     lost: Arc<LostSandboxes>,
     /// Notified when a sandbox no longer runs, or is removed.
     released: Arc<Notify>,
@@ -46,6 +50,7 @@ impl FleetRows {
             secret,
             heads: Mutex::default(),
             created: Mutex::default(),
+            networks: Mutex::default(),
             lost,
             released: Arc::default(),
         }
@@ -68,6 +73,44 @@ impl FleetRows {
     fn idempotency_hash(&self, sandbox: &Sandbox) -> Option<SandboxHash> {
         let creation = sandbox.settings().creation.as_ref()?;
         Some(self.hash(IDEMPOTENCY, &[sandbox.owner().unwrap_or(""), &creation.key]))
+    }
+
+    fn network_hash(&self, sandbox: &Sandbox) -> Option<SandboxHash> {
+        let network = sandbox.settings().network.join.as_deref()?;
+        let is_alive = *sandbox.state() != SandboxState::Killed;
+        is_alive.then(|| self.hash(NETWORK, &[sandbox.owner().unwrap_or(""), network]))
+    }
+
+    /// Adds or removes the row of a private network with its first or last sandbox.
+    fn change_network(&self, before: Option<&Sandbox>, now: Option<&Sandbox>) {
+        let hash = |sandbox: Option<&Sandbox>| sandbox.and_then(|s| self.network_hash(s));
+        let (former, current) = (hash(before), hash(now));
+        let Some(id) = now
+            .or(before)
+            .map(Sandbox::id)
+            .filter(|_| former != current)
+        else {
+            return;
+        };
+        // Held until the changes are queued, so that they are in the order of the sandboxes.
+        let mut networks = self.networks.lock();
+        if let Some(hash) = former
+            && let Some(ids) = networks.get_mut(&hash)
+        {
+            ids.remove(id);
+            if ids.is_empty() {
+                networks.remove(&hash);
+                self.node.change_row(RowChange::Removed(hash));
+            }
+        }
+        if let Some(hash) = current {
+            networks.entry(hash).or_default().insert(id.to_owned());
+            self.node.change_row(RowChange::Put(Row {
+                hash,
+                revision: Revision(0),
+                state: RowState::Running,
+            }));
+        }
     }
 
     /// Returns whether the pause of a sandbox is stored.
@@ -121,6 +164,7 @@ impl SandboxObserver for FleetRows {
     fn changed(&self, before: Option<&Sandbox>, now: Option<&Sandbox>) {
         let rows = |sandbox: Option<&Sandbox>| sandbox.map_or_else(Vec::new, |s| self.rows(s));
         self.replace(&rows(before), &rows(now));
+        self.change_network(before, now);
         self.lost.changed.notify_one();
         let is_running = |sandbox: Option<&Sandbox>| {
             sandbox.is_some_and(|s| *s.state() == SandboxState::Running)

@@ -125,10 +125,9 @@ async fn create_once(
     let rules = request.network.as_ref().and_then(|n| n.rules.as_ref());
     let rules = app.header_rules(owner.as_deref(), parse_rules(rules)?)?;
     let has_rules = !rules.is_empty();
-    let proxy = request
-        .network
-        .as_ref()
-        .and_then(|n| n.egress_proxy.clone());
+    let network = request.network.as_ref();
+    let proxy = network.and_then(|n| n.egress_proxy.clone());
+    let joined = network.and_then(|n| n.join.clone());
     let (egress_proxy, egress_proxy_secrets) = app.egress_proxy(owner.as_deref(), proxy)?.unzip();
     let header_authority = has_rules.then(|| app.header_authority()).transpose()?;
     let spec = CreateSpec {
@@ -169,6 +168,9 @@ async fn create_once(
         .quota
         .reserve_new(caller, reserved_size, 1, pauses)
         .await?;
+    if let Some(joined) = joined {
+        app.reserve_network(caller, &joined).await?;
+    }
     let sandbox = app.sandboxes.create(spec).await?;
     let answer = Json(app.answer(caller, &sandbox));
     let mut response = (StatusCode::CREATED, answer).into_response();

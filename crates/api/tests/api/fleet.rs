@@ -195,6 +195,68 @@ async fn pages_of_all_members_are_merged_and_missing_members_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn all_sandboxes_of_a_private_network_are_on_one_host() {
+    let lab = Lab::start(3).await;
+    let (key, _) = lab.key(Scope::Create);
+    let body = json!({ "templateID": "base", "network": { "join": "lab" } });
+    // Concurrent creates through all members. A host that has lost the race tries the other one.
+    let calls = (0..9).map(|n| lab.call(n % 3 + 1, &key, "POST", "/sandboxes", body.clone()));
+    let answers = futures_util::future::join_all(calls).await;
+    let mut created = Vec::new();
+    for answer in answers {
+        match answer.status {
+            201 => created.push(answer.id()),
+            _ => assert_eq!(answer.expect_error(503), "host_busy"),
+        }
+    }
+    assert!(!created.is_empty());
+    // Later creates find the network, also through hosts that do not have it.
+    for id in &created {
+        lab.located(id).await;
+    }
+    for host in 1..=3 {
+        let answer = lab
+            .call(host, &key, "POST", "/sandboxes", body.clone())
+            .await;
+        created.push(answer.expect(201).id());
+    }
+    let all = lab.call(1, &key, "GET", "/sandboxes", Value::Null).await;
+    let all = all.expect(200);
+    let items = all.items();
+    assert_eq!(items.len(), created.len());
+    let network_host = items[0]["host"].clone();
+    assert!(
+        items.iter().all(|item| item["host"] == network_host),
+        "{items:?}"
+    );
+    // Each sandbox has an address of its own.
+    let mut addresses = std::collections::BTreeSet::new();
+    for id in &created {
+        let path = format!("/sandboxes/{id}");
+        let shown = lab
+            .call(2, &key, "GET", &path, Value::Null)
+            .await
+            .expect(200);
+        addresses.insert(
+            shown.body["network"]["address"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        );
+    }
+    assert_eq!(addresses.len(), created.len());
+    // Without its sandboxes, the network may be created on any host again.
+    for id in &created {
+        let path = format!("/sandboxes/{id}");
+        lab.call(1, &key, "DELETE", &path, Value::Null)
+            .await
+            .expect(204);
+    }
+    let answer = lab.call(2, &key, "POST", "/sandboxes", body).await;
+    answer.expect(201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn names_are_unique_in_the_fleet_and_idempotency_keys_hold_on_all_members() {
     let mut lab = Lab::start(3).await;
     let (key, _) = lab.key(Scope::Create);

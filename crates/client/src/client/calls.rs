@@ -4,9 +4,9 @@ use super::{Client, Listed, has_error_code};
 use anyhow::bail;
 use hyper::Method;
 use jiffy_api_types::{
-    EngineDescription, Forked, NewVolumeMount, PauseSandbox, Prefetch, Process, Promoted, Proxy,
-    RequestedBuild, ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo, SandboxSize, SandboxState,
-    Secret, Snapshot, SnapshotInfo, VerifiedSnapshot, Waited,
+    EngineDescription, Forked, NetworkBody, NewVolumeMount, PauseSandbox, Prefetch, Process,
+    Promoted, Proxy, RequestedBuild, ResumeFrom, ResumeSandbox, RolledBack, SandboxInfo,
+    SandboxSize, SandboxState, Secret, Snapshot, SnapshotInfo, VerifiedSnapshot, Waited,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,8 @@ pub struct SandboxSettings {
     pub idle_timeout_s: Option<u64>,
     /// Internet access. Defaults to true.
     pub internet: Option<bool>,
+    /// Private network to join.
+    pub join: Option<String>,
     /// Isolation engine.
     pub engine: Option<String>,
     /// Memory to fetch before the start if the snapshot is only in the store.
@@ -77,6 +79,7 @@ impl NewSandbox {
         self.0.auto_pause_memory = settings.auto_pause_memory;
         self.0.idle_timeout = settings.idle_timeout_s;
         self.0.allow_internet_access = settings.internet;
+        self.0.network = settings.join.map(NetworkBody::joining);
         self.0.engine = settings.engine;
         self.0.prefetch = settings.prefetch;
         let labels = Some(settings.host_labels);

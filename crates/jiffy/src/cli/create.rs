@@ -76,6 +76,9 @@ pub struct CreateArgs {
     /// Internet access. Incoming connections are not affected
     #[arg(long, value_name = "on|off", value_enum, default_value_t)]
     pub network: NetworkSwitch,
+    /// Private network to join. Sandboxes of the same key in a network reach each other by name
+    #[arg(long, value_name = "NETWORK")]
+    pub join: Option<String>,
     /// Isolation engine, see `jiffy engines` [default: the engine of the snapshot, otherwise of the
     /// daemon]
     #[arg(long, value_name = "ENGINE")]

@@ -123,6 +123,10 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
         _ => "internet access",
     };
     lines.add("network", network);
+    let own = &s.settings.network;
+    if let (Some(name), Some(address)) = (&own.join, &own.address) {
+        lines.add("joined", format!("{name}, as {address}"));
+    }
     lines.add("allowed", s.settings.network.allow_out.join(", "));
     lines.add("denied", s.settings.network.deny_out.join(", "));
     let proxy = s.settings.network.egress_proxy.as_ref();

@@ -5,6 +5,7 @@ mod isolation;
 mod keys;
 mod names;
 mod net;
+mod private_network;
 mod pull;
 mod registry;
 mod root;

@@ -13,8 +13,10 @@ use crate::device;
 use crate::host;
 use crate::namespace;
 use crate::network_state::NetworkState;
+use crate::private_network::{self, NetworkId};
 use crate::slot::{self, Slot};
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -34,17 +36,20 @@ pub(crate) struct ReleasedSlot {
     pub number: u32,
     /// Record that is completed before the slot is removed.
     pub record: Option<Arc<ConnectionRecorder>>,
+    /// Private network of the guest, and the guest's address in it.
+    pub network: Option<(NetworkId, Ipv4Addr)>,
     /// The daemon's descriptor of the tap. Closing the last descriptor waits for the removal of the
     /// device: if the VMM held the last one, its exit would be delayed.
     pub tap: Option<File>,
 }
 
 impl ReleasedSlot {
-    /// Creates a value without record and tap.
+    /// Creates a value without record, network and tap.
     pub fn new(number: u32) -> Self {
         Self {
             number,
             record: None,
+            network: None,
             tap: None,
         }
     }
@@ -208,6 +213,7 @@ impl NetworkState {
         // Complete the records while the namespaces exist: `close` reads their open connections.
         let records = slots.iter().filter_map(|slot| slot.record.as_ref());
         records.for_each(|record| record.close());
+        slots.iter().for_each(|slot| self.leave_network(slot));
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number).collect();
         // Unused slots have no connections: avoid walking the connection tracking table.
         let used: &[u32] = if unused { &[] } else { &numbers };
@@ -220,9 +226,32 @@ impl NetworkState {
         if let Err(e) = connections::delete(&addresses) {
             tracing::warn!(error = %e, "cannot remove connections of terminated sandboxes");
         }
+        self.networks
+            .clean(|network| private_network::remove_if_empty(&self.config, network));
         // Only now may the numbers, and thus the addresses, be used again.
         let mut own = self.numbers.lock();
         numbers.iter().for_each(|&number| own.give_back(number));
+    }
+
+    /// Removes the link of a slot to its private network. The kernel would remove it with the
+    /// namespace of the slot, but later.
+    fn leave_network(&self, slot: &ReleasedSlot) {
+        let networks = &self.networks;
+        let leave = |network: &NetworkId, address| {
+            let _changes = networks.changes.lock();
+            let successor = networks.slot(network, address);
+            let left = (network, address);
+            private_network::leave(&self.config, slot.number, left, successor);
+        };
+        match &slot.network {
+            Some((network, address)) => leave(network, *address),
+            // Only after the start of a daemon, a slot can have an unknown network.
+            None => {
+                for network in networks.unchecked() {
+                    leave(&network, Ipv4Addr::UNSPECIFIED);
+                }
+            }
+        }
     }
 
     /// Removes the host's rules if no slots remain.

@@ -5,9 +5,10 @@
 
 use super::{EgressPolicy, is_ipv6};
 use crate::connections;
-use crate::guest::{GATEWAY, GATEWAY6};
+use crate::guest::{ADDRESS, GATEWAY, GATEWAY6};
 use crate::host_names::WEB_PORTS;
-use crate::slot_layout::{PROXY_PORTS, TAP, UPLINK};
+use crate::private_network;
+use crate::slot_layout::{NETWORK_LINK, PROXY_PORTS, TAP, UPLINK};
 use crate::special_ranges;
 use ipnet::IpNet;
 use jiffy_engine_api::RefusalReason;
@@ -27,6 +28,7 @@ impl EgressPolicy {
         };
         let (rules, limit) = (log(RefusalReason::Rules), log(RefusalReason::Limit));
         let (by_name, pace) = (self.proxy_chain(), self.rate_limit_chain());
+        let (members, to_members) = self.member_chains(max_connections);
         let (out, back) = if self.egress_proxy.is_some() {
             // The daemon forwards all TCP connections, so that no packet leaves directly.
             ("    goto refuse\n".to_owned(), "    drop\n".to_owned())
@@ -65,14 +67,14 @@ table inet jiffy {{
 {out}  }}
   chain back {{
 {back}  }}
-  chain forward {{
+{members}  chain forward {{
     type filter hook forward priority filter; policy drop;
 {ipv6}    # Packets without a connection would leave with the guest's address, untranslated.
     ct state invalid drop
     iifname "{TAP}" oifname "{UPLINK}" goto out
     iifname "{UPLINK}" oifname "{TAP}" ct state related accept
     iifname "{UPLINK}" oifname "{TAP}" ct state established goto back
-  }}
+{to_members}  }}
 {by_name}{pace}}}
 "#
         )
@@ -88,6 +90,61 @@ table inet jiffy {{
             "  chain pace {{\n    type filter hook postrouting priority filter; policy accept;\n    \
              oifname \"{UPLINK}\" limit rate over {bytes_per_second} bytes/second drop\n  }}\n"
         )
+    }
+
+    /// Returns the chains for packets of the private network, and the rules of the chain `forward`
+    /// that use them. Both are empty if the sandbox has joined no network.
+    ///
+    /// The source of the guest's packets is replaced by its address in the network, which is the
+    /// only address of the link. Packets to this address lead to the guest, also its own packets.
+    /// The rules contain no address of the sandbox, so that the tables of all members can be equal.
+    /// Packets that belong to no connection and do not start one are answered with a reset, as
+    /// after a rollback or a resume.
+    fn member_chains(&self, max_connections: u32) -> (String, String) {
+        if self.network.is_none() {
+            return (String::new(), String::new());
+        }
+        let range = private_network::range();
+        let verdict = |field, refuse: &str| {
+            let rules = |nets: &[IpNet], verdict: &str| -> String {
+                let rule = |matches| format!("    {matches}{verdict}\n");
+                match_expressions(field, "", nets)
+                    .into_iter()
+                    .map(rule)
+                    .collect()
+            };
+            rules(&self.allowed_members, "accept") + &rules(&self.denied_members, refuse)
+        };
+        let (to, from) = (verdict("daddr", "goto refuse"), verdict("saddr", "drop"));
+        let chains = format!(
+            r#"  chain to_members {{
+    tcp flags & (fin | syn | rst | ack) != syn ct state new reject with tcp reset
+    ct state new ct count over {max_connections} goto crowded
+{to}    accept
+  }}
+  chain from_members {{
+    tcp flags & (fin | syn | rst | ack) != syn ct state new reject with tcp reset
+    ct state new ct count over {max_connections} drop
+{from}    accept
+  }}
+  chain to_member_address {{
+    type nat hook prerouting priority dstnat; policy accept;
+    iifname {{ "{TAP}", "{NETWORK_LINK}" }} ip daddr {range} fib daddr type local dnat ip to {ADDRESS}
+  }}
+  chain from_member_address {{
+    type nat hook postrouting priority srcnat; policy accept;
+    oifname "{NETWORK_LINK}" masquerade
+    iifname "{TAP}" oifname "{TAP}" masquerade
+  }}
+"#
+        );
+        let rules = format!(
+            r#"    iifname "{TAP}" oifname "{NETWORK_LINK}" meta nfproto ipv4 goto to_members
+    iifname "{NETWORK_LINK}" oifname "{TAP}" meta nfproto ipv4 goto from_members
+    iifname "{TAP}" oifname "{TAP}" meta nfproto ipv4 ct status dnat accept
+"#
+        );
+        (chains, rules)
     }
 
     /// Returns a chain that redirects connections to the proxy. It matches connections to ports 80
@@ -116,6 +173,10 @@ table inet jiffy {{
         }
         if !self.ipv6() {
             text += "    meta nfproto ipv6 return\n";
+        }
+        if self.network.is_some() {
+            // Connections to members do not leave the host.
+            let _ = writeln!(text, "    ip daddr {} return", private_network::range());
         }
         // A connection to a special range is not redirected, and is then rejected by address. With
         // granted ranges, this rule is omitted, because a name may permit a granted address.

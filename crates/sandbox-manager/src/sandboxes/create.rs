@@ -100,7 +100,7 @@ impl Sandboxes {
     /// from the template or the snapshot.
     async fn create_now(&self, spec: CreateSpec) -> Result<Sandbox, OperationError> {
         let requested_at = Instant::now();
-        let rules = spec.settings.rules();
+        let rules = spec.settings.rules("", None);
         self.0
             .engines
             .default_engine()
@@ -239,7 +239,7 @@ impl Sandboxes {
     ) -> Result<Arc<SandboxEntry>, OperationError> {
         let now = now_ms();
         let secret = |is_needed: bool| is_needed.then(new_token).transpose();
-        let record = Sandbox {
+        let mut record = Sandbox {
             id: new_id()?,
             name: new.name,
             state: SandboxState::Creating,
@@ -268,6 +268,7 @@ impl Sandboxes {
                 .names
                 .claim(&record.settings.owner, name, &record.id)?;
         }
+        self.claim_address(&mut record)?;
         let entry = Arc::new(SandboxEntry::new(record, self.0.indexes.clone()));
         entry.set_reservation(Some(reservation));
         // The span of a create, or of a child of a fork, was opened before the id existed.

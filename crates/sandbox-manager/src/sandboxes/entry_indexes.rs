@@ -4,6 +4,7 @@
 use super::id_groups::{IdGroups, SnapshotUsers};
 use super::idle_checks::IdleChecks;
 use super::list_order::SharedPosition;
+use super::member_addresses::MemberAddresses;
 use super::names::SandboxNames;
 use super::observer::ObserverSlot;
 use super::owner_ages::OwnerAges;
@@ -25,6 +26,8 @@ pub(crate) struct EntryIndexes {
     pub started: SnapshotUsers,
     /// Names of the sandboxes that are not killed.
     pub names: SandboxNames,
+    /// Addresses of the sandboxes that are not killed in private networks.
+    pub members: MemberAddresses,
     /// All sandboxes by time of creation, in milliseconds since 1970, and id. Locked after the
     /// entries.
     pub ages: Mutex<BTreeSet<SharedPosition>>,
@@ -70,6 +73,7 @@ impl EntryIndexes {
             users: SnapshotUsers::new(groups(needed_snapshot)),
             started: SnapshotUsers::new(groups(origin_snapshot)),
             names: named.collect(),
+            members: records.clone().collect(),
             ages: positions(|r| Some(r.created_ms)),
             deadlines: positions(running_deadline),
             killed: positions(killed_at),
@@ -83,7 +87,8 @@ impl EntryIndexes {
         }
     }
 
-    /// Adds a sandbox. Its name, if it has one, must be claimed before.
+    /// Adds a sandbox. Its name and its address in a private network, if it has them, must be
+    /// claimed before.
     pub fn add(&self, id: &SmolStr, record: &Sandbox) {
         self.users.change(id, None, needed_snapshot(record));
         self.started.change(id, None, origin_snapshot(record));
@@ -111,6 +116,7 @@ impl EntryIndexes {
         if let Some(name) = name.filter(|_| name != claimed_name(now)) {
             self.names.release(&before.settings.owner, name, id);
         }
+        self.members.change(id, before, Some(now));
         // `ages` needs no update: the time of creation of a sandbox never changes.
         move_position(
             &self.deadlines,
@@ -144,6 +150,7 @@ impl EntryIndexes {
         if let Some(name) = claimed_name(record) {
             self.names.release(&record.settings.owner, name, id);
         }
+        self.members.change(id, record, None);
         self.ages.lock().remove(&(record.created_ms, id.clone()));
         move_position(&self.deadlines, id, running_deadline(record), None);
         move_position(&self.killed, id, killed_at(record), None);
@@ -277,14 +284,24 @@ mod tests {
     fn indexes_depend_only_on_the_present_records() {
         use SandboxState::{Killed, Paused, Running};
         let id = SmolStr::new("a");
+        let address = EntryIndexes::default()
+            .members
+            .claim(None, "lab", &id)
+            .unwrap();
+        let in_network = |mut record: Sandbox| {
+            record.settings.network.join = Some("lab".to_owned());
+            record.settings.network.address = Some(address.to_string());
+            record
+        };
         for state in [Running, Paused, Killed, SandboxState::broken("why")] {
-            let expected = record("a", state.clone());
+            let expected = in_network(record("a", state.clone()));
             let at_once = EntryIndexes::of([(&id, &expected)].into_iter());
             for from in [Running, Paused, SandboxState::broken("why")] {
-                let before = record("a", from);
+                let before = in_network(record("a", from));
                 let changed = EntryIndexes::default();
                 let owner = Some("k".to_owned());
                 changed.names.claim(&owner, "name-of-a", &id).unwrap();
+                changed.members.claim(owner.as_deref(), "lab", &id).unwrap();
                 changed.add(&id, &before);
                 changed.change(&id, &before, &expected);
                 assert_eq!(shown(&changed), shown(&at_once));

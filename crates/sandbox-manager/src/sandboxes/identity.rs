@@ -13,13 +13,14 @@ impl Sandboxes {
         let owner = record.settings.owner.as_deref();
         let name = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
         let template = name.unwrap_or(&record.template).to_owned();
+        let network = record.rules();
         SandboxIdentity {
             id: record.id,
             template: Some(template),
             env: record.env,
             access_token: record.agent_token,
             rewound,
-            network: record.settings.rules(),
+            network,
             site: site::joined(&self.0.site, &record.settings.guest_site()),
         }
     }

@@ -109,11 +109,28 @@ impl Sandboxes {
             if let Some(name) = &name {
                 this.0.indexes.names.claim(&owner, name, &record.id)?;
             }
+            let before = record.rules();
             record.name = name;
+            // The name is also the name in a private network. Other rules do not contain it.
+            let guest = entry.guest().filter(|_| record.rules() != before);
+            if let Some(guest) = &guest
+                && let Err(e) = guest.set_network(&record.rules()).await
+            {
+                if let Some(name) = &record.name {
+                    this.0.indexes.names.release(&owner, name, &record.id);
+                }
+                return Err(OperationError::engine("rename the sandbox in its network")(
+                    e,
+                ));
+            }
             // `commit` changes the record in memory, which releases the earlier name.
             if let Err(e) = this.commit(&entry, record.clone(), &[]) {
                 if let Some(name) = &record.name {
                     this.0.indexes.names.release(&owner, name, &record.id);
+                }
+                if let Some(guest) = &guest {
+                    // Ignore the error: the caller receives the error of the journal.
+                    let _ = guest.set_network(&before).await;
                 }
                 return Err(e.into());
             }

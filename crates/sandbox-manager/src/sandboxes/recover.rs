@@ -207,7 +207,7 @@ pub(super) fn recover(
                     guest: DetachedGuest {
                         handle,
                         snapshot,
-                        network: sandbox.settings.rules(),
+                        network: sandbox.rules(),
                         captured,
                     },
                 });

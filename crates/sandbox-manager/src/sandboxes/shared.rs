@@ -254,6 +254,16 @@ impl Sandboxes {
                 Err(e) => tracing::warn!(id, error = %e, "resuming a sandbox without its name"),
             }
         }
+        // All members of a network are on one host. Another member may remain on the former host.
+        let network = &mut record.settings.network;
+        if let Some(name) = network.join.take() {
+            network.address = None;
+            tracing::warn!(
+                id,
+                network = name,
+                "resuming a sandbox without its private network"
+            );
+        }
         let entry = SandboxEntry::new(record, self.0.indexes.clone());
         entry.set_may_be_stored();
         entry.set_adopted(true);

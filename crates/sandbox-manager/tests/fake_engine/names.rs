@@ -178,3 +178,35 @@ async fn a_create_whose_memory_cannot_be_requested_leaves_nothing() {
     // The name is free again.
     host.create(spec()).await.unwrap();
 }
+
+#[tokio::test]
+async fn addresses_in_a_private_network_last_as_long_as_their_sandboxes() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let mut spec = named("web");
+    spec.settings.network.join = Some("lab".to_owned());
+    let web = host.create(spec.clone()).await.unwrap();
+    let address = |sandbox: &Sandbox| sandbox.settings().network.address.clone().unwrap();
+    let first = address(&web);
+    // A failed create and a fork do not take the address of another sandbox.
+    assert!(host.create(spec).await.is_err());
+    let fork = host
+        .fork(web.id(), 1, None)
+        .await
+        .unwrap()
+        .children
+        .remove(0);
+    let fork = fork.unwrap();
+    assert_ne!(address(&fork), first);
+    host.pause(web.id()).await.unwrap();
+    let renamed = host.rename(web.id(), Some("api".to_owned())).await.unwrap();
+    let resumed = host.resume(web.id()).await.unwrap();
+    assert_eq!(
+        [address(&renamed), address(&resumed)],
+        [first.clone(), first.clone()]
+    );
+    drop(host);
+    let host = bench.open().await;
+    assert_eq!(address(&host.find(web.id()).unwrap()), first);
+    assert_eq!(address(&host.find(fork.id()).unwrap()), address(&fork));
+}

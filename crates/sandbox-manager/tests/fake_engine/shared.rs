@@ -4,6 +4,7 @@ use crate::fake;
 use crate::uploads::{TestStore, stored};
 
 use fake::{Bench, base};
+use jiffy_api_types::NetworkSettings;
 use jiffy_fleet::Authority;
 use jiffy_fleet_core::{Epoch, MemberId, Owner};
 use jiffy_sandbox_manager::{
@@ -36,6 +37,10 @@ impl Host {
                 secure: true,
                 metadata: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
                 timeout_s: Some(3600),
+                network: NetworkSettings {
+                    join: Some("lab".to_owned()),
+                    ..NetworkSettings::default()
+                },
                 ..SandboxSettings::default()
             },
             ..base()
@@ -122,6 +127,10 @@ async fn a_stored_sandbox_is_resumed_on_another_host_as_the_same_sandbox() {
             )
         };
         assert_eq!(identity(&resumed), identity(&created));
+        // Other members of its private network may remain on the first host.
+        assert!(created.settings().network.address.is_some());
+        let network = &resumed.settings().network;
+        assert_eq!((&network.join, &network.address), (&None, &None));
         // The first host learns of the move with its next operation, and forgets the sandbox.
         let error = one.sandboxes.resume(id).await.unwrap_err();
         assert!(error.to_string().contains("runs on host h2"), "{error}");

@@ -101,6 +101,7 @@ class Sandbox(Connected, OriginProperties, e2b.Sandbox):
         disk_mb: int | None = None,
         ca_certificates: str | None = None,
         egress_proxy: dict[str, Any] | None = None,
+        join: str | None = None,
         idle_timeout: int | None = None,
         image: str | None = None,
         on_image_log: ImageLog | None = None,
@@ -120,6 +121,8 @@ class Sandbox(Connected, OriginProperties, e2b.Sandbox):
         :param disk_mb: Writable disk in MiB. Defaults to the template's size.
         :param ca_certificates: Authorities that the sandbox's programs trust, in PEM.
         :param egress_proxy: Proxy of the sandbox's programs, with the fields of `Proxy` in the API.
+        :param join: Private network to join. Sandboxes of the same key in a network reach each other
+            by name.
         :param idle_timeout: Time in seconds without use after which the sandbox is paused. The next
             request resumes it. 0 means never. Defaults to the template's or the key's.
         :param idempotency_key: A repeated create with the same key returns the same sandbox.
@@ -149,6 +152,7 @@ class Sandbox(Connected, OriginProperties, e2b.Sandbox):
             disk_mb=disk_mb,
             ca_certificates=ca_certificates,
             egress_proxy=egress_proxy,
+            join=join,
             idle_timeout=idle_timeout,
         )
         created = send(cls._config(**params), calls.create(body, idempotency_key))

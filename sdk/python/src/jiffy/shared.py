@@ -71,9 +71,12 @@ def new_sandboxes(
     return [entry if isinstance(entry, Exception) else new_sandbox(cls, entry, params, logger) for entry in entries]
 
 
-def _network_body(network: Any) -> dict[str, Any] | None:
+def _network_body(network: Any, join: str | None) -> dict[str, Any] | None:
     fields = build_network_config(network)
-    return SandboxNetworkConfig(**fields).to_dict() if fields else None
+    body: dict[str, Any] = SandboxNetworkConfig(**fields).to_dict() if fields else {}
+    if join is not None:
+        body["join"] = join
+    return body or None
 
 
 def create_body(
@@ -95,6 +98,7 @@ def create_body(
     disk_mb: int | None,
     ca_certificates: str | None,
     egress_proxy: Mapping[str, Any] | None,
+    join: str | None,
     idle_timeout: int | None,
 ) -> dict[str, Any]:
     """Returns the body of a create."""
@@ -105,7 +109,7 @@ def create_body(
         "metadata": dict(metadata or {}),
         "envVars": dict(envs or {}),
         "allow_internet_access": allow_internet_access,
-        "network": _network_body(network),
+        "network": _network_body(network, join),
         # The daemon rejects these options of `e2b`.
         "mcp": mcp,
         "iam": iam,
