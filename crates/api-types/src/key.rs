@@ -1,6 +1,7 @@
 //! API keys.
 
 use crate::parts::{MAX_TIMEOUT_S, Moment};
+use crate::snapshot::SnapshotAck;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +56,10 @@ pub struct KeyLimits {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = MAX_TIMEOUT_S))]
     pub idle_timeout: Option<u64>,
+    /// Time at which a request of the key for a snapshot is answered if it has no `ack`. Defaults
+    /// to the daemon's default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_ack: Option<SnapshotAck>,
 }
 
 /// An API key, without its secret.

@@ -29,7 +29,8 @@ pub struct SnapshotSandbox {
     /// Wait until the store has the snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durable: Option<bool>,
-    /// Time at which the request is answered. Defaults to `stored`.
+    /// Time at which the request is answered. Defaults to the default of the key, then to the
+    /// daemon's (`stored`, unless `jiffy serve --snapshot-ack captured`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ack: Option<SnapshotAck>,
 }

@@ -15,7 +15,7 @@ use crate::key_events::ReportedKeys;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
 use crate::usage_counts::UsageCounts;
-use jiffy_api_types::{DaemonStatus, StopHost};
+use jiffy_api_types::{DaemonStatus, SnapshotAck, StopHost};
 use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
@@ -47,6 +47,8 @@ pub struct Config {
     /// Disk budget in MiB of keys with the scope `create` that have no limit of their own. `None`
     /// if these keys are unlimited.
     pub default_key_disk_mib: Option<u64>,
+    /// Time at which snapshots are acknowledged if neither the request nor its key states it.
+    pub snapshot_ack: SnapshotAck,
 }
 
 impl Default for Config {
@@ -61,6 +63,7 @@ impl Default for Config {
             max_fork: 100,
             max_pool: 1000,
             default_key_disk_mib: None,
+            snapshot_ack: SnapshotAck::Stored,
         }
     }
 }

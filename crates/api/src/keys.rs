@@ -17,6 +17,7 @@ pub use local_key::local_key;
 pub use stored::{Keys, Revocation, import_keys};
 
 use check::networks;
+use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::{IdentityError, new_id, new_token, now_ms};
 use jiffy_fleet::tables::TableError;
 use serde::Serialize;
@@ -142,6 +143,9 @@ pub struct Limits {
     pub max_exchanges: Option<u32>,
     /// Idle timeout in seconds of new sandboxes whose create and template set none. 0 means none.
     pub idle_timeout_s: Option<u64>,
+    /// Time at which snapshots are acknowledged whose request does not state it. `None` for the
+    /// default of the daemon.
+    pub snapshot_ack: Option<SnapshotAck>,
 }
 
 /// A key, without its secret.

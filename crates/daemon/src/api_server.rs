@@ -150,6 +150,7 @@ impl ApiServer {
             scheme: public.as_ref().map_or("http", |public| public.scheme),
             direct_port: direct_port.map(|address| address.port()),
             default_key_disk_mib: options.default_key_disk.mebibytes(home),
+            snapshot_ack: options.snapshot_ack,
             ..jiffy_api::Config::default()
         };
         let templates = Arc::new(Templates::new(home));

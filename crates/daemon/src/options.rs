@@ -1,5 +1,6 @@
 //! [`ServeOptions`]: the options of a daemon, as the command line sets them.
 
+use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::EngineName;
 use jiffy_event_log::Retention;
 use jiffy_image::Home;
@@ -27,6 +28,8 @@ pub struct ServeOptions {
     pub warm_pool: usize,
     /// Number of VMM processes that are started in advance.
     pub spare_vmms: usize,
+    /// Time at which snapshots are acknowledged if neither the request nor its key states it.
+    pub snapshot_ack: SnapshotAck,
     /// Address of the API and of sandbox ports. `None` for the socket only.
     pub listen: Option<SocketAddr>,
     /// Address of direct requests to public functions. `None` for requests through the gateway

@@ -21,9 +21,9 @@ pub use shard::{
     Capacity, MAX_ADDRESS_BYTES, MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState, ShardRecord,
 };
 pub use table::{
-    KeyHash, KeyLimits, KeyRow, KeyScope, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES, MAX_PENDING_BYTES,
-    MAX_TABLE_BYTES, RequestId, Row, RowContent, RowKey, TABLE_PARTS, Table, TableIndex, TablePart,
-    TemplateRow,
+    KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES,
+    MAX_PENDING_BYTES, MAX_TABLE_BYTES, RequestId, Row, RowContent, RowKey, TABLE_PARTS, Table,
+    TableIndex, TablePart, TemplateRow,
 };
 
 use serde::de::DeserializeOwned;

@@ -95,6 +95,7 @@ fn limits(args: &KeyCreateArgs) -> Limits {
         max_disk_mib: args.max_disk,
         max_exchanges: args.max_exchanges,
         idle_timeout_s: args.idle_timeout,
+        snapshot_ack: args.snapshot_ack.map(Into::into),
     }
 }
 

@@ -8,6 +8,7 @@ mod revoke;
 
 use super::check::verdict;
 use super::{Key, KeyError, Limits, SCHEMA_VERSION, Scope, Verdict, hash};
+use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::now_ms;
 use key_status::KeyStatuses;
 use parking_lot::{Mutex, MutexGuard};
@@ -60,8 +61,9 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE keys ADD COLUMN end_ms INTEGER;
 ",
 ];
-/// Column that was added later. Earlier versions ignore it, so the schema version is the same.
-const IDLE_TIMEOUT: &str = "ALTER TABLE keys ADD COLUMN idle_timeout_s INTEGER";
+/// Columns that were added later, with their types. Earlier versions ignore them, so the schema
+/// version is the same.
+const LATER_COLUMNS: [(&str, &str); 2] = [("idle_timeout_s", "INTEGER"), ("snapshot_ack", "TEXT")];
 /// Indexes that were added later and do not change the schema version.
 const INDEXES: &str = "
     CREATE INDEX IF NOT EXISTS keys_by_end ON keys (end_ms) WHERE end_ms IS NOT NULL;
@@ -71,7 +73,7 @@ const INDEXES: &str = "
 const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib, \
     creates_per_minute, created_ms, used_ms, revoked_ms, max_paused, max_snapshots, \
     max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms, \
-    idle_timeout_s";
+    idle_timeout_s, snapshot_ack";
 
 /// Key with the hashes of its secrets.
 pub(super) struct KeySecrets {
@@ -130,7 +132,9 @@ impl Database {
         if found < SCHEMA_VERSION {
             migrate(&tx, found).map_err(failed)?;
         }
-        add_idle_timeout(&tx).map_err(failed)?;
+        for (column, kind) in LATER_COLUMNS {
+            add_column(&tx, column, kind).map_err(failed)?;
+        }
         tx.execute_batch(INDEXES).map_err(failed)?;
         tx.commit().map_err(failed)?;
         let reader = Connection::open(&path).map_err(failed)?;
@@ -162,9 +166,10 @@ impl Database {
             .execute(
                 "INSERT INTO keys (id, hash, name, scope, max_sandboxes, max_vcpus, max_memory_mib,
                     creates_per_minute, created_ms, max_paused, max_snapshots, max_templates,
-                    max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, idle_timeout_s)
+                    max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, idle_timeout_s,
+                    snapshot_ack)
                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16,
-                        ?17, ?18)",
+                        ?17, ?18, ?19)",
                 params![
                     key.id,
                     hash(secret),
@@ -184,6 +189,7 @@ impl Database {
                     key.expires_ms.map(stored),
                     (!key.addresses.is_empty()).then(|| key.addresses.join(" ")),
                     limits.idle_timeout_s.map(stored),
+                    limits.snapshot_ack.map(ack_text),
                 ],
             )
             .map_err(|e| self.failed(e))?;
@@ -335,6 +341,7 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
             max_disk_mib: number(14)?,
             max_exchanges: row.get(15)?,
             idle_timeout_s: number(19)?,
+            snapshot_ack: row.get::<_, Option<String>>(20)?.as_deref().and_then(ack),
         },
         created_ms: number(7)?.unwrap_or(0),
         used_ms: number(8)?,
@@ -352,14 +359,33 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
     })
 }
 
-/// Adds the column of idle timeouts, if it is missing.
-fn add_idle_timeout(tx: &Connection) -> rusqlite::Result<()> {
-    let query = "SELECT 1 FROM pragma_table_info('keys') WHERE name = 'idle_timeout_s'";
-    let has_column = tx.query_row(query, [], |_| Ok(())).optional()?.is_some();
+fn ack_text(ack: SnapshotAck) -> &'static str {
+    match ack {
+        SnapshotAck::Captured => "captured",
+        SnapshotAck::Stored => "stored",
+    }
+}
+
+/// Reads a stored default. An unknown text, written by a newer version, is no default.
+fn ack(text: &str) -> Option<SnapshotAck> {
+    match text {
+        "captured" => Some(SnapshotAck::Captured),
+        "stored" => Some(SnapshotAck::Stored),
+        _ => None,
+    }
+}
+
+/// Adds a column to the table of keys, if it is missing. Both texts are constants of this program.
+fn add_column(tx: &Connection, column: &str, kind: &str) -> rusqlite::Result<()> {
+    let query = "SELECT 1 FROM pragma_table_info('keys') WHERE name = ?1";
+    let has_column = tx
+        .query_row(query, [column], |_| Ok(()))
+        .optional()?
+        .is_some();
     if has_column {
         return Ok(());
     }
-    tx.execute_batch(IDLE_TIMEOUT)
+    tx.execute_batch(&format!("ALTER TABLE keys ADD COLUMN {column} {kind}"))
 }
 
 /// Migrates the schema from version `found` to [`SCHEMA_VERSION`]. Version 0 is an empty file.

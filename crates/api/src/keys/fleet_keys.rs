@@ -9,10 +9,11 @@ use super::local_key::{hash_in, write_secret};
 use super::{
     Key, KeyError, KeyStatus, Limits, NewKey, Revocation, Scope, Verdict, hash, new_secret, select,
 };
+use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::now_ms;
 use jiffy_fleet::tables::{Action, Changed, TableError, Tables};
 use jiffy_fleet_core::record::{
-    KeyHash, KeyLimits, KeyRow, KeyScope, Row, RowKey, Table, UnknownFields,
+    KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck, Row, RowKey, Table, UnknownFields,
 };
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -245,6 +246,10 @@ fn key_of(row: &KeyRow) -> Key {
             max_disk_mib: limits.max_disk_mib,
             max_exchanges: limits.max_exchanges,
             idle_timeout_s: limits.idle_timeout_s,
+            snapshot_ack: limits.snapshot_ack.map(|ack| match ack {
+                KeySnapshotAck::Captured => SnapshotAck::Captured,
+                KeySnapshotAck::Stored => SnapshotAck::Stored,
+            }),
         },
         created_ms: row.created_ms,
         used_ms: row.used_ms,
@@ -269,6 +274,10 @@ fn stored_limits(limits: Limits) -> KeyLimits {
         max_disk_mib: limits.max_disk_mib,
         max_exchanges: limits.max_exchanges,
         idle_timeout_s: limits.idle_timeout_s,
+        snapshot_ack: limits.snapshot_ack.map(|ack| match ack {
+            SnapshotAck::Captured => KeySnapshotAck::Captured,
+            SnapshotAck::Stored => KeySnapshotAck::Stored,
+        }),
     }
 }
 

@@ -15,14 +15,20 @@ use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotContent,
 use jiffy_engine_api::is_reserved;
 use jiffy_sandbox_manager::{self as manager, ListOrder, ListedSnapshots};
 
-/// Returns whether the client wants the response as soon as the memory is captured.
-fn is_only_captured(body: &SnapshotSandbox) -> Result<bool, ApiError> {
-    match body.ack {
-        Some(SnapshotAck::Captured) if body.durable == Some(true) => Err(ApiError::invalid(
-            "`durable` waits until the store has the snapshot: omit `ack: captured`",
-        )),
-        ack => Ok(ack == Some(SnapshotAck::Captured)),
+/// Returns whether the response is sent as soon as the memory is captured: by the request, or by
+/// the default of the caller's key, or by the default of the daemon.
+fn is_only_captured(app: &App, caller: &Caller, body: &SnapshotSandbox) -> Result<bool, ApiError> {
+    if body.durable == Some(true) {
+        return match body.ack {
+            Some(SnapshotAck::Captured) => Err(ApiError::invalid(
+                "`durable` waits until the store has the snapshot: omit `ack: captured`",
+            )),
+            _ => Ok(false),
+        };
     }
+    let of_key = || caller.key()?.limits.snapshot_ack;
+    let ack = body.ack.or_else(of_key).unwrap_or(app.config.snapshot_ack);
+    Ok(ack == SnapshotAck::Captured)
 }
 
 /// Returns whether `name` is a valid snapshot name: `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`, like
@@ -54,7 +60,7 @@ pub(super) async fn take(
              {MAX_SNAPSHOT_NAME} characters, and must not look like an id"
         )));
     }
-    let only_captured = is_only_captured(&body)?;
+    let only_captured = is_only_captured(&app, &caller, &body)?;
     let durable = body.durable == Some(true);
     if durable {
         // Fail before taking the snapshot if the host uses no store.

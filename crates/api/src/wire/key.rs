@@ -39,6 +39,7 @@ impl From<Limits> for KeyLimits {
             exchanges: limits.max_exchanges,
             disk_mb: limits.max_disk_mib,
             idle_timeout: limits.idle_timeout_s,
+            snapshot_ack: limits.snapshot_ack,
         }
     }
 }
@@ -57,6 +58,7 @@ impl From<KeyLimits> for Limits {
             max_disk_mib: limits.disk_mb,
             max_exchanges: limits.exchanges,
             idle_timeout_s: limits.idle_timeout,
+            snapshot_ack: limits.snapshot_ack,
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use crate::support;
 
+use jiffy_api::{Limits, Scope};
+use jiffy_api_types::SnapshotAck;
 use serde_json::json;
 use support::Api;
 
@@ -55,4 +57,42 @@ async fn a_captured_snapshot_that_could_not_be_stored_is_not_found_with_the_reas
     assert!(one.text("message").contains("made to fail"));
     let refused = api.post("/v2/sandboxes", body).await.expect(404);
     assert!(refused.text("message").contains("made to fail"));
+}
+
+#[tokio::test]
+async fn a_snapshot_is_acknowledged_as_the_request_the_key_or_the_daemon_says() {
+    // (daemon, key, request, status of the answer)
+    let (captured, stored) = (SnapshotAck::Captured, SnapshotAck::Stored);
+    let cases = [
+        (captured, None, None, "storing"),
+        (captured, Some(stored), None, "ready"),
+        (captured, None, Some("stored"), "ready"),
+        (stored, Some(captured), None, "storing"),
+        (stored, Some(captured), Some("stored"), "ready"),
+        (stored, Some(stored), Some("captured"), "storing"),
+        (stored, None, None, "ready"),
+    ];
+    for (daemon, snapshot_ack, ack, status) in cases {
+        let api = Api::new().with_snapshot_ack(daemon);
+        let limits = Limits {
+            snapshot_ack,
+            ..Limits::default()
+        };
+        let (caller, _) = api.key(Scope::Create, limits);
+        let id = api.sandbox_of(&caller).await;
+        // A snapshot that is acknowledged when it is captured cannot become ready meanwhile.
+        api.bench
+            .world
+            .storing_waits
+            .send_replace(status == "storing");
+        let path = format!("/sandboxes/{id}/snapshots");
+        let body = ack.map_or_else(|| json!({}), |ack| json!({ "ack": ack }));
+        let taken = api.call_as(&caller, "POST", &path, body).await.expect(201);
+        assert_eq!(
+            taken.text("status"),
+            status,
+            "{daemon:?} {snapshot_ack:?} {ack:?}"
+        );
+        api.bench.world.storing_waits.send_replace(false);
+    }
 }

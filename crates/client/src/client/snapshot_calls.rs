@@ -6,10 +6,12 @@ use jiffy_api_types::{Snapshot, SnapshotInfo, SnapshotSandbox};
 /// Event after which a request for a snapshot returns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SnapshotAck {
+    /// The default of the key, then of the daemon.
+    #[default]
+    Default,
     /// The memory is captured in a process that survives the daemon.
     Captured,
     /// The snapshot's files are complete on the host.
-    #[default]
     Stored,
     /// The snapshot is complete in the shared store.
     Durable,
@@ -48,7 +50,11 @@ impl Client {
         let body = SnapshotSandbox {
             name: name.map(str::to_owned),
             durable: (ack == SnapshotAck::Durable).then_some(true),
-            ack: (ack == SnapshotAck::Captured).then_some(jiffy_api_types::SnapshotAck::Captured),
+            ack: match ack {
+                SnapshotAck::Captured => Some(jiffy_api_types::SnapshotAck::Captured),
+                SnapshotAck::Stored => Some(jiffy_api_types::SnapshotAck::Stored),
+                SnapshotAck::Default | SnapshotAck::Durable => None,
+            },
             memory,
         };
         let snapshot: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;

@@ -14,8 +14,8 @@ mod row;
 pub use index::{MAX_PENDING_BYTES, TableIndex};
 pub use part::{MAX_PART_ROWS_BYTES, TablePart};
 pub use row::{
-    KeyHash, KeyLimits, KeyRow, KeyScope, MAX_IMPORT_ROWS, RequestId, Row, RowContent, RowKey,
-    TemplateRow,
+    KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck, MAX_IMPORT_ROWS, RequestId, Row,
+    RowContent, RowKey, TemplateRow,
 };
 
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,6 @@
 //! Arguments of `jiffy key` and its subcommands.
 
+use super::sandbox::AckMode;
 use crate::units;
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
@@ -98,6 +99,10 @@ pub struct KeyCreateArgs {
     /// Idle timeout of its new sandboxes, unless their create or template sets one: 90s, 30m, 12h
     #[arg(long, value_name = "TIME", value_parser = units::idle_timeout)]
     pub idle_timeout: Option<u64>,
+    /// Time at which its requests for snapshots are answered, if they do not state it: when the
+    /// memory is captured, or when the files are stored [default: of the daemon]
+    #[arg(long, value_name = "WHEN")]
+    pub snapshot_ack: Option<AckMode>,
     /// Print the key and its settings as JSON
     #[arg(long)]
     pub json: bool,

@@ -186,14 +186,9 @@ pub struct SnapshotArgs {
     #[arg(long)]
     durable: bool,
     /// Return after the memory is captured but not yet written (captured), or after the files are
-    /// complete on this host (stored)
-    #[arg(
-        long,
-        value_name = "WHEN",
-        default_value = "stored",
-        conflicts_with = "durable"
-    )]
-    ack: AckMode,
+    /// complete on this host (stored) [default: of the key, then of the daemon]
+    #[arg(long, value_name = "WHEN", conflicts_with = "durable")]
+    ack: Option<AckMode>,
     /// Store the disk without the memory: sandboxes boot from the snapshot
     #[arg(long)]
     pub disk_only: bool,
@@ -205,19 +200,29 @@ pub struct SnapshotArgs {
     pub host: HostArgs,
 }
 
-/// Moment at which `jiffy snapshot` returns.
+/// Time at which a request for a snapshot is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum AckMode {
+pub enum AckMode {
     Captured,
     Stored,
+}
+
+impl From<AckMode> for jiffy_api_types::SnapshotAck {
+    fn from(mode: AckMode) -> Self {
+        match mode {
+            AckMode::Captured => Self::Captured,
+            AckMode::Stored => Self::Stored,
+        }
+    }
 }
 
 impl SnapshotArgs {
     pub fn ack(&self) -> SnapshotAck {
         match self.ack {
             _ if self.durable => SnapshotAck::Durable,
-            AckMode::Captured => SnapshotAck::Captured,
-            AckMode::Stored => SnapshotAck::Stored,
+            Some(AckMode::Captured) => SnapshotAck::Captured,
+            Some(AckMode::Stored) => SnapshotAck::Stored,
+            None => SnapshotAck::Default,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Arguments of `jiffy serve`, and their conversion to the options of the daemon.
 
 use super::front::tls_options;
+use super::sandbox::AckMode;
 use super::site::GuestSiteArgs;
 use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
 use crate::units;
@@ -69,6 +70,11 @@ pub struct ServeArgs {
     /// milliseconds. After a burst of starts the number rises to 20 for some minutes
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(..=64))]
     pub spare_vmms: u8,
+    /// Time at which a request for a snapshot is answered, if neither the request nor its key
+    /// states it: when the memory is captured and its process writes it (captured), or when the
+    /// files are complete (stored)
+    #[arg(long, value_name = "WHEN", default_value = "stored")]
+    snapshot_ack: AckMode,
     /// Address of the API and of the gateway to sandbox ports. Port 0: any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     pub listen: SocketAddr,
@@ -240,6 +246,7 @@ impl ServeArgs {
         Ok(ServeOptions {
             warm_pool: self.warm_pool,
             spare_vmms: self.spare_vmms.into(),
+            snapshot_ack: self.snapshot_ack.into(),
             listen: (!self.no_listen).then_some(self.listen),
             functions_listen: self.functions_listen,
             functions_reset: self.functions_reset,

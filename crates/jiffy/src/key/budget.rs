@@ -2,6 +2,7 @@
 
 use hyper::Method;
 use jiffy_api::{Key, Limits};
+use jiffy_api_types::SnapshotAck;
 use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
 use jiffy_sandbox_manager::Bytes;
@@ -76,6 +77,8 @@ pub fn limits_text(limits: &Limits, budget: Option<&Value>) -> String {
     set.extend(disk);
     let idle = limits.idle_timeout_s.filter(|seconds| *seconds > 0);
     set.extend(idle.map(|seconds| format!("paused after {seconds} s without use")));
+    let is_captured = limits.snapshot_ack == Some(SnapshotAck::Captured);
+    set.extend(is_captured.then(|| "snapshots answered when captured".to_owned()));
     if set.is_empty() {
         "none".to_owned()
     } else {
@@ -104,6 +107,12 @@ mod tests {
         let text = limits_text(&idle(Some(600)), None);
         assert_eq!(text, "paused after 600 s without use");
         assert_eq!(limits_text(&idle(Some(0)), None), "none");
+        let captured = Limits {
+            snapshot_ack: Some(SnapshotAck::Captured),
+            ..Limits::default()
+        };
+        let text = limits_text(&captured, None);
+        assert_eq!(text, "snapshots answered when captured");
         let budget = json!({
             "limits": { "diskBytes": 1u64 << 30 },
             "used": { "sandboxes": 0, "snapshots": 3, "paused": 0, "diskBytes": 1 << 20 },

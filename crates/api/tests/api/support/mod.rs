@@ -14,6 +14,7 @@ use jiffy_api::{
     App, Caller, Config, FunctionInvoker, Keys, Limits, NewKey, Scope, TemplateInfo,
     TemplateRefusal, TemplateSource, openapi, router,
 };
+use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::SandboxSize;
 use jiffy_function_manager::Functions;
 use jiffy_image::{Home, Templates, Visibility};
@@ -232,6 +233,20 @@ impl Api {
     pub fn without_secrets(self) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let app = App::new(host, keys, Arc::new(base_templates()), Config::default());
+        Self {
+            router: router(app),
+            ..self
+        }
+    }
+
+    /// Returns the control plane of a daemon with this default for the answers of snapshots.
+    pub fn with_snapshot_ack(self, snapshot_ack: SnapshotAck) -> Self {
+        let (keys, host) = (self.keys.clone(), self.host.clone());
+        let config = Config {
+            snapshot_ack,
+            ..Config::default()
+        };
+        let app = App::new(host, keys, Arc::new(base_templates()), config);
         Self {
             router: router(app),
             ..self

@@ -124,6 +124,18 @@ pub struct KeyLimits {
     pub max_exchanges: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout_s: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_ack: Option<KeySnapshotAck>,
+}
+
+/// Time at which snapshots of a key are acknowledged by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeySnapshotAck {
+    /// When the memory is captured.
+    Captured,
+    /// When the files are complete on the host.
+    Stored,
 }
 
 /// API key.
