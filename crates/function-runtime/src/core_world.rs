@@ -9,6 +9,7 @@
 
 use crate::core_wasi::{self, CoreState, GuestStack};
 use crate::cpu_meter::{BusyTooLong, MAX_BUSY_TIME, thread_cpu};
+use crate::epoch_ticker::yield_to_runtime;
 use crate::fault::RequestFault;
 use crate::memory_limiter::MemoryLimiter;
 use crate::world::{self, CORE_FUNCTIONS, CORE_MEMORY};
@@ -283,7 +284,7 @@ fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
 /// worker's own stack cannot yield: it continues until its time limit, or is aborted.
 fn epoch_ended(mut store: StoreContextMut<'_, CoreState>) -> wasmtime::Result<UpdateDeadline> {
     match &mut store.data_mut().stack {
-        GuestStack::Fiber => Ok(UpdateDeadline::Yield(1)),
+        GuestStack::Fiber => Ok(yield_to_runtime()),
         GuestStack::Try => Err(FiberNeeded.into()),
         GuestStack::Busy { since } => {
             // The clock is first read here, since most calls complete within an epoch.

@@ -6,12 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
 use std::time::Duration;
-use wasmtime::Engine;
+use wasmtime::{Engine, UpdateDeadline};
 
 /// Length of an epoch. A guest on a fiber yields when its epoch ends.
 const EPOCH: Duration = Duration::from_millis(1);
 /// Number of epochs without a guest after which the thread sleeps.
 const IDLE_EPOCHS: u32 = 50;
+
+/// Lets a guest yield at the end of an epoch, and run for another epoch afterwards.
+///
+/// The guest's task becomes ready again only after its worker has run all other ready tasks, at
+/// most the runtime's event interval, and has read from its connections. A guest that only woke its
+/// own task would be polled 61 times, for an epoch each, before a new request is read.
+pub(crate) fn yield_to_runtime() -> UpdateDeadline {
+    UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
+}
 
 /// State that guests share with the thread.
 #[derive(Debug, Default)]

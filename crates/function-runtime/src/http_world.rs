@@ -3,6 +3,7 @@
 //! function's log, but no files or sockets.
 
 use crate::cpu_meter::RequestUsage;
+use crate::epoch_ticker::yield_to_runtime;
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;
 use crate::outgoing::{OutgoingRequests, SentRequest};
@@ -231,7 +232,7 @@ fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
     store.set_hostcall_fuel(MAX_CALL_BYTES);
     // The current epoch may end at any time. Almost all guests complete within a full epoch.
     store.set_epoch_deadline(FIRST_EPOCHS);
-    store.epoch_deadline_async_yield_and_update(1);
+    store.epoch_deadline_callback(|_| Ok(yield_to_runtime()));
     store
 }
 

@@ -81,9 +81,6 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     }
     let runtime = Builder::new_multi_thread()
         .worker_threads(settings.workers.max(1))
-        // Guests that use full epochs are polled in turn. With the default interval, a connection
-        // would wait for 61 such polls before its bytes are read.
-        .event_interval(1)
         .global_queue_interval(8)
         .enable_io()
         .enable_time()

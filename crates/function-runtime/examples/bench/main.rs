@@ -51,7 +51,6 @@ fn main() {
     let examples = examples.unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(std::thread::available_parallelism().map_or(2, usize::from))
-        .event_interval(1)
         .global_queue_interval(8)
         .enable_all()
         .build()
