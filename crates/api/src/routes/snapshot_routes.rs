@@ -15,8 +15,8 @@ use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotContent,
 use jiffy_engine_api::is_reserved;
 use jiffy_sandbox_manager::{self as manager, ListOrder, ListedSnapshots};
 
-/// Returns whether the response is sent as soon as the memory is captured: by the request, or by
-/// the default of the caller's key, or by the default of the daemon.
+/// Returns whether the response is sent as soon as the memory is captured. The request decides,
+/// otherwise the default of the caller's key, otherwise the default of the daemon.
 fn is_only_captured(app: &App, caller: &Caller, body: &SnapshotSandbox) -> Result<bool, ApiError> {
     if body.durable == Some(true) {
         return match body.ack {

@@ -70,9 +70,8 @@ pub struct ServeArgs {
     /// milliseconds. After a burst of starts the number rises to 20 for some minutes
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(..=64))]
     pub spare_vmms: u8,
-    /// Time at which a request for a snapshot is answered, if neither the request nor its key
-    /// states it: when the memory is captured and its process writes it (captured), or when the
-    /// files are complete (stored)
+    /// Time at which requests for snapshots are answered if neither they nor their key state it.
+    /// captured: the memory is captured but not yet written. stored: the files are complete
     #[arg(long, value_name = "WHEN", default_value = "stored")]
     snapshot_ack: AckMode,
     /// Address of the API and of the gateway to sandbox ports. Port 0: any free port
