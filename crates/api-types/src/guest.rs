@@ -197,6 +197,9 @@ pub struct HeaderRequest {
     pub rule: Option<String>,
     /// Names of the secrets that the request contained.
     pub secrets: Vec<String>,
+    /// Names of the identity tokens that the request contained. Absent if it contained none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<String>,
 }
 
 /// Connections of a sandbox.

@@ -15,6 +15,7 @@ mod guest;
 mod guest_process;
 mod header_rule;
 mod host;
+mod identity_token;
 mod key;
 mod lineage;
 mod network;
@@ -70,6 +71,10 @@ pub use header_rule::{
 pub use host::{
     Budget, BudgetLimits, BudgetUsage, DaemonStatus, DiskUsage, Health, HealthStatus, Host, Pool,
     PruneHost, PruneItem, PruneKind, PrunedHost, RevokeKey, RevokedKey, SetPool, StopHost, Team,
+};
+pub use identity_token::{
+    IdentityToken, IdentityTokenType, IdentityTokens, MAX_AUDIENCE, MAX_IDENTITY_TOKENS,
+    MAX_TOKEN_NAME, NewIdentity,
 };
 pub use key::{ApiKey, CreateKey, KeyLimits, KeyScope, NewApiKey, RotateKey};
 pub use lineage::{Lineage, LineageEdge, LineageKind, LineageNode, LineageRelation, LineageState};

@@ -1,6 +1,7 @@
 //! Details of a sandbox: the `jiffy` object of answers.
 
 use crate::engine::BootMode;
+use crate::identity_token::IdentityTokens;
 use crate::network::NetworkSettings;
 use crate::sandbox::VolumeMount;
 use crate::size::SandboxSize;
@@ -169,6 +170,9 @@ pub struct SandboxTerms {
     pub secure: bool,
     /// Network rules.
     pub network: NetworkSettings,
+    /// Identity tokens by name. Absent if the sandbox has none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub identity_tokens: IdentityTokens,
     /// Mounted volumes. Absent if the sandbox has none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeMount>,

@@ -1,5 +1,6 @@
 //! Bodies of requests about sandboxes.
 
+use crate::identity_token::NewIdentity;
 use crate::network::NetworkBody;
 use crate::parts::{MAX_TIMEOUT_S, Unsupported};
 use crate::sandbox_info::OnTimeout;
@@ -106,8 +107,8 @@ pub struct NewSandbox {
     pub lifecycle: Option<NewLifecycle>,
     /// Not supported: rejected unless empty.
     pub mcp: Option<Unsupported>,
-    /// Not supported: rejected unless empty.
-    pub iam: Option<Unsupported>,
+    /// Identity of the sandbox towards other services.
+    pub iam: Option<NewIdentity>,
     /// Volumes to mount, at most 16. Requires the engine `microvm`.
     #[schemars(length(max = 16))]
     pub volume_mounts: Option<Vec<NewVolumeMount>>,

@@ -18,6 +18,7 @@ use crate::usage_counts::UsageCounts;
 use jiffy_api_types::{DaemonStatus, SnapshotAck, StopHost};
 use jiffy_event_log::AuditLog;
 use jiffy_function_manager::Functions;
+use jiffy_identity::TokenIssuer;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_secrets::Secrets;
 use jiffy_template_builder::Builder;
@@ -111,6 +112,8 @@ pub struct App {
     pub(crate) usage_counts: Arc<UsageCounts>,
     /// Secrets of API keys. `None` if this host stores none.
     pub(crate) secrets: Option<Arc<Secrets>>,
+    /// Issuer of identity tokens. `None` if this host issues none.
+    pub(crate) issuer: Option<Arc<TokenIssuer>>,
     /// Volumes of API keys. `None` if this host stores none.
     pub(crate) volumes: Option<Arc<HostVolumes>>,
     /// Snapshots of volumes. `None` without a store.
@@ -147,6 +150,7 @@ impl Clone for App {
             audits_commands: self.audits_commands,
             usage_counts: self.usage_counts.clone(),
             secrets: self.secrets.clone(),
+            issuer: self.issuer.clone(),
             volumes: self.volumes.clone(),
             stored_volumes: self.stored_volumes.clone(),
             webhooks: self.webhooks.clone(),
@@ -189,6 +193,7 @@ impl App {
             audits_commands: false,
             usage_counts: Arc::default(),
             secrets: None,
+            issuer: None,
             volumes: None,
             stored_volumes: None,
             webhooks: None,

@@ -25,7 +25,13 @@ pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// The call that reads the audit log, as it is recorded.
 pub(crate) const READ_CALL: &str = "GET /audit";
 /// Paths that are not recorded: they need no key, or are requests to functions.
-const UNRECORDED: [&str; 3] = ["/health", "/openapi.json", "/functions/{name}/invoke"];
+const UNRECORDED: [&str; 5] = [
+    "/health",
+    "/openapi.json",
+    "/.well-known/openid-configuration",
+    "/.well-known/jwks.json",
+    "/functions/{name}/invoke",
+];
 /// Path parameters that are secret.
 const SECRET: [&str; 1] = ["{word}"];
 

@@ -8,13 +8,13 @@ use crate::error::ApiError;
 use crate::lookup::short;
 use crate::network::is_name;
 use jiffy_api_types::{
-    HeaderAudit, HeaderRule, HeaderScheme, MAX_HEADER_RULES, MAX_RULE_HEADERS, MatchRule,
-    NetworkRule, NetworkRulesByHost, NewNetworkRules,
+    HeaderAudit, HeaderRule, HeaderScheme, IdentityTokens, MAX_HEADER_RULES, MAX_RULE_HEADERS,
+    MatchRule, NetworkRule, NetworkRulesByHost, NewNetworkRules,
 };
 use jiffy_header_proxy::SandboxAuthority;
 use jiffy_proto::internal::is_api_host;
 use jiffy_sandbox_manager::{HeaderAuthority, authorities};
-use jiffy_secrets::{HeaderTemplate, SecretError, Secrets};
+use jiffy_secrets::{HeaderTemplate, SecretError, Secrets, TemplateError};
 use std::collections::BTreeMap;
 
 /// Maximum length of the name of a header in bytes.
@@ -67,11 +67,12 @@ pub(crate) fn parse_rules(rules: Option<&NewNetworkRules>) -> Result<Vec<HeaderR
 }
 
 impl App {
-    /// Checks parsed rules for a sandbox of `owner`.
+    /// Checks parsed rules for a sandbox of `owner` with these identity tokens.
     pub(crate) fn header_rules(
         &self,
         owner: Option<&str>,
         rules: Vec<HeaderRule>,
+        tokens: &IdentityTokens,
     ) -> Result<Vec<HeaderRule>, ApiError> {
         if rules.is_empty() {
             return Ok(rules);
@@ -80,7 +81,7 @@ impl App {
         let owner = owner.unwrap_or_default();
         rules
             .into_iter()
-            .map(|rule| checked(rule, secrets, owner))
+            .map(|rule| checked(rule, secrets, owner, tokens))
             .collect()
     }
 
@@ -193,8 +194,13 @@ fn of_match(rule: MatchRule) -> Result<HeaderRule, ApiError> {
     })
 }
 
-/// Checks a rule. Encrypts values without a reference to a secret.
-fn checked(mut rule: HeaderRule, secrets: &Secrets, owner: &str) -> Result<HeaderRule, ApiError> {
+/// Checks a rule. Encrypts values without a reference.
+fn checked(
+    mut rule: HeaderRule,
+    secrets: &Secrets,
+    owner: &str,
+    tokens: &IdentityTokens,
+) -> Result<HeaderRule, ApiError> {
     let host = short(&rule.host);
     if !is_name(&rule.host) || is_api_host(&rule.host) {
         return Err(invalid(format!("`{host}` is not a host name or `*.name`")));
@@ -240,6 +246,10 @@ fn checked(mut rule: HeaderRule, secrets: &Secrets, owner: &str) -> Result<Heade
                 e => ApiError::internal(e.to_string()),
             })?;
         }
+        if let Some(missing) = template.tokens().find(|token| !tokens.contains_key(*token)) {
+            let unknown = TemplateError::UnknownToken(short(missing));
+            return Err(invalid(format!("`{name}` of `{host}`: {unknown}")));
+        }
         if !template.is_confidential() {
             let sealed = HeaderTemplate::seal(secrets.host_key(), owner, value);
             *value = sealed.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -277,7 +287,9 @@ mod tests {
         } else {
             by_host(&rules)?
         };
-        let all = rules.into_iter().map(|rule| checked(rule, &secrets, "a"));
+        let all = rules
+            .into_iter()
+            .map(|rule| checked(rule, &secrets, "a", &IdentityTokens::new()));
         all.collect()
     }
 

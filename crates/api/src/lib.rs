@@ -26,6 +26,7 @@ mod guest_audit;
 mod header_rules;
 mod hooks;
 mod idempotency;
+mod identity_tokens;
 mod ignored_fields;
 mod key_events;
 mod keys;

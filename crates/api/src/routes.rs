@@ -11,6 +11,7 @@ mod fork;
 mod functions;
 mod guest;
 mod host;
+mod identity;
 mod keys;
 mod lease;
 mod limits;
@@ -111,6 +112,8 @@ fn public_calls() -> Calls {
             })
         })
         .get("/openapi.json", async || Json(openapi::document()))
+        .get("/.well-known/openid-configuration", identity::configuration)
+        .get("/.well-known/jwks.json", identity::public_keys)
         // The secret part of the path authorises the upload.
         .put("/templates/uploads/{word}", builds::upload)
         // The token of the volume or a key authorises calls on its content.

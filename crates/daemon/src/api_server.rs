@@ -28,6 +28,7 @@ use jiffy_function_manager::Functions;
 use jiffy_gateway::{
     ForwardedConnection, Gateway, GatewayConfig, GuestCallLog, InternalConnection, LinkSigner, Tls,
 };
+use jiffy_identity::TokenIssuer;
 use jiffy_image::{Home, Templates};
 use jiffy_network::Network;
 use jiffy_registry_pull::Registries;
@@ -81,6 +82,8 @@ pub struct HostParts {
     pub audit: AuditLog,
     /// Secrets of API keys. `None` for a member of a fleet.
     pub secrets: Option<Secrets>,
+    /// Issuer of identity tokens. `None` if the host issues none.
+    pub issuer: Option<Arc<TokenIssuer>>,
     /// Volumes of API keys. `None` for a member of a fleet.
     pub volumes: Option<Arc<HostVolumes>>,
     /// Snapshots of volumes. `None` without a store.
@@ -106,6 +109,7 @@ impl ApiServer {
             fleet,
             audit,
             secrets,
+            issuer,
             volumes,
             stored_volumes,
             webhooks,
@@ -167,9 +171,16 @@ impl ApiServer {
             ..jiffy_template_builder::BuilderSettings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
+        // Verifiers of identity tokens send the host of the issuer.
+        let issuer_host = options
+            .identity_issuer
+            .as_ref()
+            .map(|url| url.host().to_owned());
+        let mut allowed_hosts = options.allowed_hosts.clone();
+        allowed_hosts.extend(issuer_host);
         let gateway_config = GatewayConfig {
             domains: options.domains.clone(),
-            allowed_hosts: options.allowed_hosts.clone(),
+            allowed_hosts,
             ..GatewayConfig::default()
         };
         // A key without a limit of its own may use at most half of all in-flight requests.
@@ -178,6 +189,7 @@ impl ApiServer {
             .with_stop(stop)
             .with_builder(builder)
             .with_audit(audit.clone())
+            .with_issuer(issuer)
             .with_volumes(volumes)
             .with_stored_volumes(stored_volumes)
             .with_functions(

@@ -3,6 +3,7 @@
 use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::EngineName;
 use jiffy_event_log::Retention;
+use jiffy_identity::IssuerUrl;
 use jiffy_image::Home;
 use jiffy_network::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;
@@ -56,6 +57,9 @@ pub struct ServeOptions {
     pub domains: Vec<String>,
     /// Host names that clients may use in addition, such as the name of a reverse proxy.
     pub allowed_hosts: Vec<String>,
+    /// Public address of this API, which issues identity tokens of sandboxes under this name.
+    /// `None` if the daemon issues none.
+    pub identity_issuer: Option<IssuerUrl>,
     /// TLS of the API address.
     pub tls: TlsOptions,
     /// Limits of the host.

@@ -17,6 +17,7 @@ use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, Host, open_engines};
 use jiffy_event_log::{AuditLog, EventFeed};
 use jiffy_header_proxy::HeaderProxy;
+use jiffy_identity::TokenIssuer;
 use jiffy_image::{Home, Reference};
 use jiffy_network::{HeaderInjector, Network};
 use jiffy_sandbox_manager::VolumeMounter;
@@ -166,6 +167,17 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         None => Some(Secrets::open(home.path())?),
         Some(_) => None,
     };
+    let issuer = match (&options.identity_issuer, &secrets) {
+        (Some(url), Some(secrets)) => {
+            let (home, key) = (home.path(), secrets.host_key().clone());
+            Some(Arc::new(TokenIssuer::new(home, key, url.clone())))
+        }
+        (Some(_), None) => bail!(
+            "`--identity-issuer` cannot be used: this host is a member of a fleet, whose members have \
+             no common key for identity tokens"
+        ),
+        (None, _) => None,
+    };
     site::log_settings(&options.site, &options.network.allow_private);
     // VMMs and function processes receive these limits, so no process may start earlier.
     let cgroups = confine(&mut host, &options.confinement)?;
@@ -199,6 +211,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let injector = match &secrets {
         Some(secrets) => {
             let proxy = HeaderProxy::new(secrets.clone(), &authorities)?;
+            let proxy = proxy.with_issuer(issuer.clone());
             Some(Arc::new(proxy) as Arc<dyn HeaderInjector>)
         }
         None => None,
@@ -247,6 +260,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             fleet: parts,
             audit: audit.clone(),
             secrets,
+            issuer,
             volumes,
             stored_volumes,
             webhooks: webhooks.clone(),

@@ -89,6 +89,8 @@ pub struct HeaderUse {
     pub rule: Option<String>,
     /// Names of the secrets that the request contained.
     pub secrets: Vec<String>,
+    /// Names of the identity tokens that the request contained.
+    pub tokens: Vec<String>,
 }
 
 /// Record of a connection, a DNS query or a request.

@@ -53,7 +53,7 @@ pub use jiffy_api_types::{
 pub use lineage_limits::LineageLimits;
 pub use network::{
     EgressProxy, EgressProxyTls, HeaderRules, MEMBER_ADDRESSES, NetworkMembership, NetworkRules,
-    PRIVATE_NETWORK_RANGE,
+    PRIVATE_NETWORK_RANGE, Workload,
 };
 pub use process_instance::ProcessInstance;
 pub use reserved_names::{

@@ -1,6 +1,6 @@
 //! [`NetworkRules`]: the egress rules of a sandbox, which the engine passes to the network.
 
-use jiffy_api_types::HeaderRule;
+use jiffy_api_types::{HeaderRule, IdentityTokens};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -118,6 +118,22 @@ pub struct HeaderRules {
     pub certificate: String,
     /// Private key of the authority, encrypted with the key of the host.
     pub sealed_key: String,
+    /// Identity of the sandbox, of which headers may contain tokens. `None` without tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Workload>,
+}
+
+/// Identity of a sandbox towards other services.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Id of the sandbox.
+    pub sandbox: String,
+    /// API key that owns the sandbox. `None` if it belongs to the owner of the host.
+    pub owner: Option<String>,
+    /// Reference of the template that the sandbox descends from: `[owner/]name[:tag]`.
+    pub template: String,
+    /// Tokens by name.
+    pub tokens: IdentityTokens,
 }
 
 impl HeaderRules {

@@ -19,10 +19,12 @@ use hyper::{Request, Response, StatusCode, Version};
 use jiffy_api_types::HeaderRule;
 use jiffy_engine_api::{HeaderRules, HeaderUse};
 use jiffy_http::headers::{has_token, strip_hop_by_hop};
+use jiffy_identity::TokenIssuer;
 use jiffy_network::ServerConnector;
-use jiffy_secrets::{HeaderTemplate, Secrets};
+use jiffy_secrets::{HeaderTemplate, Secrets, TemplateError};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use zeroize::Zeroizing;
 
 /// Body of a response to the guest.
 pub(crate) type ProxyBody = UnsyncBoxBody<Bytes, hyper::Error>;
@@ -30,6 +32,8 @@ pub(crate) type ProxyBody = UnsyncBoxBody<Bytes, hyper::Error>;
 /// State of the requests of one connection.
 pub(crate) struct Exchanges {
     pub secrets: Secrets,
+    /// Issuer of identity tokens. `None` if the host has none.
+    pub issuer: Option<Arc<TokenIssuer>>,
     pub rules: Arc<HeaderRules>,
     pub owner: String,
     pub connector: Arc<dyn ServerConnector>,
@@ -41,10 +45,39 @@ pub(crate) struct Exchanges {
     pub upgraded: Mutex<Option<(OnUpgrade, OnUpgrade)>>,
 }
 
-/// Headers of a request, and the names of the secrets in them.
+/// Headers of a request, and the names of the secrets and identity tokens in them.
 struct Added {
     headers: Vec<(HeaderName, HeaderValue)>,
     secrets: Vec<String>,
+    tokens: Vec<String>,
+}
+
+/// Adds the names that `names` does not contain.
+fn add_names<'a>(names: &mut Vec<String>, more: impl Iterator<Item = &'a str>) {
+    for name in more {
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
+}
+
+/// Issues the identity token `name` of the sandbox with these rules.
+fn issue(
+    issuer: Option<&TokenIssuer>,
+    rules: &HeaderRules,
+    name: &str,
+) -> Result<Zeroizing<String>, TemplateError> {
+    let unknown = || TemplateError::UnknownToken(name.to_owned());
+    let workload = rules.workload.as_ref().ok_or_else(unknown)?;
+    let token = workload.tokens.get(name).ok_or_else(unknown)?;
+    let issuer = issuer.ok_or_else(|| {
+        TemplateError::Unreadable("the host no longer issues identity tokens".to_owned())
+    })?;
+    issuer.token(workload, &token.audience).map_err(|error| {
+        // Per request of a guest, so that a warning could fill the log.
+        tracing::debug!(%error, "cannot issue an identity token");
+        TemplateError::Unreadable("the host cannot issue identity tokens".to_owned())
+    })
 }
 
 impl Exchanges {
@@ -60,6 +93,7 @@ impl Exchanges {
             status: 0,
             rule: None,
             secrets: Vec::new(),
+            tokens: Vec::new(),
         };
         let mut is_recorded = true;
         let answer = self.forward(request, &mut used, &mut is_recorded).await;
@@ -72,7 +106,7 @@ impl Exchanges {
     }
 
     /// Checks one request, adds the headers of its rule, and forwards it. `used` receives the names
-    /// of the rule and of the secrets, for the record of connections.
+    /// of the rule, the secrets and the tokens, for the record of connections.
     async fn forward(
         &self,
         mut request: Request<Incoming>,
@@ -106,7 +140,7 @@ impl Exchanges {
         };
         prepare(&mut head, wants.as_ref());
         if let Some(added) = added {
-            used.secrets = added.secrets;
+            (used.secrets, used.tokens) = (added.secrets, added.tokens);
             for (name, value) in added.headers {
                 // Replaces all values that the guest has sent.
                 head.headers.insert(name, value);
@@ -134,25 +168,28 @@ impl Exchanges {
         Ok(Response::from_parts(head, body.boxed_unsync()))
     }
 
-    /// Reads the secrets of a rule.
+    /// Reads the secrets of a rule and issues its identity tokens.
     async fn resolve(&self, rule: &HeaderRule) -> Result<Added, Rejection> {
         let (secrets, owner, is_tls) = (self.secrets.clone(), self.owner.clone(), self.is_tls);
+        let (issuer, rules) = (self.issuer.clone(), self.rules.clone());
         let wanted = rule.headers.clone();
         let resolve = move || {
             let mut added = Added {
                 headers: Vec::new(),
                 secrets: Vec::new(),
+                tokens: Vec::new(),
             };
+            let issue = |name: &str| issue(issuer.as_deref(), &rules, name);
             for (name, text) in wanted {
                 let failed = |why: String| Rejection::Headers(format!("header {name}: {why}"));
                 let template = HeaderTemplate::parse_stored(&text);
                 let template = template.map_err(|e| failed(e.to_string()))?;
                 if !is_tls && template.is_confidential() {
                     return Err(Rejection::Forbidden(
-                        "secrets are added to requests over HTTPS only",
+                        "secrets and identity tokens are added to requests over HTTPS only",
                     ));
                 }
-                let value = template.resolve(&secrets, &owner);
+                let value = template.resolve(&secrets, &owner, issue);
                 let value = value.map_err(|e| failed(e.to_string()))?;
                 // The value is not part of the errors.
                 let invalid = || failed("its name or value is invalid".to_owned());
@@ -160,11 +197,8 @@ impl Exchanges {
                 value.set_sensitive(true);
                 let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid())?;
                 added.headers.push((parsed, value));
-                for secret in template.secrets() {
-                    if !added.secrets.iter().any(|known| known == secret) {
-                        added.secrets.push(secret.to_owned());
-                    }
-                }
+                add_names(&mut added.secrets, template.secrets());
+                add_names(&mut added.tokens, template.tokens());
             }
             Ok(added)
         };

@@ -12,6 +12,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiffy_engine_api::RefusalReason;
+use jiffy_identity::TokenIssuer;
 use jiffy_network::{GuestStream, HeaderConnection, HeaderInjector};
 use jiffy_secrets::Secrets;
 use parking_lot::Mutex;
@@ -39,6 +40,7 @@ const MAX_SEND_BUFFER: usize = 32 * 1024;
 /// Proxy that adds headers to the requests of sandboxes.
 pub struct HeaderProxy {
     secrets: Secrets,
+    issuer: Option<Arc<TokenIssuer>>,
     certificates: LeafCertificates,
     /// TLS settings of connections to servers, with HTTP/2 and without.
     with_http2: Arc<ClientConfig>,
@@ -79,11 +81,19 @@ impl HeaderProxy {
         };
         Ok(Self {
             secrets,
+            issuer: None,
             certificates: LeafCertificates::new()?,
             with_http2: settings(&[b"h2", b"http/1.1"])?,
             without_http2: settings(&[b"http/1.1"])?,
             limit: ConnectionLimit::new(MAX_CONNECTIONS),
         })
+    }
+
+    /// Adds the issuer of identity tokens. Without it, requests with such tokens fail.
+    #[must_use]
+    pub fn with_issuer(mut self, issuer: Option<Arc<TokenIssuer>>) -> Self {
+        self.issuer = issuer;
+        self
     }
 
     /// Serves one connection of a guest: terminates TLS, connects to the server, and forwards
@@ -151,6 +161,7 @@ impl HeaderProxy {
         };
         let exchanges = Arc::new(Exchanges {
             secrets: self.secrets.clone(),
+            issuer: self.issuer.clone(),
             rules,
             owner,
             connector,

@@ -1,67 +1,15 @@
 //! Tests for egress proxies of sandboxes, with real guests in a simulated internet and a real
 //! SOCKS5 proxy (microsocks).
 
-use crate::support::lab::{HOST, Lab};
+use crate::support::lab::HOST;
 use crate::support::network_probe::{call, create, networked, python};
 use crate::support::skip;
+use crate::support::socks_proxy::{ADDRESS, PASSWORD, SocksProxy, USER, microsocks};
 use crate::support::test_home::TestHome;
-use crate::support::wait_for;
 use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
-use std::fs;
-use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Duration;
-
-/// Address of the proxy in the lab's internet.
-const ADDRESS: &str = "8.8.8.8:1080";
-const USER: &str = "user-7f3a";
-const PASSWORD: &str = "password-91c2";
-
-/// Returns the program that `scripts/test-servers` downloads.
-fn program() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/microsocks");
-    let is_ci = std::env::var_os("CI").is_some();
-    let exists = program.exists();
-    assert!(
-        exists || !is_ci,
-        "microsocks is missing: run scripts/test-servers"
-    );
-    exists.then_some(program)
-}
-
-/// Running proxy. Its log has the hosts of its connections.
-struct Proxy {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Proxy {
-    fn start(program: &Path, log: PathBuf, lab: &Lab) -> Self {
-        let file = fs::File::create(&log).unwrap();
-        let words = ["-i", "8.8.8.8", "-p", "1080", "-u", USER, "-P", PASSWORD];
-        let child = lab.in_internet(|| {
-            let child = Command::new(program).args(words).stderr(file).spawn();
-            wait_for("the proxy", || TcpStream::connect(ADDRESS).ok());
-            child.unwrap()
-        });
-        Self { child, log }
-    }
-
-    /// Returns whether the proxy connected to `server`.
-    fn connected_to(&self, server: &str) -> bool {
-        let log = fs::read_to_string(&self.log).unwrap();
-        log.contains(&format!("connected to {server}"))
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// Functions for programs in guests. `via` returns the address that the server sees.
 const PROBE: &str = r#"
@@ -96,12 +44,12 @@ fn rules(address: &str, password: &str, rest: Value) -> Value {
 
 #[jiffy_test(lab)]
 fn all_connections_leave_through_the_egress_proxy_or_not_at_all() {
-    let Some(program) = program() else {
+    let Some(program) = microsocks() else {
         return skip("microsocks is missing: run scripts/test-servers");
     };
     networked(&[], |test_home, lab| {
         let log = test_home.dir.path().join("microsocks.log");
-        let proxy = Proxy::start(&program, log, lab);
+        let proxy = SocksProxy::start(&program, log, lab);
         let direct = format!("['internet', '{HOST}']");
         let through = "['internet', '9.9.9.9']";
         let network = json!({ "network": rules(ADDRESS, PASSWORD, json!({})) });

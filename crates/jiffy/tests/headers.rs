@@ -3,14 +3,21 @@
 use crate::site_settings::network::TestAuthority;
 use crate::support::lab::Lab;
 use crate::support::network_probe::{call, clean, create, python};
+use crate::support::skip;
+use crate::support::socks_proxy::{ADDRESS, PASSWORD, SocksProxy, USER, microsocks};
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
 use jiffy_test_attributes::jiffy_test;
+use jsonwebtoken::jwk::JwkSet;
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+/// Public address of the daemon in identity tokens.
+const ISSUER: &str = "https://issuer.example";
+const AUDIENCE: &str = "sts.amazonaws.com";
 const SECRET: &str = "value-of-the-secret-that-no-guest-receives";
 
 /// Web server that appends method, host, path and authorization of each request to a file.
@@ -72,7 +79,9 @@ fn serve(lab: &Lab, directory: &Path, log: &Path) -> WebServer {
         // Other servers of the lab occupy the port at all addresses.
         let redirect = "add table ip web\n\
             add chain ip web in { type nat hook prerouting priority dstnat; }\n\
-            add rule ip web in ip daddr 9.9.9.9 tcp dport 443 redirect to :8443\n";
+            add chain ip web local { type nat hook output priority dstnat; }\n\
+            add rule ip web in ip daddr 9.9.9.9 tcp dport 443 redirect to :8443\n\
+            add rule ip web local ip daddr 9.9.9.9 tcp dport 443 redirect to :8443\n";
         let rules = directory.join("redirect.nft");
         fs::write(&rules, redirect).unwrap();
         let loaded = Command::new("nft").arg("-f").arg(&rules).status();
@@ -100,17 +109,22 @@ fn contains(directory: &Path, text: &str) -> bool {
 
 #[jiffy_test(lab)]
 fn a_guest_uses_a_secret_that_it_never_receives() {
-    in_lab_with_server(check);
+    in_lab_with_server(|lab, test_home, log, options, daemon| {
+        check(test_home, log, options, daemon);
+        check_identity(test_home, log);
+        check_through_proxy(lab, test_home, log);
+        check_removal(test_home, log);
+    });
 }
 
 #[jiffy_test(engine = "gvisor", lab)]
 fn a_guest_on_gvisor_uses_a_secret_that_it_never_receives() {
-    in_lab_with_server(|test_home, log, _, _| check_use(test_home, log));
+    in_lab_with_server(|_, test_home, log, _, _| check_use(test_home, log));
 }
 
-/// Runs `work` with a data directory that has the secret, the file with the server's requests, the
-/// options of the daemon, and the daemon.
-fn in_lab_with_server(work: impl FnOnce(&TestHome, &Path, &[&str], &mut Child) + Send) {
+/// Runs `work` with the lab, a data directory that has the secret, the file with the server's
+/// requests, the options of the daemon, and the daemon.
+fn in_lab_with_server(work: impl FnOnce(&Lab, &TestHome, &Path, &[&str], &mut Child) + Send) {
     crate::support::lab::with_lab(|lab| {
         let directory = tempfile::tempdir().unwrap();
         let authority = TestAuthority::new("Test CA");
@@ -126,13 +140,21 @@ fn in_lab_with_server(work: impl FnOnce(&TestHome, &Path, &[&str], &mut Child) +
         let _server = serve(lab, directory.path(), &log);
         let test_home = TestHome::new();
         let ca = directory.path().join("ca.pem");
-        let options = ["--network", "on", "--warm-pool", "0", "--guest-ca"];
+        let options = [
+            "--network",
+            "on",
+            "--warm-pool",
+            "0",
+            "--identity-issuer",
+            ISSUER,
+        ];
+        let options = [&options[..], &["--guest-ca"]].concat();
         let options = [&options[..], &[ca.to_str().unwrap()]].concat();
         let mut daemon = test_home.serve(&options);
         let secret = format!("{SECRET}\n");
         let stored = test_home.call_with(&["secret", "create", "token"], secret.as_bytes());
         assert_eq!(stored.code, Some(0), "{stored:?}");
-        work(&test_home, &log, &options, &mut daemon);
+        work(lab, &test_home, &log, &options, &mut daemon);
         test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         let _ = daemon.wait();
         drop(test_home);
@@ -264,8 +286,121 @@ fn check(test_home: &TestHome, log: &Path, options: &[&str], daemon: &mut Child)
         "server 200"
     );
     assert_eq!(received(), "api.example /x None\n");
-    // A removed secret is an error, and not an empty header.
+}
+
+/// Checks that a removed secret is an error, and not an empty header.
+fn check_removal(test_home: &TestHome, log: &Path) {
+    let id = create(test_home, json!({ "network": { "rules": rules("token") } }));
     test_home.ok(&["secret", "rm", "token"]);
-    assert_eq!(say(&id, "get('https://api.example/x')"), "502");
-    assert_eq!(received(), "");
+    let status = say(test_home, &id, "get('https://api.example/x')");
+    assert_eq!((status.as_str(), received(log).as_str()), ("502", ""));
+}
+
+/// Checks that requests with headers leave through the egress proxy of the sandbox, or not at all.
+fn check_through_proxy(lab: &Lab, test_home: &TestHome, log: &Path) {
+    let Some(program) = microsocks() else {
+        return skip("microsocks is missing: run scripts/test-servers");
+    };
+    let proxy = SocksProxy::start(&program, test_home.dir.path().join("socks.log"), lab);
+    let network = |rest: Value| {
+        let mut network = rest;
+        network["rules"] = rules("token");
+        network["egressProxy"] =
+            json!({ "address": ADDRESS, "username": USER, "password": PASSWORD });
+        network
+    };
+    let id = create(test_home, json!({ "network": network(json!({})) }));
+    let path = format!("/sandboxes/{id}/network");
+    let say = |what: &str| say(test_home, &id, what);
+    let with_secret = format!("api.example /x Bearer {SECRET}\n");
+    // With access to all addresses, and with rules that allow the name or the address only.
+    let restricted = |allowed: &str| json!({ "allowOut": [allowed], "denyOut": ["0.0.0.0/0"] });
+    for (rest, server) in [
+        (json!({}), "api.example:443"),
+        (restricted("api.example"), "api.example:443"),
+        (restricted("9.9.9.9"), "9.9.9.9:443"),
+    ] {
+        assert_eq!(call(test_home, "PUT", &path, &network(rest)).0, 204);
+        assert!(!proxy.connected_to(server));
+        assert_eq!(say("get('https://api.example/x')"), "200", "{server}");
+        assert_eq!(received(log), with_secret);
+        assert!(proxy.connected_to(server));
+        proxy.forget();
+    }
+    assert_eq!(
+        say("issuer('api.example'), issuer('other.example')"),
+        "host server"
+    );
+    // Rules that do not allow the host, and a proxy that does not run.
+    let denied = network(restricted("8.8.8.8"));
+    assert_eq!(call(test_home, "PUT", &path, &denied).0, 204);
+    assert_eq!(say("get('https://api.example/x')"), "502");
+    assert_eq!(call(test_home, "PUT", &path, &network(json!({}))).0, 204);
+    drop(proxy);
+    assert_eq!(say("get('https://api.example/x')"), "502");
+    assert_eq!(received(log), "");
+    test_home.ok(&["kill", &id]);
+}
+
+/// Returns the claims of the only token that the server received since the last call. Verifies the
+/// token as a service does, with the keys that the daemon publishes.
+fn claims(test_home: &TestHome, log: &Path) -> Value {
+    let text = received(log);
+    let token = text.trim().rsplit(' ').next().unwrap();
+    assert!(
+        text.starts_with("api.example /x Bearer ") && text.lines().count() == 1,
+        "{text}"
+    );
+    let (status, keys) = call(test_home, "GET", "/.well-known/jwks.json", &Value::Null);
+    assert_eq!(status, 200, "{keys}");
+    let keys: JwkSet = serde_json::from_str(&keys).unwrap();
+    let id = decode_header(token).unwrap().kid.unwrap();
+    let key = DecodingKey::from_jwk(keys.find(&id).unwrap()).unwrap();
+    let mut rules = Validation::new(Algorithm::ES256);
+    rules.set_audience(&[AUDIENCE]);
+    rules.set_issuer(&[ISSUER]);
+    // No file of the host contains the token: it never was in the guest, a log or a record.
+    assert!(!contains(test_home.dir.path(), token));
+    decode::<Value>(token, &key, &rules).unwrap().claims
+}
+
+/// Checks that a server recognises a sandbox and its fork by tokens that neither receives.
+fn check_identity(test_home: &TestHome, log: &Path) {
+    let value = "Bearer ${e2b.identity.tokens.aws}";
+    let rules =
+        json!({ "api.example": [{ "transform": { "headers": { "Authorization": value } } }] });
+    let token = json!({ "audience": AUDIENCE, "tokenType": "JWT-SVID" });
+    let body = json!({ "iam": { "tokens": { "aws": token } }, "network": { "rules": rules } });
+    let id = create(test_home, body);
+    let child = test_home.ok(&["fork", &id]);
+    let child = child.lines().next().unwrap();
+    let subject = |id: &str| {
+        format!("spiffe://issuer.example/owner/host/template/host/base/default/sandbox/{id}")
+    };
+    for sandbox in [&id, child] {
+        let status = say(
+            test_home,
+            sandbox,
+            "get('https://api.example/x', Authorization='guest')",
+        );
+        assert_eq!(status, "200");
+        let claims = claims(test_home, log);
+        assert_eq!(claims["sub"], subject(sandbox));
+        assert_eq!(
+            claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap(),
+            300
+        );
+    }
+    let path = format!("/sandboxes/{id}/connections");
+    let (_, record) = call(test_home, "GET", &path, &Value::Null);
+    assert!(record.contains("\"tokens\":[\"aws\"]"), "{record}");
+    assert!(
+        test_home
+            .ok(&["logs", &id, "--network"])
+            .contains("(tokens: aws)")
+    );
+    // Tokens are not sent without TLS.
+    assert_eq!(say(test_home, &id, "get('http://api.example/x')"), "403");
+    assert_eq!(received(log), "");
+    test_home.ok(&["kill", &id, child]);
 }

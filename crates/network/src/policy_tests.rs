@@ -402,6 +402,7 @@ fn with_headers(allow: &[&str], deny: &[&str]) -> NetworkRules {
         rules: vec![rule],
         certificate: String::new(),
         sealed_key: String::new(),
+        workload: None,
     };
     NetworkRules {
         headers: Some(headers),

@@ -4,7 +4,7 @@ use crate::lineage_record::Rollback;
 use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::{BootMode, BrokenBy, SandboxInfo, SandboxSize, SandboxState};
-use jiffy_engine_api::{ExitReason, NetworkRules};
+use jiffy_engine_api::{ExitReason, NetworkRules, Workload};
 use std::collections::BTreeMap;
 
 /// Record of a sandbox of this host, as of one moment.
@@ -53,11 +53,6 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Returns the egress rules.
-    pub(crate) fn rules(&self) -> NetworkRules {
-        self.settings.rules(&self.id, self.name.as_deref())
-    }
-
     /// Returns the record as text, for other hosts of the fleet.
     ///
     /// # Errors
@@ -120,6 +115,21 @@ impl Sandbox {
     /// Returns the settings chosen by the creator.
     pub fn settings(&self) -> &SandboxSettings {
         &self.settings
+    }
+
+    /// Returns the egress rules of the sandbox, for its engine.
+    pub fn network_rules(&self) -> NetworkRules {
+        let mut rules = self.settings.rules(&self.id, self.name.as_deref());
+        let tokens = &self.settings.identity_tokens;
+        if let Some(headers) = rules.headers.as_mut().filter(|_| !tokens.is_empty()) {
+            headers.workload = Some(Workload {
+                sandbox: self.id.clone(),
+                owner: self.settings.owner.clone(),
+                template: self.template.clone(),
+                tokens: tokens.clone(),
+            });
+        }
+        rules
     }
 
     /// Returns the API key of the owner. `None` if the sandbox belongs to the host's owner.

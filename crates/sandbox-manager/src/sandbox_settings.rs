@@ -3,7 +3,8 @@
 
 use crate::MountedVolume;
 use jiffy_api_types::{
-    HeaderRule, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent, VolumeMount,
+    HeaderRule, IdentityTokens, NetworkSettings, OnTimeout, SandboxTerms, SnapshotContent,
+    VolumeMount,
 };
 use jiffy_engine_api::{
     EgressProxy, EgressProxyTls, HeaderRules, NetworkMembership, NetworkRules, now_ms,
@@ -49,6 +50,9 @@ pub struct SandboxSettings {
     /// Parts of the egress proxy in `network` that the API does not return.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress_proxy_secrets: Option<EgressProxySecrets>,
+    /// Identity tokens that headers in `network` may contain, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub identity_tokens: IdentityTokens,
     /// Mounted volumes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<MountedVolume>,
@@ -118,7 +122,8 @@ impl SandboxSettings {
     }
 
     /// Returns the egress rules of the sandbox `id` with this name. A new sandbox has no id and no
-    /// address in a private network yet: its rules may be checked, but not applied.
+    /// address in a private network yet: its rules may be checked, but not applied. Identity tokens
+    /// are added by [`Sandbox::network_rules`](crate::Sandbox::network_rules).
     pub fn rules(&self, id: &str, name: Option<&str>) -> NetworkRules {
         let network = &self.network;
         // The addresses were checked before they were stored.
@@ -169,6 +174,7 @@ impl SandboxSettings {
             rules: rules.clone(),
             certificate: authority.certificate.pem.clone(),
             sealed_key: authority.sealed_key.clone(),
+            workload: None,
         })
     }
 
@@ -203,6 +209,7 @@ impl From<SandboxSettings> for SandboxTerms {
                     .collect(),
                 ..settings.network
             },
+            identity_tokens: settings.identity_tokens,
             volumes: settings.volumes.iter().map(VolumeMount::from).collect(),
         }
     }

@@ -1,7 +1,9 @@
-//! Value of a header in a rule: text with references to secrets.
+//! Value of a header in a rule: text with references to secrets and identity tokens.
 //!
-//! `Bearer ${e2b.secrets.NAME}` refers to a secret by name. `${jiffy.sealed.TEXT}` is a text that
-//! this host has encrypted for the record of a sandbox. Clients cannot write the second form.
+//! `Bearer ${e2b.secrets.NAME}` refers to a secret by name, and
+//! `Bearer ${e2b.identity.tokens.NAME}` to an identity token of the sandbox.
+//! `${jiffy.sealed.TEXT}` is a text that this host has encrypted for the record of a sandbox.
+//! Clients cannot write the last form.
 
 use crate::secret::{checked_name, is_header_text};
 use crate::{HostKey, SecretError, Secrets};
@@ -13,6 +15,7 @@ const MAX_TEMPLATE: usize = 2048;
 /// Maximum length in bytes of a header after secrets were inserted.
 const MAX_HEADER_VALUE: usize = 16 * 1024;
 const SECRET: &str = "e2b.secrets.";
+const TOKEN: &str = "e2b.identity.tokens.";
 const SEALED: &str = "jiffy.sealed.";
 
 /// Reason why the value of a header is invalid.
@@ -22,12 +25,18 @@ pub enum TemplateError {
     #[error("use at most {MAX_TEMPLATE} bytes without control characters")]
     Text,
     /// A reference is incomplete or unknown.
-    #[error("`${{{0}}}` is not a reference: use `${{e2b.secrets.NAME}}`")]
+    #[error(
+        "`${{{0}}}` is not a reference: use `${{e2b.secrets.NAME}}` or \
+         `${{e2b.identity.tokens.NAME}}`"
+    )]
     Reference(String),
     /// The owner has no secret with this name.
     #[error("the secret `{0}` does not exist")]
     Unknown(String),
-    /// A secret cannot be read.
+    /// The sandbox has no identity token with this name.
+    #[error("the sandbox has no identity token `{0}`: name it in `iam.tokens` of the create")]
+    UnknownToken(String),
+    /// A secret cannot be read, or a token cannot be issued.
     #[error("{0}")]
     Unreadable(String),
 }
@@ -38,6 +47,8 @@ enum Part {
     Text(String),
     /// Name of a secret, in lower case.
     Secret(String),
+    /// Name of an identity token.
+    Token(String),
     Sealed(Vec<u8>),
 }
 
@@ -80,6 +91,11 @@ impl HeaderTemplate {
             let unknown = || TemplateError::Reference(name.chars().take(64).collect());
             let part = if let Some(name) = name.strip_prefix(SECRET) {
                 Part::Secret(checked_name(name).map_err(|_| unknown())?)
+            } else if let Some(name) = name.strip_prefix(TOKEN) {
+                if name.is_empty() || name.contains(['{', '$']) {
+                    return Err(unknown());
+                }
+                Part::Token(name.to_owned())
             } else if let Some(sealed) = name.strip_prefix(SEALED) {
                 let sealed = BASE64URL_NOPAD.decode(sealed.as_bytes());
                 Part::Sealed(sealed.map_err(|_| unknown())?)
@@ -99,14 +115,22 @@ impl HeaderTemplate {
     pub fn secrets(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|part| match part {
             Part::Secret(name) => Some(name.as_str()),
-            Part::Text(_) | Part::Sealed(_) => None,
+            Part::Text(_) | Part::Token(_) | Part::Sealed(_) => None,
         })
     }
 
-    /// Returns whether the value is confidential: it refers to a secret.
+    /// Returns the names of the identity tokens in the value.
+    pub fn tokens(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|part| match part {
+            Part::Token(name) => Some(name.as_str()),
+            Part::Text(_) | Part::Secret(_) | Part::Sealed(_) => None,
+        })
+    }
+
+    /// Returns whether the value is confidential: it refers to a secret or an identity token.
     #[must_use]
     pub fn is_confidential(&self) -> bool {
-        self.secrets().next().is_some()
+        self.secrets().chain(self.tokens()).next().is_some()
     }
 
     /// Encrypts a text for the record of a sandbox of `owner`, in the form of a value.
@@ -115,11 +139,13 @@ impl HeaderTemplate {
         Ok(format!("${{{SEALED}{}}}", BASE64URL_NOPAD.encode(&sealed)))
     }
 
-    /// Returns the value with the secrets of `owner`.
+    /// Returns the value with the secrets of `owner`. `issue` issues the identity token with a
+    /// name.
     pub fn resolve(
         &self,
         secrets: &Secrets,
         owner: &str,
+        issue: impl Fn(&str) -> Result<Zeroizing<String>, TemplateError>,
     ) -> Result<Zeroizing<String>, TemplateError> {
         // This is reserved at once, so that no copy of a secret remains in memory that is freed.
         let mut value = Zeroizing::new(String::with_capacity(MAX_HEADER_VALUE));
@@ -130,6 +156,7 @@ impl HeaderTemplate {
                     .value(owner, name)
                     .map_err(|e| TemplateError::Unreadable(e.to_string()))?
                     .ok_or_else(|| TemplateError::Unknown(name.clone()))?,
+                Part::Token(name) => issue(name)?,
                 Part::Sealed(sealed) => unsealed(secrets.host_key(), owner, sealed)?,
             };
             if value.len() + text.len() > MAX_HEADER_VALUE {
@@ -166,6 +193,24 @@ mod tests {
     use crate::NewSecret;
     use std::collections::BTreeMap;
 
+    /// Issues no identity token.
+    fn none(name: &str) -> Result<Zeroizing<String>, TemplateError> {
+        Err(TemplateError::UnknownToken(name.to_owned()))
+    }
+
+    #[test]
+    fn identity_tokens_are_issued_for_each_value() {
+        let home = tempfile::tempdir().unwrap();
+        let secrets = Secrets::open(home.path()).unwrap();
+        let template = HeaderTemplate::parse("Bearer ${e2b.identity.tokens.my aws}.").unwrap();
+        assert_eq!(template.tokens().collect::<Vec<_>>(), ["my aws"]);
+        assert!(template.is_confidential() && template.secrets().next().is_none());
+        let issue = |name: &str| Ok(Zeroizing::new(format!("<{name}>")));
+        let value = template.resolve(&secrets, "a", issue).unwrap();
+        assert_eq!(value.as_str(), "Bearer <my aws>.");
+        template.resolve(&secrets, "a", none).unwrap_err();
+    }
+
     #[test]
     fn references_are_replaced_by_secrets_of_the_owner() {
         let home = tempfile::tempdir().unwrap();
@@ -179,16 +224,16 @@ mod tests {
         let template = HeaderTemplate::parse("Bearer ${e2b.secrets.Token}!").unwrap();
         assert_eq!(template.secrets().collect::<Vec<_>>(), ["token"]);
         assert_eq!(
-            template.resolve(&secrets, "a").unwrap().as_str(),
+            template.resolve(&secrets, "a", none).unwrap().as_str(),
             "Bearer abc!"
         );
-        let missing = template.resolve(&secrets, "b").unwrap_err();
+        let missing = template.resolve(&secrets, "b", none).unwrap_err();
         assert_eq!(missing, TemplateError::Unknown("token".to_owned()));
         // A value is not parsed again after a secret was inserted.
         secrets
             .update("a", "token", "${e2b.secrets.other}", None)
             .unwrap();
-        let value = template.resolve(&secrets, "a").unwrap();
+        let value = template.resolve(&secrets, "a", none).unwrap();
         assert_eq!(value.as_str(), "Bearer ${e2b.secrets.other}!");
     }
 
@@ -200,8 +245,11 @@ mod tests {
         assert!(!text.contains("literal"));
         HeaderTemplate::parse(&text).unwrap_err();
         let stored = HeaderTemplate::parse_stored(&text).unwrap();
-        assert_eq!(stored.resolve(&secrets, "a").unwrap().as_str(), "literal");
-        stored.resolve(&secrets, "b").unwrap_err();
+        assert_eq!(
+            stored.resolve(&secrets, "a", none).unwrap().as_str(),
+            "literal"
+        );
+        stored.resolve(&secrets, "b", none).unwrap_err();
     }
 
     #[test]
@@ -213,7 +261,9 @@ mod tests {
             "${e2b.secrets.}",
             "${e2b.secrets.a",
             "${e2b.secrets.a b}",
-            "${e2b.identity.tokens.x}",
+            "${e2b.identity.tokens.}",
+            "${e2b.identity.tokens.a${b}",
+            "${e2b.identity.x}",
             "${HOME}",
             &"a".repeat(MAX_TEMPLATE + 1),
         ] {

@@ -1,5 +1,5 @@
 // Bodies of requests from the options of `e2b`.
-import type { SandboxNetworkOpts, SandboxNetworkUpdate, SandboxOpts } from 'e2b'
+import { InvalidArgumentError, type SandboxNetworkOpts, type SandboxNetworkUpdate, type SandboxOpts } from 'e2b'
 import { seconds } from './calls.js'
 import type { EngineName, Json } from './models.js'
 
@@ -38,8 +38,41 @@ export interface SandboxOptions extends SandboxOpts {
 
 type Selector = string[] | ((context: any) => string[]) | undefined
 
-/** Returns the network rules of a request. */
-export function networkBody(network: SandboxNetworkOpts | SandboxNetworkUpdate | undefined): Json | undefined {
+/** Placeholders of identity tokens. Without `names`, each name is accepted. */
+function placeholders(names?: string[]): Record<string, string> {
+  const get = (_: object, name: string | symbol) => {
+    if (typeof name === 'symbol') return undefined
+    if (names && !names.includes(name)) {
+      throw new InvalidArgumentError(`the identity token ${JSON.stringify(name)} is not in iam.tokens`)
+    }
+    return `\${e2b.identity.tokens.${name}}`
+  }
+  return new Proxy({}, { get })
+}
+
+/** Returns rules whose changes of requests are values instead of functions. */
+function rulesBody(rules: Json | undefined, tokens?: string[]): Json | undefined {
+  const context = { iam: { tokens: placeholders(tokens) } }
+  const resolved = (rule: Json) =>
+    typeof rule.transform === 'function' ? { ...rule, transform: rule.transform(context) as Json } : rule
+  const hosts = Object.entries((rules ?? {}) as Record<string, Json[]>)
+  return rules && Object.fromEntries(hosts.map(([host, entries]) => [host, entries.map(resolved)]))
+}
+
+/** Returns the proxy of a request. */
+function proxyBody(proxy: Json | undefined): Json | undefined {
+  if (!proxy?.tls) return proxy && { ...proxy, tls: undefined }
+  return { ...proxy, tls: { ...(proxy.tls as object), enabled: true } }
+}
+
+/**
+ * Returns the network rules of a request. `tokens` are the names of the identity tokens of a new
+ * sandbox.
+ */
+export function networkBody(
+  network: SandboxNetworkOpts | SandboxNetworkUpdate | undefined,
+  tokens?: string[]
+): Json | undefined {
   if (!network) return undefined
   const { allowOut, denyOut, allowInternetAccess, ...rest } = network as Json
   const rules = new Map(Object.entries((rest.rules as Json | undefined) ?? {}))
@@ -47,6 +80,8 @@ export function networkBody(network: SandboxNetworkOpts | SandboxNetworkUpdate |
     typeof selector === 'function' ? [...selector({ allTraffic: ALL_TRAFFIC, rules })] : selector
   return {
     ...rest,
+    rules: rulesBody(rest.rules as Json | undefined, tokens),
+    egressProxy: proxyBody(rest.egressProxy as Json | undefined),
     allowOut: list(allowOut as Selector),
     denyOut: list(denyOut as Selector),
     allow_internet_access: allowInternetAccess as boolean | undefined,
@@ -56,7 +91,7 @@ export function networkBody(network: SandboxNetworkOpts | SandboxNetworkUpdate |
 /** Returns the body of a create. */
 export function createBody(template: string, options: SandboxOptions): Json {
   const { lifecycle, volumeMounts } = options
-  const network = networkBody(options.network)
+  const network = networkBody(options.network, Object.keys(options.iam?.tokens ?? {}))
   const onTimeout = lifecycle?.onTimeout as string | { action: string; keepMemory?: boolean } | undefined
   const action = typeof onTimeout === 'string' ? onTimeout : onTimeout?.action
   const mounts = Object.entries(volumeMounts ?? {}).map(([path, volume]) => ({

@@ -28,6 +28,22 @@ pub(super) fn all() -> Vec<Operation> {
         Operation::get("/openapi.json", "openapi", "Get this document")
             .answers::<Map<String, Value>>(200, "OpenAPI document")
             .open(),
+        Operation::get(
+            "/.well-known/openid-configuration",
+            "identityIssuer",
+            "Get the description of the issuer of identity tokens (OpenID Connect Discovery)",
+        )
+        .answers::<Map<String, Value>>(200, "Description of the issuer")
+        .open()
+        .fails_with(&[404]),
+        Operation::get(
+            "/.well-known/jwks.json",
+            "identityKeys",
+            "Get the public keys that verify identity tokens (RFC 7517)",
+        )
+        .answers::<Map<String, Value>>(200, "Public keys")
+        .open()
+        .fails_with(&[404]),
     ];
     all.extend(sandboxes::sandboxes());
     all.extend(observe::observe());

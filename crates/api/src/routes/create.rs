@@ -123,7 +123,8 @@ async fn create_once(
     app.check_content(engine.as_deref(), pause_content)?;
     let owner = caller.owner_id();
     let rules = request.network.as_ref().and_then(|n| n.rules.as_ref());
-    let rules = app.header_rules(owner.as_deref(), parse_rules(rules)?)?;
+    let identity_tokens = app.identity_tokens(request.iam)?;
+    let rules = app.header_rules(owner.as_deref(), parse_rules(rules)?, &identity_tokens)?;
     let has_rules = !rules.is_empty();
     let network = request.network.as_ref();
     let proxy = network.and_then(|n| n.egress_proxy.clone());
@@ -158,6 +159,7 @@ async fn create_once(
             site: site(request.ca_certificates, request.proxy)?,
             header_authority,
             egress_proxy_secrets,
+            identity_tokens,
             volumes: app.volumes_of_new(caller, request.volume_mounts).await?,
             creation,
         },
@@ -187,10 +189,6 @@ fn reject_unsupported(request: &NewSandbox, selects_host: bool) -> Result<(), Ap
         (
             is_present(&request.mcp),
             "`mcp` is not supported: start the gateway in the sandbox with a command",
-        ),
-        (
-            is_present(&request.iam),
-            "`iam` is not supported: this host issues no identity tokens",
         ),
         (
             request.on_node_loss == Some(OnNodeLoss::Restore),

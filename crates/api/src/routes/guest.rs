@@ -48,7 +48,8 @@ pub(super) async fn network(
     let change = check_update(body)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     // The rules refer to secrets of the sandbox's owner, also if an administrator changes them.
-    let rules = app.header_rules(record.owner(), rules)?;
+    let tokens = &record.settings().identity_tokens;
+    let rules = app.header_rules(record.owner(), rules, tokens)?;
     let needs_authority = !rules.is_empty() && record.settings().header_authority.is_none();
     let authority = needs_authority
         .then(|| app.header_authority())
@@ -283,6 +284,7 @@ fn connection(connection: ConnectionRecord) -> Connection {
             status: used.status,
             rule: used.rule,
             secrets: used.secrets,
+            tokens: used.tokens,
         }),
         bytes_out: connection.bytes.map(|(out, _)| out),
         bytes_in: connection.bytes.map(|(_, back)| back),

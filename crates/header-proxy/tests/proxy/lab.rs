@@ -8,9 +8,10 @@ use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use jiffy_api_types::HeaderRule;
-use jiffy_engine_api::{HeaderRules, HeaderUse, RefusalReason};
+use jiffy_api_types::{HeaderRule, IdentityToken, IdentityTokenType};
+use jiffy_engine_api::{HeaderRules, HeaderUse, RefusalReason, Workload};
 use jiffy_header_proxy::{HeaderProxy, SandboxAuthority};
+use jiffy_identity::TokenIssuer;
 use jiffy_network::{Connecting, GuestStream, HeaderConnection, HeaderInjector, ServerConnector};
 use jiffy_secrets::{NewSecret, Secrets};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -128,8 +129,11 @@ impl Lab {
         } else {
             Vec::new()
         };
+        let url = "https://issuer.example".parse().unwrap();
+        let issuer = TokenIssuer::new(home.path(), secrets.host_key().clone(), url);
+        let proxy = HeaderProxy::new(secrets.clone(), &trusted).unwrap();
         Self {
-            proxy: Arc::new(HeaderProxy::new(secrets.clone(), &trusted).unwrap()),
+            proxy: Arc::new(proxy.with_issuer(Some(Arc::new(issuer)))),
             authority: SandboxAuthority::generate(secrets.host_key()).unwrap(),
             secrets,
             server,
@@ -150,9 +154,21 @@ impl Lab {
         }
     }
 
+    /// Returns a rule that adds `authorization` with this value.
+    pub fn rule_with(value: &str) -> HeaderRule {
+        HeaderRule {
+            headers: BTreeMap::from([("authorization".to_owned(), value.to_owned())]),
+            ..Self::rule()
+        }
+    }
+
     /// Opens a connection to the proxy, as the network does for a guest.
     pub fn open(&self, rule: HeaderRule, is_tls: bool, owner: &str) -> DuplexStream {
         let (guest, client) = tokio::io::duplex(64 * 1024);
+        let token = IdentityToken {
+            audience: "sts.example".to_owned(),
+            token_type: IdentityTokenType::JwtSvid,
+        };
         let connection = HeaderConnection {
             client: Box::new(client),
             host: HOST.to_owned(),
@@ -161,6 +177,12 @@ impl Lab {
                 rules: vec![rule],
                 certificate: self.authority.certificate.clone(),
                 sealed_key: self.authority.sealed_key.clone(),
+                workload: Some(Workload {
+                    sandbox: "sandbox1".to_owned(),
+                    owner: Some(owner.to_owned()),
+                    template: "base".to_owned(),
+                    tokens: BTreeMap::from([("aws".to_owned(), token)]),
+                }),
             }),
             owner: Some(owner.to_owned()),
             connector: Arc::new(ToServer(self.server, self.records.clone())),

@@ -82,6 +82,43 @@ async fn the_server_receives_the_secret_and_the_guest_does_not() {
 }
 
 #[tokio::test]
+async fn each_request_receives_a_new_identity_token() {
+    let lab = Lab::new(ServerKind::default()).await;
+    let rule = Lab::rule_with("Bearer ${e2b.identity.tokens.aws}");
+    let request = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n");
+    for _ in 0..2 {
+        let answer = raw(lab.tls(rule.clone(), ONE, OWNER).await, &request).await;
+        assert_eq!(status(&answer), "200");
+    }
+    let token = |seen: &Seen| {
+        let value = seen.headers[AUTHORIZATION].to_str().unwrap();
+        value.strip_prefix("Bearer ").unwrap().to_owned()
+    };
+    let [first, second] = &lab.seen()[..] else {
+        panic!("{:?}", lab.seen())
+    };
+    let (first, second) = (token(first), token(second));
+    assert_ne!(first, second);
+    let payload = first.split('.').nth(1).unwrap();
+    let claims = data_encoding::BASE64URL_NOPAD
+        .decode(payload.as_bytes())
+        .unwrap();
+    let claims = String::from_utf8(claims).unwrap();
+    for part in ["sts.example", "issuer.example", "/sandbox/sandbox1", OWNER] {
+        assert!(claims.contains(part), "{claims}");
+    }
+    assert_eq!(lab.uses()[0].tokens, ["aws"]);
+    assert!(!format!("{:?}", lab.uses()).contains(&first));
+    // A token of another name is not sent in another form, and no token is sent without TLS.
+    let unknown = Lab::rule_with("${e2b.identity.tokens.gcp}");
+    let answer = raw(lab.tls(unknown, ONE, OWNER).await, &request).await;
+    assert_eq!(status(&answer), "502", "{answer}");
+    let answer = raw(lab.open(rule, false, OWNER), &request).await;
+    assert_eq!(status(&answer), "403", "{answer}");
+    assert_eq!(lab.seen().len(), 2);
+}
+
+#[tokio::test]
 async fn requests_for_another_host_receive_no_secret() {
     let lab = Lab::new(ServerKind::default()).await;
     let close = "Connection: close\r\n\r\n";

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use jiffy_daemon::{ConsoleOptions, DiskShare, LogOptions, ServeOptions};
 use jiffy_event_log::Retention;
 use jiffy_fleet::settings::Settings;
+use jiffy_identity::IssuerUrl;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
 use jiffy_registry_pull::RegistryAddress;
@@ -140,6 +141,10 @@ pub struct ServeArgs {
     /// Additional host name that requests may use in the Host header
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
+    /// Issue identity tokens of sandboxes (`iam.tokens`). URL is the public address of this API,
+    /// where other services fetch the keys that verify the tokens: https://NAME[:PORT][/PATH]
+    #[arg(long, env = "JIFFY_IDENTITY_ISSUER", value_name = "URL")]
+    pub identity_issuer: Option<IssuerUrl>,
     /// Enable TLS with a generated certificate for the domains
     #[arg(long)]
     pub tls: bool,
@@ -258,6 +263,7 @@ impl ServeArgs {
             build_cache_days: self.build_cache_days,
             domains,
             allowed_hosts: self.allow_host.clone(),
+            identity_issuer: self.identity_issuer.clone(),
             tls,
             limits: self.limits(),
             default_key_disk: match self.default_key_disk {

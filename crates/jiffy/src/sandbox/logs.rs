@@ -94,15 +94,22 @@ impl Connection {
         }
     }
 
-    /// Returns the name of the host, and the names of the secrets that a request contained.
+    /// Returns the name of the host, and the names of the secrets and identity tokens that a
+    /// request contained.
     fn name(&self) -> String {
         let name = self.host.as_deref().unwrap_or("-");
-        match &self.request {
-            Some(request) if !request.secrets.is_empty() => {
-                format!("{name} (secrets: {})", request.secrets.join(", "))
-            }
-            _ => name.to_owned(),
+        let Some(request) = &self.request else {
+            return name.to_owned();
+        };
+        let contained = [("secrets", &request.secrets), ("tokens", &request.tokens)];
+        let contained = contained.iter().filter(|(_, names)| !names.is_empty());
+        let parts: Vec<String> = contained
+            .map(|(kind, names)| format!("{kind}: {}", names.join(", ")))
+            .collect();
+        if parts.is_empty() {
+            return name.to_owned();
         }
+        format!("{name} ({})", parts.join("; "))
     }
 
     /// Returns address and port, the type of a DNS question, or method and status of a request.

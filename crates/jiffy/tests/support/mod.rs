@@ -11,6 +11,7 @@ pub mod requirements;
 pub mod s3;
 pub mod sandbox_http;
 pub mod small_disk;
+pub mod socks_proxy;
 pub mod store;
 pub mod terminal;
 pub mod test_home;

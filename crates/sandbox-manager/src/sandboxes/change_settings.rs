@@ -32,7 +32,7 @@ impl Sandboxes {
             if record.state == SandboxState::Killed {
                 return Err(entry.refuse("change the settings of"));
             }
-            let (before, site) = (record.rules(), record.settings.guest_site());
+            let (before, site) = (record.network_rules(), record.settings.guest_site());
             change(&mut record.settings);
             // A traffic token exists if and only if the ports are restricted.
             match (
@@ -43,7 +43,7 @@ impl Sandboxes {
                 (false, Some(_)) => record.traffic_token = None,
                 _ => {}
             }
-            let rules = record.rules();
+            let rules = record.network_rules();
             this.0
                 .engines
                 .default_engine()

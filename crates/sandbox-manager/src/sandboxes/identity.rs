@@ -13,7 +13,7 @@ impl Sandboxes {
         let owner = record.settings.owner.as_deref();
         let name = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
         let template = name.unwrap_or(&record.template).to_owned();
-        let network = record.rules();
+        let network = record.network_rules();
         SandboxIdentity {
             id: record.id,
             template: Some(template),

@@ -207,7 +207,7 @@ pub(super) fn recover(
                     guest: DetachedGuest {
                         handle,
                         snapshot,
-                        network: sandbox.rules(),
+                        network: sandbox.network_rules(),
                         captured,
                     },
                 });

@@ -11,7 +11,7 @@ from e2b.api.client.models.sandbox_network_config import SandboxNetworkConfig
 from e2b.api.client.types import Unset
 from e2b.connection_config import ApiParams, ConnectionConfig
 from e2b.exceptions import TimeoutException
-from e2b.sandbox.sandbox_api import build_lifecycle_config, build_network_config
+from e2b.sandbox.sandbox_api import build_iam_config, build_lifecycle_config, build_network_config
 from e2b.sandbox.utils import class_method_variant
 from packaging.version import Version
 
@@ -71,8 +71,8 @@ def new_sandboxes(
     return [entry if isinstance(entry, Exception) else new_sandbox(cls, entry, params, logger) for entry in entries]
 
 
-def _network_body(network: Any, join: str | None) -> dict[str, Any] | None:
-    fields = build_network_config(network)
+def _network_body(network: Any, iam: Any, join: str | None) -> dict[str, Any] | None:
+    fields = build_network_config(network, iam)
     body: dict[str, Any] = SandboxNetworkConfig(**fields).to_dict() if fields else {}
     if join is not None:
         body["join"] = join
@@ -103,16 +103,17 @@ def create_body(
 ) -> dict[str, Any]:
     """Returns the body of a create."""
     behaviour = build_lifecycle_config(lifecycle)
+    identity = build_iam_config(iam)
     body: dict[str, Any] = {
         "templateID": template,
         "timeout": timeout,
         "metadata": dict(metadata or {}),
         "envVars": dict(envs or {}),
         "allow_internet_access": allow_internet_access,
-        "network": _network_body(network, join),
-        # The daemon rejects these options of `e2b`.
+        "network": _network_body(network, identity, join),
+        "iam": identity.to_dict() if identity else None,
+        # The daemon rejects this option of `e2b`.
         "mcp": mcp,
-        "iam": iam,
         "volumeMounts": volume_mounts,
         # Options of Jiffy.
         "name": name,

@@ -5,7 +5,7 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import http from 'node:http'
 import path from 'node:path'
 import * as e2b from 'e2b'
-import { Function, Host, Sandbox, Template, errors } from '@jiffy/sandbox'
+import { Function, Host, InvalidArgumentError, Sandbox, Secret, Template, errors, isApiError } from '@jiffy/sandbox'
 import { eventually, scenario, unique } from './harness.js'
 import { create, directory, shared, url } from './servers.js'
 
@@ -114,6 +114,20 @@ scenario('network rules are replaced', async (t) => {
   assert.deepEqual((await sandbox.getInfo()).network.denyOut, ['192.0.2.0/24'])
   await sandbox.updateNetwork({})
   assert.deepEqual((await sandbox.getInfo()).network.denyOut ?? [], [])
+})
+
+scenario('rules refer to the identity tokens of the create', async (t) => {
+  const iam = { tokens: { aws: Secret.iamToken({ audience: 'sts.amazonaws.com', tokenType: 'JWT-SVID' }) } }
+  const rules = (name) => ({
+    'a.example': [{ transform: ({ iam }) => ({ headers: { authorization: `Bearer ${iam.tokens[name]}` } }) }],
+  })
+  const sandbox = await create(t, { iam, network: { rules: rules('aws') } })
+  const shown = async () => (await sandbox.getInfo()).network.rules['a.example'][0].transform.headers
+  assert.deepEqual(await shown(), { authorization: 'Bearer ${e2b.identity.tokens.aws}' })
+  await sandbox.updateNetwork({ rules: rules('aws') })
+  assert.deepEqual(await shown(), { authorization: 'Bearer ${e2b.identity.tokens.aws}' })
+  await assert.rejects(create(t, { iam, network: { rules: rules('gcp') } }), InvalidArgumentError)
+  await assert.rejects(sandbox.updateNetwork({ rules: rules('gcp') }), isApiError)
 })
 
 scenario('a preview link needs no key', async () => {

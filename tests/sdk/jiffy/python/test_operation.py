@@ -127,6 +127,25 @@ async def serve(sdk, sandbox, port):
     await sdk(sandbox.wait_for_port, port)
 
 
+async def test_rules_refer_to_the_identity_tokens_of_the_create(sdk, create):
+    iam = {"tokens": {"aws": jiffy.Secret.iam_token(audience="sts.amazonaws.com", token_type="JWT-SVID")}}
+
+    def rules(name):
+        return {"a.example": [{"transform": lambda ctx: {"headers": {"authorization": f"Bearer {ctx.iam.tokens[name]}"}}}]}
+
+    async def shown():
+        return (await sdk(sandbox.get_info)).network["rules"]["a.example"][0]["transform"]["headers"]
+
+    sandbox = await create(iam=iam, network={"rules": rules("aws")})
+    assert await shown() == {"authorization": "Bearer ${e2b.identity.tokens.aws}"}
+    await sdk(sandbox.update_network, {"rules": rules("aws")})
+    assert await shown() == {"authorization": "Bearer ${e2b.identity.tokens.aws}"}
+    with pytest.raises(jiffy.InvalidArgumentException):
+        await create(iam=iam, network={"rules": rules("gcp")})
+    with pytest.raises(jiffy.ApiError):
+        await sdk(sandbox.update_network, {"rules": rules("gcp")})
+
+
 async def test_a_preview_link_needs_no_key(sdk, shared):
     await sdk(shared.commands.run, "exec python3 -m http.server 8001", background=True, timeout=0)
     await sdk(shared.wait_for_port, 8001)

@@ -62,6 +62,10 @@ fn check(schema: &Value, named: &Value, value: &Value, at: &str, found: &mut Vec
             "maxItems" => value
                 .as_array()
                 .is_none_or(|v| v.len() as u64 <= wanted.as_u64().unwrap()),
+            "minLength" | "maxLength" => value.as_str().is_none_or(|text| {
+                let (length, limit) = (text.chars().count() as u64, wanted.as_u64().unwrap());
+                (rule == "minLength" && length >= limit) || (rule == "maxLength" && length <= limit)
+            }),
             "anyOf" => {
                 let fits = |schema: &Value| problems(schema, named, value).is_empty();
                 wanted.as_array().unwrap().iter().any(fits)

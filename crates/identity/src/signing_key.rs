@@ -1,0 +1,93 @@
+//! [`SigningKey`]: a key that signs tokens (ECDSA with P-256 and SHA-256, `ES256` in RFC 7518).
+
+use crate::IdentityError;
+use data_encoding::BASE64URL_NOPAD;
+use jiffy_secrets::HostKey;
+use ring::digest::{SHA256, digest};
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+/// Context of encrypted keys.
+const CONTEXT: &str = "identity key";
+/// Bytes of a coordinate of a public key.
+const COORDINATE: usize = 32;
+
+/// A key as the file contains it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoredKey {
+    /// Time of the creation, in seconds since 1970.
+    pub created_s: u64,
+    /// Private key (PKCS #8), encrypted with the key of the host.
+    pub sealed: String,
+}
+
+/// Key that signs tokens.
+pub(crate) struct SigningKey {
+    pub stored: StoredKey,
+    pair: EcdsaKeyPair,
+    /// Public key as verifiers read it (RFC 7517).
+    pub public: Value,
+    /// Name of the key in tokens: the thumbprint of the public key (RFC 7638).
+    pub id: String,
+    random: SystemRandom,
+}
+
+impl SigningKey {
+    /// Creates a key.
+    pub fn generate(host_key: &HostKey, now_s: u64) -> Result<Self, IdentityError> {
+        let random = SystemRandom::new();
+        let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random);
+        let pkcs8 = pkcs8.map_err(|_| IdentityError::Key)?;
+        let plain = Zeroizing::new(pkcs8.as_ref().to_vec());
+        let stored = StoredKey {
+            created_s: now_s,
+            sealed: BASE64URL_NOPAD.encode(&host_key.seal(CONTEXT, &plain)?),
+        };
+        Self::of_plain(stored, &plain).ok_or(IdentityError::Key)
+    }
+
+    /// Decrypts a stored key. `None` if the key was encrypted by another host, or is damaged.
+    pub fn open(host_key: &HostKey, stored: StoredKey) -> Option<Self> {
+        let sealed = BASE64URL_NOPAD.decode(stored.sealed.as_bytes()).ok()?;
+        let plain = host_key.open_sealed(CONTEXT, &sealed)?;
+        Self::of_plain(stored, &plain)
+    }
+
+    fn of_plain(stored: StoredKey, plain: &[u8]) -> Option<Self> {
+        let random = SystemRandom::new();
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, plain, &random);
+        let pair = pair.ok()?;
+        // An uncompressed point: 4, x and y (SEC 1, 2.3.3).
+        let point = pair.public_key().as_ref().get(1..)?;
+        let (x, y) = point.split_at_checked(COORDINATE)?;
+        let (x, y) = (BASE64URL_NOPAD.encode(x), BASE64URL_NOPAD.encode(y));
+        // The thumbprint is the digest of exactly this text.
+        let text = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
+        let id = BASE64URL_NOPAD.encode(digest(&SHA256, text.as_bytes()).as_ref());
+        let public = json!({
+            "kty": "EC", "crv": "P-256", "x": x, "y": y,
+            "use": "sig", "alg": "ES256", "kid": id,
+        });
+        Some(Self {
+            stored,
+            pair,
+            public,
+            id,
+            random,
+        })
+    }
+
+    /// Returns the token with these claims, in the compact form of RFC 7515.
+    pub fn sign(&self, claims: &Value) -> Result<Zeroizing<String>, IdentityError> {
+        let header = json!({ "alg": "ES256", "kid": self.id, "typ": "JWT" });
+        let encode = |value: &Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
+        let signed = format!("{}.{}", encode(&header), encode(claims));
+        let signature = self.pair.sign(&self.random, signed.as_bytes());
+        let signature = signature.map_err(|_| IdentityError::Key)?;
+        let signature = BASE64URL_NOPAD.encode(signature.as_ref());
+        Ok(Zeroizing::new(format!("{signed}.{signature}")))
+    }
+}
