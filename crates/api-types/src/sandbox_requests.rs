@@ -48,6 +48,12 @@ fn variable_names() -> Value {
     pair_names("^[^=\\u0000]+$")
 }
 
+/// At least one of the timeouts must be present.
+fn one_timeout() -> Value {
+    let with = |field: &str| json!({ "required": [field], "properties": { field: { "type": "integer" } } });
+    json!([with("timeout"), with("idleTimeout")])
+}
+
 fn pair_values() -> Value {
     json!({ "type": "string", "maxLength": MAX_VALUE, "pattern": "^[^\\u0000]*$" })
 }
@@ -257,12 +263,20 @@ pub struct PauseSandbox {
     pub durable: Option<bool>,
 }
 
-/// Body of a request to set a sandbox's timeout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Body of a request to set the timeout or the idle timeout of a sandbox, or both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("anyOf" = one_timeout()))]
 pub struct SetTimeout {
-    /// Timeout from now in seconds. -1 means no limit.
+    /// Timeout from now in seconds. -1 means no limit. Absent to retain the timeout.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
-    pub timeout: i64,
+    pub timeout: Option<i64>,
+    /// Time without use in seconds, counted from now, after which the sandbox is paused. 0 means
+    /// never. Absent to retain the idle timeout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MAX_TIMEOUT_S))]
+    pub idle_timeout: Option<u64>,
 }
 
 /// Body of a request to extend a sandbox's timeout.

@@ -15,6 +15,7 @@ mod listed;
 mod maintenance;
 mod snapshot_calls;
 mod stream;
+mod timeout_calls;
 mod volume_calls;
 
 use crate::progress::while_waiting;

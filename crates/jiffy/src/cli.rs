@@ -73,7 +73,7 @@ pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
     CpArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, PauseArgs, PortForwardArgs,
     RenameArgs, ResumeArgs, ResumeState, RollbackArgs, SandboxExecArgs, SandboxIdArgs,
-    SandboxIdsArgs, SizeArgs, SnapshotArgs, SnapshotsArgs,
+    SandboxIdsArgs, SizeArgs, SnapshotArgs, SnapshotsArgs, TimeoutArgs,
 };
 pub use secret::{SecretCommand, SecretCreateArgs};
 pub use serve::{ConsoleAddress, ServeArgs};
@@ -197,6 +197,8 @@ pub enum Command {
     Diff(DiffArgs),
     /// Rename a sandbox
     Rename(RenameArgs),
+    /// Set the timeout or the idle timeout of a sandbox
+    Timeout(TimeoutArgs),
     /// Kill sandboxes
     Kill(SandboxIdsArgs),
     /// Remove sandboxes or snapshots. Running sandboxes are killed

@@ -24,7 +24,8 @@ use crate::cli::{
 use crate::run::CommandTarget;
 use crate::run::{check_size, environment, prepare, size};
 use crate::template;
-use jiffy_api_types::{SandboxInfo, SandboxState};
+use crate::units;
+use jiffy_api_types::{SandboxInfo, SandboxState, SetTimeout};
 use jiffy_client::progress::while_waiting;
 use jiffy_client::{Client, NewSandbox, SandboxSettings, has_error_code, is_remote};
 use jiffy_engines::Host;
@@ -120,6 +121,14 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
             let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let name = Some(&args.name[..]).filter(|name| !name.is_empty());
             show(args.json, &client.rename(&args.id, name).await?)?;
+        }
+        Command::Timeout(args) => {
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
+            let timeouts = SetTimeout {
+                timeout: args.time.map(units::Timeout::seconds),
+                idle_timeout: args.idle,
+            };
+            client.set_timeout(&args.id, &timeouts).await?;
         }
         Command::Promote(args) => {
             let client = jiffy_daemon::open_client(&args.host.server()).await?;

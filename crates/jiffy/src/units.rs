@@ -55,6 +55,35 @@ pub fn idle_timeout(text: &str) -> Result<u64, String> {
     u64::try_from(seconds).map_err(|_| format!("`{text}` is out of range"))
 }
 
+/// Timeout of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timeout {
+    /// No limit.
+    Unlimited,
+    /// Time from now, in seconds.
+    Seconds(i64),
+}
+
+impl Timeout {
+    /// Returns the timeout as the API expects it.
+    pub fn seconds(self) -> i64 {
+        match self {
+            Self::Unlimited => -1,
+            Self::Seconds(seconds) => seconds,
+        }
+    }
+}
+
+/// Parses a timeout: a duration, rounded up to seconds, or `none`.
+pub fn timeout(text: &str) -> Result<Timeout, String> {
+    if text == "none" {
+        return Ok(Timeout::Unlimited);
+    }
+    let seconds = duration(text)?.as_millis().div_ceil(1000);
+    let seconds = i64::try_from(seconds).map_err(|_| format!("`{text}` is out of range"))?;
+    Ok(Timeout::Seconds(seconds))
+}
+
 /// Parses a duration: `60s`, `500ms`, `5m`, `2h`, `1d`, or a number of seconds. It must not be 0.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
@@ -154,6 +183,9 @@ mod tests {
         ] {
             assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
+        assert_eq!(timeout("1.5s").map(Timeout::seconds), Ok(2));
+        assert_eq!(timeout("none").map(Timeout::seconds), Ok(-1));
+        assert!(timeout("0").is_err());
         for text in ["", "soon", "0", "0s", "5y", "1e999s"] {
             assert!(duration(text).is_err(), "{text}");
         }

@@ -47,7 +47,9 @@ fn request(test_home: &TestHome, id: &str) -> u16 {
 #[jiffy_test(engine = "each")]
 fn an_idle_sandbox_is_paused_and_the_next_request_resumes_it() {
     let test_home = TestHome::new();
-    let id = create(&test_home, IDLE);
+    // A sandbox that receives its idle timeout while it runs.
+    let id = test_home.ok(&["create", "--cpu", "1"]);
+    test_home.ok(&["timeout", &id, "1h", "--idle", IDLE]);
     assert!(
         test_home
             .ok(&["inspect", &id])

@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 #[derive(Debug)]
 pub struct SandboxStream {
     inner: GuestStream,
-    /// Recorder of uses. `None` if the sandbox has no idle timeout.
+    /// Recorder of uses. `None` if the traffic does not count.
     uses: Option<SandboxUse>,
     /// Maximum size of a read that does not count, in bytes.
     max_uncounted: usize,

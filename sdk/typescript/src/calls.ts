@@ -195,6 +195,11 @@ export function restart(id: string, graceMs?: number): Call<void> {
   return { method: 'POST', path: sandbox(id, 'restart'), parse: nothing, body: { graceMs }, repeatable: false, waitsMs }
 }
 
+export function setIdleTimeout(id: string, idleTimeoutMs: number): Call<void> {
+  const body = { idleTimeout: Math.ceil(idleTimeoutMs / 1000) }
+  return { method: 'POST', path: sandbox(id, 'timeout'), parse: nothing, body }
+}
+
 export function rename(id: string, name: string | null): Call<void> {
   return { method: 'PATCH', path: sandbox(id), parse: nothing, body: { name } }
 }

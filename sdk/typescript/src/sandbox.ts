@@ -337,6 +337,16 @@ export class Sandbox extends e2b.Sandbox implements AsyncDisposable {
   }
 
   /**
+   * Sets the time without use after which the sandbox is paused, counted from now. The next request
+   * resumes the sandbox.
+   *
+   * @param idleTimeoutMs Time in milliseconds, rounded up to seconds. 0 means never.
+   */
+  setIdleTimeout(idleTimeoutMs: number, options?: CallOptions): Promise<void> {
+    return this.#send(calls.setIdleTimeout(this.sandboxId, idleTimeoutMs), options)
+  }
+
+  /**
    * Waits until the sandbox is in a state, or can never reach it. Returns the state.
    *
    * @param options `timeoutMs` is the maximum time. Defaults to no limit.

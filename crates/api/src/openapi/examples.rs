@@ -17,7 +17,8 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
             json!({ "templateID": "base", "timeout": 3600, "idleTimeout": 600 })
         }
         "changeSandbox" => json!({ "name": "worker" }),
-        "connectSandbox" | "connectSandboxV2" | "resumeSandbox" | "setTimeout" => {
+        "setTimeout" => json!({ "timeout": 3600, "idleTimeout": 600 }),
+        "connectSandbox" | "connectSandboxV2" | "resumeSandbox" => {
             json!({ "timeout": 600 })
         }
         "refreshSandbox" => json!({ "duration": 600 }),

@@ -54,6 +54,20 @@ impl Quota {
         self.reserve_of(caller, sandbox, amount, None).await
     }
 
+    /// Reserves the pause of a running sandbox that receives an idle timeout, within the quota of
+    /// its owner.
+    pub async fn reserve_pause_when_idle(
+        self: &Arc<Self>,
+        caller: &Caller,
+        sandbox: &Sandbox,
+    ) -> Result<QuotaPermit, ApiError> {
+        let amount = QuotaAmount {
+            paused: 1,
+            ..QuotaAmount::default()
+        };
+        self.reserve_of(caller, sandbox, amount, None).await
+    }
+
     /// Reserves the size of a new volume. Returns the size: by default [`DEFAULT_BYTES`], but
     /// at most half of the space that the limit of the key leaves. Free space on the disk of
     /// the host is not required, because most volumes never reach their size.

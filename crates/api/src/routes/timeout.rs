@@ -8,7 +8,7 @@ use crate::error::ApiError;
 use crate::lookup::{Liveness, Origin};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_api_types::{MAX_REFRESH_S, Refresh, SetTimeout};
+use jiffy_api_types::{MAX_REFRESH_S, Refresh, SandboxState, SetTimeout};
 use std::time::Duration;
 
 impl Config {
@@ -27,6 +27,18 @@ impl Config {
                 self.max_timeout_s
             ))
         })
+    }
+
+    /// Validates an idle timeout in seconds, if present.
+    pub(crate) fn idle_timeout(&self, seconds: Option<u64>) -> Result<Option<u64>, ApiError> {
+        let most = self.max_timeout_s;
+        if seconds.is_some_and(|seconds| seconds > most) {
+            return Err(ApiError::invalid(format!(
+                "`idleTimeout` must be 0 to {most} seconds: 0 means that the sandbox is never \
+                 paused because it is idle"
+            )));
+        }
+        Ok(seconds)
     }
 
     /// Validates a timeout. Defaults to the configured timeout.
@@ -48,12 +60,7 @@ impl App {
         requested: Option<u64>,
     ) -> Result<Option<u64>, ApiError> {
         let most = self.config.max_timeout_s;
-        if requested.is_some_and(|seconds| seconds > most) {
-            return Err(ApiError::invalid(format!(
-                "`idleTimeout` must be 0 to {most} seconds: 0 means that the sandbox is never \
-                 paused because it is idle"
-            )));
-        }
+        let requested = self.config.idle_timeout(requested)?;
         let of_template = || match origin? {
             Origin::Template(info) => info.idle_timeout_s,
             Origin::Snapshot(_) => None,
@@ -67,17 +74,33 @@ impl App {
     }
 }
 
-/// `POST /sandboxes/{id}/timeout`: sets the timeout, counted from now. May shorten it.
+/// `POST /sandboxes/{id}/timeout`: sets the timeout or the idle timeout, counted from now. May
+/// shorten them.
 pub(super) async fn timeout(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Required(body): Required<SetTimeout>,
 ) -> Result<StatusCode, ApiError> {
-    let timeout = app.config.timeout(body.timeout)?;
+    let timeout = body.timeout.map(|s| app.config.timeout(s)).transpose()?;
+    let timeout = timeout.map(|limit| limit.map(Duration::from_secs));
+    let idle_s = app.config.idle_timeout(body.idle_timeout)?;
+    if timeout.is_none() && idle_s.is_none() {
+        return Err(ApiError::invalid("`timeout` or `idleTimeout` is missing"));
+    }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let timeout = timeout.map(Duration::from_secs);
-    app.sandboxes.timeouts().set(record.id(), timeout).await?;
+    let idle_s = idle_s.map(|seconds| Some(seconds).filter(|seconds| *seconds > 0));
+    // A sandbox that will be paused without a request counts as paused from now on. The permit is
+    // held until the change is counted.
+    let is_new = matches!(idle_s, Some(Some(_))) && !record.settings().pauses();
+    let _permit = match record.state() {
+        SandboxState::Running if is_new => {
+            Some(app.quota.reserve_pause_when_idle(&caller, &record).await?)
+        }
+        _ => None,
+    };
+    let timeouts = app.sandboxes.timeouts();
+    timeouts.change(record.id(), timeout, idle_s).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -149,9 +149,11 @@ impl Tenant {
         }
         let none = Map::new();
         let properties = schema["properties"].as_object().unwrap_or(&none);
-        let required: Vec<&str> = schema["required"]
-            .as_array()
+        // The first alternative of a body that needs one of several fields.
+        let required = [&schema["required"], &schema["anyOf"][0]["required"]];
+        let required: Vec<&str> = required
             .into_iter()
+            .filter_map(Value::as_array)
             .flatten()
             .filter_map(Value::as_str)
             .collect();

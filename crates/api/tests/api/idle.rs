@@ -127,6 +127,52 @@ async fn a_sandbox_with_an_idle_timeout_counts_as_paused_from_the_beginning() {
 }
 
 #[tokio::test]
+async fn the_idle_timeout_of_a_running_sandbox_is_set_within_the_limits_of_its_key() {
+    let api = Api::new();
+    let limits = Limits {
+        max_paused: Some(1),
+        ..Limits::default()
+    };
+    let (caller, _) = api.key(Scope::Create, limits);
+    let [first, second] = [api.sandbox_of(&caller).await, api.sandbox_of(&caller).await];
+    let set = |id: &str, body: Value| {
+        let path = format!("/sandboxes/{id}/timeout");
+        let (api, caller) = (&api, &caller);
+        async move { api.call_as(caller, "POST", &path, body).await }
+    };
+    let settings = |id: &str| api.host.get(id).unwrap().settings().clone();
+    set(&first, json!({ "idleTimeout": 3600 }))
+        .await
+        .expect(204);
+    assert_eq!(settings(&first).idle_timeout_s, Some(3600));
+    assert!(settings(&first).auto_resume);
+    assert_eq!(settings(&first).timeout_s, Some(300));
+    // The sandbox counts as paused. A change of its idle timeout needs no further quota.
+    let refused = set(&second, json!({ "timeout": 60, "idleTimeout": 3600 })).await;
+    assert_eq!(refused.expect_error(429), "max_paused");
+    assert_eq!(settings(&second).timeout_s, Some(300));
+    set(&first, json!({ "timeout": 60, "idle_timeout": 60 }))
+        .await
+        .expect(204);
+    assert_eq!(settings(&first).idle_timeout_s, Some(60));
+    assert_eq!(settings(&first).timeout_s, Some(60));
+    set(&first, json!({ "idleTimeout": 0 })).await.expect(204);
+    assert_eq!(settings(&first).idle_timeout_s, None);
+    set(&second, json!({ "idleTimeout": 1800 }))
+        .await
+        .expect(204);
+    for bad in [
+        json!({}),
+        json!({ "timeout": null }),
+        json!({ "idleTimeout": -1 }),
+        json!({ "idleTimeout": 2_592_001 }),
+        json!({ "idleTimeout": "60" }),
+    ] {
+        set(&first, bad).await.expect(400);
+    }
+}
+
+#[tokio::test]
 async fn an_idle_sandbox_is_resumed_by_a_request_or_a_connect() {
     let mut auto_resume = None;
     let api = Api::with(|app| {

@@ -290,6 +290,28 @@ pub struct RenameArgs {
     pub host: HostArgs,
 }
 
+/// `jiffy timeout`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  jiffy timeout web 2h                     killed or paused in two hours
+  jiffy timeout web none                   no timeout
+  jiffy timeout web --idle 10m             paused after 10 minutes without use
+  jiffy timeout web 12h --idle 0           no idle timeout")]
+pub struct TimeoutArgs {
+    /// Sandbox: name, id, or unique prefix of the id
+    pub id: String,
+    /// Timeout from now: 90s, 30m, 12h, 2d, or `none`
+    #[arg(value_name = "TIME", value_parser = units::timeout, required_unless_present = "idle")]
+    pub time: Option<units::Timeout>,
+    /// Pause the sandbox after this time without use, counted from now: 90s, 30m, 12h. A request
+    /// resumes it. 0 means never
+    #[arg(long, value_name = "TIME", value_parser = units::idle_timeout)]
+    pub idle: Option<u64>,
+    /// Daemon to use.
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
 /// Arguments of commands for one sandbox.
 #[derive(Debug, Args)]
 pub struct SandboxIdArgs {

@@ -76,13 +76,35 @@ impl Sandboxes {
         entry: &SandboxEntry,
         timeout: Option<Duration>,
     ) -> Result<Sandbox, OperationError> {
+        self.set_timeouts(entry, Some(timeout), None)
+    }
+
+    /// Changes the deadline and the idle timeout with one write of the record. `None` retains
+    /// either. The caller must hold the `op_lock` of the sandbox.
+    fn set_timeouts(
+        &self,
+        entry: &SandboxEntry,
+        timeout: Option<Option<Duration>>,
+        idle_timeout_s: Option<Option<u64>>,
+    ) -> Result<Sandbox, OperationError> {
         let mut record = entry.record();
-        // A timeout of zero applies now only; a later resume uses the earlier timeout.
-        if timeout != Some(Duration::ZERO) {
-            record.settings.timeout_s = timeout.map(|t| t.as_secs());
+        if let Some(timeout) = timeout {
+            // A timeout of zero applies now only; a later resume uses the earlier timeout.
+            if timeout != Some(Duration::ZERO) {
+                record.settings.timeout_s = timeout.map(|t| t.as_secs());
+            }
+            record.deadline_ms = timeout.map(deadline_in);
         }
-        record.deadline_ms = timeout.map(deadline_in);
+        if let Some(idle_timeout_s) = idle_timeout_s {
+            let settings = &mut record.settings;
+            settings.auto_resume |= settings.idle_timeout_s.is_none() && idle_timeout_s.is_some();
+            settings.idle_timeout_s = idle_timeout_s;
+        }
         self.commit(entry, record.clone(), &[])?;
+        if idle_timeout_s.is_some() && record.state == SandboxState::Running {
+            // Replaces the scheduled check, which may be later than the new timeout.
+            self.start_idle_timeout(entry);
+        }
         self.0.deadlines.notify();
         Ok(record)
     }
@@ -163,6 +185,20 @@ impl Timeouts<'_> {
     /// Sets the deadline of a sandbox to `timeout` from now, or removes it. The settings of the
     /// sandbox determine the action at the deadline.
     pub async fn set(self, id: &str, timeout: Option<Duration>) -> Result<Sandbox, OperationError> {
+        self.change(id, Some(timeout), None).await
+    }
+
+    /// Changes the deadline as [`Self::set`] does, and the idle timeout in seconds, which starts
+    /// now. The inner `None` removes a timeout, and the outer `None` retains it.
+    ///
+    /// A sandbox that had no idle timeout is resumed by requests from now on, as if it had been
+    /// created with one.
+    pub async fn change(
+        self,
+        id: &str,
+        timeout: Option<Option<Duration>>,
+        idle_timeout_s: Option<Option<u64>>,
+    ) -> Result<Sandbox, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         this.clone()
@@ -171,8 +207,10 @@ impl Timeouts<'_> {
                 if matches!(entry.record().state, SandboxState::Killed) {
                     return Err(entry.refuse("set the timeout of"));
                 }
-                let record = this.set_deadline(&entry, timeout)?;
-                this.report_deadline(&record);
+                let record = this.set_timeouts(&entry, timeout, idle_timeout_s)?;
+                if timeout.is_some() {
+                    this.report_deadline(&record);
+                }
                 Ok(record)
             })
             .await

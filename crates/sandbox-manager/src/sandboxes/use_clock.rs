@@ -84,11 +84,11 @@ impl Drop for UseInProgress {
 }
 
 impl Sandboxes {
-    /// Returns the recorder of uses of the sandbox with this complete id. `None` if the sandbox has
-    /// no idle timeout or does not exist.
+    /// Returns the recorder of uses of the sandbox with this complete id. `None` if the sandbox
+    /// does not exist. Uses are recorded also without an idle timeout, because the timeout may be
+    /// set while a stream is open.
     pub fn uses_of(&self, id: &str) -> Option<SandboxUse> {
         let entry = self.0.entries.lock().get(id).cloned()?;
-        entry.idle_timeout_ms()?;
         Some(SandboxUse(entry.uses().clone()))
     }
 }

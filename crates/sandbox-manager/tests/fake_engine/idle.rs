@@ -102,9 +102,59 @@ async fn a_use_in_progress_and_repeated_uses_prevent_the_pause() {
     assert_eq!(state(&host, &id), SandboxState::Running);
     assert!(pauses(&host, &id).is_empty());
     until_paused(&host, &id).await;
-    // Sandboxes without an idle timeout record no uses.
-    let plain = host.create(base()).await.unwrap();
-    assert!(host.uses_of(plain.id()).is_none());
+}
+
+#[tokio::test]
+async fn an_idle_timeout_can_be_set_changed_and_removed_while_the_sandbox_runs() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id().to_owned();
+    let timeouts = || host.timeouts();
+    let idle = |host: &Sandboxes, id: &str| {
+        let sandbox = host.get(id).unwrap();
+        (
+            sandbox.settings().idle_timeout_s,
+            sandbox.settings().auto_resume,
+        )
+    };
+    assert_eq!(idle(&host, &id), (None, false));
+    // A use that began before the sandbox had an idle timeout prevents the pause.
+    let in_progress = host.uses_of(&id).unwrap().begin();
+    timeouts()
+        .change(&id, None, Some(Some(SHORT_S)))
+        .await
+        .unwrap();
+    assert_eq!(idle(&host, &id), (Some(SHORT_S), true));
+    after_idle_timeout(&host).await;
+    assert_eq!(state(&host, &id), SandboxState::Running);
+    drop(in_progress);
+    until_paused(&host, &id).await;
+    // A paused sandbox retains the change for its next resume, and a fork has it too.
+    timeouts()
+        .change(&id, None, Some(Some(3600)))
+        .await
+        .unwrap();
+    host.resume(&id).await.unwrap();
+    let fork = host.fork(&id, 1, Some(None)).await.unwrap();
+    let child = fork.children[0].as_ref().unwrap().id().to_owned();
+    assert_eq!(idle(&host, &child), (Some(3600), true));
+    after_idle_timeout(&host).await;
+    assert_eq!(state(&host, &id), SandboxState::Running);
+    // A shorter timeout replaces the check that was scheduled, and the removal cancels it.
+    timeouts()
+        .change(&child, None, Some(Some(SHORT_S)))
+        .await
+        .unwrap();
+    until_paused(&host, &child).await;
+    timeouts()
+        .change(&id, None, Some(Some(SHORT_S)))
+        .await
+        .unwrap();
+    let limited = timeouts().change(&id, Some(Some(Duration::from_secs(60))), Some(None));
+    assert!(limited.await.unwrap().deadline_ms().is_some());
+    after_idle_timeout(&host).await;
+    assert_eq!(state(&host, &id), SandboxState::Running);
+    assert_eq!(idle(&host, &id), (None, true));
 }
 
 #[tokio::test]

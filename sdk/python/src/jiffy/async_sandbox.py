@@ -373,6 +373,15 @@ class AsyncSandbox(Connected, OriginProperties, e2b.AsyncSandbox):
         """Renames the sandbox. `None` removes the name."""
         await self._send(calls.rename(self.sandbox_id, name), **opts)
 
+    async def set_idle_timeout(self, seconds: int, **opts: Unpack[ApiParams]) -> None:
+        """Sets the time without use after which the sandbox is paused, counted from now.
+
+        The next request resumes the sandbox.
+
+        :param seconds: Time in seconds. 0 means never.
+        """
+        await self._send(calls.set_idle_timeout(self.sandbox_id, seconds), **opts)
+
     async def wait(self, state: AwaitedState = "ended", timeout: float | None = None, **opts: Unpack[ApiParams]) -> str:
         """Waits until the sandbox is in a state, or can never reach it. Returns the state.
 

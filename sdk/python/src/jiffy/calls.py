@@ -136,6 +136,10 @@ def set_timeout(sandbox_id: str, timeout: int) -> Call[None]:
     return Call("POST", _sandbox(sandbox_id, "timeout"), _nothing, body={"timeout": timeout})
 
 
+def set_idle_timeout(sandbox_id: str, seconds: int) -> Call[None]:
+    return Call("POST", _sandbox(sandbox_id, "timeout"), _nothing, body={"idleTimeout": seconds})
+
+
 def set_network(sandbox_id: str, body: Mapping[str, Any]) -> Call[None]:
     return Call("PUT", _sandbox(sandbox_id, "network"), _nothing, body=body)
 

@@ -369,6 +369,15 @@ class Sandbox(Connected, OriginProperties, e2b.Sandbox):
         """Renames the sandbox. `None` removes the name."""
         self._send(calls.rename(self.sandbox_id, name), **opts)
 
+    def set_idle_timeout(self, seconds: int, **opts: Unpack[ApiParams]) -> None:
+        """Sets the time without use after which the sandbox is paused, counted from now.
+
+        The next request resumes the sandbox.
+
+        :param seconds: Time in seconds. 0 means never.
+        """
+        self._send(calls.set_idle_timeout(self.sandbox_id, seconds), **opts)
+
     def wait(self, state: AwaitedState = "ended", timeout: float | None = None, **opts: Unpack[ApiParams]) -> str:
         """Waits until the sandbox is in a state, or can never reach it. Returns the state.
 

@@ -166,11 +166,11 @@ pub(super) fn sandboxes() -> Vec<Operation> {
         Operation::post(
             "/sandboxes/{sandboxID}/timeout",
             "setTimeout",
-            "Set the timeout of a sandbox, counted from now",
+            "Set the timeout or the idle timeout of a sandbox, counted from now",
         )
         .takes::<SetTimeout>()
         .answers_no_content()
-        .fails_with(&[409]),
+        .fails_with(&[409, 429]),
         Operation::post(
             "/sandboxes/{sandboxID}/refreshes",
             "refreshSandbox",
