@@ -189,11 +189,17 @@ test('the state, name, timeout, rules and copies of a sandbox change alike', asy
     () => forms.commands.timeout(id, 3600),
     async () => Math.round(((await detail(id)).jiffy.deadline_ms - Date.now()) / 300_000),
   )
-  const rules = { allowOut: ['example.com', '1.2.3.0/24'], denyOut: ['0.0.0.0/0'], dnsServers: [] }
+  const headers = { 'a.example': [{ transform: { headers: { 'x-key': 'value' } } }] }
+  const rules = { allowOut: ['example.com', '1.2.3.0/24'], denyOut: ['0.0.0.0/0'] }
   await compare(
-    () => owner('PUT', `/sandboxes/${id}/network`, {}),
+    // The form of the console does not contain the last rules, which remain.
+    () => owner('PUT', `/sandboxes/${id}/network`, { egressMbps: 50, rules: headers }),
     () => forms.commands.network(id, rules),
-    async () => (await detail(id)).network,
+    async () => {
+      const { network } = await detail(id)
+      assert.deepEqual([network.egressMbps, Object.keys(network.rules)], [50, ['a.example']])
+      return network
+    },
   )
   const snapshots = async () => (await owner('GET', `/snapshots?limit=100`)).filter((s) => s.purpose === 'asked')
   const clear = async () => {

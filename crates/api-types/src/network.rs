@@ -94,12 +94,13 @@ impl NetworkBody {
     }
 }
 
-/// New network rules of a sandbox. Absent egress rules are cleared. An absent `allowPublicTraffic`
-/// or `maskRequestHost` remains unchanged. Unknown fields are rejected.
+/// New network rules of a sandbox. `PUT` clears absent egress rules; an absent `allowPublicTraffic`
+/// or `maskRequestHost` remains unchanged. `PATCH` changes no absent field. Unknown fields are
+/// rejected.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct NetworkUpdate {
-    /// Access to the internet. Null allows it.
+    /// Access to the internet. Absent or null allows it with `PUT`.
     #[serde(rename = "allow_internet_access")]
     pub allow_internet_access: Option<bool>,
     /// CIDRs, addresses, names and `*.name` that the sandbox may reach. Takes precedence over

@@ -13,7 +13,7 @@ use jiffy_api_types::{
 };
 use jiffy_header_proxy::SandboxAuthority;
 use jiffy_proto::internal::is_api_host;
-use jiffy_sandbox_manager::{HeaderAuthority, authorities};
+use jiffy_sandbox_manager::{HeaderAuthority, SandboxSettings, authorities};
 use jiffy_secrets::{HeaderTemplate, SecretError, Secrets, TemplateError};
 use std::collections::BTreeMap;
 
@@ -83,6 +83,16 @@ impl App {
             .into_iter()
             .map(|rule| checked(rule, secrets, owner, tokens))
             .collect()
+    }
+
+    /// Creates the authority of a sandbox if it will have rules and has no authority.
+    pub(crate) fn missing_authority(
+        &self,
+        settings: &SandboxSettings,
+        has_rules: bool,
+    ) -> Result<Option<HeaderAuthority>, ApiError> {
+        let is_missing = has_rules && settings.header_authority.is_none();
+        is_missing.then(|| self.header_authority()).transpose()
     }
 
     /// Creates the authority of a sandbox whose requests receive headers.

@@ -10,30 +10,47 @@ use std::net::IpAddr;
 /// Maximum length of a host name in bytes.
 const MAX_NAME: usize = 253;
 
+/// Checks a change of some network rules. Returns a function that applies the change to the
+/// settings of a sandbox. Absent fields, the rules for headers and the egress proxy are retained.
+pub(crate) fn check_change(
+    update: NetworkUpdate,
+) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
+    let has_allow_out = update.allow_out.is_some();
+    let has_deny_out = update.deny_out.is_some();
+    let has_dns_servers = update.dns_servers.is_some();
+    let restrict_traffic = update.allow_public_traffic.map(|allowed| !allowed);
+    let mask = update.mask_request_host.clone();
+    let internet = update.allow_internet_access;
+    let new = checked(update)?;
+    Ok(move |network: &mut NetworkSettings| {
+        if has_allow_out {
+            network.allow_out = new.allow_out;
+        }
+        if has_deny_out {
+            network.deny_out = new.deny_out;
+        }
+        if has_dns_servers {
+            network.dns_servers = new.dns_servers;
+        }
+        if mask.is_some() {
+            network.mask_request_host = new.mask_request_host;
+        }
+        network.egress_mbps = new.egress_mbps.or(network.egress_mbps);
+        network.allow_internet_access = internet.or(network.allow_internet_access);
+        network.restrict_traffic = restrict_traffic.unwrap_or(network.restrict_traffic);
+    })
+}
+
 /// Checks new network rules. Returns a function that applies them and the checked rules for headers
 /// to the settings of a sandbox.
 pub(crate) fn check_update(
     update: NetworkUpdate,
 ) -> Result<impl FnOnce(&mut NetworkSettings, Vec<HeaderRule>) + Send + 'static, ApiError> {
     let restrict_traffic = update.allow_public_traffic.map(|allowed| !allowed);
-    // An empty name removes the mask, and an absent name retains it. `body` below has `None` in
-    // both cases, so that `mask` is needed to distinguish them.
+    // An empty name removes the mask, and an absent name retains it. The checked rules have `None`
+    // in both cases, so that `mask` is needed to distinguish them.
     let mask = update.mask_request_host.clone();
-    let body = NetworkBody {
-        allow_out: update.allow_out,
-        deny_out: update.deny_out,
-        dns_servers: update.dns_servers,
-        egress_mbps: update.egress_mbps,
-        egress_proxy: update.egress_proxy,
-        rules: update.rules,
-        // A sandbox joins a network when it is created.
-        join: None,
-        https_ports: update.https_ports,
-        allow_public_traffic: update.allow_public_traffic,
-        // `check_rules` rejects an empty host name.
-        mask_request_host: update.mask_request_host.filter(|host| !host.is_empty()),
-    };
-    let new = check_rules(Some(body), update.allow_internet_access)?;
+    let new = checked(update)?;
     // Absent egress rules are cleared. An absent `maskRequestHost` or `allowPublicTraffic` retains
     // the previous setting.
     Ok(
@@ -52,6 +69,25 @@ pub(crate) fn check_update(
             };
         },
     )
+}
+
+/// Validates the rules of an update.
+fn checked(update: NetworkUpdate) -> Result<NetworkSettings, ApiError> {
+    let body = NetworkBody {
+        allow_out: update.allow_out,
+        deny_out: update.deny_out,
+        dns_servers: update.dns_servers,
+        egress_mbps: update.egress_mbps,
+        egress_proxy: update.egress_proxy,
+        rules: update.rules,
+        // A sandbox joins a network when it is created.
+        join: None,
+        https_ports: update.https_ports,
+        allow_public_traffic: update.allow_public_traffic,
+        // `check_rules` rejects an empty host name.
+        mask_request_host: update.mask_request_host.filter(|host| !host.is_empty()),
+    };
+    check_rules(Some(body), update.allow_internet_access)
 }
 
 /// Validates network rules.

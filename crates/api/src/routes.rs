@@ -159,6 +159,11 @@ fn guarded_calls() -> Calls {
         .post("/sandboxes/{sandboxID}/rollback", rollback::rollback)
         .post("/sandboxes/{sandboxID}/snapshots", snapshot_routes::take)
         .put("/sandboxes/{sandboxID}/network", guest::network)
+        .add(
+            Method::PATCH,
+            "/sandboxes/{sandboxID}/network",
+            guest::change_network,
+        )
         .post("/sandboxes/{sandboxID}/restart", wait::restart)
         .get("/sandboxes/{sandboxID}/wait", wait::wait)
         .get("/sandboxes/{sandboxID}/metrics", guest::metrics)

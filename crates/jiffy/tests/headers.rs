@@ -79,7 +79,7 @@ fn serve(lab: &Lab, directory: &Path, log: &Path) -> WebServer {
         // Other servers of the lab occupy the port at all addresses.
         let redirect = "add table ip web\n\
             add chain ip web in { type nat hook prerouting priority dstnat; }\n\
-            add chain ip web local { type nat hook output priority dstnat; }\n\
+            add chain ip web local { type nat hook output priority -100; }\n\
             add rule ip web in ip daddr 9.9.9.9 tcp dport 443 redirect to :8443\n\
             add rule ip web local ip daddr 9.9.9.9 tcp dport 443 redirect to :8443\n";
         let rules = directory.join("redirect.nft");

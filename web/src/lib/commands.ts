@@ -162,7 +162,7 @@ export const commands = {
     body: { dryRun: false },
   }),
   network: (sandbox: string, body: unknown): Command => ({
-    method: 'PUT',
+    method: 'PATCH',
     path: `/sandboxes/${id(sandbox)}/network`,
     body,
   }),

@@ -163,8 +163,8 @@ function EnvironmentCard({ env }: { env: [string, string][] }) {
 const lines = (text: string) => text.split(/[\s,]+/).filter(Boolean)
 
 /**
- * The network rules. Saving replaces all egress rules and name servers. Whether ports are public
- * remains unchanged, because the request does not contain `allowPublicTraffic`.
+ * The network rules. Saving changes the fields of the form only: the daemon retains all others, for
+ * example headers and the credentials of an egress proxy, which are not known here.
  */
 function NetworkCard({ id }: { id: string }) {
   const sandbox = useSandbox(id).data
@@ -179,16 +179,14 @@ function NetworkCard({ id }: { id: string }) {
   const body = edit && {
     allowOut: lines(edit.allow),
     denyOut: lines(edit.deny),
-    dnsServers: network?.dnsServers ?? [],
-    // Null allows access to the internet.
-    allow_internet_access: edit.internet ? null : false,
+    allow_internet_access: edit.internet,
   }
   const save = async () => {
     if (!body) return
     setBusy(true)
     setError(undefined)
     try {
-      await api.PUT('/sandboxes/{sandboxID}/network', { params: { path: { sandboxID: id } }, body })
+      await api.PATCH('/sandboxes/{sandboxID}/network', { params: { path: { sandboxID: id } }, body })
       notify('The network rules are in force')
       refresh()
       setEdit(undefined)
@@ -202,8 +200,7 @@ function NetworkCard({ id }: { id: string }) {
     <section className="card">
       <div className="card-head">
         <h2>Network rules</h2>
-        {/* New rules replace all rules, and the credentials of an egress proxy are not known here. */}
-        {session.mayChange && !edit && !network?.egressProxy && (
+        {session.mayChange && !edit && (
           <Button
             small
             icon="edit"
@@ -243,6 +240,16 @@ function NetworkCard({ id }: { id: string }) {
             <Fact name="Name servers">
               {network?.dnsServers.length ? network.dnsServers.join(', ') : 'of the host'}
             </Fact>
+            {network?.egressMbps != null && <Fact name="Bandwidth">{network.egressMbps} Mbit/s</Fact>}
+            {Object.keys(network?.rules ?? {}).length > 0 && (
+              <Fact name="Headers">
+                {Object.keys(network?.rules ?? {}).map((host) => (
+                  <code key={host} className="tag">
+                    {visible(host)}
+                  </code>
+                ))}
+              </Fact>
+            )}
             {network?.egressProxy && <Fact name="Egress proxy">{visible(network.egressProxy.address)}</Fact>}
             {network?.join && <Fact name="Private network">{visible(`${network.join}, as ${network.address}`)}</Fact>}
             <Fact name="Ports">{network?.allowPublicTraffic === false ? 'require the traffic token' : 'public'}</Fact>

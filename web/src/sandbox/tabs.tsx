@@ -157,14 +157,13 @@ export function ConnectionsTab() {
   const update = (change: Record<string, string | undefined>) =>
     void navigate({ to: '.', search: { ...search, ...change } as never, replace: true })
   const network = sandbox?.network
-  // New rules replace all rules, and the credentials of an egress proxy are not known here.
-  const mayChange = session.mayChange && !network?.egressProxy
+  // The daemon retains absent fields.
   const changed = (kind: 'allow' | 'deny', host: string) => {
     const allowOut = (network?.allowOut ?? []).filter((h) => h !== host)
     const denyOut = (network?.denyOut ?? []).filter((h) => h !== host)
     if (kind === 'allow') allowOut.push(host)
     else denyOut.push(host)
-    return { allowOut, denyOut, dnsServers: network?.dnsServers ?? [] }
+    return { allowOut, denyOut }
   }
   return (
     <div className="stack grow fill-column">
@@ -232,7 +231,7 @@ export function ConnectionsTab() {
                     <td className="num wide-only">{bytes(c.bytesIn)}</td>
                     <td className="num wide-only">{c.times}</td>
                     <td className="actions-cell nowrap">
-                      {mayChange &&
+                      {session.mayChange &&
                         target &&
                         c.protocol !== 'dns' &&
                         (c.verdict === 'refused' ? (
@@ -262,7 +261,7 @@ export function ConnectionsTab() {
           onClose={() => setRule(undefined)}
           onDone={refresh}
           run={() =>
-            api.PUT('/sandboxes/{sandboxID}/network', {
+            api.PATCH('/sandboxes/{sandboxID}/network', {
               params: { path: { sandboxID: id } },
               body: changed(rule.kind, rule.host),
             })

@@ -26,6 +26,7 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
         "rollbackSandbox" => json!({ "snapshotID": SNAPSHOT }),
         "restartSandbox" => json!({ "graceMs": 2000 }),
         "snapshotSandbox" => json!({ "name": "installed" }),
+        "changeNetwork" => json!({ "denyOut": ["192.0.2.0/24"] }),
         "setNetwork" => json!({ "allowOut": ["pypi.org"], "denyOut": ["0.0.0.0/0"] }),
         "requestBuild" => json!({ "name": "worker", "cpuCount": 2, "memoryMB": 1024 }),
         "startBuild" => json!({

@@ -8,7 +8,7 @@ use crate::error::ApiError;
 use crate::header_rules::parse_rules;
 use crate::keys::KeyStatus;
 use crate::lookup::Liveness;
-use crate::network::check_update;
+use crate::network::{check_change, check_update};
 use crate::query::Query;
 use crate::wire::guest::metric;
 use crate::wire::moment;
@@ -50,14 +50,45 @@ pub(super) async fn network(
     // The rules refer to secrets of the sandbox's owner, also if an administrator changes them.
     let tokens = &record.settings().identity_tokens;
     let rules = app.header_rules(record.owner(), rules, tokens)?;
-    let needs_authority = !rules.is_empty() && record.settings().header_authority.is_none();
-    let authority = needs_authority
-        .then(|| app.header_authority())
-        .transpose()?;
+    let authority = app.missing_authority(record.settings(), !rules.is_empty())?;
     let proxy = app.egress_proxy(record.owner(), proxy)?;
     let change = move |settings: &mut SandboxSettings| {
         change(&mut settings.network, rules);
         (settings.network.egress_proxy, settings.egress_proxy_secrets) = proxy.unzip();
+        settings.header_authority = settings.header_authority.take().or(authority);
+    };
+    app.sandboxes.change_settings(record.id(), change).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PATCH /sandboxes/{id}/network`: changes the given network rules and retains the others.
+pub(super) async fn change_network(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Required(body): Required<NetworkUpdate>,
+) -> Result<StatusCode, ApiError> {
+    let rules = body.rules.is_some().then_some(body.rules.as_ref());
+    let rules = rules.map(parse_rules).transpose()?;
+    let proxy = body.egress_proxy.clone();
+    let change = check_change(body)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
+    let tokens = &record.settings().identity_tokens;
+    let rules = rules.map(|rules| app.header_rules(record.owner(), rules, tokens));
+    let rules = rules.transpose()?;
+    let has_rules = rules.as_ref().is_some_and(|rules| !rules.is_empty());
+    let authority = app.missing_authority(record.settings(), has_rules)?;
+    // The outer `None` retains the proxy.
+    let proxy = proxy.map(|proxy| app.egress_proxy(record.owner(), Some(proxy)));
+    let proxy = proxy.transpose()?;
+    let change = move |settings: &mut SandboxSettings| {
+        change(&mut settings.network);
+        if let Some(rules) = rules {
+            settings.network.rules = rules;
+        }
+        if let Some(proxy) = proxy {
+            (settings.network.egress_proxy, settings.egress_proxy_secrets) = proxy.unzip();
+        }
         settings.header_authority = settings.header_authority.take().or(authority);
     };
     app.sandboxes.change_settings(record.id(), change).await?;

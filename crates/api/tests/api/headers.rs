@@ -216,3 +216,45 @@ async fn a_host_without_an_issuer_rejects_identity_tokens() {
         assert_eq!(missing.expect_error(404), "no_such_call");
     }
 }
+
+#[tokio::test]
+async fn a_change_of_some_network_rules_retains_the_others() {
+    let api = Api::new();
+    let network = json!({
+        "allowOut": ["1.1.1.1"], "denyOut": ["0.0.0.0/0"], "dnsServers": ["9.9.9.9"],
+        "egressMbps": 100, "maskRequestHost": "a.example", "allowPublicTraffic": false,
+        "rules": rules(LITERAL)["rules"],
+        "egressProxy": { "address": "proxy.example:1080", "username": "u", "password": "p" },
+    });
+    let body = json!({
+        "templateID": "base", "network": network, "allow_internet_access": false,
+    });
+    let id = api.post("/v2/sandboxes", body).await.expect(201).id();
+    let path = format!("/sandboxes/{id}/network");
+    let settings = || api.host.get(&id).unwrap().settings().clone();
+    let before = settings();
+    let patch = |body: Value| api.call_as(&api.admin, "PATCH", &path, body);
+    // Empty and rejected changes have no effect.
+    patch(json!({})).await.expect(204);
+    patch(json!({ "denyOut": ["a.example"] })).await.expect(400);
+    patch(json!({ "rules": rules("${e2b.secrets.missing}")["rules"] }))
+        .await
+        .expect(400);
+    patch(json!({ "unknown": 1 })).await.expect(400);
+    assert_eq!(settings(), before);
+    patch(json!({ "denyOut": [], "egressMbps": 50 }))
+        .await
+        .expect(204);
+    let mut expected = before.clone();
+    expected.network.deny_out = Vec::new();
+    expected.network.egress_mbps = Some(50);
+    assert_eq!(settings(), expected);
+    // Rules and the proxy are removed by empty values.
+    patch(json!({ "rules": {}, "egressProxy": {}, "allow_internet_access": true }))
+        .await
+        .expect(204);
+    expected.network.rules = Vec::new();
+    expected.network.allow_internet_access = Some(true);
+    (expected.network.egress_proxy, expected.egress_proxy_secrets) = (None, None);
+    assert_eq!(settings(), expected);
+}

@@ -109,12 +109,12 @@ impl Sandboxes {
             if let Some(name) = &name {
                 this.0.indexes.names.claim(&owner, name, &record.id)?;
             }
-            let before = record.rules();
+            let before = record.network_rules();
             record.name = name;
             // The name is also the name in a private network. Other rules do not contain it.
-            let guest = entry.guest().filter(|_| record.rules() != before);
+            let guest = entry.guest().filter(|_| record.network_rules() != before);
             if let Some(guest) = &guest
-                && let Err(e) = guest.set_network(&record.rules()).await
+                && let Err(e) = guest.set_network(&record.network_rules()).await
             {
                 if let Some(name) = &record.name {
                     this.0.indexes.names.release(&owner, name, &record.id);

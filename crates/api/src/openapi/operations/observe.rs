@@ -60,7 +60,16 @@ pub(super) fn observe() -> Vec<Operation> {
             Method::PUT,
             "/sandboxes/{sandboxID}/network",
             "setNetwork",
-            "Replace the network rules of a sandbox",
+            "Replace the network rules of a sandbox. Absent egress rules are cleared",
+        )
+        .takes::<NetworkUpdate>()
+        .answers_no_content()
+        .fails_with(&[409]),
+        Operation::new(
+            Method::PATCH,
+            "/sandboxes/{sandboxID}/network",
+            "changeNetwork",
+            "Change the given network rules of a sandbox. Absent fields remain unchanged",
         )
         .takes::<NetworkUpdate>()
         .answers_no_content()
