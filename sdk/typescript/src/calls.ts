@@ -16,6 +16,8 @@ import type { Call, Reply } from './transport.js'
 export const WAIT_SECONDS = 10
 
 const MAX_FORKS = 100
+/** Time for which the files of a volume are copied to or from the store. */
+const VOLUME_MS = 600_000
 /** Maximum number of differences on a page. */
 const MAX_DIFFERENCES = 10_000
 /** Maximum duration of a comparison. */
@@ -158,6 +160,34 @@ export function listSnapshots(sandboxID?: string, name?: string, nextToken?: str
 export function deleteSnapshot(id: string): Call<boolean> {
   return { method: 'DELETE', path: route('templates', id), parse: exists, accepts: isMissing }
 }
+
+export function snapshotVolume(volumeId: string): Call<m.VolumeSnapshot> {
+  const parse = (reply: Reply) => m.volumeSnapshot(reply.json())
+  const path = route('volumes', volumeId, 'snapshots')
+  return { method: 'POST', path, parse, repeatable: false, waitsMs: VOLUME_MS }
+}
+
+export function listVolumeSnapshots(nextToken?: string): Call<[m.VolumeSnapshot[], string | undefined]> {
+  const parse = (reply: Reply): [m.VolumeSnapshot[], string | undefined] => [
+    (reply.json() as m.Json[]).map(m.volumeSnapshot),
+    reply.headers.get('x-next-token') || undefined,
+  ]
+  return { method: 'GET', path: '/volumesnapshots', parse, query: { nextToken } }
+}
+
+export function restoreVolume(snapshot: string | m.VolumeSnapshot, name: string): Call<string> {
+  const parse = (reply: Reply): string => reply.json().volumeID
+  const body = { name, volumeSnapshotID: volumeSnapshotId(snapshot) }
+  return { method: 'POST', path: '/volumes', parse, body, repeatable: false, waitsMs: VOLUME_MS }
+}
+
+export function deleteVolumeSnapshot(snapshot: string | m.VolumeSnapshot): Call<boolean> {
+  const path = route('volumesnapshots', volumeSnapshotId(snapshot))
+  return { method: 'DELETE', path, parse: exists, accepts: isMissing }
+}
+
+const volumeSnapshotId = (snapshot: string | m.VolumeSnapshot) =>
+  typeof snapshot === 'string' ? snapshot : snapshot.snapshotId
 
 export function verifySnapshot(id: string): Call<m.Json[]> {
   return { method: 'POST', path: route('snapshots', id, 'verify'), parse: (reply) => reply.json() }

@@ -84,6 +84,31 @@ export function snapshotInfo(data: Json): SnapshotDetails {
   }
 }
 
+/** Snapshot of a volume in the store of the daemon. */
+export interface VolumeSnapshot {
+  snapshotId: string
+  /** Volume, which may have been removed. */
+  volumeId: string
+  /** Name of the volume at the time of the snapshot. */
+  name: string
+  sizeMB: number
+  maxFiles: number
+  usedBytes: number
+  createdAt: Date
+}
+
+export function volumeSnapshot(data: Json): VolumeSnapshot {
+  return {
+    snapshotId: data.volumeSnapshotID,
+    volumeId: data.volumeID,
+    name: data.name,
+    sizeMB: data.sizeMB,
+    maxFiles: data.maxFiles,
+    usedBytes: data.usedBytes,
+    createdAt: new Date(data.createdAt),
+  }
+}
+
 /** File that differs from the template. */
 export interface Change {
   /** `A`: added, `C`: changed, `D`: deleted. */

@@ -1,12 +1,18 @@
 // Volumes.
 import * as e2b from 'e2b'
+import * as calls from './calls.js'
 import { type Connection, withAddress } from './connection.js'
+import type { VolumeSnapshot } from './models.js'
+import { send } from './transport.js'
 
 // Addresses of the files of volumes.
 const addresses = new WeakMap<e2b.Volume, string>()
+// Connection options of volumes.
+const connections = new WeakMap<e2b.Volume, Connection>()
 
-/** Selects the address of the files of a volume. `E2B_VOLUME_API_URL` has precedence. */
+/** Selects the daemon of a volume. For its files, `E2B_VOLUME_API_URL` has precedence. */
 function select(volume: e2b.Volume, connection: Connection) {
+  connections.set(volume, connection)
   const url = process.env.E2B_VOLUME_API_URL || connection.apiUrl
   if (url) addresses.set(volume, url)
 }
@@ -38,6 +44,45 @@ export class Volume extends e2b.Volume {
     const volume = await e2b.Volume.connect.call(this, volumeId, connection)
     select(volume, connection)
     return volume as InstanceType<V>
+  }
+
+  /** Stores a snapshot of the volume. Requires a daemon with a store. */
+  snapshot(options?: Connection): Promise<VolumeSnapshot> {
+    const connection = withAddress({ ...connections.get(this), ...options })
+    return send(connection, calls.snapshotVolume(this.volumeId))
+  }
+
+  /** Returns the snapshots of all volumes of the key, also of removed volumes. */
+  static async snapshots(options?: Connection): Promise<VolumeSnapshot[]> {
+    const connection = withAddress(options)
+    const found: VolumeSnapshot[] = []
+    let token: string | undefined
+    do {
+      const [page, next] = await send(connection, calls.listVolumeSnapshots(token))
+      found.push(...page)
+      token = next
+    } while (token)
+    return found
+  }
+
+  /**
+   * Creates a volume with the files of a snapshot.
+   *
+   * @param snapshot Snapshot, or its id.
+   * @param name Name of the new volume.
+   */
+  static async restore(snapshot: string | VolumeSnapshot, name: string, options?: Connection): Promise<Volume> {
+    const volumeId = await send(withAddress(options), calls.restoreVolume(snapshot, name))
+    return Volume.connect(volumeId, options)
+  }
+
+  /**
+   * Deletes a snapshot. Returns false if it does not exist.
+   *
+   * @param snapshot Snapshot, or its id.
+   */
+  static deleteSnapshot(snapshot: string | VolumeSnapshot, options?: Connection): Promise<boolean> {
+    return send(withAddress(options), calls.deleteVolumeSnapshot(snapshot))
   }
 }
 

@@ -158,6 +158,7 @@ from jiffy.models import (
 )
 from jiffy.resources import Function, Host, Snapshot, Template
 from jiffy.sandbox import Sandbox
+from jiffy.volume_snapshots import VolumeSnapshot
 from jiffy.volumes import AsyncVolume, Volume
 
 __version__ = "0.1.0"
@@ -312,6 +313,7 @@ __all__ = [
     "VolumeInfo",
     "VolumeNotFoundException",
     "VolumePathNotFoundException",
+    "VolumeSnapshot",
     "WatchHandle",
     "WriteData",
     "WriteInfo",

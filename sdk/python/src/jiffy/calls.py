@@ -47,6 +47,7 @@ from jiffy.models import (
     time_of,
 )
 from jiffy.transport import Call, Reply
+from jiffy.volume_snapshots import VolumeSnapshot
 
 # Maximum time in seconds of one call of `wait`.
 WAIT_SECONDS = 10
@@ -55,6 +56,8 @@ EVENT_WAIT_SECONDS = 20
 # Delay in seconds before an iterator of events resumes after a lost connection.
 RESUME_SECONDS = 0.5
 MAX_FORKS = 100
+# Time in seconds for which the files of a volume are copied to or from the store.
+VOLUME_SECONDS = 600
 # Maximum number of differences on a page.
 MAX_DIFFERENCES = 10_000
 # Maximum duration of a comparison in seconds.
@@ -208,6 +211,36 @@ def delete_snapshot(snapshot_id: str) -> Call[bool]:
 
 def verify_snapshot(snapshot_id: str) -> Call[list[dict[str, Any]]]:
     return Call("POST", _path("snapshots", snapshot_id, "verify"), lambda reply: list(reply.json()))
+
+
+def snapshot_volume(volume_id: str) -> Call[VolumeSnapshot]:
+    path = _path("volumes", volume_id, "snapshots")
+    return Call("POST", path, lambda reply: VolumeSnapshot.of(reply.json()), repeatable=False, waits=VOLUME_SECONDS)
+
+
+def list_volume_snapshots(token: str | None) -> Call[tuple[list[VolumeSnapshot], str | None]]:
+    def parse(reply: Reply) -> tuple[list[VolumeSnapshot], str | None]:
+        return [VolumeSnapshot.of(item) for item in reply.json()], reply.headers.get("x-next-token") or None
+
+    return Call("GET", "/volumesnapshots", parse, query=_set(nextToken=token))
+
+
+def restore_volume(snapshot: str | VolumeSnapshot, name: str) -> Call[str]:
+    body = {"name": name, "volumeSnapshotID": _volume_snapshot_id(snapshot)}
+
+    def parse(reply: Reply) -> str:
+        return str(reply.json()["volumeID"])
+
+    return Call("POST", "/volumes", parse, body=body, repeatable=False, waits=VOLUME_SECONDS)
+
+
+def delete_volume_snapshot(snapshot: str | VolumeSnapshot) -> Call[bool]:
+    path = _path("volumesnapshots", _volume_snapshot_id(snapshot))
+    return Call("DELETE", path, lambda reply: reply.status != 404, accepts=(404,))
+
+
+def _volume_snapshot_id(snapshot: str | VolumeSnapshot) -> str:
+    return snapshot if isinstance(snapshot, str) else snapshot.snapshot_id
 
 
 def rollback(sandbox_id: str, snapshot: str | E2bSnapshotInfo) -> Call[None]:

@@ -6,21 +6,30 @@ import os
 from typing import Any, Self, Unpack, cast
 
 import e2b
-from e2b.connection_config import ApiParams
+from e2b.connection_config import ApiParams, merge_api_params
 from e2b.volume.connection_config import VolumeApiParams, VolumeConnectionConfig
 
+from jiffy import calls
 from jiffy.connection import Connected
+from jiffy.transport import send, send_async
+from jiffy.volume_snapshots import VolumeSnapshot
 
 
 class _Addressed(Connected):
     """Base class of volumes, whose files have the address of the daemon."""
 
     _api_url: str | None = None
+    _own_params: ApiParams = {}
 
     def _at(self, params: ApiParams) -> Self:
-        """Selects the address of the files. `E2B_VOLUME_API_URL` has precedence."""
+        """Selects the daemon of the volume. For its files, `E2B_VOLUME_API_URL` has precedence."""
+        self._own_params = params
         self._api_url = os.environ.get("E2B_VOLUME_API_URL") or params.get("api_url")
         return self
+
+    def _params(self, opts: ApiParams) -> ApiParams:
+        """Returns the connection options of a call on this volume."""
+        return merge_api_params(self._own_params, opts)
 
     def _volume_opts(self, opts: VolumeApiParams) -> Any:
         """Adds the address of the daemon to the options of a call, unless they have one."""
@@ -44,6 +53,38 @@ class Volume(_Addressed, e2b.Volume):
         resolved = cls._resolve_api_params(**opts)
         return super().connect(volume_id, **resolved)._at(resolved)
 
+    def snapshot(self, **opts: Unpack[ApiParams]) -> VolumeSnapshot:
+        """Stores a snapshot of the volume. Requires a daemon with a store."""
+        return send(self._config(**self._params(opts)), calls.snapshot_volume(self.volume_id))
+
+    @classmethod
+    def snapshots(cls, **opts: Unpack[ApiParams]) -> list[VolumeSnapshot]:
+        """Returns the snapshots of all volumes of the key, also of removed volumes."""
+        config, found, token = cls._config(**opts), list[VolumeSnapshot](), None
+        while True:
+            page, token = send(config, calls.list_volume_snapshots(token))
+            found += page
+            if token is None:
+                return found
+
+    @classmethod
+    def restore(cls, snapshot: str | VolumeSnapshot, name: str, **opts: Unpack[ApiParams]) -> Self:
+        """Creates a volume with the files of a snapshot.
+
+        :param snapshot: Snapshot, or its id.
+        :param name: Name of the new volume.
+        """
+        volume_id = send(cls._config(**opts), calls.restore_volume(snapshot, name))
+        return cls.connect(volume_id, **opts)
+
+    @classmethod
+    def delete_snapshot(cls, snapshot: str | VolumeSnapshot, **opts: Unpack[ApiParams]) -> bool:
+        """Deletes a snapshot. Returns false if it does not exist.
+
+        :param snapshot: Snapshot, or its id.
+        """
+        return send(cls._config(**opts), calls.delete_volume_snapshot(snapshot))
+
     def _get_volume_config(self, **opts: Unpack[VolumeApiParams]) -> VolumeConnectionConfig:
         return super()._get_volume_config(**cast(Any, self._volume_opts(opts)))
 
@@ -62,6 +103,38 @@ class AsyncVolume(_Addressed, e2b.AsyncVolume):
         """Returns a volume by id or name."""
         resolved = cls._resolve_api_params(**opts)
         return (await super().connect(volume_id, **resolved))._at(resolved)
+
+    async def snapshot(self, **opts: Unpack[ApiParams]) -> VolumeSnapshot:
+        """Stores a snapshot of the volume. Requires a daemon with a store."""
+        return await send_async(self._config(**self._params(opts)), calls.snapshot_volume(self.volume_id))
+
+    @classmethod
+    async def snapshots(cls, **opts: Unpack[ApiParams]) -> list[VolumeSnapshot]:
+        """Returns the snapshots of all volumes of the key, also of removed volumes."""
+        config, found, token = cls._config(**opts), list[VolumeSnapshot](), None
+        while True:
+            page, token = await send_async(config, calls.list_volume_snapshots(token))
+            found += page
+            if token is None:
+                return found
+
+    @classmethod
+    async def restore(cls, snapshot: str | VolumeSnapshot, name: str, **opts: Unpack[ApiParams]) -> Self:
+        """Creates a volume with the files of a snapshot.
+
+        :param snapshot: Snapshot, or its id.
+        :param name: Name of the new volume.
+        """
+        volume_id = await send_async(cls._config(**opts), calls.restore_volume(snapshot, name))
+        return await cls.connect(volume_id, **opts)
+
+    @classmethod
+    async def delete_snapshot(cls, snapshot: str | VolumeSnapshot, **opts: Unpack[ApiParams]) -> bool:
+        """Deletes a snapshot. Returns false if it does not exist.
+
+        :param snapshot: Snapshot, or its id.
+        """
+        return await send_async(cls._config(**opts), calls.delete_volume_snapshot(snapshot))
 
     def _get_volume_config(self, **opts: Unpack[VolumeApiParams]) -> VolumeConnectionConfig:
         return super()._get_volume_config(**cast(Any, self._volume_opts(opts)))

@@ -158,6 +158,31 @@ scenario(
 )
 
 scenario(
+  'volumes are stored listed and restored',
+  async (t) => {
+    const store = `file://${directory(t)}/bucket`
+    const { url, key } = await daemon(t, directory(t), '--listen', '127.0.0.1:0', '--store', store)
+    const connection = { apiUrl: url, apiKey: key }
+    // Without variables, the files have the address of the connection.
+    await withVariables({}, async () => {
+      const volume = await Volume.create('first', connection)
+      await volume.writeFile('/text', 'content')
+      const snapshot = await volume.snapshot()
+      assert.deepEqual([snapshot.volumeId, snapshot.name], [volume.volumeId, 'first'])
+      assert.deepEqual(await Volume.snapshots(connection), [snapshot])
+      await volume.writeFile('/text', 'changed')
+      const restored = await Volume.restore(snapshot, 'second', connection)
+      assert(restored instanceof Volume)
+      assert.equal(await restored.readFile('/text'), 'content')
+      assert.equal(await Volume.deleteSnapshot(snapshot, connection), true)
+      assert.equal(await Volume.deleteSnapshot(snapshot.snapshotId, connection), false)
+      await assert.rejects(Volume.restore(snapshot, 'third', connection), isApiError)
+    })
+  },
+  { alone: true }
+)
+
+scenario(
   'the daemon of the host is found without variables',
   () => works({ JIFFY_HOME: process.env.JIFFY_SDK_HOME }),
   { alone: true }

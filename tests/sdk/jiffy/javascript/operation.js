@@ -64,6 +64,14 @@ scenario('a sandbox is renamed', async (t) => {
   await assert.rejects(Sandbox.connect(name), errors.SandboxNotFoundError)
 })
 
+scenario('the idle timeout of a running sandbox is set', async (t) => {
+  const sandbox = await create(t)
+  await sandbox.setIdleTimeout(1000)
+  assert.equal(await sandbox.wait('paused', { timeoutMs: 60_000 }), 'paused')
+  assert.equal((await sandbox.commands.run('echo resumed')).stdout, 'resumed\n')
+  await sandbox.setIdleTimeout(0)
+})
+
 scenario('wait returns at the awaited state', async (t) => {
   const sandbox = await create(t)
   assert.equal(await sandbox.wait('running', { timeoutMs: 20_000 }), 'running')

@@ -125,6 +125,25 @@ async def test_files_of_a_volume_have_the_address_of_the_daemon(sdk, without_var
         assert await sdk(sdk.Volume.destroy, volume.volume_id) is True
 
 
+async def test_volumes_are_stored_listed_and_restored(sdk, daemon, without_variables, tmp_path):
+    # Without variables, the files have the address of the connection.
+    with_store = daemon("--store", f"file://{tmp_path}/bucket")
+    connection = {"api_url": with_store.url, "api_key": with_store.key}
+    volume = await sdk(sdk.Volume.create, "first", **connection)
+    await sdk(volume.write_file, "/text", "content")
+    snapshot = await sdk(volume.snapshot)
+    assert (snapshot.volume_id, snapshot.name) == (volume.volume_id, "first")
+    assert await sdk(sdk.Volume.snapshots, **connection) == [snapshot]
+    await sdk(volume.write_file, "/text", "changed")
+    restored = await sdk(sdk.Volume.restore, snapshot, "second", **connection)
+    assert isinstance(restored, sdk.Volume)
+    assert await sdk(restored.read_file, "/text") == "content"
+    assert await sdk(sdk.Volume.delete_snapshot, snapshot, **connection) is True
+    assert await sdk(sdk.Volume.delete_snapshot, snapshot.snapshot_id, **connection) is False
+    with pytest.raises(jiffy.ApiError):
+        await sdk(sdk.Volume.restore, snapshot, "third", **connection)
+
+
 async def test_the_daemon_of_the_host_is_found_without_variables(sdk, without_variables):
     without_variables.setenv("JIFFY_HOME", os.environ["JIFFY_SDK_HOME"])
     async with sdk.within(await sdk(sdk.Sandbox.create)) as sandbox:

@@ -66,6 +66,14 @@ async def test_a_sandbox_is_renamed(sdk, create, unique):
         await sdk(sdk.Sandbox.connect, unique)
 
 
+async def test_the_idle_timeout_of_a_running_sandbox_is_set(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.set_idle_timeout, 1)
+    assert await sdk(sandbox.wait, "paused", timeout=60) == "paused"
+    assert (await sdk(sandbox.commands.run, "echo resumed")).stdout == "resumed\n"
+    await sdk(sandbox.set_idle_timeout, 0)
+
+
 async def test_wait_returns_at_the_awaited_state(sdk, create):
     sandbox = await create()
     assert await sdk(sandbox.wait, "running", timeout=20) == "running"
