@@ -45,7 +45,11 @@ fn check(schema: &Value, named: &Value, value: &Value, at: &str, found: &mut Vec
                 }
                 true
             }
-            "additionalProperties" if wanted.is_boolean() => wanted == true,
+            "additionalProperties" if wanted.is_boolean() => {
+                let is_known = |name: &String| !schema["properties"][name.as_str()].is_null();
+                let names = || value.as_object().into_iter().flat_map(|v| v.keys());
+                wanted == true || names().all(is_known)
+            }
             "additionalProperties" => {
                 assert!(!rules.contains_key("properties"));
                 for (name, inner) in value.as_object().into_iter().flatten() {
