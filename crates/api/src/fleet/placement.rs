@@ -259,6 +259,10 @@ impl Fleet {
         let (response, answer) = if status.is_success() {
             let (response, id) = read(response).await;
             let rows = id.map(|id| self.sandbox_hash(&id));
+            let host = placed.admission.host.member;
+            if let Some(row) = rows.filter(|_| host != self.node.id()) {
+                self.node.remember(row, host);
+            }
             (response, Ok(rows.into_iter().collect()))
         } else {
             let (response, code, message) = error_of(response).await;

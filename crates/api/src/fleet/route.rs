@@ -24,6 +24,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiffy_engine_api::is_id;
+use jiffy_fleet::node::LocateError;
 use jiffy_fleet_core::{MemberId, RowState};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::ops::ControlFlow;
@@ -215,7 +216,12 @@ impl Fleet {
         } else {
             self.name_hash(caller.owner_id().as_deref(), id)
         };
-        let located = self.node.locate(hash).await?;
+        let located = match self.node.locate(hash).await {
+            // The sandbox is in the roster of a lost host. Its head decides whether a host that
+            // does not answer has resumed it since.
+            Err(LocateError::Unreachable(_)) if self.lost_sandbox(caller, id).is_some() => None,
+            located => located?,
+        };
         let is_lost = located.as_ref().is_none_or(|place| !place.is_live);
         if is_lost && let Some(lost) = self.lost_sandbox(caller, id) {
             return self.on_lost(app, caller, &lost, request, next).await;

@@ -39,6 +39,25 @@ async fn a_sandbox_is_located_from_every_member_and_gone_after_its_kill() {
 }
 
 #[tokio::test]
+async fn a_sandbox_is_located_although_the_message_with_its_row_was_lost() {
+    let fleet = Fleet::ready(3).await;
+    let others = fleet.others();
+    let owner = MemberId(others[0]);
+    fleet.network.mute.lock().insert(owner);
+    let row = row("new", RowState::Running);
+    fleet.node(owner.0).change_row(RowChange::Put(row));
+    for id in [others[1], fleet.coordinator().0] {
+        let place = fleet.node(id).locate(hash("new")).await.unwrap();
+        assert_eq!(place.map(|place| place.member), Some(owner), "h{id}");
+        assert_eq!(fleet.node(id).locate(hash("unknown")).await, Ok(None));
+    }
+    // A member that does not answer may have the sandbox.
+    fleet.network.cut.lock().insert(owner);
+    let error = fleet.node(others[1]).locate(hash("unknown")).await;
+    assert_eq!(error, Err(LocateError::Unreachable(vec![owner])));
+}
+
+#[tokio::test]
 async fn a_new_coordinator_learns_all_rows() {
     let fleet = Fleet::ready(3).await;
     let former = fleet.coordinator();

@@ -97,6 +97,8 @@ pub struct Network {
 struct Link {
     from: MemberId,
     network: Arc<Network>,
+    /// Members whose messages are lost. They still answer queries.
+    pub mute: Mutex<BTreeSet<MemberId>>,
 }
 
 impl Link {
@@ -136,6 +138,9 @@ impl Messenger for Link {
     }
 
     async fn query(
+        if self.network.mute.lock().contains(&self.from) {
+            return Err(self.error(to, "the message was lost"));
+        }
         &self,
         to: MemberId,
         _address: &str,

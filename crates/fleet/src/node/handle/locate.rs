@@ -1,18 +1,25 @@
 //! Location of a sandbox: finds the member that has it, so that a call or a connection can be
 //! forwarded to this member.
 //!
-//! The sources are, in this order: the sandboxes of this host, earlier answers, and the
-//! coordinator's directory, which has a row for each sandbox with its host and state. If no
-//! coordinator answers, all members are queried.
+//! The sources are, in this order: the sandboxes of this host, earlier answers, the coordinator's
+//! directory, and queries to all members. The directory has a row for each sandbox with its host
+//! and state. All members are also queried if the directory does not contain the sandbox. The row
+//! of a new sandbox may be in transit, or was lost and is repeated with the next heartbeat. A
+//! client may use the sandbox through another member before that.
 
 use super::Node;
 use crate::node::query::{Answer, Query, RowPlace};
-use jiffy_fleet_core::{MemberId, Millis, RowState, SandboxHash};
+use jiffy_fleet_core::{MemberId, Millis, Revision, RowState, SandboxHash};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
 /// Maximum number of places from earlier answers that are remembered.
 const MAX_PLACES: usize = 65_536;
+/// Maximum number of queries per second about sandboxes that the directory does not contain. The
+/// ids may be a client's guesses. Beyond the limit, the directory alone decides.
+const MAX_SEARCH_QUERIES: usize = 2_000;
+/// Interval of that limit.
+const SEARCH_MS: u64 = 1_000;
 /// Time for which an answer is remembered.
 const PLACE_MS: u64 = 60_000;
 
@@ -36,7 +43,7 @@ pub struct Place {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LocateError {
     /// Members that may have the sandbox did not answer.
-    #[error("no coordinator answered, and neither did {}: retry", names(.0))]
+    #[error("cannot find the sandbox: {} did not answer; retry", names(.0))]
     Unreachable(Vec<MemberId>),
     /// This member has not read the record of the shard yet.
     #[error("this host does not know the members of the fleet yet: retry")]
@@ -64,6 +71,31 @@ fn names(members: &[MemberId]) -> String {
 pub(super) struct Places {
     /// Cached places with the times of their queries.
     places: Mutex<HashMap<SandboxHash, (RowPlace, Millis)>>,
+    searches: Mutex<Searches>,
+}
+
+/// Queries about sandboxes that the directory does not contain.
+#[derive(Debug, Default)]
+struct Searches {
+    /// Start of the interval in which they are counted.
+    since: Millis,
+    queries: usize,
+}
+
+impl Searches {
+    /// Counts a search of `members` queries. Returns whether it is permitted.
+    fn permit(&mut self, now: Millis, members: usize) -> bool {
+        if now.since(self.since) >= SEARCH_MS {
+            *self = Self {
+                since: now,
+                queries: 0,
+            };
+        }
+        // A fleet may have more members than queries are permitted.
+        let is_first = self.queries == 0;
+        self.queries = self.queries.saturating_add(members);
+        is_first || self.queries <= MAX_SEARCH_QUERIES
+    }
 }
 
 impl Places {
@@ -118,7 +150,13 @@ impl Node {
         if let Some((member, address)) = self.members().coordinator() {
             match self.query(member, &address, Query::Directory(hash)).await {
                 Some(Answer::Found(place)) => return Ok(Some(self.found(hash, place))),
-                Some(Answer::Absent) => return Ok(None),
+                Some(Answer::Absent) => {
+                    let members = self.members().peers(self.id()).len();
+                    let now = self.inner.clock.now();
+                    if !self.inner.places.searches.lock().permit(now, members) {
+                        return Ok(None);
+                    }
+                }
                 _ => {}
             }
         } else {
@@ -141,6 +179,17 @@ impl Node {
             unreachable.sort();
             Err(LocateError::Unreachable(unreachable))
         }
+    }
+
+    /// Remembers the place of a new sandbox, whose row may not have reached the coordinator yet.
+    pub fn remember(&self, hash: SandboxHash, member: MemberId) {
+        let place = RowPlace {
+            host: member,
+            revision: Revision::default(),
+            state: RowState::Running,
+        };
+        let now = self.inner.clock.now();
+        self.inner.places.remember(hash, place, now);
     }
 
     /// Forgets the remembered place of a sandbox.
@@ -178,5 +227,21 @@ impl Node {
             is_live: row.is_some_and(|row| row.state.is_live()),
             is_remembered,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn searches_are_limited_by_their_queries_and_always_possible_once_per_interval() {
+        let mut searches = Searches::default();
+        let now = Millis(5_000);
+        let permitted = (0..2_000).filter(|_| searches.permit(now, 4)).count();
+        assert_eq!(permitted, MAX_SEARCH_QUERIES / 4);
+        let next = Millis(5_000 + SEARCH_MS);
+        assert!(searches.permit(next, 3 * MAX_SEARCH_QUERIES));
+        assert!(!searches.permit(next, 1));
     }
 }
