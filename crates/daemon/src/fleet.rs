@@ -29,7 +29,7 @@ use jiffy_fleet::tables::{
     CHANGE_TIMEOUT, ChannelPeers, TABLES_PATH, Tables, TablesConfig, preview_key,
 };
 use jiffy_fleet::{CONTROL_TENANT, FleetAccess, Heads, HostFacts, SealedRecords, StoreRecords};
-use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState};
+use jiffy_fleet_core::record::{Capacity, MemberRow};
 use jiffy_fleet_core::{MemberConfig, MemberId, ShardId, Timing};
 use jiffy_image::Home;
 use jiffy_sandbox_manager::{HostReader, KernelReader, Sandboxes};
@@ -185,11 +185,10 @@ impl Member {
         );
         let known = self.node.clone();
         let check = move |member: MemberId| {
-            let members = known.members();
-            match members.row(member).map(|row| row.state) {
-                Some(MemberState::Left) => Err(format!("{member} was removed from the fleet")),
-                _ => Ok(()),
+            if known.members().is_removed(member) {
+                return Err(format!("{member} was removed from the fleet"));
             }
+            Ok(())
         };
         let fronts = FrontService::new(self.access.clone(), live_hosts(&self.node));
         let channel = Server::new(self.identity.clone(), Arc::new(check))

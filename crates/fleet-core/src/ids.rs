@@ -38,7 +38,7 @@ macro_rules! number {
 const FRONT: u32 = 1 << 31;
 
 /// Number of a member of the fleet. Numbers are not reused. Fronts have numbers of their own, which
-/// only their certificates contain: no record names a front.
+/// their certificates contain. The record of the shard names only removed fronts.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]

@@ -18,7 +18,8 @@ pub use head::{
 pub use label::{HostLabel, MAX_LABELS};
 pub use root::{MAX_ROOT_BYTES, ObjectRecords, Root, SlotRange};
 pub use shard::{
-    Capacity, MAX_ADDRESS_BYTES, MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState, ShardRecord,
+    Capacity, MAX_ADDRESS_BYTES, MAX_MEMBERS, MAX_REMOVED_FRONTS, MAX_SHARD_BYTES, MemberRow,
+    MemberState, ShardRecord,
 };
 pub use table::{
     KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES,

@@ -19,6 +19,28 @@ const H2: MemberId = MemberId(2);
 const H3: MemberId = MemberId(3);
 
 #[test]
+fn a_removed_front_remains_removed_under_the_next_coordinator() {
+    let mut fleet = Fleet::new(3);
+    let first = fleet.coordinator();
+    let (one, two) = (MemberId(9).front(), MemberId(4).front());
+    let now = Millis(fleet.now);
+    for front in [one, two] {
+        fleet.member(first).remove(now, front).unwrap();
+    }
+    let again = fleet.member(first).remove(now, one).unwrap_err();
+    assert!(again.to_string().contains("f9 was removed"), "{again}");
+    // A front has no row, so that no other command concerns it.
+    let drained = fleet.member(first).set_draining(one, true).unwrap_err();
+    assert_eq!(drained, MembershipError::Unknown(one));
+    fleet.advance(4_000);
+    assert_eq!(fleet.record.removed_fronts, [two, one]);
+    fleet.silent.insert(first);
+    fleet.wait(40_000, |fleet| fleet.record.coordinator != first);
+    fleet.advance(4_000);
+    assert_eq!(fleet.record.removed_fronts, [two, one]);
+}
+
+#[test]
 fn authority_ends_10_s_after_the_last_acknowledged_heartbeat() {
     let mut fleet = Fleet::new(3);
     fleet.has_store = false;

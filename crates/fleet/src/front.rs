@@ -182,21 +182,22 @@ fn check(hosts: &[FrontHost]) -> Result<(), String> {
 pub async fn follow_hosts(client: Client, identity: Identity, known: KnownHosts) {
     loop {
         let hosts = known.in_turn();
-        let mut is_reached = false;
+        let mut failure = None;
         for host in hosts.iter().take(3) {
             match request(&client, &identity, host).await {
                 Ok(answer) => {
-                    is_reached = true;
+                    failure = None;
                     if let Err(error) = apply(answer, &identity, &known) {
                         tracing::warn!(host = %host.member, %error, "rejected the answer of a host");
                     }
                     break;
                 }
-                Err(error) => tracing::debug!(host = %host.member, error, "no answer of a host"),
+                Err(error) => failure = Some((host.member, error)),
             }
         }
-        if !is_reached {
-            tracing::warn!("no host of the fleet answers");
+        // For example because this front was removed.
+        if let Some((host, error)) = failure {
+            tracing::warn!(%host, error, "no host of the fleet serves this front");
         }
         tokio::time::sleep(INTERVAL).await;
     }

@@ -2,10 +2,12 @@
 //! records are the small objects by which the hosts agree. They are in the store or in etcd.
 
 use super::Fleet;
+use crate::error::ApiError;
 use jiffy_api_types::{BackendStatus, HostLoss};
 use jiffy_fleet::roster::RosterState;
 use jiffy_fleet::{RecordError, RecordKey, SealedRecords};
-use jiffy_fleet_core::record::MemberState;
+use jiffy_fleet_core::MemberId;
+use jiffy_fleet_core::record::{MemberState, Root};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,6 +65,28 @@ impl Fleet {
             probe(&it.store, "s3", &own)
         );
         (Some(records), Some(store))
+    }
+
+    /// Checks that a front with this number may exist. Otherwise a front that joins later would be
+    /// rejected for no apparent reason.
+    pub(crate) async fn check_front(&self, front: MemberId) -> Result<(), ApiError> {
+        let Some(it) = &self.probe else {
+            return Ok(());
+        };
+        let root = async {
+            let key: RecordKey = "fleet/root".parse()?;
+            it.records.get(&key).await
+        };
+        let root = root.await;
+        let root = root.map_err(|error| ApiError::fleet_unavailable(error.to_string()))?;
+        let root = root.and_then(|record| Root::decode(&record.content, None).ok());
+        match root {
+            Some(root) if front < root.next_member.front() => Ok(()),
+            _ => Err(ApiError::not_found(
+                "not_found",
+                format!("front {front} does not exist: its log and `fleet.toml` have its number"),
+            )),
+        }
     }
 
     /// Returns the numbers of sandboxes of lost hosts.

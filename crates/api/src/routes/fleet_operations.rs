@@ -72,7 +72,7 @@ pub(super) async fn undrain(
     Ok(Json(operate(fleet, Operation::Undrain(host), text).await?))
 }
 
-/// `POST /fleet/nodes/{host}/remove`: a dead host leaves the fleet.
+/// `POST /fleet/nodes/{host}/remove`: a dead host, or a front, leaves the fleet.
 pub(super) async fn remove(
     State(app): State<App>,
     caller: Caller,
@@ -80,6 +80,11 @@ pub(super) async fn remove(
 ) -> Result<Json<HostOperation>, ApiError> {
     let fleet = fleet_of(&app, &caller, "removing a host")?;
     let host = host_of(&host)?;
+    if host.is_front() {
+        fleet.check_front(host).await?;
+        let text = format!("{host} was removed from the fleet: no host accepts its certificate");
+        return Ok(Json(operate(fleet, Operation::Remove(host), text).await?));
+    }
     let text = format!(
         "{host} was removed from the fleet. It still has the keys of the store: rotate them with \
          `jiffy store rotate` if the host is not trusted"

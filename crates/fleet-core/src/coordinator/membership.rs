@@ -22,7 +22,7 @@ use crate::ids::{Epoch, MemberId, Millis};
 use crate::message::{
     Acknowledgement, Body, Heartbeat, Message, Registration, Rejection, RejectionReason,
 };
-use crate::record::{MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState};
+use crate::record::{MAX_MEMBERS, MAX_REMOVED_FRONTS, MAX_SHARD_BYTES, MemberRow, MemberState};
 
 /// Maximum size of all rows. The rest of the record needs less than 64 KiB.
 const MAX_ROWS_BYTES: usize = MAX_SHARD_BYTES - (64 << 10);
@@ -410,8 +410,12 @@ impl Coordinator {
         }
     }
 
-    /// Removes a dead member from the fleet.
+    /// Removes a front from the fleet, or a dead member. The fleet has no state of a front, so that
+    /// a running one is removed as well.
     pub fn remove(&mut self, now: Millis, id: MemberId) -> Result<(), MembershipError> {
+        if id.is_front() {
+            return self.remove_front(id);
+        }
         let heard = self.peers.get(&id).and_then(|peer| peer.heard);
         let row = self.draft.row_mut(id).ok_or(MembershipError::Unknown(id))?;
         match row.state {
@@ -428,6 +432,22 @@ impl Coordinator {
                 member: id,
                 silent_ms: heard.map_or(0, |heard| now.since(heard)),
             }),
+        }
+    }
+
+    fn remove_front(&mut self, id: MemberId) -> Result<(), MembershipError> {
+        let removed = &mut self.draft.removed_fronts;
+        match removed.binary_search(&id) {
+            Ok(_) => Err(MembershipError::State {
+                member: id,
+                state: MemberState::Left,
+            }),
+            Err(_) if removed.len() >= MAX_REMOVED_FRONTS => Err(MembershipError::TooManyFronts),
+            Err(index) => {
+                removed.insert(index, id);
+                self.next_renew = self.soon();
+                Ok(())
+            }
         }
     }
 

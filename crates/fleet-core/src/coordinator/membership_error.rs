@@ -33,6 +33,9 @@ pub enum MembershipError {
     /// No other host accepts sandboxes.
     #[error("{0} is the last host that accepts sandboxes: add a host before the drain")]
     LastHost(MemberId),
+    /// The record of the shard has no space for further removed fronts.
+    #[error("too many fronts were removed: create a new fleet")]
+    TooManyFronts,
     /// This member is not the coordinator.
     #[error("no coordinator accepts the command at present: retry")]
     NotCoordinator(Option<MemberId>),
@@ -48,6 +51,10 @@ fn state_text(member: MemberId, state: MemberState) -> String {
         MemberState::Dead => format!(
             "{member} is dead: start its daemon to use it again, or run `jiffy fleet remove \
              {member}`"
+        ),
+        MemberState::Left if member.is_front() => format!(
+            "{member} was removed from the fleet: add the front with `jiffy front --join` and another \
+             data directory"
         ),
         MemberState::Left => {
             format!("{member} was removed from the fleet: add the host with `jiffy fleet join`")

@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 pub const MAX_SHARD_BYTES: usize = 1 << 20;
 /// Maximum number of rows of a shard, including dead members and members that have left.
 pub const MAX_MEMBERS: usize = 2_000;
+/// Maximum number of removed fronts.
+pub const MAX_REMOVED_FRONTS: usize = 1_000;
 /// Maximum length of an address.
 pub const MAX_ADDRESS_BYTES: usize = 255;
 /// Maximum length of a software version.
@@ -160,6 +162,9 @@ pub struct ShardRecord {
     pub seq: u64,
     /// Members, in the order of their ids.
     pub members: Vec<MemberRow>,
+    /// Fronts whose certificates are no longer accepted, in the order of their numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed_fronts: Vec<MemberId>,
     /// Fields of newer formats.
     #[serde(flatten)]
     pub unknown: UnknownFields,
@@ -177,6 +182,7 @@ impl ShardRecord {
             coordinator: first.id,
             seq: 1,
             members: vec![first],
+            removed_fronts: Vec::new(),
             unknown: UnknownFields::new(),
         }
     }
@@ -240,6 +246,12 @@ impl Checked for ShardRecord {
         rule(
             self.members.windows(2).all(|pair| pair[0].id < pair[1].id),
             "the members are not in the order of their ids",
+        )?;
+        rule(
+            self.removed_fronts.len() <= MAX_REMOVED_FRONTS
+                && self.removed_fronts.iter().all(|id| id.is_front())
+                && self.removed_fronts.windows(2).all(|pair| pair[0] < pair[1]),
+            "`removed_fronts` is too long or not in order",
         )?;
         rule(
             self.row(self.coordinator).is_some(),

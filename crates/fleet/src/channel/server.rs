@@ -38,6 +38,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// the loss of a connection.
 const SERVER_PING_INTERVAL: Duration = PING_INTERVAL.saturating_mul(3);
 
+/// Interval at which the permission of a connected member is checked, also between requests.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Serves requests of members with bodies of any length.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
@@ -254,11 +257,17 @@ impl Server {
         match certificate.flatten() {
             Some(der) => match MemberCertificate::read(der, self.identity.fleet()) {
                 Ok(peer) if admitted.authenticated(&self.limits) => {
+                    let (check, member) = (self.check.clone(), peer.member);
                     let service = service_fn(move |request| {
                         let server = self.clone();
                         async move { Ok(server.member_request(peer, request).await) }
                     });
-                    serve(stream, MAX_STREAMS, service).await;
+                    tokio::select! {
+                        () = serve(stream, MAX_STREAMS, service) => {}
+                        () = until_rejected(check, member) => {
+                            tracing::warn!(%member, "closing the connection of a removed member");
+                        }
+                    }
                 }
                 Ok(peer) => tracing::warn!(member = %peer.member, "too many connections"),
                 Err(error) => tracing::warn!(%from, %error, "rejected the certificate of a peer"),
@@ -344,6 +353,17 @@ fn answer(result: Result<Bytes, Rejected>) -> Response<Body> {
     match result {
         Ok(content) => Response::new(body(content)),
         Err(rejected) => rejected.response(),
+    }
+}
+
+/// Returns some time after a member is no longer served. Its requests are rejected at once, and its
+/// streams, which can last for days, end with the connection.
+async fn until_rejected(check: PeerCheck, member: MemberId) {
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        if check(member).is_err() {
+            return;
+        }
     }
 }
 

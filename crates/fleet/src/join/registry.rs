@@ -84,7 +84,7 @@ fn decode(key: &RecordKey, content: &[u8]) -> Result<HostRecord, RecordError> {
     })
 }
 
-/// Returns the state of a member. `None` if it was never started.
+/// Returns the state of a member. `None` if it was never started, or is a front.
 async fn state(access: &FleetAccess, member: MemberId) -> Result<Option<MemberState>, SetupError> {
     let shard = ShardId(0);
     let key: RecordKey = format!("fleet/shards/{}", shard.0).parse()?;
@@ -92,5 +92,8 @@ async fn state(access: &FleetAccess, member: MemberId) -> Result<Option<MemberSt
         return Ok(None);
     };
     let shard = ShardRecord::decode(&record.content, &access.root.fleet, shard)?;
+    if shard.removed_fronts.contains(&member) {
+        return Ok(Some(MemberState::Left));
+    }
     Ok(shard.row(member).map(|row| row.state))
 }

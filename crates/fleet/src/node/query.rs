@@ -72,7 +72,7 @@ pub enum Operation {
     Drain(MemberId),
     /// The member receives sandboxes again.
     Undrain(MemberId),
-    /// The dead member leaves the fleet.
+    /// The dead member, or the front, leaves the fleet.
     Remove(MemberId),
     /// The silent member is declared dead, also during mass silence.
     ConfirmDead(MemberId),

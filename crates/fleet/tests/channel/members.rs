@@ -12,7 +12,7 @@ use jiffy_fleet::channel::{
 use jiffy_fleet_core::{FleetId, MemberId};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -130,6 +130,8 @@ pub struct Host {
     pub echo: Arc<Echo>,
     _handle: ServerHandle,
     pub address: String,
+    /// Number of a member that was removed after the start. Zero for none.
+    pub removed: Arc<AtomicU32>,
 }
 
 impl Host {
@@ -139,9 +141,13 @@ impl Host {
 
     pub async fn limited(identity: Identity, limits: Limits) -> Self {
         let echo = Arc::new(Echo::default());
-        let check: PeerCheck = Arc::new(|member| match member {
-            REMOVED => Err("h9 was removed from the fleet".to_owned()),
-            _ => Ok(()),
+        let removed = Arc::new(AtomicU32::new(0));
+        let later = removed.clone();
+        let check: PeerCheck = Arc::new(move |member| {
+            if member == REMOVED || member.0 == later.load(Ordering::SeqCst) {
+                return Err(format!("{member} was removed from the fleet"));
+            }
+            Ok(())
         });
         let handle = Server::new(identity, check)
             .limits(limits)
@@ -154,6 +160,7 @@ impl Host {
             echo,
             address: handle.local_address().to_string(),
             _handle: handle,
+            removed,
         }
     }
 

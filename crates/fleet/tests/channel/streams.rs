@@ -1,10 +1,12 @@
 //! Raw streams.
 
-use super::members::{Fleet, Host, LIMIT, SERVER};
+use super::members::{CLIENT, Fleet, Host, LIMIT, SERVER};
 use hyper::Request;
 use jiffy_fleet::channel::{Client, Stream};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 async fn open(client: &Client, host: &Host, path: &str) -> Stream {
     let request = Request::post(path).body(()).unwrap();
@@ -47,6 +49,22 @@ async fn a_dropped_stream_is_an_error_for_the_peer() {
     theirs.write_all(b"hello").await.unwrap();
     drop(theirs);
     assert_eq!(host.message(&client, "who").await.unwrap(), "h2");
+}
+
+#[tokio::test]
+async fn open_streams_of_a_removed_member_end_and_its_requests_are_rejected_at_once() {
+    let fleet = Fleet::new();
+    let host = Host::start(fleet.identity(SERVER)).await;
+    let client = fleet.client();
+    let mut stream = open(&client, &host, "/requests/hold").await;
+    host.removed.store(CLIENT.0, Ordering::SeqCst);
+    let error = host.message(&client, "who").await.unwrap_err();
+    assert!(error.contains("h2 was removed from the fleet"), "{error}");
+    let ended = timeout(LIMIT, stream.read(&mut [0; 8])).await;
+    ended.unwrap().unwrap_err();
+    // Another connection is not better.
+    let error = host.message(&client, "who").await.unwrap_err();
+    assert!(error.contains("h2 was removed from the fleet"), "{error}");
 }
 
 #[tokio::test]

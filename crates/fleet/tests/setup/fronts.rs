@@ -85,6 +85,14 @@ async fn a_front_receives_a_certificate_and_neither_store_keys_nor_records() {
     std::fs::remove_file(home.join("fleet.toml")).unwrap();
     let host = join_fleet(&home, &member.options("front").await, facts()).await;
     assert_eq!(host.unwrap().settings.member, MemberId(3));
+    // A removed front has another number when it joins again.
+    let home = lab.home("removed");
+    let joined = join_fleet(&home, &options(&member, "removed").await, front_facts()).await;
+    let removed = joined.unwrap().settings.member;
+    lab.remove_front(&member, removed).await;
+    std::fs::remove_file(home.join("fleet.toml")).unwrap();
+    let again = join_fleet(&home, &options(&member, "removed").await, front_facts()).await;
+    assert!(again.unwrap().settings.member > removed);
     // Another version of the protocol is rejected.
     let old = HostFacts {
         format: 0,

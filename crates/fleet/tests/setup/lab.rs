@@ -6,6 +6,8 @@ use jiffy_fleet::join::{JoinOptions, JoinService, Joined, StockTemplates, join_f
 use jiffy_fleet::settings::{Role, Settings};
 use jiffy_fleet::tokens::{DEFAULT_VALIDITY, Token};
 use jiffy_fleet::{FleetAccess, HostFacts, SetupError};
+use jiffy_fleet_core::record::ShardRecord;
+use jiffy_fleet_core::{MemberId, ShardId};
 use jiffy_store::StoreUrl;
 use jiffy_store::host::{RemoteSettings, RemoteStore};
 use std::net::SocketAddr;
@@ -70,6 +72,17 @@ impl Lab {
     pub async fn init(&self, home: &Path) -> Result<(Settings, FleetAccess), SetupError> {
         let remote = self.remote(home);
         create_fleet(home, &self.init_options(), &facts(), &remote).await
+    }
+
+    /// Adds a front to the removed ones, as the coordinator does.
+    pub async fn remove_front(&self, member: &Member, front: MemberId) {
+        let (records, fleet) = (&member.access.records, &member.access.root.fleet);
+        let key = "fleet/shards/0".parse().unwrap();
+        let current = records.get(&key).await.unwrap().unwrap();
+        let mut shard = ShardRecord::decode(&current.content, fleet, ShardId(0)).unwrap();
+        shard.removed_fronts.push(front);
+        let write = records.replace(&key, shard.encode().unwrap(), &current);
+        records.send(&write.unwrap()).await.unwrap();
     }
 
     /// Creates a fleet and starts the listener of its first member.

@@ -53,7 +53,7 @@ pub enum FleetCommand {
     },
     /// Place sandboxes on a drained member again
     Undrain(FleetMemberArgs),
-    /// Remove a dead member from the fleet
+    /// Remove a dead member or a front from the fleet
     Remove(FleetMemberArgs),
     /// Declare a silent member dead if more than half of the members are silent
     ConfirmDead(FleetMemberArgs),

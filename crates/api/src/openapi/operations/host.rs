@@ -99,7 +99,7 @@ pub(super) fn host() -> Vec<Operation> {
         Operation::post(
             "/fleet/nodes/{host}/remove",
             "removeHost",
-            "Remove a dead host from the fleet. Requires the scope `admin`",
+            "Remove a dead host or a front from the fleet. Requires the scope `admin`",
         )
         .answers::<HostOperation>(200, "The host was removed")
         .fails_with(&[403, 404, 409, 503]),

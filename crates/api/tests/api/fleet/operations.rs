@@ -76,6 +76,13 @@ async fn commands_on_hosts_work_through_every_member_and_reject_wrong_states() {
     assert!(last.text("message").contains("last host"), "{}", last.body);
     assert_eq!(last.expect_error(409), "refused");
     until_state(&lab, 1, "up").await;
+    // Fronts.
+    let removed = operate(&lab, 2, "f7", "remove").await.expect(200);
+    assert_eq!(removed.text("state"), "left");
+    let twice = operate(&lab, 3, "f7", "remove").await;
+    let message = twice.text("message").to_owned();
+    assert!(message.contains("f7 was removed"), "{message}");
+    assert_eq!(twice.expect_error(409), "refused");
     // Living hosts.
     for action in ["remove", "confirm-dead"] {
         let living = operate(&lab, 1, "h2", action).await;

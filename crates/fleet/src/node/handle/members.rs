@@ -12,7 +12,9 @@
 use super::{Inner, Node};
 use crate::node::query::{Answer, Query};
 use crate::node::view::View;
-use jiffy_fleet_core::record::{MAX_MEMBERS, MemberRow, ShardRecord};
+use jiffy_fleet_core::record::{
+    MAX_MEMBERS, MAX_REMOVED_FRONTS, MemberRow, MemberState, ShardRecord,
+};
 use jiffy_fleet_core::{MemberId, Owner, Term};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -35,6 +37,9 @@ pub struct Members {
     pub coordinator: MemberId,
     /// Rows of all members, in the order of their numbers.
     pub rows: Vec<MemberRow>,
+    /// Fronts whose certificates are no longer accepted, in the order of their numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed_fronts: Vec<MemberId>,
 }
 
 impl Members {
@@ -44,6 +49,7 @@ impl Members {
             seq: record.seq,
             coordinator: record.coordinator,
             rows: record.members.clone(),
+            removed_fronts: record.removed_fronts.clone(),
         }
     }
 
@@ -58,6 +64,15 @@ impl Members {
     #[must_use]
     pub fn is_live(&self, id: MemberId) -> bool {
         self.row(id).is_some_and(|row| row.state.is_live())
+    }
+
+    /// Returns whether a host or front was removed from the fleet.
+    #[must_use]
+    pub fn is_removed(&self, id: MemberId) -> bool {
+        self.removed_fronts.binary_search(&id).is_ok()
+            || self
+                .row(id)
+                .is_some_and(|row| row.state == MemberState::Left)
     }
 
     /// Returns whether an owner's epoch is dead. False if that is not known.
@@ -90,6 +105,7 @@ impl Members {
         hash.update(self.term.0.to_le_bytes());
         hash.update(self.coordinator.0.to_le_bytes());
         hash.update(serde_json::to_vec(&self.rows).unwrap_or_default());
+        hash.update(serde_json::to_vec(&self.removed_fronts).unwrap_or_default());
         let digest = hash.finalize();
         digest[..16]
             .iter()
@@ -100,6 +116,8 @@ impl Members {
     /// Returns whether the rows of another member may be used.
     fn is_valid(&self) -> bool {
         self.rows.len() <= MAX_MEMBERS
+            && self.removed_fronts.len() <= MAX_REMOVED_FRONTS
+            && self.removed_fronts.windows(2).all(|pair| pair[0] < pair[1])
             && self.rows.windows(2).all(|pair| pair[0].id < pair[1].id)
             && self.row(self.coordinator).is_some()
     }
@@ -119,6 +137,7 @@ fn update(current: &watch::Sender<Current>, new: Members) {
             return false;
         }
         let is_changed = new.rows != current.members.rows
+            || new.removed_fronts != current.members.removed_fronts
             || (new.term, new.coordinator) != (current.members.term, current.members.coordinator);
         if is_changed {
             current.digest = new.digest();
@@ -188,7 +207,9 @@ impl Node {
         let mut members = self.inner.members.clone();
         let changed = members
             .wait_for(|current| {
-                current.members.term != known.term || current.members.rows != known.rows
+                current.members.term != known.term
+                    || current.members.rows != known.rows
+                    || current.members.removed_fronts != known.removed_fronts
             })
             .await
             .map(|current| current.members.clone());
@@ -241,6 +262,7 @@ mod tests {
             seq,
             coordinator: MemberId(coordinator),
             rows: Vec::new(),
+            removed_fronts: Vec::new(),
         };
         update(&current, members(2, 5, 1));
         assert!(receiver.has_changed().unwrap());

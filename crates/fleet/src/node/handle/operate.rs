@@ -1,7 +1,7 @@
 //! Operators' commands (`jiffy fleet drain` and others). Any member accepts them, and forwards them
 //! to the coordinator.
 
-use super::{Node, NodeError};
+use super::{Members, Node, NodeError};
 use crate::node::executor::Command;
 use crate::node::query::{Answer, Operation, Query};
 use jiffy_fleet_core::{MemberId, MembershipError};
@@ -32,8 +32,12 @@ impl Node {
         }
         let confirmed = async {
             let mut known = self.members();
-            let is_done = |state| state == Some(operation.state());
-            while !is_done(known.row(operation.member()).map(|row| row.state)) {
+            let member = operation.member();
+            let is_done = |known: &Members| match operation {
+                Operation::Remove(_) => known.is_removed(member),
+                _ => known.row(member).map(|row| row.state) == Some(operation.state()),
+            };
+            while !is_done(&known) {
                 known = self.members_changed(&known).await;
             }
         };
