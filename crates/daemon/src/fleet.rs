@@ -6,6 +6,7 @@
 
 mod calls;
 mod host;
+mod pools;
 mod template_rows;
 mod templates;
 
@@ -230,6 +231,8 @@ impl Member {
             self.node.clone(),
         ));
         self.host.set_fleet(api.clone());
+        let demand = self.host.pools();
+        tokio::spawn(pools::follow(demand, sandboxes.clone(), api.clone()));
         let parts = FleetParts {
             keys: Arc::new(Keys::of_fleet(self.tables, home.path())),
             hosts: Arc::new(FleetHosts::new(api.clone(), self.client)),

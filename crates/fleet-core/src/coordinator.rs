@@ -9,22 +9,26 @@
 //! over meanwhile.
 
 mod budgets;
+mod demand;
 mod membership;
 mod membership_error;
 mod placement;
+mod rows;
 
 pub use budgets::BudgetExhausted;
 pub use membership_error::MembershipError;
 pub use placement::{Admission, CreateError, CreatePlacement};
 
-use crate::directory::{Directory, RowMessage, RowReceiver};
+use crate::directory::{Directory, RowReceiver};
 use crate::effect::{Effect, TermEnd, WriteOutcome};
 use crate::ids::{Epoch, FleetId, Instance, MemberId, Millis, Owner, Term, Version, WriteId};
 use crate::message::{Body, BudgetOwner, MESSAGE_FORMAT, Message};
 use crate::record::{MemberRow, MemberState, ShardRecord};
 use crate::timing::Timing;
 use budgets::Budgets;
+use demand::Demand;
 use jiffy_scheduler::{HostReport, Scheduler};
+use rows::list_number;
 use std::collections::BTreeMap;
 
 /// Interval at which silent members are searched.
@@ -101,6 +105,7 @@ pub(crate) struct Coordinator {
     pub(crate) scheduler: Scheduler,
     pub(crate) directory: Directory,
     budgets: Budgets,
+    demand: Demand,
 }
 
 impl Coordinator {
@@ -152,6 +157,7 @@ impl Coordinator {
             scheduler,
             directory: Directory::new(),
             budgets: Budgets::new(term, limits, live().map(|row| row.id).collect()),
+            demand: Demand::new(now),
             committed: record,
         }
     }
@@ -207,6 +213,7 @@ impl Coordinator {
         if self.next_judge <= now {
             self.next_judge = now.plus(JUDGE_INTERVAL_MS);
             self.exclude_silent(now);
+            self.demand.decay(now);
             self.judge(now, effects);
         }
         match &mut self.in_flight {
@@ -322,6 +329,7 @@ impl Coordinator {
                 }
             } else {
                 self.scheduler.remove_host(row.id.host());
+                self.demand.remove(row.id);
                 // Retain the state of the peer if the draft already contains the next registration
                 // of the member, which uses it.
                 if self
@@ -358,49 +366,6 @@ impl Coordinator {
             epoch: row.epoch,
         };
         effects.push(self.message(row, body));
-    }
-
-    /// Applies rows of a member to the directory.
-    pub fn receive_rows(
-        &mut self,
-        from: MemberId,
-        epoch: Option<Epoch>,
-        message: &RowMessage,
-        effects: &mut Vec<Effect>,
-    ) {
-        let Some(row) = self.committed.row(from) else {
-            return;
-        };
-        if Some(row.epoch) != epoch || !row.state.is_live() {
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(&from) else {
-            return;
-        };
-        let mut removed = Vec::new();
-        let received = peer
-            .rows
-            .receive(from, message, &mut self.directory, &mut removed);
-        if !removed.is_empty() {
-            effects.push(Effect::RowsRemoved {
-                member: from,
-                rows: removed,
-            });
-        }
-        let is_wanted = match received {
-            Ok(is_wanted) => is_wanted,
-            Err(error) => {
-                effects.push(Effect::RowsRejected {
-                    member: from,
-                    error,
-                });
-                false
-            }
-        };
-        if is_wanted {
-            let request = peer.rows.request();
-            effects.push(self.message(row, Body::RowsWanted(request)));
-        }
     }
 
     /// Changes the limit of an owner's budget.
@@ -475,26 +440,5 @@ fn report_of(row: &MemberRow, status: Option<&crate::message::HostStatus>) -> Ho
                 .map(|&template| jiffy_scheduler::TemplateId(template))
                 .collect(),
         },
-    }
-}
-
-/// Returns the number of the first list of a registration in a term. [`RowReceiver`] increments the
-/// low 16 bits of the number for each further list. Lists of different registrations have different
-/// numbers, so that late pages of a former process are ignored. After 65,536 registrations in a
-/// term the numbers repeat, and never have the term of a later coordinator.
-fn list_number(term: Term, registration: u64) -> u64 {
-    term.0 << 32 | (registration & 0xffff) << 16
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_of_lists_never_have_the_term_of_a_later_coordinator() {
-        for registration in [0, 1, 0xffff, 0x1_0000, u64::MAX] {
-            assert_eq!(list_number(Term(7), registration) >> 32, 7);
-        }
-        assert_ne!(list_number(Term(7), 1), list_number(Term(7), 2));
     }
 }

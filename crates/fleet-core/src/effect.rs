@@ -8,7 +8,7 @@
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};
-use crate::message::{Message, RejectionReason};
+use crate::message::{Message, PoolDemand, RejectionReason};
 use crate::record::ShardRecord;
 
 /// Outcome of a conditional write.
@@ -144,6 +144,9 @@ pub enum Effect {
         /// Removed rows.
         rows: Vec<SandboxHash>,
     },
+    /// The sizes of the warm pools of this host have changed. The list contains all of them, the
+    /// largest first.
+    Pools(Vec<PoolDemand>),
     /// Rows of a member were not stored in the directory.
     RowsRejected {
         /// Member.

@@ -100,9 +100,9 @@ pub use ids::{
 pub use member::{Member, MemberConfig};
 pub use message::{
     Acknowledgement, Body, BudgetNeed, BudgetOwner, Grant, GrantNumber, Heartbeat, HostStatus,
-    MAX_MESSAGE_BYTES, MAX_SHARES_PER_MESSAGE, MAX_TEMPLATES, MESSAGE_FORMAT, Message,
-    MessageError, OLDEST_MESSAGE_FORMAT, Recall, Registration, Rejection, RejectionReason,
-    ShareReport,
+    MAX_MESSAGE_BYTES, MAX_POOLS, MAX_SHARES_PER_MESSAGE, MAX_TEMPLATES, MESSAGE_FORMAT, Message,
+    MessageError, OLDEST_MESSAGE_FORMAT, PoolDemand, Recall, Registration, Rejection,
+    RejectionReason, ShareReport,
 };
 pub use shares::{MemberShares, SharedShares};
 pub use timing::Timing;

@@ -13,7 +13,7 @@ use crate::coordinator::{Coordinator, MembershipError, message_of};
 use crate::directory::{Directory, RowChange, RowSender};
 use crate::effect::{Effect, Event};
 use crate::ids::{Epoch, FleetId, Instance, MemberId, Millis, Owner, Version};
-use crate::message::{Body, BudgetOwner, Heartbeat, HostStatus, Registration};
+use crate::message::{Body, BudgetOwner, Heartbeat, HostStatus, PoolDemand, Registration};
 use crate::record::{Capacity, ShardRecord};
 use crate::shares::{MemberShares, SharedShares};
 use crate::timing::Timing;
@@ -87,6 +87,8 @@ pub struct Member {
     status: HostStatus,
     shares: SharedShares,
     rows: RowSender,
+    /// Sizes of warm pools in the latest acknowledgement.
+    pools: Vec<PoolDemand>,
 }
 
 impl Member {
@@ -115,6 +117,7 @@ impl Member {
             status: HostStatus::default(),
             shares: SharedShares::default(),
             rows: RowSender::default(),
+            pools: Vec::new(),
         }
     }
 

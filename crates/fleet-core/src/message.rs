@@ -21,6 +21,8 @@ pub const MAX_MESSAGE_BYTES: usize = 2 << 20;
 pub const MAX_SHARES_PER_MESSAGE: usize = 4_000;
 /// Maximum number of templates in a heartbeat.
 pub const MAX_TEMPLATES: usize = 4_000;
+/// Maximum number of warm pools in an acknowledgement.
+pub const MAX_POOLS: usize = 256;
 /// Maximum length of the version of a record.
 const MAX_VERSION_BYTES: usize = 128;
 /// Maximum length of a software version and of an owner's id.
@@ -200,6 +202,15 @@ pub struct Recall {
     pub amount: u64,
 }
 
+/// Size of the warm pool of a template on a host, according to the demand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolDemand {
+    /// Template, as the host reports it in [`HostStatus::templates`].
+    pub template: u64,
+    /// Number of guests.
+    pub guests: u32,
+}
+
 /// Acknowledgement of a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acknowledgement {
@@ -215,6 +226,9 @@ pub struct Acknowledgement {
     pub rows: RowRequest,
     /// Version of the shard's record after the last replace of the coordinator.
     pub record: Version,
+    /// Warm pools of the host, the largest first. Pools of other templates have their usual size.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<PoolDemand>,
 }
 
 /// Rejection of a registration or heartbeat.
@@ -365,6 +379,7 @@ impl Body {
             }
             Self::Acknowledged(acknowledgement) => {
                 acknowledgement.record.0.len() <= MAX_VERSION_BYTES
+                    && acknowledgement.pools.len() <= MAX_POOLS
                     && acknowledgement.grants.len() <= MAX_SHARES_PER_MESSAGE
                     && acknowledgement.recalls.len() <= MAX_SHARES_PER_MESSAGE
                     && acknowledgement

@@ -435,6 +435,11 @@ impl Reservation {
         }
     }
 
+    /// Returns the reserved memory in MiB.
+    pub fn memory_mib(&self) -> u64 {
+        self.memory_mib
+    }
+
     /// Marks the guest as started: from now on the host's figures include its memory.
     pub fn mark_started(&mut self) {
         // A second call has no effect.

@@ -58,7 +58,7 @@ pub use sandboxes::{
     BuildSteps, ComparedContent, ComparedFiles, CreateSpec, FetchScope, ForkChild, ForkReport,
     HostOptions, Lineage, LineageEdge, LineageNode, LineageObject, LineageRelation, ListOrder,
     ListPosition, ListedSandboxes, ListedSnapshots, MAX_COMPARED_CONTENT, MAX_LINEAGE_NODES,
-    MAX_RESTART_GRACE, NodeDetails, OwnerUsage, PinnedSnapshot, PoolSize, ResumeHold,
+    MAX_RESTART_GRACE, NodeDetails, OwnerUsage, PinnedSnapshot, PoolDemand, PoolSize, ResumeHold,
     ResumeOptions, ResumeTimeout, SandboxDetails, SandboxObserver, SandboxSource, SandboxUse,
     Sandboxes, SnapshotDetails, UseInProgress, WeakSandboxes,
 };

@@ -206,6 +206,12 @@ impl Scheduler {
         })
     }
 
+    /// Returns the host that [`Self::place`] would select. `None` if no host is suitable.
+    #[must_use]
+    pub fn next_host(&self, request: &PlacementRequest) -> Option<HostId> {
+        Some(self.select(request).ok()?.host)
+    }
+
     /// Ends a reservation because the host runs the sandbox. The resources count as used until the
     /// next report of the host replaces its free resources. Returns false if the reservation has
     /// ended before.

@@ -5,12 +5,13 @@ use super::Fleet;
 use super::names::NamedTemplate;
 use crate::app::App;
 use crate::caller::Caller;
-use jiffy_engine_api::is_id;
+use jiffy_engine_api::{SandboxSize, is_id};
 use jiffy_fleet::node::row_hash;
 use jiffy_fleet_core::MAX_TEMPLATES;
 use jiffy_image::{DEFAULT_TAG, Reference};
 use jiffy_template_builder::{Builder, WeakBuilder};
 use parking_lot::RwLock;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub struct TemplateHashes {
     pub present: Vec<u64>,
     /// Templates that the host is building.
     pub builds: Vec<u64>,
+    /// Name and usual size of each template on the host.
+    pub sources: HashMap<u64, (String, SandboxSize)>,
 }
 
 /// Latest list of the templates of this host.
@@ -58,11 +61,17 @@ pub(super) fn watch(app: &App, fleet: &Fleet) {
                 let built = infos.iter().filter(|info| info.version.is_some());
                 let names: Vec<_> = built.map(|info| info.reference()).collect();
                 hashes.present = names.iter().map(|name| hash(name)).collect();
-                let versions = infos.iter().filter_map(|info| {
-                    let version = info.version.as_deref()?;
-                    Some(hash(&version_text(&info.without_tag(), version)))
-                });
-                hashes.present.extend(versions);
+                for info in &infos {
+                    let Some(version) = info.version.as_deref() else {
+                        continue;
+                    };
+                    let version = hash(&version_text(&info.without_tag(), version));
+                    hashes.present.push(version);
+                    let source = (info.reference(), info.size);
+                    let name = hash(&source.0);
+                    hashes.sources.insert(name, source.clone());
+                    hashes.sources.insert(version, source);
+                }
                 if let Some(builder) = builder.as_ref().as_ref().and_then(WeakBuilder::upgrade) {
                     let records = builder.records();
                     let all = records.templates().unwrap_or_default();
@@ -73,7 +82,11 @@ pub(super) fn watch(app: &App, fleet: &Fleet) {
                             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
                         };
                         if names.iter().any(has_tag) {
-                            hashes.present.push(hash(&template.id));
+                            let id = hash(&template.id);
+                            hashes.present.push(id);
+                            if let Some(source) = hashes.sources.get(&hash(&name)).cloned() {
+                                hashes.sources.insert(id, source);
+                            }
                         }
                         let builds = records.builds(&template.id).unwrap_or_default();
                         if builds.first().is_some_and(|build| !build.status.is_final()) {

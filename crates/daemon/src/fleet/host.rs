@@ -6,9 +6,10 @@ use jiffy_api::Fleet;
 use jiffy_fleet::SealedRecords;
 use jiffy_fleet::node::{Host, HostSummary, ReconcileError};
 use jiffy_fleet::tables::Tables;
-use jiffy_fleet_core::{Epoch, HostStatus, Owner};
+use jiffy_fleet_core::{Epoch, HostStatus, Owner, PoolDemand};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes, StoreState};
 use std::sync::{Arc, OnceLock};
+use tokio::sync::watch;
 
 /// Daemon of a member.
 pub struct DaemonHost {
@@ -18,6 +19,8 @@ pub struct DaemonHost {
     fleet: OnceLock<Fleet>,
     /// Set when the tables are being read.
     tables: OnceLock<Tables>,
+    /// Latest demand for warm pools.
+    pools: watch::Sender<Vec<PoolDemand>>,
     records: Arc<SealedRecords>,
 }
 
@@ -27,8 +30,14 @@ impl DaemonHost {
             sandboxes: OnceLock::new(),
             fleet: OnceLock::new(),
             tables: OnceLock::new(),
+            pools: watch::Sender::default(),
             records,
         }
+    }
+
+    /// Returns the demand for warm pools, and its changes.
+    pub fn pools(&self) -> watch::Receiver<Vec<PoolDemand>> {
+        self.pools.subscribe()
     }
 
     pub fn set_tables(&self, tables: Tables) {
@@ -104,6 +113,10 @@ impl Host for DaemonHost {
             free_memory_mib: sandboxes.figures().free().memory_mib.unwrap_or(0),
             tables: self.tables.get().map_or(0, Tables::number),
         }
+    }
+
+    fn set_pools(&self, pools: Vec<PoolDemand>) {
+        self.pools.send_replace(pools);
     }
 
     async fn reconcile(&self, owner: Owner) -> Result<(), ReconcileError> {

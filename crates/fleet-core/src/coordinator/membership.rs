@@ -15,7 +15,8 @@
 //! daemon has a new one.
 
 use super::membership_error::MembershipError;
-use super::{Coordinator, HostLoad, Peer, list_number, report_of};
+use super::rows::list_number;
+use super::{Coordinator, HostLoad, Peer, report_of};
 use crate::directory::RowReceiver;
 use crate::effect::Effect;
 use crate::ids::{Epoch, MemberId, Millis};
@@ -267,6 +268,7 @@ impl Coordinator {
                 recalls,
                 rows,
                 record: self.version.clone(),
+                pools: self.demand.pools(from),
             });
             effects.push(self.message(row, body));
         }

@@ -99,15 +99,31 @@ impl Coordinator {
     ) -> Result<CreatePlacement, CreateError> {
         let placement = self.scheduler.place(request, now.0)?;
         match self.admission(placement.host, needs) {
-            Ok((address, admission)) => Ok(CreatePlacement {
-                address,
-                reservation: placement.reservation,
-                admission,
-            }),
+            Ok((address, admission)) => {
+                self.count_demand(placement.host, request);
+                Ok(CreatePlacement {
+                    address,
+                    reservation: placement.reservation,
+                    admission,
+                })
+            }
             Err(error) => {
                 self.scheduler.reject(placement.reservation);
                 Err(error)
             }
+        }
+    }
+
+    /// Counts a placement for the warm pools of the selected host and of the next one.
+    fn count_demand(&mut self, host: HostId, request: &PlacementRequest) {
+        let Some(template) = request.template else {
+            return;
+        };
+        self.demand.add(MemberId(host.0), template);
+        let mut request = request.clone();
+        request.excluded.push(host);
+        if let Some(next) = self.scheduler.next_host(&request) {
+            self.demand.add(MemberId(next.0), template);
         }
     }
 

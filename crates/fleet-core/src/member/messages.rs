@@ -174,6 +174,10 @@ impl Member {
             shares.recall(recall);
         }
         drop(shares);
+        if self.pools != acknowledgement.pools {
+            self.pools.clone_from(&acknowledgement.pools);
+            effects.push(Effect::Pools(self.pools.clone()));
+        }
         match acknowledgement.rows {
             // The coordinator has received all changes: nothing is sent.
             RowRequest::Changes { from } if from > self.rows.last() => {}

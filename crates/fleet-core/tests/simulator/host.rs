@@ -368,6 +368,7 @@ impl World {
             Effect::TermEnded { .. }
             | Effect::MassSilence { .. }
             | Effect::Rejected(_)
+            | Effect::Pools(_)
             | Effect::RowsRemoved { .. } => {}
             Effect::RowsRejected { error, .. } => self.violate(error.to_string()),
             Effect::Regressed { term, seq } => {
@@ -397,6 +398,7 @@ impl World {
                 recalls: Vec::new(),
                 rows: RowRequest::Changes { from: u64::MAX },
                 record: Version(Box::default()),
+                pools: Vec::new(),
             });
         }
     }

@@ -436,6 +436,7 @@ impl Executor {
                 }
                 self.view.rejected = Some(reason);
             }
+            Effect::Pools(pools) => self.host.set_pools(pools),
             Effect::RowsRemoved { member, rows } => self.end_reservations(member, &rows),
             Effect::RowsRejected { member, error } => {
                 tracing::warn!(%member, %error, "cannot store rows of a host");
@@ -494,7 +495,5 @@ impl Executor {
 /// Returns the wall clock in milliseconds since 1970.
 fn wall_ms() -> u64 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    time.map_or(0, |time| {
-        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-    })
+    time.map_or(0, |time| time.as_millis() as u64)
 }

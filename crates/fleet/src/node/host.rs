@@ -3,7 +3,7 @@
 
 use super::query::HostSummary;
 use async_trait::async_trait;
-use jiffy_fleet_core::{Epoch, HostStatus, Owner};
+use jiffy_fleet_core::{Epoch, HostStatus, Owner, PoolDemand};
 
 /// Daemon of a member.
 #[async_trait]
@@ -21,6 +21,10 @@ pub trait Host: Send + Sync {
     /// Returns the numbers of sandboxes for operators. Called for each request for the state of
     /// the fleet, not periodically. Must not block.
     fn summary(&self) -> HostSummary;
+
+    /// Changes the warm pools of this host to the demand of the fleet: the list contains all pools
+    /// of a demand, the largest first. Must not block.
+    fn set_pools(&self, _pools: Vec<PoolDemand>) {}
 
     /// Compares the heads of all sandboxes of this host with its journal, and stops the sandboxes
     /// that have moved or were killed. The node repeats a failed call until `owner` is no longer

@@ -86,6 +86,34 @@ async fn every_member_places_on_the_tightest_host_that_has_the_template() {
 }
 
 #[tokio::test]
+async fn warm_pools_follow_the_creates_of_each_host_and_of_the_host_that_is_next() {
+    let fleet = fleet().await;
+    let guests = |id| {
+        let pools = fleet.hosts[&MemberId(id)].pools.lock().clone();
+        let pools = pools.iter().map(|pool| (pool.template, pool.guests));
+        pools.collect::<Vec<_>>()
+    };
+    assert_eq!(guests(2), []);
+    for front in [1, 2, 3].into_iter().cycle().take(7) {
+        let placed = fleet.node(front).place(request()).await.unwrap();
+        assert_eq!(placed.admission.host.member, MemberId(2));
+    }
+    // h2 is full. Only h1 has received the last ones, so no host is next.
+    for _ in 0..15 {
+        let placed = fleet.node(3).place(request()).await.unwrap();
+        assert_eq!(placed.admission.host.member, MemberId(1));
+    }
+    sleep(Duration::from_secs(3)).await;
+    // Creates for 8 s: seven in a minute need one guest, 22 need three.
+    assert_eq!(guests(2), [(TEMPLATE, 1)]);
+    assert_eq!(guests(1), [(TEMPLATE, 3)]);
+    // h3 does not have the template.
+    assert_eq!(guests(3), []);
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!((guests(2), guests(1)), (vec![], vec![]));
+}
+
+#[tokio::test]
 async fn a_host_that_has_rejected_a_sandbox_is_not_selected_again() {
     let fleet = fleet().await;
     let mut request = request();

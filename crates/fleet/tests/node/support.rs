@@ -9,8 +9,8 @@ use jiffy_fleet::records::{Outcome, SealedRecords};
 use jiffy_fleet::{MemoryRecords, RecordKey};
 use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState, ShardRecord};
 use jiffy_fleet_core::{
-    Epoch, FleetId, HostStatus, Instance, MemberConfig, MemberId, Message, Millis, Owner, Row,
-    RowState, SandboxHash, ShardId, Timing,
+    Epoch, FleetId, HostStatus, Instance, MemberConfig, MemberId, Message, Millis, Owner,
+    PoolDemand, Row, RowState, SandboxHash, ShardId, Timing,
 };
 use jiffy_store::{BackendSettings, Keyring, SharedStore, StoreUrl, Tenant};
 use parking_lot::Mutex;
@@ -44,6 +44,8 @@ pub struct TestHost {
     pub failures: Mutex<u32>,
     /// State of the host. `None` for the default of the tests.
     pub state: Mutex<Option<HostStatus>>,
+    /// Latest demand for warm pools.
+    pub pools: Mutex<Vec<PoolDemand>>,
 }
 
 #[async_trait]
@@ -76,6 +78,10 @@ impl Host for TestHost {
         })
     }
 
+    fn set_pools(&self, pools: Vec<PoolDemand>) {
+        *self.pools.lock() = pools;
+    }
+
     fn epoch_ended(&self, epoch: Epoch) {
         self.ended.lock().push(epoch);
     }
@@ -91,14 +97,14 @@ pub struct Network {
     nodes: Mutex<BTreeMap<MemberId, Node>>,
     /// Members whose traffic is dropped: their requests hang.
     pub cut: Mutex<BTreeSet<MemberId>>,
+    /// Members whose messages are lost. They still answer queries.
+    pub mute: Mutex<BTreeSet<MemberId>>,
 }
 
 #[derive(Debug)]
 struct Link {
     from: MemberId,
     network: Arc<Network>,
-    /// Members whose messages are lost. They still answer queries.
-    pub mute: Mutex<BTreeSet<MemberId>>,
 }
 
 impl Link {
@@ -132,15 +138,15 @@ impl Messenger for Link {
         _address: &str,
         message: &Message,
     ) -> Result<Vec<Message>, MessengerError> {
+        if self.network.mute.lock().contains(&self.from) {
+            return Err(self.error(to, "the message was lost"));
+        }
         let message = Message::decode(&message.encode().unwrap()).unwrap();
         let replies = self.target(to).await?.deliver(self.from, message).await;
         replies.map_err(|e| self.error(to, e))
     }
 
     async fn query(
-        if self.network.mute.lock().contains(&self.from) {
-            return Err(self.error(to, "the message was lost"));
-        }
         &self,
         to: MemberId,
         _address: &str,

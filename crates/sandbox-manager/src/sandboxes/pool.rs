@@ -3,6 +3,10 @@
 //! Each guest is restored up to the greeting of its agent. It receives its identity, entropy and
 //! clock when a create takes it, and never returns to the pool.
 
+mod demand;
+
+pub use demand::PoolDemand;
+
 use super::{OperationError, Sandboxes, SandboxesInner, detached};
 use crate::admission::{Occupant, Reservation};
 use crate::site;
@@ -57,7 +61,9 @@ pub(super) struct Pool {
     default_target: usize,
     /// Numbers of guests that were set for templates.
     targets: Mutex<BTreeMap<String, usize>>,
-    /// Locked before `targets` and `refilling`.
+    /// Demand of the fleet.
+    demand: Mutex<demand::Demand>,
+    /// Locked before `targets`, `demand` and `refilling`.
     buckets: Mutex<HashMap<String, PoolBucket>>,
     /// Fingerprints whose bucket a task refills. Separate from the buckets: a bucket may be removed
     /// and created again while a task restores a guest for it.
@@ -69,17 +75,24 @@ impl Pool {
         Self {
             default_target,
             targets: Mutex::default(),
+            demand: Mutex::default(),
             buckets: Mutex::default(),
             refilling: Mutex::default(),
         }
     }
 
-    fn target(&self, template: &str) -> usize {
-        let targets = self.targets.lock();
-        targets
-            .get(template)
-            .copied()
-            .unwrap_or(self.default_target)
+    /// Returns the number of guests of a bucket: the number that was set for its template, or the
+    /// larger of the default and the demand.
+    fn target(&self, fingerprint: &str, template: &str) -> usize {
+        let set = self.targets.lock().get(template).copied();
+        set.unwrap_or_else(|| self.default_target.max(self.demand.lock().of(fingerprint)))
+    }
+
+    /// Returns the configured number of guests of a template for [`PoolSize`].
+    fn target_of_template(&self, template: &str) -> usize {
+        let set = self.targets.lock().get(template).copied();
+        let demand = || self.demand.lock().of_template(template);
+        set.unwrap_or_else(|| self.default_target.max(demand()))
     }
 
     /// Sets the number of guests for `template`, and stops surplus ones. Returns the fingerprints
@@ -111,7 +124,7 @@ impl Pool {
             waiting.entry(template.clone()).or_default();
         }
         let sizes = waiting.into_iter().map(|(template, waiting)| PoolSize {
-            wanted: self.target(&template),
+            wanted: self.target_of_template(&template),
             template,
             waiting,
         });
@@ -168,7 +181,7 @@ impl Pool {
 
     /// Returns true to the one caller that is to refill the bucket.
     fn begin_refill(&self, fingerprint: &str, template: &str, snapshot: &str) -> bool {
-        let target = self.target(template);
+        let target = self.target(fingerprint, template);
         let mut buckets = self.buckets.lock();
         let bucket = buckets
             .entry(fingerprint.to_owned())
@@ -187,7 +200,8 @@ impl Pool {
     fn next_refill(&self, fingerprint: &str) -> Option<(String, String)> {
         let buckets = self.buckets.lock();
         let bucket = buckets.get(fingerprint);
-        let next = bucket.filter(|bucket| bucket.waiting.len() < self.target(&bucket.template));
+        let next = bucket
+            .filter(|bucket| bucket.waiting.len() < self.target(fingerprint, &bucket.template));
         if next.is_none() {
             // Under the lock of the buckets: a create that takes a guest now begins a refill.
             self.refilling.lock().remove(fingerprint);
@@ -209,7 +223,7 @@ impl Pool {
     ) {
         // The guest's memory is part of the host's figures from now on.
         reservation.mark_started();
-        let target = self.target(template);
+        let target = self.target(fingerprint, template);
         let mut buckets = self.buckets.lock();
         // The target may have been lowered, or the bucket replaced, meanwhile. The guest is then
         // dropped.

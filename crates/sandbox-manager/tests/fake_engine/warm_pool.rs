@@ -4,7 +4,10 @@ use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine_api::{BootMode, SandboxSize};
-use jiffy_sandbox_manager::{HostOptions, SnapshotPurpose};
+use jiffy_sandbox_manager::{
+    HostFigures, HostLimits, HostOptions, HostReader, PoolDemand, SnapshotPurpose,
+};
+use std::sync::Arc;
 use std::time::Duration;
 
 fn warm(warm: usize) -> HostOptions {
@@ -193,6 +196,82 @@ async fn setting_the_target_grows_and_shrinks_the_pool() {
     assert_eq!(host.pool().sizes().len(), 1);
     bench.world.fail("boot");
     assert!(host.pool().set("other", size, 1).await.is_err());
+}
+
+#[tokio::test]
+async fn a_pool_follows_a_demand_within_a_part_of_the_free_memory() {
+    let figures = Arc::new(FreeMemory(100_000));
+    let options = |warm| HostOptions {
+        warm,
+        reader: Some(figures.clone()),
+        ..HostOptions::default()
+    };
+    let bench = Bench::new();
+    let host = bench.open_with(options(1)).await;
+    let size = SandboxSize::default();
+    let demand = |guests| {
+        [PoolDemand {
+            template: "base".to_owned(),
+            size,
+            guests,
+        }]
+    };
+    let configured = || host.pool().sizes().iter().map(|p| p.wanted).max();
+    // A template that was never used on this host is booted.
+    host.pool().follow(&demand(3)).await;
+    until("the pool to fill", || host.pool().waiting() == 3).await;
+    let first = host.create(base()).await.unwrap();
+    assert_eq!(first.boot_mode(), Some(BootMode::WarmPool));
+    assert_eq!(configured(), Some(3));
+    // Guests of another size do not follow the demand.
+    let mut other = base();
+    other.size = Some(SandboxSize {
+        memory_mib: size.memory_mib + 1,
+        ..size
+    });
+    host.create(other).await.unwrap();
+    until("both pools to fill", || host.pool().waiting() == 4).await;
+    // A tenth of the memory.
+    host.pool().follow(&demand(1_000)).await;
+    let affordable = configured().unwrap() as u64;
+    let memory = 10_000.0 * HostLimits::default().memory_overcommit;
+    let most = memory as u64 / u64::from(size.memory_mib);
+    assert!((1..=most).contains(&affordable), "{affordable} of {most}");
+    // A number that an operator has set does not change.
+    host.pool().set("base", size, 2).await.unwrap();
+    host.pool().follow(&demand(5)).await;
+    assert_eq!(configured(), Some(2));
+    host.stop_all().await;
+    let bench = Bench::new();
+    let host = bench.open_with(options(1)).await;
+    host.pool().follow(&demand(4)).await;
+    until("the pool to fill", || host.pool().waiting() == 4).await;
+    host.pool().follow(&[]).await;
+    until("the surplus guests to exit", || {
+        bench.world.running().len() == 1
+    })
+    .await;
+    host.stop_all().await;
+    // A host without pools has none.
+    let bench = Bench::new();
+    let host = bench.open_with(options(0)).await;
+    host.pool().follow(&demand(4)).await;
+    assert_eq!(host.pool().sizes(), []);
+    assert!(bench.world.running().is_empty());
+}
+
+/// Host with this amount of available memory in MiB.
+#[derive(Debug)]
+struct FreeMemory(u64);
+
+impl HostReader for FreeMemory {
+    fn read(&self) -> HostFigures {
+        HostFigures {
+            memory_available_mib: Some(self.0),
+            memory_total_mib: Some(self.0),
+            ..HostFigures::default()
+        }
+    }
 }
 
 #[tokio::test]
