@@ -1,4 +1,8 @@
 //! Messages of the FUSE protocol (`include/uapi/linux/fuse.h`), version 7.31 and later.
+//!
+//! The server of a volume is a process of the host. It has several clients: the daemon, and one
+//! guest kernel per sandbox that has mounted the volume. Each client has a connection of its own.
+//! The agent of a guest passes the messages between `/dev/fuse` and the connection.
 
 use crate::attributes::{Attributes, Time};
 use nix::errno::Errno;
@@ -57,23 +61,52 @@ pub mod opcode {
     pub const REPLACE: u32 = 0x1000;
 }
 
-/// Flags of `INIT` that the server accepts. Reads are asynchronous, writes and requests large, and
-/// links cached. Pages are invalidated by times and lengths. Listings have attributes. Operations
-/// in a directory are parallel. OPEN and OPENDIR are omitted.
-pub const INIT_FLAGS: u32 = (1 << 0)
-    | (1 << 5)
-    | (1 << 12)
-    | (1 << 13)
-    | (1 << 14)
-    | (1 << 17)
-    | (1 << 18)
-    | (1 << 22)
-    | (1 << 23)
-    | (1 << 24);
+/// Flags of `INIT`, named as in fuse.h.
+mod init_flag {
+    /// The kernel may send several reads of a file at the same time.
+    pub const ASYNC_READ: u32 = 1 << 0;
+    /// The server manages the locks of `fcntl`.
+    pub const POSIX_LOCKS: u32 = 1 << 1;
+    /// Writes may exceed 4 KiB.
+    pub const BIG_WRITES: u32 = 1 << 5;
+    /// The server manages the locks of `flock`.
+    pub const FLOCK_LOCKS: u32 = 1 << 10;
+    /// The kernel drops cached pages of a file whose time of modification or length has changed.
+    pub const AUTO_INVAL_DATA: u32 = 1 << 12;
+    /// READDIRPLUS returns the attributes of the entries.
+    pub const DO_READDIRPLUS: u32 = 1 << 13;
+    /// The kernel chooses between READDIR and READDIRPLUS.
+    pub const READDIRPLUS_AUTO: u32 = 1 << 14;
+    /// The kernel omits OPEN after the server has replied ENOSYS once.
+    pub const NO_OPEN_SUPPORT: u32 = 1 << 17;
+    /// Lookups and listings of one directory may be sent at the same time.
+    pub const PARALLEL_DIROPS: u32 = 1 << 18;
+    /// The reply to INIT contains the maximum number of pages of a request.
+    pub const MAX_PAGES: u32 = 1 << 22;
+    /// The kernel caches the targets of symbolic links.
+    pub const CACHE_SYMLINKS: u32 = 1 << 23;
+    /// The kernel omits OPENDIR after the server has replied ENOSYS once.
+    pub const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
+}
 
-/// Flags of `INIT` with which locks hold between clients (`fcntl` and `flock`). Only clients that
-/// request their locks again after a loss of the connection receive them.
-pub const LOCK_FLAGS: u32 = (1 << 1) | (1 << 10);
+/// Flags of `INIT` that the server accepts from every client.
+pub const INIT_FLAGS: u32 = init_flag::ASYNC_READ
+    | init_flag::BIG_WRITES
+    | init_flag::AUTO_INVAL_DATA
+    | init_flag::DO_READDIRPLUS
+    | init_flag::READDIRPLUS_AUTO
+    | init_flag::NO_OPEN_SUPPORT
+    | init_flag::PARALLEL_DIROPS
+    | init_flag::MAX_PAGES
+    | init_flag::CACHE_SYMLINKS
+    | init_flag::NO_OPENDIR_SUPPORT;
+
+/// Flags of `INIT` with which the server manages locks, so that a lock of one client excludes the
+/// other clients. Without these flags, each guest kernel manages its locks alone.
+///
+/// A lock ends with the connection of its client. The server therefore offers the flags only to a
+/// client that requests its locks again after a loss of the connection.
+pub const LOCK_FLAGS: u32 = init_flag::POSIX_LOCKS | init_flag::FLOCK_LOCKS;
 
 /// Bits of `valid` in SETATTR.
 pub mod set {
@@ -241,31 +274,30 @@ impl FieldsMut for Vec<u8> {
         for value in [found.mode, found.links, found.uid, found.gid, found.device] {
             self.put_u32(value);
         }
-        // Block size and flags.
-        self.put_u32(4096);
-        self.put_u32(0);
+        self.put_u32(4096); // blksize
+        self.put_u32(0); // flags
     }
 
     fn put_entry(&mut self, found: &Attributes) {
         self.put_u64(found.node);
         // Generation: numbers of nodes are never reused.
         self.put_u64(0);
-        self.put_u64(CACHE_SECONDS);
-        self.put_u64(CACHE_SECONDS);
-        self.put_u64(0);
+        self.put_u64(CACHE_SECONDS); // entry_valid
+        self.put_u64(CACHE_SECONDS); // attr_valid
+        self.put_u64(0); // entry_valid_nsec, attr_valid_nsec
         self.put_attributes(found);
     }
 }
 
 /// Appends a request without its body. [`finish`] sets its length.
 pub fn begin_request(message: &mut Vec<u8>, opcode: u32, id: u64, node: u64, owner: (u32, u32)) {
-    message.put_u32(0);
+    message.put_u32(0); // length, set by `finish`
     message.put_u32(opcode);
     message.put_u64(id);
     message.put_u64(node);
     message.put_u32(owner.0);
     message.put_u32(owner.1);
-    message.put_u64(0);
+    message.put_u64(0); // process id, length of extensions, padding
 }
 
 /// Sets the length of the message that starts at the beginning of `message`.

@@ -114,11 +114,13 @@ impl VolumeFiles {
 
     fn node_attributes(&mut self, node: u64) -> io::Result<Reply<Attributes>> {
         let reply = self.call(opcode::GETATTR, node, |body| {
-            body.put_u64(0);
-            body.put_u64(0);
+            // `struct fuse_getattr_in`.
+            body.put_u64(0); // getattr_flags, padding
+            body.put_u64(0); // fh
         })?;
         Ok(reply.and_then(|reply| {
             let mut fields = Fields(reply);
+            // Time of validity, padding.
             fields.bytes(16)?;
             fields.attributes()
         }))
@@ -174,18 +176,20 @@ impl VolumeFiles {
             valid |= if value.is_some() { flag } else { 0 };
         }
         let reply = self.call(opcode::SETATTR, node, |body| {
+            // `struct fuse_setattr_in`.
             body.put_u32(valid);
-            // File handle, size, owner of a lock, times.
+            // Padding (4), file handle, size, owner of a lock (8 each), three times (12 each).
             let start = body.len();
             body.resize(start + 64, 0);
             body.put_u32(new.mode.unwrap_or_default());
-            body.put_u32(0);
+            body.put_u32(0); // unused
             body.put_u32(new.uid.unwrap_or_default());
             body.put_u32(new.gid.unwrap_or_default());
-            body.put_u32(0);
+            body.put_u32(0); // unused
         })?;
         Ok(reply.and_then(|reply| {
             let mut fields = Fields(reply);
+            // Time of validity, padding.
             fields.bytes(16)?;
             fields.attributes()
         }))
@@ -223,7 +227,7 @@ impl VolumeFiles {
     ) -> io::Result<Reply<Attributes>> {
         let made = self.call_entry(opcode::MKDIR, parent, |body| {
             body.put_u32(new.mode.unwrap_or(0o755));
-            body.put_u32(0);
+            body.put_u32(0); // umask
             body.put_name(name.as_bytes());
         })?;
         match made {
@@ -274,12 +278,13 @@ impl VolumeFiles {
     /// Returns the next part of a file's content. Empty at the end.
     pub fn read(&mut self, path: &VolumePath, node: u64, offset: u64) -> Result<&[u8], FileError> {
         let reply = self.call(opcode::READ, node, |body| {
-            body.put_u64(0);
+            // `struct fuse_read_in`: the server opens no files, so that the handle is 0.
+            body.put_u64(0); // fh
             body.put_u64(offset);
-            body.put_u32(MAX_WRITE);
-            body.put_u32(0);
-            body.put_u64(0);
-            body.put_u64(0);
+            body.put_u32(MAX_WRITE); // size
+            body.put_u32(0); // read_flags
+            body.put_u64(0); // lock_owner
+            body.put_u64(0); // flags, padding
         })?;
         at(path.parts(), reply)
     }
@@ -306,9 +311,10 @@ impl VolumeFiles {
             Err(e) => return at(path.parts(), Err(e)),
         }
         let made = self.call_entry(opcode::TMPFILE, parent.node, |body| {
-            body.put_u32(0);
+            // `struct fuse_create_in`.
+            body.put_u32(0); // flags
             body.put_u32(new.mode.unwrap_or(0o644));
-            body.put_u64(0);
+            body.put_u64(0); // umask, open_flags
         })?;
         Ok(Upload {
             node: at(path.parts(), made)?.node,
@@ -328,12 +334,13 @@ impl Upload {
             let offset = self.offset;
             let length = u32::try_from(part.len()).unwrap_or(MAX_WRITE);
             let written = self.files.call(opcode::WRITE, self.node, |body| {
-                body.put_u64(0);
+                // `struct fuse_write_in`.
+                body.put_u64(0); // fh
                 body.put_u64(offset);
                 body.put_u32(length);
-                body.put_u32(0);
-                body.put_u64(0);
-                body.put_u64(0);
+                body.put_u32(0); // write_flags
+                body.put_u64(0); // lock_owner
+                body.put_u64(0); // flags, padding
                 body.extend_from_slice(part);
             })?;
             at(self.path.parts(), written)?;

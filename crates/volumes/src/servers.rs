@@ -118,6 +118,7 @@ impl VolumeServers {
             nodes: volume.files,
         };
         if self.program == ServerProgram::Thread {
+            // A socket of an earlier daemon may exist. Other errors make `bind` fail.
             let _ = fs::remove_file(socket);
             return process::serve_on_thread(&settings, UnixListener::bind(socket)?);
         }

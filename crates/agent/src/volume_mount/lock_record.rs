@@ -10,8 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Requests of the FUSE protocol that concern locks.
 const SETLK: u32 = 32;
 const SETLKW: u32 = 33;
-/// Requests that use the content of a file: SETATTR, READ, WRITE, FSYNC and FALLOCATE.
-const CONTENT: [u32; 5] = [4, 15, 16, 20, 43];
+/// Opcodes of requests that use the content of a file.
+const CONTENT: [u32; 5] = [
+    4,  // SETATTR
+    15, // READ
+    16, // WRITE
+    20, // FSYNC
+    43, // FALLOCATE
+];
 /// Length of the header of a request.
 const HEADER: usize = 40;
 /// Bit of the ids of requests that the agent makes. The kernel counts its ids from 1.

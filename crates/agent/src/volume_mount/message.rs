@@ -7,11 +7,26 @@
 pub(super) const REQUEST_HEADER: usize = 40;
 pub(super) const REPLY_HEADER: usize = 16;
 
-/// Requests without replies: FORGET, INTERRUPT and BATCH_FORGET.
-const WITHOUT_REPLY: [u32; 3] = [2, 36, 42];
-/// Requests that must not be executed twice: SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK,
-/// CREATE, RENAME2 and TMPFILE. The host may have executed one before the stream broke.
-const ONCE: [u32; 10] = [6, 8, 9, 10, 11, 12, 13, 35, 45, 51];
+/// Opcodes of requests without replies.
+const WITHOUT_REPLY: [u32; 3] = [
+    2,  // FORGET
+    36, // INTERRUPT
+    42, // BATCH_FORGET
+];
+/// Opcodes of requests that must not be executed twice. If the stream to the host breaks before the
+/// reply arrives, the host may have executed the request.
+const ONCE: [u32; 10] = [
+    6,  // SYMLINK
+    8,  // MKNOD
+    9,  // MKDIR
+    10, // UNLINK
+    11, // RMDIR
+    12, // RENAME
+    13, // LINK
+    35, // CREATE
+    45, // RENAME2
+    51, // TMPFILE
+];
 /// WRITE, which must not be executed twice at the end of a file.
 const WRITE: u32 = 16;
 

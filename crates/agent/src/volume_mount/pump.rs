@@ -30,12 +30,17 @@ const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const SETLKW: u32 = 33;
 const INTERRUPT: u32 = 36;
-/// Reply to OPEN: no handle, and the page cache remains valid.
+/// Reply to OPEN (`struct fuse_open_out`): no handle, and the flag `FOPEN_KEEP_CACHE` (2), so that
+/// the page cache remains valid.
 const OPENED: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
 /// Flag of a RELEASE that ends the flock of its owner.
 const RELEASE_FLOCK: u32 = 2;
-/// Flags of INIT with which locks hold between sandboxes.
-const LOCK_FLAGS: u32 = (1 << 1) | (1 << 10);
+/// `FUSE_POSIX_LOCKS`: the server manages the locks of `fcntl`.
+const POSIX_LOCKS: u32 = 1 << 1;
+/// `FUSE_FLOCK_LOCKS`: the server manages the locks of `flock`.
+const FLOCK_LOCKS: u32 = 1 << 10;
+/// Flags of INIT with which locks of this sandbox exclude other sandboxes.
+const LOCK_FLAGS: u32 = POSIX_LOCKS | FLOCK_LOCKS;
 
 /// Messages of one mount.
 pub(super) struct Pump {

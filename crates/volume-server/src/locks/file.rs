@@ -1,7 +1,7 @@
 //! Locks of one file, and the requests that wait for them.
 //!
-//! These are advisory locks of programs in guests (fcntl(2), flock(2)), which exclude programs in
-//! other guests of the same volume.
+//! The locks are advisory locks of programs in guests (fcntl(2), flock(2)). They exclude programs
+//! in other guests that use the same volume.
 
 use jiffy_proto::file_lock::{LockKind, LockRange, LockRanges};
 use std::collections::{BTreeMap, VecDeque};

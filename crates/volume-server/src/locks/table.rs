@@ -1,7 +1,7 @@
 //! Table of all locks, clients and waiting requests of a volume.
 //!
-//! These are advisory locks of programs in guests (fcntl(2), flock(2)), which exclude programs in
-//! other guests of the same volume.
+//! The locks are advisory locks of programs in guests (fcntl(2), flock(2)). They exclude programs
+//! in other guests that use the same volume.
 
 use super::Outcome;
 use super::file::{Family, FileLocks, Holder, LockRequest, RequestRange};

@@ -10,8 +10,11 @@ use nix::errno::Errno;
 
 /// Maximum number of entries of a listing.
 const MAX_ENTRIES: usize = 100_000;
-/// Length of an entry of a reply before the name: attributes and directory entry.
-const ATTRIBUTES: usize = 128;
+/// Length of `struct fuse_entry_out`: node, times of validity and attributes. An entry of a reply
+/// to READDIRPLUS begins with it.
+const ENTRY_OUT: usize = 128;
+/// Length of `struct fuse_dirent` without the name. It follows [`ENTRY_OUT`].
+const DIRENT: usize = 24;
 
 /// Entries of a directory: names and attributes.
 type Children = Vec<(Vec<u8>, Attributes)>;
@@ -25,12 +28,13 @@ impl VolumeFiles {
         offset: u64,
     ) -> Result<(Children, u64), FileError> {
         let reply = self.call(opcode::READDIRPLUS, node, |body| {
-            body.put_u64(0);
+            // `struct fuse_read_in`: the server opens no files, so that the handle is 0.
+            body.put_u64(0); // fh
             body.put_u64(offset);
-            body.put_u32(MAX_WRITE);
-            body.put_u32(0);
-            body.put_u64(0);
-            body.put_u64(0);
+            body.put_u32(MAX_WRITE); // size
+            body.put_u32(0); // read_flags
+            body.put_u64(0); // lock_owner
+            body.put_u64(0); // flags, padding
         })?;
         at(parts, reply.and_then(|reply| parse(reply, offset)))
     }
@@ -122,13 +126,14 @@ impl VolumeFiles {
 /// Returns the entries of a reply to READDIRPLUS except `.` and `..`, and the offset after them.
 fn parse(reply: &[u8], mut offset: u64) -> Result<(Children, u64), Errno> {
     let (mut children, mut fields) = (Vec::new(), Fields(reply));
-    while fields.0.len() > ATTRIBUTES {
-        let attributes = Fields(fields.bytes(ATTRIBUTES)?).entry()?;
+    while fields.0.len() > ENTRY_OUT {
+        let attributes = Fields(fields.bytes(ENTRY_OUT)?).entry()?;
         let _node = fields.u64()?;
         offset = fields.u64()?;
         let length = fields.u32()? as usize;
         let _kind = fields.u32()?;
-        let padding = (24 + length).next_multiple_of(8) - 24 - length;
+        // Entries are aligned to 8 bytes.
+        let padding = (DIRENT + length).next_multiple_of(8) - DIRENT - length;
         let name = fields.bytes(length)?;
         fields.bytes(padding)?;
         if !matches!(name, b"." | b"..") {
