@@ -3,8 +3,9 @@
 //! epoch, verdict, head, row).
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
-//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one.
+//! *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not.
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};

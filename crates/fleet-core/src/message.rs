@@ -2,8 +2,9 @@
 //! of a member (`jiffy_fleet::node`) transfers them over mutual TLS.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
-//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one.
+//! *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not.
 
 use crate::directory::{MAX_ROWS_PER_MESSAGE, RowMessage, RowRequest};
 use crate::ids::{Epoch, FleetId, Instance, Term, Version};

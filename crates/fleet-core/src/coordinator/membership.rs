@@ -11,8 +11,9 @@
 //! - A *verdict* is the decision that the epoch of a member is dead. It takes effect when the draft
 //!   is committed. Until then, the member is *condemned*.
 //!
-//! An *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one.
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not.
 
 use super::membership_error::MembershipError;
 use super::rows::list_number;

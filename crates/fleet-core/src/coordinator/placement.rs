@@ -2,8 +2,9 @@
 //! grants the host the shares of budgets that the sandbox needs.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
-//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one.
+//! *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not.
 
 use super::Coordinator;
 use super::budgets::BudgetExhausted;

@@ -5,6 +5,7 @@
 //! it.
 //!
 //! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds.
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 use crate::ids::{Digest, MemberId, Revision};
 use crate::record::{Head, HeadState};

@@ -1,5 +1,7 @@
 //! Conditional write of a head, repeated with equal content until its outcome is known. The
 //! operations on heads share this code.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 use super::HeadWrite;
 use crate::effect::WriteOutcome;

@@ -13,7 +13,8 @@ pub const MAX_HEAD_BYTES: usize = 192 << 10;
 /// Maximum length of the id of a snapshot, and of the key of a record.
 const MAX_KEY_BYTES: usize = 255;
 
-/// State of a head, with its fields.
+/// Name of the state in the encoded head. The owner and the time of a kill are separate fields of
+/// the encoded head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadKind {
@@ -25,7 +26,8 @@ pub enum HeadKind {
     Killed,
 }
 
-/// State of a head.
+/// State of a head together with the fields that exist only in this state. [`Head::state`] combines
+/// the value from the encoded fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadState {
     /// Paused, without an owner.
@@ -111,9 +113,14 @@ pub struct Head {
     owner: Option<Owner>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     killed: Option<KilledAt>,
-    /// Member that created the head, and whose journal may not contain the head yet. If a killed
-    /// head were removed, this member could run the sandbox again after its return. `None` after
-    /// the next change by this member.
+    /// Member that created the head, until the next change of the head by this member. `None`
+    /// afterwards.
+    ///
+    /// The journal is the database in which a member records its own sandboxes. The member may
+    /// fail after it has created the head and before it has recorded the head in the journal.
+    /// After its return, the member treats the sandbox like a sandbox without a head, which it may
+    /// run without permission of the fleet. A kill by another member must therefore not be
+    /// forgotten: the killed head is retained until the member in this field confirms the kill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<MemberId>,
     /// Newest stored snapshot. Required unless the sandbox was killed before it was stored.

@@ -3,8 +3,9 @@
 //! role. Members read it if their heartbeats are not acknowledged.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
-//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one.
+//! *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not.
 
 use super::label::{HostLabel, MAX_LABELS};
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};

@@ -178,6 +178,7 @@ async fn connect(
     let stream = limited(CONNECT_TIMEOUT, "the connect", TcpStream::connect(address))
         .await
         .map_err(failed)?;
+    // Ignore the error: small messages are then sent later, but nothing fails.
     let _ = stream.set_nodelay(true);
     let socket = stream.as_fd().try_clone_to_owned();
     let socket = socket.map_err(|error| failed(error.into()))?.into();

@@ -230,6 +230,7 @@ impl Server {
                 }
             };
             if let Some(admitted) = connections.admit(from.ip(), &self.limits) {
+                // Ignore the error: small messages are then sent later, but nothing fails.
                 let _ = stream.set_nodelay(true);
                 tasks.spawn(self.clone().connection(stream, from, admitted));
             }
@@ -278,6 +279,8 @@ impl Server {
                     let server = self.clone();
                     async move { Ok(server.join_request(from, request).await) }
                 });
+                // Ignore errors and timeouts: they concern only the host that joins, and its
+                // command reports them.
                 let _ = tokio::time::timeout(limit, serve(stream, 1, service)).await;
             }
         }

@@ -1,8 +1,9 @@
 //! [`Node`]: the handle by which the other parts of a daemon use its node. The node is the part
 //! that takes part in the fleet: it registers this host, and answers queries of other members.
 //!
-//! An *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one.
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not.
 
 mod locate;
 mod members;

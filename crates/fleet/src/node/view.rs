@@ -1,8 +1,8 @@
 //! [`View`]: state of a node after its latest event. The executor publishes it for all other tasks.
 //!
-//! An *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one. The *term* counts the coordinators of a fleet: each has a higher term than
-//! its predecessor.
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not. The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::query::HostSummary;
 use jiffy_fleet_core::record::{MemberRow, ShardRecord};
@@ -94,7 +94,7 @@ pub struct CoordinatorStatus {
     pub member: MemberId,
     /// Term.
     pub term: Term,
-    /// It answered a query, and knows the rows of all live members.
+    /// True if the coordinator answered a query and knows the rows of all live members.
     pub is_directory_complete: bool,
 }
 

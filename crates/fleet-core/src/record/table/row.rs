@@ -1,6 +1,8 @@
 //! [`Row`]: one API key or one template name in the tables of the fleet, which every member has in
 //! memory. The records that store rows come from other hosts, so each field is checked when it is
 //! read.
+//!
+//! A *member* is the daemon of one host of the fleet.
 
 use super::super::{UnknownFields, check_text, rule};
 use super::{TABLE_PARTS, Table};

@@ -6,8 +6,9 @@
 //! changed.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
-//! *epoch* of a member lasts from its registration with the coordinator to the next: a restarted
-//! daemon has a new one.
+//! *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not.
 
 use super::{Inner, Node};
 use crate::node::query::{Answer, Query};
