@@ -420,8 +420,7 @@ impl Backend {
         F: FnMut(I::Item) -> R,
         R: Future<Output = Result<(), StoreError>>,
     {
-        // This is collected first, because the compiler cannot prove that a lazy stream here is
-        // `Send`.
+        // Collect the futures first: the compiler cannot prove that a lazy stream here is `Send`.
         let requests: Vec<R> = items.into_iter().map(work).collect();
         futures_util::stream::iter(requests)
             .buffer_unordered(self.settings.concurrency.max(1))

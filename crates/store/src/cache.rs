@@ -401,6 +401,7 @@ impl CachedLayer {
         });
         cloned.map_err(|e| {
             if e.kind() != io::ErrorKind::AlreadyExists {
+                // The error of the copy is returned, not an error of this removal.
                 let _ = fs::remove_file(to);
             }
             failed(e)

@@ -1,7 +1,8 @@
 //! Plan of a pull. Chunks are stored in packs (objects with many chunks). The plan combines
 //! requested chunks that are near each other in a pack to ranges, so that few requests suffice.
 //!
-//! A *chunk* is 64 KiB of memory or of a disk.
+//! A *chunk* is 64 KiB of memory or of a disk. A *frame* is a compressed and encrypted chunk in a
+//! pack.
 
 use crate::data_keys::Hash;
 use crate::locations::Location;

@@ -8,7 +8,7 @@
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
 //! compressed and encrypted chunks. The *root* of a snapshot is the hash that identifies it in the
-//! store.
+//! store. A *frame* is a compressed and encrypted chunk in a pack.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};

@@ -14,7 +14,8 @@
 //! Manifests, locations and frames are verified like content of their own objects and of packs.
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. The *root* of a snapshot is the hash that identifies
-//! it in the store. A *pack* is an object in the store with many compressed and encrypted chunks.
+//! it in the store. A *pack* is an object in the store with many compressed and encrypted chunks. A
+//! *frame* is a compressed and encrypted chunk in a pack.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};

@@ -1,5 +1,5 @@
-//! [`StallClock`]: time limits of a request to the store. They are the time without a received
-//! byte, and the total time relative to the number of received bytes.
+//! [`StallClock`]: time limits of a request to the store. One limit is the time without a received
+//! byte. The other limit is the total time relative to the number of received bytes.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;

@@ -49,6 +49,8 @@ pub(super) type BootId = [u8; 16];
 /// Bitmaps of present chunks.
 #[derive(Debug)]
 pub(super) struct Presence {
+    /// Bitmap file, with a shared lock (flock(2)). The cache evicts a layer only while it holds the
+    /// exclusive lock of this file, so that a layer in use is not evicted.
     file: Flock<File>,
     /// One bit per chunk that is known to be present.
     bits: Mutex<Vec<u8>>,
@@ -79,7 +81,8 @@ impl Presence {
                 file.sync_data()?;
             }
         }
-        // With this length, the bitmaps count.
+        // Set the length of a new data file last. If the host fails before, the file has another
+        // length than the layer, and the next `open` clears the bitmaps again.
         if !whole {
             data.set_len(bytes)?;
         }
@@ -186,7 +189,8 @@ impl PersistTask {
     pub fn new(data: &File, present: &Path, bytes: u64) -> io::Result<Self> {
         Ok(Self {
             data: data.try_clone()?,
-            // A separate file description does not lock the layer against eviction.
+            // Open the file again: a clone of the descriptor would share the lock of
+            // `Presence::file`, and the layer could not be evicted while this task exists.
             present: File::options().read(true).write(true).open(present)?,
             bytes,
         })

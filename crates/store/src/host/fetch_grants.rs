@@ -1,6 +1,6 @@
 //! Grants for the fetcher, the process that downloads missing memory for VMMs. A grant is a file
-//! that permits one VMM to read the layers of its snapshot. It is next to the socket at which the
-//! VMM listens ([`jiffy_proto::fetch`]).
+//! that permits one VMM to read the layers of its snapshot. The file is next to the socket on which
+//! the VMM waits for the fetcher ([`jiffy_proto::fetch`]).
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors.

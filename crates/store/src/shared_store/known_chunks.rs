@@ -4,7 +4,7 @@
 //!
 //! A *pack* is an object in the store with many compressed and encrypted chunks. A *tenant* is an
 //! owner of snapshots in the store, usually an API key. The objects of a tenant are encrypted with
-//! its keys.
+//! its keys. A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::StoreError;
 use crate::data_keys::{DataKeys, Hash};

@@ -62,7 +62,7 @@ impl SharedStore {
         lease: &Lease,
         keys: &BTreeSet<String>,
     ) -> Result<(), StoreError> {
-        // This is set before the write: a write without a response may have been executed.
+        // Set the flag before the write: a write without a response may have been executed.
         lease.is_written.store(true, Ordering::Relaxed);
         self.write_list(tenant, &lease.key, keys).await
     }

@@ -6,7 +6,8 @@
 //! pack of the index: the caller must check that it exists.
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
+//! are encrypted with its keys. A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object
+//! in the store with many compressed and encrypted chunks.
 
 use crate::data_keys::{DataKeys, hex, to_hex};
 use crate::pack::{Entry, MAX_INDEX_BYTES, PackId, TRAILER_BYTES};

@@ -1,5 +1,8 @@
 //! Names of a store's tenants: `tenants/<keyed hash of the name>/name`, encrypted. A host with the
 //! master keys can thus enumerate the tenants.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
 
 use crate::shared_store::SharedStore;
 use crate::shared_store::tenant_records::{MAX_RECORD_BYTES, record_beginning, version_of};

@@ -6,6 +6,10 @@
 //! latest version that it has seen ([`crate::VersionMemory`]). Generations of data keys are never
 //! removed, so that all objects remain readable. After a change of the master key, the secrets are
 //! wrapped again without changing any pack.
+//!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys. A *pack* is an object in the store with many compressed and
+//! encrypted chunks.
 
 use crate::data_keys::{DataKeys, hex, random, to_hex};
 use crate::envelope::TenantId;

@@ -136,7 +136,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let _inside = runtime.enter();
     let store = settings.store()?;
     let check = DirectoryCheck::default();
-    // This is opened before the confinement, which denies reading the key file and starting the key
+    // Open the store before the confinement, which denies reading the key file and starting the key
     // broker.
     let remote = RemoteStore::open_for(&store, Some(check.clone()), key_broker::keyring)?;
     confine(&store, &grants, &check)?;

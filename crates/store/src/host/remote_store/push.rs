@@ -2,7 +2,8 @@
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys. The *root* of a snapshot is the hash that identifies it in the
-//! store.
+//! store. A *chunk* is 64 KiB of memory or of a disk. The *lineage* of a snapshot is the snapshot
+//! and the chain of its ancestors.
 
 use crate::host::remote_store::pull::RECORD_PART;
 use crate::host::{RemoteError, RemoteStore};

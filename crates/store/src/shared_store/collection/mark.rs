@@ -1,7 +1,9 @@
 //! Mark phase: finds the objects that a tenant needs and the live part of its packs.
 //!
 //! The *root* of a snapshot is the hash that identifies it in the store. A *pack* is an object in
-//! the store with many compressed and encrypted chunks.
+//! the store with many compressed and encrypted chunks, and a *frame* is such a chunk in its pack.
+//! A *lease* is an object that protects the objects of a push in progress. A *resume bundle* is an
+//! object with copies of the content that a host reads first to resume a snapshot.
 
 use super::objects::{ObjectName, StoredObjects, number};
 use super::{Collector, root_of};
@@ -79,10 +81,13 @@ impl Collector<'_> {
         let mut leases = Leases::default();
         let mut expired = HashSet::new();
         for lease in &listed {
+            // Earlier versions of Jiffy wrote two objects per lease: `<lease>`, and the list of
+            // keys `<lease>.reused` (`REUSED`). The list starts and expires with its lease.
             let key = lease.key.strip_suffix(REUSED).unwrap_or(&lease.key);
             let start = starts.get(key).copied().unwrap_or(lease.modified_ms);
             if self.now - start > super::millis(LEASE_TIME) {
-                // A dry run does not remove the lease, which protects nothing nevertheless.
+                // An expired lease protects nothing. In a dry run, `delete` has no effect, and the
+                // lease is treated like a removed lease.
                 self.delete(&lease.key).await?;
                 expired.insert(lease.key.as_str());
             } else if key == lease.key {
@@ -90,6 +95,7 @@ impl Collector<'_> {
                 leases.count += 1;
             }
         }
+        // `leased_keys` reads the second object of a lease itself.
         let is_lease = |key: &&&str| !key.ends_with(REUSED) && !expired.contains(**key);
         for key in starts.keys().filter(is_lease) {
             let list = store.leased_keys(tenant, key).await?;
@@ -99,9 +105,9 @@ impl Collector<'_> {
     }
 
     /// Marks the objects in use: needed snapshots with their ancestors. A snapshot is needed if it
-    /// has a name, was not removed, or is a module that a host holds. It is also needed while a
-    /// lease protects it, a snapshot of another tenant is based on it, or a host has not fetched it
-    /// completely.
+    /// has a name, was not removed, or contains a module of a function that a host holds. A module
+    /// is stored as a snapshot of one file. A snapshot is also needed while a lease protects it, a
+    /// snapshot of another tenant is based on it, or a host has not fetched it completely.
     pub(super) async fn mark(
         &self,
         objects: &mut StoredObjects,
@@ -127,7 +133,8 @@ impl Collector<'_> {
         };
         let marking = Mutex::new((objects, marked));
         let mut seen = HashSet::new();
-        // Traverse the lineages breadth-first. `seen` prevents repeated visits.
+        // Traverse the snapshots and their ancestors breadth-first. `seen` prevents repeated
+        // visits.
         while !needed.is_empty() {
             let wave: Vec<Hash> = {
                 let marking = marking.lock();
@@ -151,7 +158,8 @@ impl Collector<'_> {
             needed = ancestors.into_inner();
         }
         let (objects, marked) = marking.into_inner();
-        // Ancestors are not resumed: their bundles are not needed.
+        // Resume bundles of snapshots that are only ancestors are not needed: a host resumes from
+        // the bundle of the needed snapshot.
         objects.mark_bundles(&resumable);
         Ok(marked)
     }

@@ -6,7 +6,8 @@
 //! in progress already reuses the pack, its lease lists the pack and protects it.
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *collection* removes objects that no snapshot
-//! needs. It first *condemns* an object, and a later collection removes the object.
+//! needs. It first *condemns* an object, and a later collection removes the object. A *pack* is an
+//! object in the store with many compressed and encrypted chunks.
 
 use super::mark::{Leases, Marked, PackUse};
 use super::objects::{ObjectName, StoredObjects};
