@@ -48,7 +48,8 @@ pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
     // Only the standard streams and the control socket remain. All other descriptors arrive later,
     // over the control socket.
     close_fds_from(CONTROL_FD + 1)?;
-    // This is required by unprivileged seccomp filters and by Landlock.
+    // Without the flag `no_new_privs`, an unprivileged process can use neither seccomp filters nor
+    // Landlock.
     confinement::forbid_new_privileges().map_err(failed("no_new_privs"))?;
     confinement::restrict_everything().map_err(failed("landlock"))
 }

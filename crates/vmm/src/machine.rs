@@ -60,7 +60,8 @@ pub struct WritableDisk {
     pub overlay: SharedOverlay,
 }
 
-/// Machine before its first instruction.
+/// Virtual machine. [`build`] and [`restore`] return it before its first instruction. The process
+/// then moves the vCPUs to their threads, and retains the other fields while the guest runs.
 pub struct Machine {
     /// Address spaces of the machine.
     pub bus: Arc<Bus>,
@@ -92,9 +93,14 @@ pub struct Machine {
     /// Tracker of the pages that are written after a snapshot. `None` if the kernel does not
     /// support it, or if memory is fetched lazily.
     pub write_tracker: Option<WriteTracker>,
-    /// True if a fork has write-protected memory since the last rollback.
+    /// True if a writer process was forked (fork(2)) since the last rollback. A writer process
+    /// writes a snapshot while the guest continues to run. The fork write-protects the private
+    /// pages of this process for copy-on-write. A rollback that reads into such a page therefore
+    /// makes it private first, which avoids a fault per page.
     pub protected: bool,
-    /// Pages that are copied when the guest is first used.
+    /// Pages of mapped layers that the guest probably writes at its first use. The VMM copies them
+    /// to private memory while the guest runs, so that the writes cause no faults. Copies before
+    /// the start would delay the start.
     pub deferred_copies: DeferredCopies,
     /// Lazily fetched memory. `None` if all memory is stored on this host.
     pub lazy: Option<Arc<LazyMemory>>,

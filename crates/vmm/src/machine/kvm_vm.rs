@@ -1,4 +1,6 @@
 //! KVM objects of a VM. A spare VMM process creates them before it receives a configuration.
+//!
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
 
 use super::ioapic::IOAPIC_PINS;
 use super::{memory_slots, vcpu};

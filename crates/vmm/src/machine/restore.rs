@@ -117,7 +117,8 @@ pub(super) struct PopulatePages {
 }
 
 impl PopulatePages {
-    /// Takes both sets. Both may be absent.
+    /// Reads both sets of pages from the received descriptors. A request may lack either set.
+    /// Returns `None` if it lacks both.
     pub fn take(
         at_start: Option<FdIndex>,
         later: Option<LaterPages>,

@@ -3,6 +3,9 @@
 //!
 //! The guest waits while they are collected. This step therefore copies the state of the devices
 //! and finds the written pages, but writes no memory to files.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::{Vm, micros};
 use crate::error::VmmError;

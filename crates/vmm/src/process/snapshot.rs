@@ -37,7 +37,7 @@ pub(super) struct BackgroundCopy {
     files: MemoryFiles,
     report: SnapshotReport,
     began: Instant,
-    /// Frozen disks, by device number. They are thawed if the snapshot fails.
+    /// Numbers of the frozen disks, which are thawed if the snapshot fails.
     disks: Vec<usize>,
     /// Error outside the writer process.
     failure: Option<VmmError>,
@@ -130,8 +130,8 @@ impl Vm {
         let linear = LinearMemory::new(&self.machine.memory)?;
         let stopped = Instant::now();
         self.pause();
-        // This is held until memory is forked or written, so that devices, disks and memory are
-        // consistent.
+        // The disks are paused until memory is forked or written, so that devices, disks and memory
+        // are consistent.
         let paused_disks = self.disks.pause();
         // No disk is in use now, so deferred folds succeed.
         self.fold_layers();

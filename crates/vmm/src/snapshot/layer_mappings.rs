@@ -1,5 +1,8 @@
 //! Read-only mappings of layer files, with which a snapshot compares memory. The compared pages are
 //! usually scattered. Reading each page first would cost a system call and a copy.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::linear_memory::CHUNK_BYTES;
 use super::memory_layers::MemoryLayers;

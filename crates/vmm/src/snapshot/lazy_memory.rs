@@ -5,6 +5,9 @@
 //! page of a missing chunk is present, so the search for written pages never reports such a chunk,
 //! and a snapshot inherits it from the layers below. This matters because the process that writes a
 //! snapshot cannot distinguish missing pages from zero pages.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use super::map_layers::{ChunkExtent, ChunkSource, MappingPlan};
@@ -98,7 +101,7 @@ impl LazyMemory {
     /// Fills a missing chunk. A chunk that was filled before retains its content.
     pub fn fill(&self, chunk: u64, content: &[u8; CHUNK_BYTES]) -> Result<(), Errno> {
         let start = self.address(chunk)?;
-        // This is held until the chunk is complete: `discard` must not drop pages in between.
+        // Hold the lock until the chunk is complete: `discard` must not drop pages in between.
         let mut state = lock(&self.state);
         // Another fault on the same chunk was answered already. Only resume the waiting threads.
         if !state.missing.contains(chunk) {
@@ -152,7 +155,7 @@ impl LazyMemory {
                 }
             }
         }
-        // This must happen under the lock: no chunk may be filled in between.
+        // Drop the pages under the lock of the state: no chunk may be filled in between.
         //
         // SAFETY: the range is guest memory, which is only accessed through volatile accesses and
         // system calls, so its content may change at any time.

@@ -1,5 +1,8 @@
 //! Maps the layers of a snapshot into new guest memory, or reads them. [`plan_mappings`] decides
 //! how each chunk is restored, and [`map_layers`] executes the plan.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
@@ -212,8 +215,8 @@ pub fn map_layers(
             deferred.map_err(failed("registering missing memory"))?;
         }
     }
-    // This must come last: reading creates huge pages. They would extend into memory that is not
-    // registered yet, and make it zero.
+    // Read the pieces that are not mapped last. Reading creates huge pages, which would extend into
+    // memory that is not registered yet, and make that memory zero.
     for piece in unmapped {
         source.read(&piece).map_err(failed(reading))?;
     }

@@ -6,8 +6,8 @@
 //! reports the page as written. The fork of the snapshot's writer write-protects the same pages, so
 //! the guest has no additional faults. KVM and the VMM's devices write through the same page table.
 //!
-//! The userfaultfd handles no fault. It is created without the right to handle faults of the
-//! kernel: a compromised VMM cannot use it to delay the kernel.
+//! The userfaultfd handles no fault. It cannot handle faults of the kernel, because it is created
+//! without this right. A compromised VMM therefore cannot use it to delay the kernel.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::pagemap_scan::protect_private;

@@ -26,6 +26,7 @@ const DEFLATE_QUEUE: usize = 1;
 /// Queue number 4 in the specification. Linux and this device count only queues whose features were
 /// negotiated. Without statistics and free page hints, the number is 2.
 const REPORTING_QUEUE: usize = 2;
+/// Sizes of the inflate, deflate and reporting queues.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
 
 /// Balloon pages are 4 KiB, independent of the guest's page size.

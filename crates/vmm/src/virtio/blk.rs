@@ -34,6 +34,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_queue::Queue;
 
+/// Size of the only queue, for requests.
 const QUEUE_SIZES: [u16; 1] = [256];
 /// Maximum number of data descriptors of a request: the queue size without header and status.
 const SEG_MAX: u32 = 254;

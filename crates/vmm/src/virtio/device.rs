@@ -71,8 +71,9 @@ pub struct Activation {
     pub poller: SlotPoller,
 }
 
-/// Virtio device. The caller holds the device's lock during all calls. They are made on a vCPU
-/// thread (configuration) or in an event loop (all others), and must not block for long.
+/// Virtio device. The caller holds the device's lock during all calls. Accesses to the
+/// configuration are made on a vCPU thread, and all other calls in an event loop. No call may block
+/// for long.
 pub trait VirtioDevice: Any + Send {
     /// Returns the device id (virtio 1.2 section 5).
     fn device_id(&self) -> u32;

@@ -26,6 +26,7 @@ use virtio_queue::Queue;
 
 const RX_QUEUE: usize = 0;
 const TX_QUEUE: usize = 1;
+/// Sizes of the receive and transmit queues.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
 /// Maximum size of a frame with its header: 64 KiB of IP, 14 bytes of Ethernet, 12 bytes of header
 /// (5.1.6.3.1).

@@ -14,6 +14,7 @@ use virtio_queue::Queue;
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Maximum number of bytes offered before control returns to the event loop.
 const BUDGET_BYTES: usize = 1 << 20;
+/// Size of the only queue, for requests.
 const QUEUE_SIZES: [u16; 1] = [64];
 
 /// State after the driver has activated the device.

@@ -1,4 +1,5 @@
-//! State of a vCPU. It is complete, so that a restored guest notices no interruption.
+//! State of a vCPU: all registers that the guest can observe, so that a restored guest notices no
+//! interruption.
 
 use crate::error::VmmError;
 use kvm_bindings::{

@@ -278,7 +278,7 @@ impl Disk {
 
     /// Writes `bytes` bytes, which the caller has checked to be inside the disk. If the overlay
     /// does not own the first or last block yet, the missing part of the block is read from below.
-    /// It is written together with the data in one call.
+    /// This part and the data are written in one call.
     fn write_iovecs(
         &mut self,
         offset: u64,

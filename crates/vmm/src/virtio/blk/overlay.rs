@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Invariant: a block is read from this file exactly if it is in `owned`. It is added to `owned`
-/// only after all of its bytes are in the file.
+/// Invariant: a block is read from this file exactly if the block is in `owned`. A block is added
+/// to `owned` only after all of its bytes are in the file.
 #[derive(Debug)]
 pub(super) struct BlockOverlay {
     pub file: Arc<File>,

@@ -166,7 +166,7 @@ impl Muxer {
     /// Handles all expired deadlines.
     pub fn expire(&mut self) {
         let now = Instant::now();
-        // This is set again below, from the remaining deadlines.
+        // The end of this function computes the time again from the remaining deadlines.
         self.wake_at = None;
         let due = |c: &VsockConnection| c.deadline.is_some_and(|d| d <= now);
         let expired: Vec<u32> = self

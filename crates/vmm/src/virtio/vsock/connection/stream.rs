@@ -91,8 +91,9 @@ impl VsockConnection {
             _ => {}
         }
         self.watched = wanted_events;
-        // Only the guest's RST is pending, so the stream is no longer needed. It was removed from
-        // the event loop above (`wanted_events` is `None`).
+        // In this state, the connection waits for the guest's RST only, so the stream is no longer
+        // needed. The code above removed the stream from the event loop (`wanted_events` is
+        // `None`).
         if self.state == VsockConnectionState::Closing {
             self.close(poller);
         }
