@@ -1,5 +1,7 @@
 //! Builds templates from recipes. A build publishes its template atomically, and an unchanged
 //! recipe is built only once.
+//!
+//! A *recipe* is the source of a stock template: a directory with its packages, files and settings.
 
 use crate::command::CommandError;
 use crate::erofs::{ImageRoot, WriteImageError};

@@ -1,5 +1,7 @@
 //! Derives a template from another template and a layer of changes. The template builder publishes
 //! its results in this way.
+//!
+//! A *layer* of a container image is an archive with the files that one step of its build changed.
 
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;

@@ -3,6 +3,10 @@
 //! The file is a tar archive, compressed with zstd: `template.json`, then the images in order,
 //! lowest first. Files are not trusted: their size is bounded, every image must have the digest in
 //! the manifest, and only guests mount the images.
+//!
+//! The *version* of a template is a hash of its images, defaults and startup settings. A snapshot
+//! is bound to the version of its template ([`crate::version`]). A *stock template* is a template
+//! that Jiffy can build itself, and its *recipe* is the source of this build.
 
 use crate::file::OnPath;
 use crate::images::ImageStore;
@@ -88,7 +92,8 @@ fn write_archive(
 }
 
 /// Adds the images of a template from another host. Publishes the template under its name if
-/// `published` is true. Otherwise stores only its version, for snapshots that refer to it.
+/// `published` is true. Otherwise stores only the version of the template, so that snapshots of
+/// another host that refer to this version can be restored here.
 fn import_images<R: Read>(
     templates: &Templates,
     mut manifest: TemplateManifest,
@@ -161,7 +166,8 @@ pub struct FileImport {
     pub visibility: Option<Visibility>,
     /// Limits of the unpacked archive.
     pub limits: UnpackLimits,
-    /// Trust in the file.
+    /// Requirements on the recipe and the digest of the file. They apply to files under the name of
+    /// a stock template, to files from a network, and if the caller specifies a digest.
     pub trust: FileTrust,
 }
 
@@ -179,6 +185,7 @@ impl FileImport {
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Template, ImportError> {
         let FileImport { limits, trust, .. } = self;
+        // Rejects a malformed digest before the file is read.
         trust.check()?;
         let mut file = HashedReader::new(from);
         let packed = LayerStream::open(file.clone(), limits).map_err(unreadable)?;
@@ -197,11 +204,13 @@ impl FileImport {
             stock if stock.is_stock() => (stock, Some(Visibility::Public)),
             _ => (check_name(&name, self.visibility)?, self.visibility),
         };
+        // Under the name of a stock template, the file must state the recipe of this program.
         trust.check_recipe(&reference, &manifest)?;
         manifest.rename(&reference);
         let images = Images {
             limit: limits.bytes,
             open: |sum: &ImageSum| expect_entry(entries.next(), &entry_name(sum), Some(sum.size)),
+            // The digest covers the whole file, so it is known only after the last image.
             confirm: || {
                 let digest = || file.finish(limits.bytes).map_err(unreadable_io);
                 trust.check_digest(&reference, digest)

@@ -1,5 +1,7 @@
 //! JSON documents of an image: index, manifest and configuration (OCI image specification 1.1, and
 //! Docker's equivalents). All documents are untrusted.
+//!
+//! A *layer* of a container image is an archive with the files that one step of its build changed.
 
 use super::{ImportError, bounded};
 use crate::layer::shown;

@@ -1,4 +1,6 @@
 //! Executes an import under locks: unpacks layers, writes the image and publishes the manifest.
+//!
+//! A *layer* of a container image is an archive with the files that one step of its build changed.
 
 use super::byte_progress::ByteProgress;
 use super::document::RunConfig;

@@ -179,8 +179,8 @@ impl RegistryImage {
             let mut at = have;
             let mut sink = |bytes: &[u8]| {
                 file.write_all_at(bytes, at)?;
-                // This is counted here, since an interrupted download returns an error without the
-                // number of bytes.
+                // Count the bytes here, because an interrupted download returns an error without
+                // the number of bytes.
                 at += bytes.len() as u64;
                 on_bytes(at);
                 Ok(())

@@ -190,6 +190,7 @@ impl UnpackerProcess {
                 _watch: watch,
             }),
             Err(e) => {
+                // Ignore errors: the process may have exited already.
                 let _ = child.kill();
                 let _ = child.wait();
                 Err(failed(e))

@@ -77,9 +77,9 @@ fn merge_entry(
         // `renameat` cannot replace a directory with another type of file.
         Some(FileType::Directory) => remove_tree(onto, name, path)?,
         Some(_) if is_directory => {
-            // The removed file hid all layers below both, so the directory becomes opaque. The
-            // modification time is part of the image. It is set again in case a file system changes
-            // it together with the mark.
+            // The removed file hid all layers below both layers, so the directory becomes opaque.
+            // The modification time is part of the image. A file system may change the time
+            // together with the mark, so the time is set again.
             let mark = |parent: &OwnedFd| {
                 let fd = fs::openat(parent, name, DIRECTORY, Mode::empty())?;
                 let found = fs::fstat(&fd)?;

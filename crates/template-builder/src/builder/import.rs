@@ -1,4 +1,6 @@
 //! Bases of stages: resolves the names of templates, and imports images of registries.
+//!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 use super::names::{StoredTemplate, resolve};
 use super::{BuilderError, BuilderInner, printable};

@@ -2,6 +2,8 @@
 //!
 //! A build executes a Dockerfile. Each step runs in a sandbox, and a snapshot of this sandbox is
 //! the start of the next step.
+//!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 mod build_sandboxes;
 mod copy_step;
@@ -195,7 +197,7 @@ impl BuildJob {
             };
             at.sandbox = Some(created.id().to_owned());
         }
-        // This is set above: the default is never used.
+        // The code above sets `at.sandbox`, so that the default is never used.
         let id = at.sandbox.as_deref().unwrap_or_default();
         sandboxes
             .agent(id)

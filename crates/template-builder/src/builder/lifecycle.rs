@@ -135,7 +135,8 @@ impl Builder {
         job: &BuildJob,
         log: &BuildLog,
     ) -> Result<BuildOutcome, BuildFailure> {
-        // This is dropped last, when this build no longer uses the lock.
+        // Declared first, so that the entry is dropped last, when this build no longer uses the
+        // lock.
         let _entry = TemplateLockEntry {
             builder: self,
             template: &template.id,
@@ -147,7 +148,7 @@ impl Builder {
             .entry(template.id.clone())
             .or_default()
             .clone();
-        // This is taken before the permit: a build that waits for its template occupies no permit.
+        // Take the lock before the permit: a build that waits for its template occupies no permit.
         let _guard = match lock.clone().try_lock_owned() {
             Ok(guard) => guard,
             Err(_) => {

@@ -49,7 +49,7 @@ impl BuildLog {
                         .insert_log_line(&self.build, n, level, step, line)
                 }
                 MAX_LOG_LINES => {
-                    // This is stored in place of the first line that does not fit.
+                    // Store a notice in place of the first line that does not fit.
                     let last = "the log is full: further lines are dropped";
                     self.records
                         .insert_log_line(&self.build, number, LogLevel::Warn, step, last)

@@ -63,7 +63,7 @@ impl Builder {
             tracing::info!(from, to, "moved a template to the namespace of its owner");
             self.0.sandboxes.templates().hand_over(&from, &to);
         }
-        // This is recorded last: an interrupted migration is repeated.
+        // Record the migration last: an interrupted migration is repeated.
         Ok(records.set_migrated(OWNER_NAMESPACES)?)
     }
 

@@ -99,7 +99,7 @@ impl Builder {
         if tags.len() > MAX_TAGS {
             return Err(BuilderError::Tags);
         }
-        // This is checked without the owner, because a key's own template would hide the stock
+        // Check the name without the owner, because a key's own template would hide the stock
         // template.
         let reference = Reference::in_namespace(None, &template.name)?;
         if reference.is_stock() {
@@ -113,7 +113,7 @@ impl Builder {
             (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
             _ => None,
         };
-        // This is held until the build exists: limit and name are checked for one request at a
+        // Hold the lock until the build exists: limit and name are checked for one request at a
         // time.
         let _naming = self.0.names_lock.lock();
         self.0.check_waiting(caller)?;

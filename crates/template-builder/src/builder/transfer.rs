@@ -154,7 +154,7 @@ pub async fn unpack_archives(
             .map_err(unreadable)?;
         let mut piece = reader.next().await.map_err(unreadable)?;
         let gzip = piece.as_ref().is_some_and(|b| b.starts_with(&GZIP_MAGIC));
-        // This is checked before the transfer: the agent decompresses gzip only.
+        // Check the format before the transfer: the agent decompresses gzip only.
         if !gzip && !item.name.ends_with(".tar") {
             return Err(BuildFailure::new(format!(
                 "cannot unpack {}: ADD supports only tar and gzipped tar; unpack the archive with RUN",

@@ -94,7 +94,7 @@ impl BuilderInner {
             _ => false,
         };
         if !fresh {
-            // This is taken before the directory is read, so that later changes are noticed.
+            // Take the time before the directory is read, so that later changes are noticed.
             let read = SystemTime::now();
             match TemplateUsage::read(&self.templates) {
                 Ok(now) => {

@@ -2,7 +2,8 @@
 //! into the stage's sandbox.
 //!
 //! The *key* of a step is a hash of everything that determines its result. Equal steps of later
-//! builds reuse its snapshot.
+//! builds reuse its snapshot. A *stage* is a part of a build that starts with a base image (`FROM`)
+//! and executes steps.
 
 use super::super::copy::{self, CopyRequest, ROOT_USER, STAGING};
 use super::super::failure::BuildFailure;

@@ -39,8 +39,8 @@ impl<'a> Patience<'a> {
         if self.began.elapsed().saturating_add(delay) > self.limit {
             return false;
         }
-        // This is limited by time: a comparison with the last message would not detect repetitions,
-        // because the figures in the message change with each attempt.
+        // Log at most once per interval. A comparison with the last message would not detect
+        // repetitions, because the numbers in the message change with each attempt.
         if self.logged.is_none_or(|at| at.elapsed() > LOG_INTERVAL) {
             self.log
                 .info(None, &format!("waiting for the host: {error}"));

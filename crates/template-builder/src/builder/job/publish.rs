@@ -41,8 +41,8 @@ impl BuildJob {
         let sum = step_key::template_key(&at.key, &about);
         let names = self.template_names();
         let existing = self.inner.templates.manifest(&names[0]);
-        // This is reserved for the write: twice the size of the sandbox's disk, plus the base's
-        // images, which the write may merge into the new image.
+        // Disk space to reserve for the write: twice the size of the sandbox's disk, plus the
+        // base's images, which the write may merge into the new image.
         let images: u64 = at.base.images.iter().map(|i| i.size).sum();
         let max_bytes = (at.size.disk_mib << 20)
             .saturating_mul(2)
@@ -60,7 +60,8 @@ impl BuildJob {
                 manifest
             }
         };
-        // This is held until the names refer to the template, which then counts towards the quota.
+        // Hold the permit until the names refer to the template, which then counts towards the
+        // quota.
         let permit = self.inner.reserve_template(owner, &names, 0).await;
         let _permit = permit.map_err(|e| self.discard(&manifest, e.message))?;
         self.release_sandbox(&mut at).await;
@@ -212,8 +213,8 @@ impl BuildJob {
                 }
             })
         });
-        // This is moved into the thread: a cancelled build must not remove the template during the
-        // write.
+        // The lock is moved into the thread: a cancelled build must not remove the template during
+        // the write.
         let writing = self.writing.clone().lock_owned().await;
         let work = move || {
             let _writing = writing;
@@ -263,7 +264,8 @@ impl BuildJob {
             }
         };
         let publish = || -> Result<(), String> {
-            // This is read at the end: the owner may have changed the visibility during the build.
+            // Read the record at the end: the owner may have changed the visibility during the
+            // build.
             let record = self.inner.records.template(&self.template.id);
             let public = record.ok().flatten().is_some_and(|t| t.public);
             let visibility = if public {

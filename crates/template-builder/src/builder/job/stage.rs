@@ -108,8 +108,8 @@ impl BuildJob {
             let from = before.get(*n).and_then(Option::as_ref);
             let from =
                 from.ok_or_else(|| BuildFailure::new("a stage cannot be based on a later stage"))?;
-            // The stage has no sandbox yet. `agent` creates a sandbox from the source of stage `n`
-            // for the first step that is executed.
+            // The stage has no sandbox yet. `BuildJob::agent` (`job.rs`) creates a sandbox from
+            // the source of stage `n` for the first step that is executed.
             return Ok(StageState {
                 key: from.key.clone(),
                 config: from.config.inherited(),
@@ -189,6 +189,10 @@ impl BuildJob {
             let imported = inner.import(&image, owner, caller, &cancel, disk, &mut on_progress);
             // Released on the thread: a cancelled build does not end the pull at once.
             drop(pull_permit);
+            // The detail states why a registry did not answer. The message of the build omits the
+            // detail, because it would give the owner of an API key information about the network
+            // of the host. It is logged for the operator instead. Other errors have no detail:
+            // their messages are complete.
             if let Err(Some(detail)) = imported.as_ref().map_err(|e| e.detail()) {
                 tracing::info!(
                     image = image.reference,
@@ -210,15 +214,16 @@ impl BuildJob {
         let owner = self.template.owner.as_deref();
         let found = self.inner.resolve_for(name, owner);
         let name = found.map_err(|e| BuildFailure::new(e.to_string()))?;
-        // The fingerprint of a stock template that is not built yet requires its build.
-        let default_size = SandboxSize::default();
-        let built = self
+        // Only the side effect of this call is needed: it opens the template, and a stock template
+        // that is missing or outdated is built first. The fingerprint itself is computed later,
+        // with the size of the stage's sandboxes.
+        let _fingerprint = self
             .inner
             .sandboxes
             .templates()
-            .fingerprint(&name, default_size)
-            .await;
-        built.map_err(|e| BuildFailure::new(e.to_string()))?;
+            .fingerprint(&name, SandboxSize::default())
+            .await
+            .map_err(|e| BuildFailure::new(e.to_string()))?;
         let manifest = self.inner.templates.manifest(&name);
         manifest.map_err(|e| BuildFailure::new(e.to_string()))
     }

@@ -54,7 +54,7 @@ impl BuildJob {
             log_step(shown);
             return at.config.apply(&step.action).map_err(BuildFailure::new);
         }
-        // This is recorded for cached results as well: the build uses them.
+        // Record the key of a cached result as well: the build uses the result.
         at.steps.push(at.key.clone());
         let cached = if *fresh {
             None

@@ -62,7 +62,7 @@ impl BuildRecords {
             // Retries without limit: the result must not be lost while the daemon runs.
             pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
-        // This is removed after the write: at every moment, the map or the database contains the
+        // Remove the entry after the write: at every moment, the map or the database contains the
         // result.
         self.pending_ends.lock().remove(id);
     }

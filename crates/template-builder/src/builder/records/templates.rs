@@ -79,7 +79,7 @@ impl BuildRecords {
                 params![new.id, new.name, new.owner, new.public, created],
             )
         })?;
-        // This is read back: the insertion is ignored if the name exists.
+        // Read the record back: the insertion is ignored if the name exists.
         let found = self.template_by_name(new.owner.as_deref(), &new.name)?;
         Ok(found.unwrap_or_else(|| new.clone()))
     }

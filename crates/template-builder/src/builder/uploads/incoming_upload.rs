@@ -27,6 +27,8 @@ pub struct IncomingUpload {
     /// Bytes reserved in the owner's quota.
     pub(super) reserved: u64,
     pub(super) permit: QuotaPermit,
+    /// Number of stored uploads and their charged bytes, by owner. Shared with the
+    /// [`super::UploadStore`].
     pub(super) stored: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     pub(super) incoming: UploadPermit,
     /// Removed on drop.
@@ -91,7 +93,11 @@ impl IncomingUpload {
         name.to_string_lossy().into_owned()
     }
 
-    /// Verifies the name against the content if the name is an archive's name.
+    /// Checks the name of an upload with [`UploadNaming::OfArchive`]. The name is the SHA-256 of
+    /// the unpacked archive with all times set to 0. This function unpacks the received file,
+    /// computes the hash ([`archive_name`]) and compares it with the name.
+    ///
+    /// Other names are not checked, because the server does not know how the client computes them.
     async fn check_name(&self) -> Result<(), UploadError> {
         if self.naming == UploadNaming::OfClient {
             return Ok(());
@@ -154,23 +160,23 @@ impl IncomingUpload {
             let mut stored = stored.lock();
             self.check_replacement(&sums, &sum)?;
             let before = fs::metadata(&self.target).map(|m| m.len());
-            // This is removed while the file changes, so that a checksum never belongs to different
-            // content.
+            // Remove the checksum file while the upload changes, so that a checksum never belongs
+            // to different content.
             let _ = fs::remove_file(&sums);
             fs::rename(&self.unfinished.0, &self.target)?;
             let owner = &self.incoming.owner;
             if let Ok(bytes) = before {
                 uncount(&mut stored, owner, bytes);
             }
-            // This is counted before `self.permit` is dropped at the end of this function, so that
-            // the owner's usage always includes the bytes.
+            // Count the upload before `self.permit` is dropped at the end of this function, so
+            // that the owner's usage always includes the bytes.
             let of_owner = stored.entry(owner.clone()).or_default();
             *of_owner = (of_owner.0 + 1, of_owner.1 + charged_bytes(self.bytes));
         }
         if self.naming == UploadNaming::OfArchive {
             sum += VERIFIED_MARK;
         }
-        // This is written last and atomically: an upload without a checksum file does not exist.
+        // Write the checksum file last and atomically: an upload without one does not exist.
         let new = self.unfinished.0.with_extension("sum");
         let mut file = File::create(&new).await?;
         file.write_all(sum.as_bytes()).await?;
