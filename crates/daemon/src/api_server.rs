@@ -1,5 +1,9 @@
 //! [`ApiServer`]: the listeners of the daemon, which serve the API and the gateway to the owner's
 //! socket and to addresses.
+//!
+//! An *exchange* is a request, with its response or stream, that the gateway passes to a sandbox or
+//! function. A *direct* connection is a client's connection to a public function that bypasses the
+//! gateway. A *member* is a host of a fleet.
 
 use crate::ServeOptions;
 use crate::console_server::ConsoleServer;
@@ -53,6 +57,7 @@ pub struct ApiServer {
     app: App,
     gateway: Gateway<GatewaySandboxes, ControlPlaneRouter>,
     address: Option<ApiListener>,
+    /// Listener of direct connections. `None` without `--functions-listen`.
     direct: Option<DirectListener>,
     metrics: Option<MetricsServer>,
     /// Streams on which other members of the fleet forward requests of their clients.
@@ -183,7 +188,7 @@ impl ApiServer {
             allowed_hosts,
             ..GatewayConfig::default()
         };
-        // A key without a limit of its own may use at most half of all in-flight requests.
+        // A key without a limit of its own may use at most half of all exchanges in flight.
         let share = gateway_config.limits.exchanges / 2;
         let mut app = App::new(sandboxes.clone(), keys.clone(), templates, config)
             .with_stop(stop)
@@ -215,10 +220,17 @@ impl ApiServer {
         }
         let status = sandboxes.clone();
         let mut app = app.with_about(move || daemon_status(&status, start, url.clone()));
-        let calls = members.map(|(fleet, calls)| (app.set_fleet(fleet), calls).1);
-        let (budgets, direct_functions) = (app.clone(), functions.clone());
+        let calls = match members {
+            Some((fleet, calls)) => {
+                app.set_fleet(fleet);
+                Some(calls)
+            }
+            None => None,
+        };
+        let (measured_app, direct_functions) = (app.clone(), functions.clone());
+        // Metrics that a scrape computes. A family is a metric with one value per label.
         sandboxes.figures().add_families(move || {
-            let mut families = budgets.figures();
+            let mut families = measured_app.figures();
             families.extend(functions::figures(&functions));
             families
         });
@@ -226,8 +238,9 @@ impl ApiServer {
             app = app.clone().with_audited_commands();
             Arc::new(GuestCallAudit(audit)) as Arc<dyn GuestCallLog>
         });
-        let exchanges = AutoResume::new(app.clone());
-        let guests = GatewaySandboxes::new(sandboxes.clone(), exchanges.clone(), keys.clone());
+        // Resumes paused sandboxes at a request, and counts exchanges against the limits of keys.
+        let auto_resume = AutoResume::new(app.clone());
+        let guests = GatewaySandboxes::new(sandboxes.clone(), auto_resume.clone(), keys.clone());
         let app = app.with_ports(Arc::new(guests.clone()));
         let metrics_routes = metrics::routes(&app, sandboxes.clone());
         let mut routes = jiffy_api::router(app.clone());
@@ -265,7 +278,7 @@ impl ApiServer {
             listener,
             functions: direct_functions,
             keys,
-            exchanges,
+            exchanges: auto_resume,
             admission: gateway.admission(),
             // The other half of the connections is reserved for clients of the gateway.
             connections: DirectConnections::new(gateway_config.limits.connections / 2),

@@ -1,8 +1,7 @@
-//! `jiffy front`: the front of a fleet, a process that passes connections of clients to the hosts.
-//! It has no sandboxes, no keys and no store.
+//! `jiffy front`: runs the front of a fleet.
 //!
-//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
-//! fleet.
+//! A *front* is a process that passes connections of clients to the hosts of a fleet. The process
+//! has no sandboxes, no keys and no store.
 
 use crate::fleet_gateway::stream_request;
 use crate::log;

@@ -38,8 +38,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         // This function is called for every request, so it copies only the required fields.
         let (access, is_hidden) = self.sandboxes.with_sandbox(id, |record| {
             let access = SandboxAccess {
-                // This is set below, because the status of the key is not read under the lock of
-                // the sandbox.
+                // The code below sets this field, because the status of the key is not read under
+                // the lock of the sandbox.
                 links_revoked: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
                 mask_request_host: record.settings().network.mask_request_host.clone(),
@@ -110,8 +110,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         let opened = match self.try_open(id, port).await {
             // A closed port means that the sandbox is running.
             Err(error) if error != OpenError::PortClosed => {
-                // The sandbox may have been paused during the attempt. It is then resumed like a
-                // sandbox that was paused before.
+                // The sandbox may have been paused during the attempt. It is then resumed in the
+                // same way as a sandbox that was paused before the attempt.
                 let sandbox = self.sandboxes.wait_decided(id).await;
                 let is_resumable = sandbox.is_some_and(|s| {
                     *s.state() == SandboxState::Paused && s.settings().auto_resume

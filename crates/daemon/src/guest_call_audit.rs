@@ -20,7 +20,8 @@ impl GuestCallLog for GuestCallAudit {
             Some(InternalOrigin::Function { key, .. } | InternalOrigin::Sandbox { key }) => {
                 (AuditCaller::Function, Some(key.clone()))
             }
-            // This is counted like other calls of clients without a key: the client may be anyone.
+            // A client without a valid token may be anyone. The call is recorded like other calls
+            // of clients without a key.
             None if call.status == UNAUTHENTICATED => (AuditCaller::Unknown, None),
             None => (AuditCaller::Token, call.owner),
         };

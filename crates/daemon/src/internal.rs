@@ -1,5 +1,6 @@
-//! Connections of sandboxes and functions to the API of this daemon. They do not pass a listener:
-//! the network and the functions transfer them to the gateway through a queue within the daemon.
+//! Connections of sandboxes and functions to the API of this daemon. No listener accepts these
+//! connections: the network and the functions transfer them to the gateway through a queue within
+//! the daemon.
 
 use jiffy_gateway::InternalConnection;
 use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin};

@@ -27,7 +27,7 @@ pub async fn stop(request: StopHost) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    // This is determined before the request, since the stream is moved into the client.
+    // Determine the process before the request, because the stream is moved into the client.
     let process = process_of(&stream);
     let instance = process
         .as_ref()

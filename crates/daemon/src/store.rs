@@ -116,8 +116,8 @@ fn host_number(path: &Path) -> anyhow::Result<MemberId> {
     let text = match read() {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let number = u32::from_le_bytes(random()?).max(1);
-            // This is written completely or not at all: another number would make this host a
-            // stranger to the sandboxes that it runs.
+            // Write the number completely or not at all: with another number, this host would not
+            // recognise the sandboxes that it runs as its own.
             let temporary = path.with_extension("new");
             std::fs::write(&temporary, format!("{number}\n"))
                 .and_then(|()| std::fs::File::open(&temporary)?.sync_all())

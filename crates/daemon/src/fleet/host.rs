@@ -41,6 +41,7 @@ impl DaemonHost {
     }
 
     pub fn set_tables(&self, tables: Tables) {
+        // Each of these setters is called once at the start, so the cell is empty.
         let _ = self.tables.set(tables);
     }
 
