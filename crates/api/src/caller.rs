@@ -20,8 +20,9 @@ use jiffy_proto::internal::InternalOrigin;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Number of characters of a sandbox id that a read-only caller is shown. They have 50 of the id's
-/// 100 random bits: enough to be unique, but not enough to reach the sandbox's ports.
+/// Number of characters of a sandbox id that a read-only caller is shown. These characters contain
+/// 50 of the id's 100 random bits: enough to be unique, but not enough to reach the sandbox's
+/// ports.
 pub(crate) const SHORT_ID: usize = 10;
 
 /// Path of the MCP server, which a listener may add to the routes of the API.

@@ -134,8 +134,8 @@ pub async fn end_revoked(app: App) {
             if let Err(e) = app.remove_volume_snapshots_of(&key).await {
                 tracing::error!(key = %key, error = %e.message, "cannot remove the snapshots of volumes of a revoked key");
             }
-            // This is repeated in every pass: an operation in flight may still create a sandbox for
-            // the key.
+            // Kill the sandboxes in every pass: an operation in flight may still create a sandbox
+            // for the key.
             match app.kill_sandboxes_of(&key).await {
                 Ok(0) => {}
                 Ok(killed) => {

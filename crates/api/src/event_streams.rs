@@ -248,7 +248,7 @@ impl App {
         is_forwarded: bool,
     ) -> Result<Response, ApiError> {
         let follower = self.follow(caller, selection, resumed, is_forwarded)?;
-        // This is sent at once, so that the client knows that the stream is open.
+        // Send the first field at once, so that the client knows that the stream is open.
         let head = futures_util::future::ready(Bytes::from_static(b"retry: 1000\n\n"));
         let rest = stream::unfold(follower, async |mut follower| {
             let followed = follower.next().await?;

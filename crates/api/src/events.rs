@@ -204,6 +204,7 @@ impl App {
                 return Ok((page, missing));
             }
             advance(&mut selection.page, page.next.as_deref());
+            // A timeout needs no handling here: the next iteration checks the time.
             let _ = timeout_at(end, async {
                 tokio::select! {
                     _ = is_ended.changed() => {}

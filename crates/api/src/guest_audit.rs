@@ -32,8 +32,8 @@ impl SharedGuestNames {
     }
 }
 
-/// Call on a guest whose response has not begun. It is recorded when it is dropped: also if the
-/// client closes the connection. Calls without names are not recorded.
+/// Call on a guest whose response has not begun. The drop of this value records the call, also if
+/// the client closes the connection. Calls without names are not recorded.
 #[derive(Debug)]
 pub struct PendingGuestAudit {
     log: AuditLog,

@@ -3,6 +3,8 @@
 //! An operation reserves the resources that it may need before it starts. The reservation is
 //! released after the resources are counted as used, so that concurrent operations cannot exceed a
 //! limit together.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream.
 
 mod figures;
 mod fleet;
@@ -255,7 +257,8 @@ impl Quota {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // This is registered before the attempt, so that no release after it is missed.
+            // Register for the notification before the attempt, so that no release after the
+            // attempt is missed.
             changed.as_mut().enable();
             match self.try_reserve(key, request, new) {
                 Ok(permit) => return Ok(permit),

@@ -129,6 +129,7 @@ impl Front {
                 debug!(client = %peer.ip, reason, "no host accepted a connection");
                 if !is_http2 && !first.starts_with(b"PRI ") {
                     let refusal = send_refusal(client, ConnectionLimitError::NoHost);
+                    // Ignore a timeout: the connection is closed in any case.
                     let _ = timeout(self.limits.handshake, refusal).await;
                 }
                 return;

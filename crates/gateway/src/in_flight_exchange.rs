@@ -30,8 +30,8 @@ impl InFlightExchange {
             _permit: permit,
             in_use: None,
         };
-        // This is counted before the check, so that concurrent calls cannot exceed the limit
-        // together. If it is exceeded, dropping the value removes the count.
+        // The exchange is counted before the check, so that concurrent calls cannot exceed the
+        // limit together. If the limit is exceeded, the drop of `in_flight` removes the count.
         let count = counters.exchanges_open.load(Relaxed);
         (count <= limit as u64).then_some(in_flight)
     }

@@ -1,8 +1,9 @@
 //! Internal connections, which the daemon opens on behalf of functions and sandboxes.
 //!
-//! They are confined to the resources of one API key, independently of the contents of their
-//! requests. They reach a single host name and only sandboxes of that key, and signed links give
-//! them no access. For each request, the control plane applies the key of the connection's origin.
+//! Such a connection is confined to the resources of one API key, independently of the content of
+//! its requests. It reaches a single host name and only sandboxes of that key, and signed links
+//! give it no access. For each request, the control plane applies the key of the connection's
+//! origin.
 
 use crate::connection;
 use crate::control_plane::ControlPlane;

@@ -26,7 +26,7 @@ where
         .await
         .map_err(failed)?;
     let mut line = Vec::new();
-    // This is read byte by byte, because bytes after the line belong to the TCP connection.
+    // Read the line byte by byte, because bytes after the line belong to the TCP connection.
     while line.last() != Some(&b'\n') {
         // The agent is not trusted: bound the memory for its reply.
         if line.len() == MAX_REPLY_BYTES {

@@ -69,7 +69,7 @@ pub(crate) async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
              restart it without --no-listen",
             status.pid
         );
-        // This is checked before the running daemon is stopped, so that a failure leaves that
+        // Check the new address before the running daemon is stopped, so that a failure leaves that
         // daemon running.
         TcpListener::bind(new_options.listen).with_context(|| {
             let address = new_options.listen;

@@ -111,7 +111,10 @@ pub fn hook(args: &HookArgs) -> ExitCode {
         let options = HookOptions {
             // Codex accepts a replaced command only with this decision.
             allow: args.allow || args.agent == CodingAgent::Codex,
-            // Only Claude Code has a persistent working directory.
+            // The shell of Claude Code keeps its working directory between commands, and the
+            // session in the sandbox keeps it as well. The other agents start each command in a
+            // directory of their choice, so the command must run in the same directory of the
+            // sandbox.
             uses_current_directory: args.agent != CodingAgent::ClaudeCode,
         };
         let output = answer_hook(&input, &program()?, options)?;

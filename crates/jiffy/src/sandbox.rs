@@ -176,7 +176,7 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let env = environment(&args.env)?;
     let (client, new_sandbox) = match (&args.from, &args.image) {
         (_, Some(image)) => {
-            // This is checked before an import that takes minutes.
+            // Check the size before the import, which takes minutes.
             check_size(&args.size)?;
             let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let template = template_of_image(&client, image, args.json).await?;

@@ -26,7 +26,8 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let options = args.options(fleet.as_ref())?;
-    // The daemon removes the networks of these runs when it opens its own network.
+    // Remove the directories of `jiffy run` processes that were killed. No call is needed for the
+    // networks of these processes: the daemon removes them when it opens its own network.
     ephemeral::remove_dead_directories(&home);
     jiffy_daemon::run(options)?;
     Ok(ExitCode::SUCCESS)

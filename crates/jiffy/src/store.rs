@@ -93,7 +93,7 @@ fn open(place: &StoreLocationArgs) -> anyhow::Result<Arc<RemoteStore>> {
     let keyring = place.store_keys.clone();
     let keyring = keyring.or_else(|| last.and_then(|last| last.keyring));
     let own = home.path().join("store/keys.toml");
-    // This is checked here, because `RemoteStore::open` would create a new file of master keys.
+    // Check for the keys here, because `RemoteStore::open` would create a new file of master keys.
     anyhow::ensure!(
         keyring.is_some() || own.exists(),
         "this host has no master keys of {url}: specify the file with --store-keys"

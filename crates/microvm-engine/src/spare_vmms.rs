@@ -4,6 +4,12 @@
 //! A process needs about 4 ms from fork to its first request. Moving it to control groups of
 //! version 1 takes up to 15 ms. A guest that uses a spare process saves this time. Spares are
 //! started while no guest is starting, so that they do not compete with guests for processors.
+//!
+//! A *burst* is a series of guests that start at most 250 ms apart, for example the children of a
+//! fork. If a burst needs more spares than exist, the number of spares is raised for the next
+//! burst, to at most [`MAX_AFTER_BURST`]. Five minutes after the last time when the additional
+//! spares were needed, the burst is forgotten and the additional spares are terminated
+//! ([`BurstMemory`]).
 
 use crate::boot_error::BootError;
 use crate::vmm_launcher::{FreshVmm, VmmLauncher};
@@ -21,7 +27,7 @@ const QUIET_TIME: Duration = Duration::from_millis(30);
 /// Maximum time for which the start of spares is deferred.
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 
-/// Maximum number of spares after a burst. Each needs about 4 MiB.
+/// Maximum number of spares after a burst. A spare needs about 4 MiB.
 const MAX_AFTER_BURST: usize = 20;
 
 /// Spare VMM processes of one daemon.
@@ -161,7 +167,9 @@ impl SpareVmms {
         due.saturating_duration_since(Instant::now())
     }
 
-    /// Returns whether no guest was started for [`QUIET_TIME`].
+    /// Returns whether a guest that starts now is the only guest that is starting: no other guest
+    /// was started for [`QUIET_TIME`]. Must be called before [`Self::take_or_spawn`], which records
+    /// the start of the guest.
     pub fn starts_alone(&self) -> bool {
         let last = self.last_start();
         last.is_none_or(|last| last.elapsed() > QUIET_TIME)

@@ -1,7 +1,8 @@
 //! Manifest of a snapshot: the description of its files, which is read before the files.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
+//! from its ancestors. A layer of memory consists of *chunks* of 64 KiB, and a layer of a disk of
+//! *blocks* of 4 KiB.
 
 use crate::SnapshotError;
 use serde::{Deserialize, Serialize};
@@ -64,7 +65,7 @@ pub struct Versions {
 pub struct MemorySizes {
     /// Size of the guest's memory, in bytes.
     pub bytes: u64,
-    /// Number of chunks that the layer stores.
+    /// Number of chunks that the layer stores. A chunk has 64 KiB.
     pub stored: u64,
     /// Number of chunks that the layer marks as zero.
     pub zero: u64,
@@ -80,7 +81,7 @@ pub struct MemorySizes {
 pub struct DiskSizes {
     /// Size of the disk, in bytes.
     pub bytes: u64,
-    /// Number of 4 KiB blocks that the layer stores.
+    /// Number of blocks that the layer stores. A block has 4 KiB.
     pub stored: u64,
 }
 

@@ -146,6 +146,7 @@ impl InstalledSite {
         self.variables.clear();
         trust_store::remove(root, &settings.authorities, std::mem::take(&mut self.store));
         if std::mem::take(&mut self.apt_configured) {
+            // Ignore errors: programs of the sandbox may have removed the files.
             let _ = fs::remove_file(root.join(APT).join(APT_FILE));
             let _ = fs::remove_file(root.join(APT_PROGRAM));
         }

@@ -69,7 +69,7 @@ impl EventReader {
         };
         let (mut watch, events) = self.workers.run(CallClass::Files, what, work).await?;
         let loss = watch.take_loss();
-        // This is returned only if the worker completed. A stuck worker still has the watch.
+        // The watch is back only if the worker completed. A stuck worker still has the watch.
         self.watch = Some(watch);
         match events {
             Ok(events) => Ok(Some(ReadEvents { events, loss })),
@@ -319,7 +319,7 @@ impl BodySource for WatchStream {
             self.started = true;
             return Poll::Ready(Some(Ok(frame::message(&json!({ "start": {} })))));
         }
-        // This is checked before the events, which may follow each other without a pause.
+        // Check the deadline before the events, which may follow each other without a pause.
         if let Some(deadline) = &mut self.deadline
             && deadline.as_mut().poll(cx).is_ready()
         {

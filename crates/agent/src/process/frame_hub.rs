@@ -2,6 +2,9 @@
 //!
 //! Each reader has a small queue. The writer must wait while any queue is full, so that a slow
 //! reader slows the process down without using memory. Without readers, frames are dropped.
+//!
+//! A *frame* is one message of a stream: a part of the output of a process, or its exit. It is
+//! encoded once for all readers.
 
 use bytes::Bytes;
 use std::cell::RefCell;
@@ -89,7 +92,7 @@ impl FrameHub {
     pub fn close(&self, last: &Bytes) {
         for reader in self.inner.borrow_mut().open_readers() {
             reader.closed = true;
-            // This is added even to a full queue, because no further frame follows.
+            // Add the frame even to a full queue, because no further frame follows.
             reader.push(last.clone());
         }
     }

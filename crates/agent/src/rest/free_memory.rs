@@ -20,6 +20,8 @@ pub async fn answer(
 ) -> Result<Response<ReplyBody>, RestError> {
     let username = parameter(request.uri(), "username");
     super::only_root(agent, username.as_deref(), "memory reports are").await?;
+    // The write lasts until the report is complete. `Archive` is the class of calls that may last
+    // up to 60 s without progress. In this class, the call uses no thread of the calls on files.
     let write = |_: &_| fs::write(REPORT_ALL, "1");
     let what = "cannot report free memory";
     match agent.workers.run(CallClass::Archive, what, write).await? {

@@ -1,5 +1,5 @@
 //! Creates in a fleet: makes names unique per owner on all members, and idempotency keys valid on
-//! all members. Both have rows in the fleet's directory, which its coordinator reserves.
+//! all members. Names and keys have rows in the fleet's directory, which its coordinator reserves.
 //!
 //! A *member* is a host of the fleet. A *row* is the entry of a sandbox or of a name in the
 //! directory of the fleet.

@@ -1,4 +1,6 @@
 //! Requests to functions of other members of the fleet, by the host name of the function.
+//!
+//! A *member* is a host of the fleet.
 
 use super::forward::{BufferedCall, FUNCTION, Forwarded, Purpose};
 use super::object_calls::read_probe;

@@ -351,8 +351,8 @@ pub(super) fn entry_of(rows: &FleetRows, sandbox: &Sandbox) -> Option<RosterEntr
     }
 }
 
-/// Returns whether this host receives no more sandboxes and gives up its stored ones. It must be
-/// certain of the heads of its sandboxes.
+/// Returns whether this host receives no more sandboxes and gives up its stored sandboxes. A host
+/// gives up sandboxes only while it is certain of their heads.
 pub(super) fn is_draining(node: &Node) -> bool {
     let members = node.members();
     let row = members.row(node.id());

@@ -279,7 +279,8 @@ impl Fleet {
             .map_err(|error| host_lost(member, &error.reason))
     }
 
-    /// Forwards a call whose body is streamed. It is sent once.
+    /// Forwards a call whose body is streamed. The call is sent once, because the body cannot be
+    /// sent again.
     pub(super) async fn send_request(
         &self,
         member: MemberId,

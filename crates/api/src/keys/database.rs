@@ -102,8 +102,8 @@ impl Database {
     /// Opens or creates `<home>/keys.db`.
     pub fn open(home: &Path) -> Result<Self, KeyError> {
         let path = home.join("keys.db");
-        // This is created with mode 0600 before SQLite opens the file, so that no other user can
-        // ever read it.
+        // Create the file with mode 0600 before SQLite opens it, so that no other user can ever
+        // read it.
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(0o600);
         file.open(&path).map_err(|source| KeyError::File {

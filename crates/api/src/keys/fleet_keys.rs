@@ -169,7 +169,7 @@ impl FleetKeys {
         }
         let key = select(self.list(), which, |key| key.revoked_ms.is_none())?;
         let secret = new_secret()?;
-        // This is checked before the change, which replaces the hash.
+        // Compare with the hash of the key before the change, which replaces the hash.
         let is_current = |local: [u8; 32]| self.with(&key.id, |row| row.hash.0 == local);
         let is_local = hash_in(&self.local)?.and_then(is_current).unwrap_or(false);
         let id = key.id.clone();

@@ -82,7 +82,7 @@ impl Quota {
         };
         let limits = self.limits_of(key);
         let mut ledger = self.ledger.lock();
-        // This is read under the lock, as for other requests.
+        // Read the usage under the lock of the ledger, as for other requests.
         let usage = self.usage_of(&key.id)?;
         let now = usage.amount() + ledger.reserved(&key.id);
         let bytes = bytes.unwrap_or_else(|| {

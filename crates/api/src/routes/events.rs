@@ -93,8 +93,8 @@ fn lifecycle_range(query: &Query) -> Result<(usize, usize), ApiError> {
     ))
 }
 
-/// Returns the selection of events for a request in E2B's form. It has no pages: `offset` skips the
-/// newest or oldest events.
+/// Returns the selection of events for a request in E2B's form. Such a request has no page token:
+/// `offset` skips the newest or oldest events.
 fn lifecycle_selection(
     caller: &Caller,
     query: &Query,

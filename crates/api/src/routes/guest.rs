@@ -274,8 +274,8 @@ pub(super) async fn logs_v2(
     }
     match cursor {
         Some(cursor) if !backward => retain_from(&mut lines, cursor, limit),
-        // Backward or without a cursor: select the last lines, up to the cursor. They are still in
-        // ascending order, and are reversed below.
+        // Backward or without a cursor: select the last lines, up to the cursor. The selected lines
+        // are still in ascending order. The code below reverses them.
         cursor => {
             lines.retain(|line| cursor.is_none_or(|cursor| line.at_ms <= cursor));
             retain_last(&mut lines, limit);

@@ -111,8 +111,8 @@ pub(crate) fn lifecycle(event: WireEvent) -> Option<LifecycleEvent> {
     let set_timeout = event
         .end_at
         .filter(|_| event.kind == EventType::SandboxTimeoutChanged);
-    // E2B's fields for the build and the execution have no counterpart here. They are required, so
-    // they repeat the template and the sandbox.
+    // E2B's fields for the build and the execution have no counterpart here. The fields are
+    // required, so they repeat the template and the sandbox.
     Some(LifecycleEvent {
         version: LIFECYCLE_VERSION.to_owned(),
         id: event.id,

@@ -2,11 +2,17 @@
 //! requests use one after another. The module remembers the set, so that most resets need no page
 //! scan by the kernel.
 //!
-//! A scan returns each page that the process has a copy of, since a request may have written any of
-//! them, and the reset retains these pages. This set grows only by page faults: a write to an
-//! absent page, a zero page or a page of a file causes one. If the thread that ran a request has
-//! had no page fault, the set is unchanged since the slot's last scan, and the result of this scan
-//! is returned again. A scan takes longer than many requests.
+//! After a request, Wasmtime requests the written pages of the slot from the kernel with the ioctl
+//! `PAGEMAP_SCAN`. The linker redirects the calls of `ioctl` to [`super::page_scan`], which passes
+//! each scan to [`scan`]. A scan by the kernel takes longer than many requests.
+//!
+//! The result of a scan is the set of pages of which the process has a private copy. A request may
+//! have written any of them. The reset restores their initial content and retains them, so that
+//! they are in the next result as well.
+//!
+//! The set grows only by page faults. A write causes a page fault if the page is absent, a zero
+//! page or a page of a file. If the thread that ran a request had no page fault, the set is
+//! unchanged since the last scan of the slot. [`scan`] then returns the last result again.
 //!
 //! - A [`Window`] spans one poll of a request on its thread; the polls span the instance's lifetime
 //!   ([`within_windows`]). Between polls no code accesses the memory. If a request is dropped
@@ -16,15 +22,18 @@
 //! - Huge pages would appear without a page fault, because the kernel collapses small pages in the
 //!   background. The process disables huge pages (`PR_SET_THP_DISABLE`). If that fails, the kernel
 //!   scans after each request ([`enable`]).
-//! - Only memories qualify: Wasmtime clears small tables without a scan, and clearing adds pages.
-//!   Scans of tables have a limit below [`MIN_MEMORY_PAGES`].
+//! - Results are reused for memories only, not for tables: Wasmtime clears small tables without a
+//!   scan, and clearing adds pages. The page limit in the argument of a scan distinguishes them.
+//!   The parent module configures tables so that their limit is below [`MIN_MEMORY_PAGES`].
 //!
-//! Swapping, migration and a new image for the slot leave the set unchanged or make it smaller.
+//! Swapping, migration and a new image for the slot leave the set unchanged or make it smaller. A
+//! smaller set is harmless: the reset then also restores pages that the kernel would not have
+//! reported, and these pages have their initial content afterwards like all others.
 //!
-//! Wasmtime's buffer has room for 32 regions, and Wasmtime releases all pages behind the last one.
-//! A program that writes in many places would have most of its pages faulted in again by each
-//! request. The result therefore goes to a larger buffer: Wasmtime reads the result where the
-//! scan's argument points.
+//! Wasmtime's buffer has room for 32 regions, and Wasmtime releases all pages after the last region
+//! of a full buffer. A program that writes in many places would then fault in most of its pages
+//! again at each request. [`scan`] therefore replaces the address and the length of the buffer in
+//! the scan's argument by a larger buffer. Wasmtime reads the result at this address.
 
 use jiffy_proto::page_scan::PageScan;
 use nix::sys::prctl;
@@ -159,8 +168,9 @@ impl<F: Future> Future for WindowedRequest<'_, F> {
     }
 }
 
-/// Answers a scan from the slot's last scan if no page fault has occurred, otherwise by
-/// `call_kernel`. The regions are in a buffer of this thread until its next scan.
+/// Answers a scan of Wasmtime: from the slot's last scan if no page fault has occurred, otherwise
+/// by `call_kernel`. The interposed `ioctl` calls this function ([`super::page_scan`]). The regions
+/// are in a buffer of this thread until the next scan of the thread.
 pub(crate) fn scan(scan: &mut PageScan, call_kernel: impl FnOnce(&mut PageScan) -> c_int) -> c_int {
     let is_memory = scan.max_pages >= MIN_MEMORY_PAGES;
     // A thread that exits has already dropped its buffer.

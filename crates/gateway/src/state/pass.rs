@@ -58,7 +58,7 @@ impl<S: Sandboxes> GatewayState<S> {
         mut body: ClientRequestBody,
         context: RequestContext,
     ) -> Result<Response<Body>, RequestError> {
-        // This is checked for all forms of addressing, including internal connections.
+        // The check applies to all forms of addressing, including internal connections.
         if u32::from(target.port) == ENVD_PORT && is_host_only(target.path.path()) {
             return Err(RequestError::HostOnly);
         }

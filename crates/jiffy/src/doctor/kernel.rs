@@ -1,6 +1,6 @@
-//! Checks of `jiffy doctor --security`: kernel settings of the host. They are the size of the
-//! connection tracking table, the mount with the network namespaces of sandboxes, and privileges of
-//! unprivileged users and escaped processes.
+//! Checks of `jiffy doctor --security`: kernel settings of the host. The settings are the size of
+//! the connection tracking table, the mount with the network namespaces of sandboxes, and
+//! privileges of unprivileged users and escaped processes.
 
 use super::Finding;
 use super::security::read;

@@ -58,7 +58,7 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
         // The kernel ends the namespaces with the thread that created them.
         .thread_keep_alive(THREAD_LIFETIME)
         .build()?;
-    // This is registered first, so that a signal during the start removes everything as well.
+    // Register the signals first, so that a signal during the start removes everything as well.
     let mut signals = runtime.block_on(async {
         anyhow::Ok([
             signal(SignalKind::interrupt())?,

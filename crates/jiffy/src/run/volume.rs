@@ -57,7 +57,7 @@ impl Volumes {
                 path.parent().is_some(),
                 "cannot open volume {name}: / of the host is not allowed; choose a subdirectory"
             );
-            // This is read in any case: the limits also apply to volumes whose changes are not
+            // Read the tree in any case: the limits also apply to volumes whose changes are not
             // copied back.
             let entries = TreeEntries::of(&path, MAX_BYTES, MAX_ENTRIES)
                 .with_context(|| format!("cannot open volume {name}"))?;
@@ -128,7 +128,7 @@ impl HostTree {
         agent: &AgentClient,
         user: Option<&str>,
     ) -> anyhow::Result<()> {
-        // This is removed when this function returns, also after a failure.
+        // The temporary directory is removed when this function returns, also after a failure.
         let staging = tempfile::tempdir_in(Home::locate()?.run())?;
         let (from, rename) = if self.is_dir {
             (format!("{}/.", self.guest), None)

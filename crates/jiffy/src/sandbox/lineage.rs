@@ -1,4 +1,7 @@
 //! `jiffy tree`: prints the lineage of a sandbox or snapshot as a tree.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use super::table::{age_of, short, show};
 use crate::cli::TreeArgs;

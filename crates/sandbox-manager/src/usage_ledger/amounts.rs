@@ -42,7 +42,8 @@ impl UsageAmounts {
         *self == Self::default()
     }
 
-    /// Returns the amounts that are proportional to time.
+    /// Returns the amounts that add up over time, which are all except the maximum of the disk
+    /// space. [`Self::by_day`] assumes that they accrued at a constant rate during the period.
     fn sums(&mut self) -> [&mut u64; 6] {
         [
             &mut self.sandbox_ms,

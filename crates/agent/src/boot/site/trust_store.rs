@@ -86,8 +86,8 @@ pub fn add(
         bundles.push(PathBuf::from(BUNDLES[0]));
     }
     changes.contained = find_contained(root, &bundles, authorities);
-    // This is set for each authority that some bundle lacked. An authority in all bundles belongs
-    // to the template, and needs no anchor.
+    // True for each authority that some bundle lacked. An authority in all bundles belongs to the
+    // template, and needs no anchor.
     let mut unknown = vec![false; authorities.len()];
     for bundle in &bundles {
         append(root, bundle, authorities, &mut unknown, changes)?;
@@ -101,7 +101,7 @@ pub fn add(
     for (authority, _) in authorities.iter().zip(&unknown).filter(|(_, new)| **new) {
         number += 1;
         let anchor = Path::new(anchors).join(format!("{NAME}-{number}.{extension}"));
-        // This is recorded before the write, so that `remove` also deletes an incomplete file.
+        // Record the path before the write, so that `remove` also deletes an incomplete file.
         changes.anchors.push(anchor.clone());
         fs::write(beneath(root, &anchor), &authority.pem)?;
         if at(HASHED).is_dir() {

@@ -116,7 +116,8 @@ async fn read_lost(lost: Weak<LostSandboxes>, node: Node) {
                 delay = RETRY_DELAY;
             }
         }
-        // This is read again after the timeout: other hosts may have taken sandboxes.
+        // Wait for a change of the members, at most for `delay`. The next iteration reloads the
+        // sandboxes in any case: other hosts may have taken some of them.
         known = match timeout(delay, node.members_changed(&known)).await {
             Ok(changed) => changed,
             Err(_) => node.members(),

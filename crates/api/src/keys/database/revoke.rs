@@ -67,7 +67,7 @@ impl Database {
         let overlap = u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(overlap);
         let local = self.path.with_file_name("api-key");
-        // This is checked before the update, which replaces the hash.
+        // Compare with the hash of the key before the update, which replaces the hash.
         let is_local = self.is_secret_of(&key.id, &local)?;
         let changed = self.connection().execute(
             "UPDATE keys SET previous_hash = hash, previous_until_ms = ?2, hash = ?3,

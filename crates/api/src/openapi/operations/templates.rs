@@ -22,6 +22,8 @@ pub(super) fn templates() -> Vec<Operation> {
     vec![
         Operation::get("/templates", "listTemplates", "List templates by owner and name")
             .paged_by_name(MAX_UNPAGED)
+            // In a fleet, the page is merged from the templates of all hosts. This adds the
+            // parameters that select a host and that reject incomplete lists.
             .merged()
             .answers::<Vec<Template>>(200, "Page of templates"),
         Operation::get(
@@ -77,6 +79,7 @@ pub(super) fn templates() -> Vec<Operation> {
         )])
         .answers::<UploadLink>(201, "Link that is valid for an hour")
         .fails_with(&[403, 429, 501]),
+        // `word` is the random token of the link, which authorises the upload.
         Operation::put(
             "/templates/uploads/{word}",
             "upload",

@@ -12,7 +12,8 @@ use rcgen::{
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Ports for clients. The port for other members follows.
+/// Ports for clients, one per process of etcd. The port for other processes of etcd is the next
+/// number.
 const PORTS: [u16; 3] = [2379, 2479, 2579];
 /// Settings without which the history of etcd grows.
 const COMPACTION: [&str; 2] = [

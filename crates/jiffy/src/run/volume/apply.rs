@@ -230,7 +230,7 @@ impl<'a> Apply<'a> {
         // `NONBLOCK`: opening a named pipe must not wait.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut source = File::from(openat(staged, from, flags, Mode::empty())?);
-        // This is written under another name first: this host never has an incomplete file.
+        // Write the file under another name first: this host never has an incomplete file.
         let new = temporary_name()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let private = Mode::RUSR | Mode::WUSR;
@@ -256,6 +256,7 @@ impl<'a> Apply<'a> {
             Ok(renameat(target, &new, target, name)?)
         });
         result.inspect_err(|_| {
+            // The caller receives the error of the copy, not an error of this removal.
             let _ = unlinkat(target, &new, AtFlags::empty());
         })?;
         Ok(())

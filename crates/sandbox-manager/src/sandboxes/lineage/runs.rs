@@ -22,7 +22,8 @@ pub(super) fn merge(nodes: Vec<LineageNode>, edges: Vec<LineageEdge>) -> Lineage
         let [older @ .., newest] = &*run else {
             continue;
         };
-        // The node takes the place of the member that the walk reached first.
+        // Nodes are in the order in which the parent module's walk over the lineage reached them.
+        // The merged node takes the first position of the snapshots in its series.
         let place = run.iter().copied().min().unwrap_or(*newest);
         let Some(mut merged) = nodes[*newest].take() else {
             continue;
