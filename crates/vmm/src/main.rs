@@ -1,5 +1,5 @@
-//! The `jiffy-vmm` process. The daemon starts the process with a control socket as standard input.
-//! Users do not start the process themselves.
+//! The `jiffy-vmm` process. Jiffy starts the process with a control socket as standard input. Users
+//! do not start the process themselves.
 
 fn main() -> std::process::ExitCode {
     jiffy_proto::panic::abort_at_panics();

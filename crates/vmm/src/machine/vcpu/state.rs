@@ -1,5 +1,4 @@
-//! State of a vCPU: all registers that the guest can observe, so that a restored guest notices no
-//! interruption.
+//! Complete state of a vCPU, so that a restored guest notices no interruption.
 
 use crate::error::VmmError;
 use kvm_bindings::{
