@@ -215,8 +215,8 @@ pub fn map_layers(
             deferred.map_err(failed("registering missing memory"))?;
         }
     }
-    // Read unmapped pieces after all other steps. Reading creates huge pages, which would extend
-    // into memory that is not registered yet, and make that memory zero.
+    // The reads follow all mappings and registrations. Reading creates huge pages, which would
+    // extend into memory that is not registered yet, and make that memory zero.
     for piece in unmapped {
         source.read(&piece).map_err(failed(reading))?;
     }
