@@ -1,5 +1,6 @@
-//! Validation of identity tokens in requests. An identity token is a signed statement about a
-//! sandbox that the host adds to requests of the sandbox.
+//! Validation of the identity tokens that a client specifies when it creates a sandbox. An identity
+//! token is a signed statement about the sandbox. The host adds the token to HTTP requests that
+//! programs in the sandbox send.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -15,7 +16,8 @@ fn invalid(message: impl std::fmt::Display) -> ApiError {
 }
 
 impl App {
-    /// Adds the issuer of identity tokens. Without it, requests for such tokens are rejected.
+    /// Adds the issuer of identity tokens. Without an issuer, the creation of a sandbox with such
+    /// tokens is rejected.
     pub fn with_issuer(mut self, issuer: Option<Arc<TokenIssuer>>) -> Self {
         self.issuer = issuer;
         self
@@ -55,7 +57,8 @@ fn check(tokens: &IdentityTokens) -> Result<(), ApiError> {
         )));
     }
     for (name, IdentityToken { audience, .. }) in tokens {
-        // Other names cannot be referred to in a header.
+        // Rules for headers refer to a token by its name in braces, so a name must not contain
+        // braces or control characters.
         let is_valid = |c: char| !c.is_control() && !"{}".contains(c);
         if !(1..=MAX_TOKEN_NAME).contains(&name.chars().count()) || !name.chars().all(is_valid) {
             return Err(invalid(format!(

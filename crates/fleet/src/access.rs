@@ -45,7 +45,9 @@ pub struct FleetAccess {
     pub records: Arc<SealedRecords>,
     /// Root record, as it was read.
     pub root: Root,
-    /// Secret of the fleet. Join tokens, links and the hashes of the directory are derived from it.
+    /// Secret of the fleet. Join tokens, the key that signs preview links, and the hashes in the
+    /// directory are derived from it. A preview link is a signed address of one port of a sandbox.
+    /// The directory is the coordinator's table of sandboxes and their hosts.
     pub secret: Zeroizing<[u8; 32]>,
     /// Authority of the certificates.
     pub authority: Arc<Authority>,
@@ -184,7 +186,7 @@ fn damaged(reason: &str) -> SetupError {
     })
 }
 
-/// Decrypts a secret of the setup with the tenant's key.
+/// Decrypts a secret of the root record with the tenant's key.
 fn unwrap(tenant: &Tenant, context: &str, text: &str) -> Result<Zeroizing<Vec<u8>>, SetupError> {
     if text.len() > MAX_ROOT_BYTES {
         return Err(damaged("a secret is too long"));

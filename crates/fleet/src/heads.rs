@@ -10,6 +10,10 @@
 //! in the background until the outcome is known. If the write has made this host the owner, the
 //! host releases the sandbox, so that any host may run it again.
 //!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not. The owner of a running sandbox is a member with one of its epochs.
+//!
 //! The state machines of these operations are in `jiffy_fleet_core`. This module executes their
 //! effects.
 
@@ -43,6 +47,10 @@ pub use error::HeadError;
 pub const MAX_SHARED_RECORD_BYTES: usize = MAX_INLINE_RECORD_BYTES;
 /// Maximum number of attempts if other hosts change the head at the same time.
 const ATTEMPTS: usize = 4;
+/// Argument `repeat` of [`update::run`]: the first failure is returned.
+const ONCE: bool = false;
+/// Argument `repeat` of [`update::run`]: temporary failures are retried without limit.
+const REPEATEDLY: bool = true;
 /// Pause before a write with an unknown outcome is repeated.
 const REPEAT_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum pause.
@@ -65,8 +73,8 @@ pub struct StoredSandbox {
     pub record: String,
 }
 
-/// Snapshot in the store of a sandbox that was killed on behalf of another host. The caller must
-/// remove it.
+/// Snapshot of a sandbox that was killed on behalf of another host. The snapshot is in the store,
+/// and the caller must remove it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnneededState {
     /// Id of the snapshot.
@@ -255,6 +263,7 @@ impl Heads {
                 Publish::new(input).ok_or_else(|| damaged(&"its revisions are exhausted"))?;
             let mut effects = Vec::new();
             publish.handle(BootClock.now(), PublishEvent::ManifestWritten, &mut effects);
+            // Each attempt has a new state machine, whose writes are numbered from the start.
             file.restart();
             let Some(PublishEffect::WriteHead(write)) = effects.pop() else {
                 return Err(HeadError::contended(pause.sandbox));
@@ -312,6 +321,7 @@ impl Heads {
                 // No write has started, so this error is final.
                 return Err(HeadError::newer(sandbox));
             }
+            // Each attempt has a new state machine, whose writes are numbered from the start.
             file.restart();
             if let Some(write) = write_of(&effects) {
                 let HeadState::Running(owner) = write.head.state() else {
@@ -351,19 +361,21 @@ impl Heads {
         let mut file = self.file(owner, sandbox).await?;
         let by = self.host.member();
         let purpose = Purpose::Kill { by, home: None };
-        if let Updated::Unchanged(Some(head)) = update::run(&mut file, purpose, false).await?
+        if let Updated::Unchanged(Some(head)) = update::run(&mut file, purpose, ONCE).await?
             && let HeadState::Running(owner) = head.state()
         {
             tracing::warn!(sandbox, host = %owner.member, "a killed sandbox was moved before");
         }
-        // This host has removed its files, or does so now.
-        update::run(&mut file, Purpose::Confirm(by), false).await?;
+        // This host has removed the files of the sandbox, or the caller removes them now. The
+        // confirmation allows the fleet to remove the head of the killed sandbox.
+        update::run(&mut file, Purpose::Confirm(by), ONCE).await?;
         Ok(())
     }
 
-    /// Marks a sandbox as killed whose host `home` is dead or has given it up. The host kills the
-    /// sandbox when it returns. The caller must have checked that `home` is dead. With `None`, no
-    /// host has files of the sandbox. Returns the stored state that the caller must remove.
+    /// Marks a sandbox as killed in place of its host. `home` is the dead host with files of the
+    /// sandbox: it kills the sandbox when it returns. `None` if no host has files of the sandbox,
+    /// because its host has released it. The caller must have checked that `home` is dead. Returns
+    /// the stored state that the caller must remove.
     ///
     /// # Errors
     /// [`HeadError::Elsewhere`] if the sandbox runs on another host, [`HeadError::NoAuthority`] if
@@ -380,7 +392,7 @@ impl Heads {
         let mut file = self.file(owner, sandbox).await?;
         let by = self.host.member();
         let purpose = Purpose::Kill { by, home };
-        match update::run(&mut file, purpose, false).await? {
+        match update::run(&mut file, purpose, ONCE).await? {
             Updated::Unchanged(Some(head)) => match head.state() {
                 HeadState::Running(owner) => Err(self.elsewhere(sandbox, owner)),
                 HeadState::Paused | HeadState::Killed(_) => Ok(None),
@@ -404,7 +416,7 @@ impl Heads {
             && let HeadState::Running(owner) = head.state()
             && owner.member == self.host.member()
         {
-            update::run(&mut file, Purpose::Release(owner), true).await?;
+            update::run(&mut file, Purpose::Release(owner), REPEATEDLY).await?;
         }
         Ok(())
     }
@@ -443,12 +455,12 @@ impl Heads {
                 let owner = self.host.owner();
                 let owner = owner.ok_or_else(|| HeadError::no_authority(sandbox))?;
                 let purpose = Purpose::Adopt(owner);
-                if let Updated::Stored(head, _) = update::run(&mut file, purpose, false).await? {
+                if let Updated::Stored(head, _) = update::run(&mut file, purpose, ONCE).await? {
                     revision = Some(head.revision);
                 }
             }
             Reconciliation::Kill => {
-                update::run(&mut file, Purpose::Confirm(me), false).await?;
+                update::run(&mut file, Purpose::Confirm(me), ONCE).await?;
             }
             Reconciliation::Retain | Reconciliation::Remove => {}
         }

@@ -43,6 +43,8 @@ impl ForwardedStream {
 /// have authenticated the member by its certificate.
 pub fn receive_forwarded_stream(request: &mut Request, stream: Box<dyn ByteStream>) {
     super::receive_forwarded(request);
+    // Members forward each request for a stream with the method GET. The route of a port has this
+    // method, but the route of a lease has the method POST.
     if stream_protocol(request.uri().path()) == Some(LEASE_PROTOCOL) {
         *request.method_mut() = Method::POST;
     }
@@ -50,7 +52,8 @@ pub fn receive_forwarded_stream(request: &mut Request, stream: Box<dyn ByteStrea
     request.extensions_mut().insert(stream);
 }
 
-/// Returns the protocol of the stream that a path opens: a port, or a lease.
+/// Returns the protocol of the stream that a path opens: a port, or a lease. `None` if the path
+/// opens no stream.
 fn stream_protocol(path: &str) -> Option<&'static str> {
     let mut parts = path.trim_start_matches('/').split('/');
     if parts.next() != Some("sandboxes") {
@@ -71,6 +74,8 @@ pub(super) fn opens_stream(request: &Request) -> bool {
 
 impl Fleet {
     /// Opens a stream to a sandbox at `place`. If the sandbox has moved, tries its new member once.
+    /// `None` if the new place is this member, or no member has the sandbox: the caller then
+    /// handles the request itself.
     pub(super) async fn open_stream(
         &self,
         app: &App,

@@ -1,11 +1,16 @@
 //! Items of lists: records of sandboxes or snapshots, with their host and their state in the shared
 //! store.
+//!
+//! The API nests the record of Jiffy in the field `jiffy`, because the other fields of an item have
+//! the format of E2B. The output of commands (`--json`) has the fields of the record and the two
+//! additional fields at the same level. [`Listed`] is read in the first format and written in the
+//! second.
 
 use jiffy_api_types::StoreState;
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
 
-/// Record of a sandbox or a snapshot in a list.
+/// Record of a sandbox or a snapshot in a list. Serialised in the format of the commands' output.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(from = "ListItem<T>")]
 pub struct Listed<T: Clone> {
@@ -22,7 +27,7 @@ pub struct Listed<T: Clone> {
     pub host: Option<String>,
 }
 
-/// Item of a list, with its state in the store and its host in a fleet.
+/// Item of a list in the format of the API. The fields for E2B's clients are ignored.
 #[derive(Deserialize)]
 struct ListItem<T> {
     #[serde(rename = "jiffy")]

@@ -51,7 +51,8 @@ struct Connection {
     bytes_in: Option<u64>,
     verdict: String,
     reason: Option<String>,
-    /// Request to a host that rules for headers name.
+    /// HTTP request, if the host occurs in a rule for headers. Such a rule adds headers with
+    /// secrets to requests. `None` for all other entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     request: Option<HeaderRequest>,
     /// Number of equal events that this entry combines.
