@@ -1,5 +1,8 @@
-//! Directory with the hooks of the guest. The host runs hooks only if the directory exists, so that
-//! snapshots of other guests do not wake them.
+//! Directory with the hooks of the guest. A *hook* is an executable in the guest that the agent
+//! runs before the state of the guest is stored, or after the guest continues.
+//!
+//! The agent reports to the host whether the directory exists. The host requests hooks only from
+//! guests with the directory: a snapshot of a guest without hooks must not wake that guest.
 
 use jiffy_proto::agent::HOOKS;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};

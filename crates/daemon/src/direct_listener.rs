@@ -1,6 +1,9 @@
 //! Listener of direct requests to public functions, which bypass the gateway. The daemon reads the
 //! host name of the first request of a connection, and transfers the connection to the process that
 //! runs the function.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream. Each key has a
+//! limit of exchanges at the same time. A *permit* counts towards a limit until it is dropped.
 
 use crate::direct_connections::{DirectConnectionPermit, DirectConnections};
 use anyhow::Context;
@@ -43,7 +46,9 @@ pub struct DirectListener {
     pub listener: TcpListener,
     pub functions: Functions,
     pub keys: Arc<Keys>,
-    /// Limits in-flight requests per key.
+    /// Issues the permits for exchanges of a key. The gateway uses the same value, which also
+    /// resumes sandboxes, so that requests through the gateway count towards the same limit. The
+    /// listener resumes no sandboxes.
     pub exchanges: AutoResume,
     /// Limits connections, including the connections of the gateway.
     pub admission: Arc<ConnectionAdmission>,
@@ -127,8 +132,9 @@ impl DirectListener {
     }
 
     /// Handles one connection. Reads the host name of the first request without consuming it, finds
-    /// the function, and reserves the limits of its owner. The socket is then handed over to the
-    /// process of the owner. After a failure, the daemon itself sends an error response.
+    /// the function, and acquires permits for a connection and a request of its owner. The socket
+    /// is then handed over to the process of the owner. After a failure, the daemon itself sends an
+    /// error response.
     async fn connection(&self, stream: TcpStream, permit: ConnectionPermit) {
         let result = match timeout(HOST_TIMEOUT, first_host(&stream)).await {
             Ok(Ok(Some(host))) => self.find(&host).map(|record| (host, record)),

@@ -4,6 +4,9 @@
 //! The directory of `ip netns` is unsuitable: the first `ip netns add` of any program on the host
 //! mounts that directory over itself. Earlier names are then hidden below the mount, and can
 //! neither be used nor removed until the host reboots.
+//!
+//! A *slot* is a network namespace with its devices and rules. The *router* of rootless mode is the
+//! network namespace that connects slots to the host's network in place of root.
 
 use crate::NetError;
 use nix::errno::Errno;
@@ -45,8 +48,8 @@ fn directory() -> PathBuf {
     base_dir().join(NAMES_DIR)
 }
 
-/// Runs `work` in the network that slots are connected to: the host's network, or the router's in
-/// rootless mode. Threads that `work` starts are in this network, too.
+/// Runs `work` in the network that slots are connected to. This is the network of the host, or in
+/// rootless mode the network of the router. Threads that `work` starts are in this network, too.
 pub(crate) fn outside<T: Send>(
     work: impl FnOnce() -> Result<T, NetError> + Send,
 ) -> Result<T, NetError> {

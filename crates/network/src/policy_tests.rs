@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use jiffy_engine_api::NetworkMembership;
+// Arguments of `EgressPolicy::script`: a limit of connections, and logs of rejected packets.
+const CONNECTIONS: u32 = 10;
+const LOGGED: bool = true;
 
 /// Returns rules with these lists of allowed and denied destinations.
 fn rules(allow: &[&str], deny: &[&str], internet: bool) -> NetworkRules {
@@ -76,7 +79,7 @@ fn only_the_hosts_owner_opens_private_ranges() {
     let open = EgressPolicy::new(&NetworkRules::default(), &granted).unwrap();
     assert!(open.allows(ip("10.5.1.1")) && !open.allows(ip("10.6.1.1")));
     assert!(open.allows(ip("fd00:5::1")) && !open.allows(ip("fd00:6::1")));
-    let script = open.script(10, true);
+    let script = open.script(CONNECTIONS, LOGGED);
     for one in [
         "8000::/1 } ip6 daddr != { fd00:5::/32 } goto refuse",
         "224.0.0.0/3 } ip daddr != { 10.5.0.0/16 } goto refuse",
@@ -164,11 +167,9 @@ fn naming_a_name_server_permits_questions_to_it_and_nothing_else() {
 
 #[test]
 fn overlapping_lists_become_disjoint_sets() {
-    let policy = EgressPolicy::new(
-        &rules(&["9.9.9.9", "9.9.9.0/24", "9.9.9.9/8"], &[], true),
-        &HostReachability::default(),
-    );
-    let script = policy.unwrap().script(10, true);
+    let rules = rules(&["9.9.9.9", "9.9.9.0/24", "9.9.9.9/8"], &[], true);
+    let policy = EgressPolicy::new(&rules, &HostReachability::default());
+    let script = policy.unwrap().script(CONNECTIONS, LOGGED);
     assert!(script.contains("ip daddr { 9.0.0.0/8 } accept"), "{script}");
     assert!(script.contains("ip saddr { 9.0.0.0/8 } accept"), "{script}");
 }
@@ -183,7 +184,7 @@ fn names_decide_if_addresses_do_not() {
     assert!(policy.allows_name("a.example.com", 443) && !policy.allows_name("example.com", 443));
     // Any name may be resolved, because addresses are permitted, too.
     assert!(policy.may_resolve("other.example") && !policy.allows(ip("8.8.8.8")));
-    let script = policy.script(10, true);
+    let script = policy.script(CONNECTIONS, LOGGED);
     assert!(
         script.contains("tcp dport 443 redirect to :3443"),
         "{script}"
@@ -205,7 +206,7 @@ fn names_decide_if_addresses_do_not() {
         &HostReachability::default(),
     )
     .unwrap();
-    assert!(!open.script(10, true).contains("redirect"));
+    assert!(!open.script(CONNECTIONS, LOGGED).contains("redirect"));
 }
 
 #[test]
@@ -239,7 +240,7 @@ fn a_host_with_ipv6_permits_public_ipv6_addresses() {
     assert!(all.allows(ip("2a00::1")) && all.allows(ip("9.9.9.9")));
     let but = EgressPolicy::new(&rules(&["a.example"], &["2600::1"], true), &six).unwrap();
     assert!(!but.allows(ip("2600::1")) && but.allows(ip("2600::2")));
-    let script = but.script(10, true);
+    let script = but.script(CONNECTIONS, LOGGED);
     for one in [
         "    meta nfproto ipv4 return",
         "    ip6 daddr != { 2600::1/128 } return",
@@ -251,7 +252,7 @@ fn a_host_with_ipv6_permits_public_ipv6_addresses() {
 }
 
 #[test]
-fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
+fn the_control_plane_requires_an_owner_and_its_name_in_the_rules() {
     let of = |owner: Option<&str>, allow: &[&str], deny: &[&str], internet| {
         let rules = NetworkRules {
             owner: owner.map(str::to_owned),
@@ -264,7 +265,7 @@ fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
         let named = of(Some("k"), &["API.jiffy.internal."], deny, internet);
         assert_eq!(named.control_plane(), Some("k"));
         assert!(named.has_names() && named.allows_name("api.jiffy.internal", 80));
-        assert!(named.script(10, true).contains(to_proxy));
+        assert!(named.script(CONNECTIONS, LOGGED).contains(to_proxy));
         // The control plane's name permits no other name and no DNS question about another name.
         assert!(!named.allows_name("other.jiffy.internal", 80));
         assert_eq!(named.may_resolve("a.example"), internet && deny.is_empty());
@@ -282,7 +283,7 @@ fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
         for other in others {
             assert_eq!(other.control_plane(), None);
             assert!(!other.allows_name("api.jiffy.internal", 80));
-            assert!(!other.script(10, true).contains(to_proxy));
+            assert!(!other.script(CONNECTIONS, LOGGED).contains(to_proxy));
         }
     }
 }
@@ -304,7 +305,7 @@ fn a_name_with_a_port_permits_its_addresses_at_that_port() {
         ("git.example", "9.9.9.8:443"),
         ("other.example", "9.9.9.8:22"),
         ("api.jiffy.internal", "9.9.9.8:22"),
-        // A denied range wins over a name. All addresses as a range do not.
+        // A denied range takes precedence over a name, unless the range has all addresses.
         ("git.example", "8.8.8.8:22"),
         // A name must not lead to a private address (DNS rebinding).
         ("git.example", "10.0.0.1:22"),
@@ -322,14 +323,15 @@ fn a_name_with_a_port_permits_its_addresses_at_that_port() {
     assert!(policy.records_addresses_of("GIT.example.") && policy.has_resolved_port(22));
     assert!(!policy.records_addresses_of("other.example") && !policy.has_resolved_port(443));
     assert!(!policy.allows_name("git.example", 443) && !policy.allows(ip("9.9.9.8")));
-    let script = policy.script(10, true);
+    let script = policy.script(CONNECTIONS, LOGGED);
     let chain = script.split("chain by_name").nth(1).unwrap();
     let position = |text: &str| {
         chain
             .find(text)
             .unwrap_or_else(|| panic!("{text}: {chain}"))
     };
-    // Addresses that a rule permits do not pass through the proxy, also if headers are added.
+    // Connections to addresses that a rule permits do not pass through the proxy. With rules for
+    // headers, this does not apply to ports 80 and 443.
     assert!(position("{ 9.9.9.9/32 } return") < position("tcp dport 22 redirect to :3443"));
     assert!(
         chain.contains("tcp dport 5432 redirect to :3443"),
@@ -360,7 +362,7 @@ fn only_names_with_ports_permit_questions_for_them_only() {
     assert!(only.may_resolve("git.example") && !only.may_resolve("secret.evil.example"));
     assert!(only.allows_name("web.example", 443) && !only.allows_name("web.example", 80));
     assert!(only.has_names() && only.reaches_anything());
-    let script = only.script(10, true);
+    let script = only.script(CONNECTIONS, LOGGED);
     assert!(
         script.contains("tcp dport 443 redirect to :3443"),
         "{script}"
@@ -374,7 +376,8 @@ fn headers_and_names_with_ports_are_redirected_together() {
         ..HostReachability::default()
     };
     let rules = with_headers(&["9.9.9.9", "git.example:22"], &["0.0.0.0/0"]);
-    let script = EgressPolicy::new(&rules, &reach).unwrap().script(10, false);
+    let policy = EgressPolicy::new(&rules, &reach).unwrap();
+    let script = policy.script(CONNECTIONS, !LOGGED);
     let chain = script.split("chain by_name").nth(1).unwrap();
     let position = |text: &str| {
         chain
@@ -421,7 +424,7 @@ fn rules_for_headers_redirect_all_connections_to_web_ports() {
         with_headers(&["9.9.9.9"], &["0.0.0.0/0"]),
     ] {
         let policy = EgressPolicy::new(&rules, &reach).unwrap();
-        let script = policy.script(10, false);
+        let script = policy.script(CONNECTIONS, !LOGGED);
         let chain = script.split("chain by_name").nth(1).unwrap();
         assert!(chain.contains("tcp dport 443 redirect to :3443"), "{chain}");
         assert!(!chain.contains("9.9.9.9"), "{chain}");
@@ -467,7 +470,8 @@ fn members_of_a_private_network_are_reached_over_its_link_unless_a_range_denies_
         };
         EgressPolicy::new(&rules, &HostReachability::default())
     };
-    let script = joined(&[], &["0.0.0.0/0"]).unwrap().script(9, false);
+    let policy = joined(&[], &["0.0.0.0/0"]).unwrap();
+    let script = policy.script(CONNECTIONS, !LOGGED);
     assert!(script.contains("goto to_members"), "{script}");
     assert!(
         !script.contains("saddr { 0.0.0.0/0 } drop\n    accept"),
@@ -475,7 +479,7 @@ fn members_of_a_private_network_are_reached_over_its_link_unless_a_range_denies_
     );
     // Other addresses of the range, and without a membership the whole range, stay private.
     let script = joined(&["169.254.64.9"], &["169.254.64.0/24", "9.9.9.9"]);
-    let script = script.unwrap().script(9, false);
+    let script = script.unwrap().script(CONNECTIONS, !LOGGED);
     for rules in [
         "    ip daddr { 169.254.64.9/32 } accept\n    ip daddr { 169.254.64.0/24 } goto refuse\n    accept",
         "    ip saddr { 169.254.64.9/32 } accept\n    ip saddr { 169.254.64.0/24 } drop\n    accept",
@@ -492,5 +496,5 @@ fn members_of_a_private_network_are_reached_over_its_link_unless_a_range_denies_
     let alone = EgressPolicy::new(&rules(&["169.254.64.9"], &[], true), &Default::default());
     assert!(matches!(alone, Err(RulesError::Private(_))));
     let alone = EgressPolicy::new(&rules(&[], &[], true), &Default::default()).unwrap();
-    assert!(!alone.script(9, false).contains("net0"));
+    assert!(!alone.script(CONNECTIONS, !LOGGED).contains("net0"));
 }

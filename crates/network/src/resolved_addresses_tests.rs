@@ -1,4 +1,7 @@
 //! Tests of the addresses that a guest may connect to after it has resolved a name.
+//!
+//! The *epoch* of a table counts how often all of its addresses were removed. It starts with 0. An
+//! answer is recorded only if the epoch has not changed since the question.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

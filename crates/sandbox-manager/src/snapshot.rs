@@ -160,8 +160,9 @@ impl Snapshot {
         self.store.copies.iter().map(|copy| &*copy.root)
     }
 
-    /// Returns whether another host removes a copy of the snapshot (`StoreCopy::fetched`): this
-    /// host fetched the copy, or the sandbox has moved to that host.
+    /// Returns whether another host is responsible for the removal of a copy of the snapshot in a
+    /// store (`StoreCopy::fetched`). Either that host pushed the copy and this host fetched it, or
+    /// the sandbox has moved to that host.
     pub fn is_fetched(&self) -> bool {
         self.store.copies.iter().any(|copy| copy.fetched)
     }

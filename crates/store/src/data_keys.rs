@@ -73,11 +73,13 @@ pub(crate) enum HashOf {
     /// Length, runs and leaves of a layer.
     Layer,
     Manifest,
-    /// Id that the key of an object in the store must not reveal.
+    /// Id of a snapshot, a sandbox or a module. The hash replaces the id in the path of an object,
+    /// so that the store does not learn the id.
     Name,
 }
 
-/// One generation of a tenant's data keys. All of them derive from one secret of 32 bytes.
+/// One generation of a tenant's data keys: the keys for hashing and the key for encryption. All
+/// keys of a generation are derived from its secret of 32 bytes.
 #[derive(Clone)]
 pub struct DataKeys {
     generation: u32,

@@ -3,6 +3,9 @@
 //!
 //! Processes that the agent starts receive the environment at their start. A server that was
 //! started in the template's snapshot reads this file instead.
+//!
+//! The *site* is the network in which the sandbox runs. Its variables make programs use its
+//! certificate authorities and its proxy.
 
 use super::site;
 use crate::rest::error::RestError;
@@ -29,6 +32,7 @@ impl EnvironmentFile {
     pub async fn of(agent: &Agent) -> Result<Self, RestError> {
         let user = agent.find_user::<RestError>(None).await?;
         let mut variables = agent.sandbox_variables();
+        // A variable of the sandbox takes precedence over the site's variable of the same name.
         site::add_missing(&mut variables, &agent.site_variables.borrow());
         Ok(Self {
             variables,

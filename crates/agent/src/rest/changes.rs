@@ -305,8 +305,9 @@ impl ChangeWalk<'_> {
         }
     }
 
-    /// Returns the state of a file that the template has and the sandbox does not. The size of a
-    /// directory, which `below` forms, includes its files.
+    /// Returns the state that a file or directory has in the template. `before` is its metadata
+    /// there. For a directory, `below` lists the directories of the overlay's lower layers that
+    /// form it, and the returned size is the total size of its files. `None` without details.
     fn state_before(&self, before: Option<&Metadata>, below: &[PathBuf]) -> Option<FileState> {
         let before = before.filter(|_| self.detailed)?;
         let mut state = FileState::of(before);

@@ -1,5 +1,11 @@
 //! Processes of owners: started on demand, restarted after an exit, and stopped when idle. A
-//! process may outlive the daemon, and the next daemon adopts it.
+//! process may outlive the daemon, and the next daemon adopts it: it continues to use the process.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
 
 use super::{Functions, Owner, Shared};
 use crate::blocking::blocking;
@@ -38,6 +44,7 @@ impl Owner {
     pub(super) fn remove_process(&self, running: Arc<RunningProcess>, shared: &Shared) {
         let id = running.process.id();
         running.process.kill_and_wait();
+        // Close the connection over which the daemon passes direct connections to the process.
         running.close_direct();
         *self.running.write() = None;
         // Reaps the process if no request holds it any longer.
@@ -185,6 +192,8 @@ impl Functions {
             self.0.settings.idle
         };
         self.end_idle(owner, running.clone(), idle).await;
+        // The daemon does not see requests of direct connections. Functions with such connections
+        // therefore count as run.
         running.mark_direct();
         let states = owner.states();
         if states.iter().any(|state| state.ran.load(Ordering::Acquire)) && !running.is_over() {
@@ -206,9 +215,11 @@ impl Functions {
                 continue;
             };
             running.close();
+            // The process closes its direct connections, each after the request in flight.
             running.close_direct();
             *owner.running.write() = None;
-            // Marked as detached, because other uses may still hold references for a moment.
+            // The last reference would kill the process when it is dropped. Other uses may still
+            // hold references, so the process is marked as detached, which prevents the kill.
             let _ = blocking(move || {
                 // Survives the daemon: the next daemon finds the process by its record.
                 running.process.detach();
@@ -250,7 +261,7 @@ impl Functions {
 /// Returns the limits of a process, including the memory of its requests and slots.
 fn group_limits(limits: &TenantLimits) -> GroupLimits {
     GroupLimits {
-        // Pages that the reset `fast` retains are used in addition to running requests.
+        // The reset `fast` retains pages in idle slots, in addition to the memory of requests.
         memory_bytes: limits.memory_bytes + limits.retained_bytes() + MEMORY_OVERHEAD_BYTES,
         max_tasks: MAX_TASKS,
         swap: false,

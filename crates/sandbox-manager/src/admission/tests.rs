@@ -165,7 +165,10 @@ fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
         memory_full: 10.0,
         ..Pressure::default()
     };
-    assert!(admits(under(below, Some(1_000))), "the limits themselves");
+    assert!(
+        admits(under(below, Some(1_000))),
+        "a pressure equal to its limit is permitted"
+    );
     let rejection = admission(limits, under(some, Some(1_000)))
         .admit(Occupant::Sandbox, size(512))
         .unwrap_err();
@@ -306,7 +309,7 @@ fn reserved_disk_is_counted_until_guests_have_exited() {
     assert_eq!(
         strict.writable_disk_mib(),
         Some(0),
-        "others may write nothing"
+        "guests may write all free disk space, so nothing else may be written"
     );
     let refusal = strict.admit(Occupant::Sandbox, disk(1)).unwrap_err();
     let error = OperationError::from(refusal);
@@ -316,7 +319,12 @@ fn reserved_disk_is_counted_until_guests_have_exited() {
     assert_eq!(strict.writable_disk_mib(), Some(90_000));
     drop(rest);
     assert_eq!(strict.reservations().disk_mib, 0);
-    let usual = admission(HostLimits::default(), ample());
-    let _large = usual.admit(Occupant::Sandbox, disk(98_001)).unwrap();
-    assert_eq!(usual.writable_disk_mib(), Some(98_000 - 98_001 / 256));
+    // With overcommit, guests are expected to write only a part of their disks.
+    let defaults = HostLimits::default();
+    let written = (98_001.0 / defaults.disk_overcommit) as u64;
+    let overcommitted = admission(defaults, ample());
+    let _large = overcommitted
+        .admit(Occupant::Sandbox, disk(98_001))
+        .unwrap();
+    assert_eq!(overcommitted.writable_disk_mib(), Some(98_000 - written));
 }

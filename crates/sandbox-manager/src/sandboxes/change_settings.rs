@@ -1,6 +1,10 @@
 //! Changes of the settings of an existing sandbox.
 //!
 //! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
+//!
+//! The *site* is the network in which a guest runs. Its settings are certificate authorities and a
+//! proxy, which are installed in the guest. *Rules* permit or deny connections of the guest. Some
+//! rules add headers with secrets to requests.
 
 use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;
@@ -54,8 +58,9 @@ impl Sandboxes {
                 .guest()
                 .filter(|_| record.settings.guest_site() != site)
             {
-                // Change the trust first, so that programs trust the authority when the rules
-                // apply. The trust alone has no effect.
+                // Rules for headers intercept TLS connections with certificates of an authority of
+                // the sandbox. Install the authority before such rules apply. Without the rules,
+                // no connection uses its certificates.
                 let site = site::joined(&this.0.site, &record.settings.guest_site());
                 this.install_site(&record, guest, &site).await?;
             }
