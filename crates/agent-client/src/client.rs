@@ -1,4 +1,6 @@
 //! Client of the agent of one sandbox, with calls for files, processes and metrics in submodules.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 pub mod archive;
 pub mod commands;

@@ -1,5 +1,7 @@
 //! Pool of HTTP connections to one server. A connection is reused after its response was read to
 //! the end.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::error::ClientError;
 use crate::request_body::RequestBody;

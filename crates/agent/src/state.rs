@@ -1,5 +1,8 @@
 //! State that all requests use. The agent is single-threaded: the state is in `Rc` and `RefCell`,
 //! which must not be borrowed across an await.
+//!
+//! The *site* is the network in which the sandboxes run. Its settings are certificate authorities
+//! and a proxy.
 
 use crate::boot::site::InstalledSite;
 use crate::cpu_sample::CpuSample;

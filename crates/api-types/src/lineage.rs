@@ -1,4 +1,7 @@
 //! Lineage of sandboxes and snapshots.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use crate::parts::Moment;
 use crate::sandbox_info::StateName;

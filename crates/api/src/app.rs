@@ -1,5 +1,8 @@
 //! [`App`]: the state that all request handlers of the API share. The daemon creates it at its
 //! start.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use crate::authentication_limit::AuthenticationLimit;
 use crate::comparisons::StoredComparisons;

@@ -1,5 +1,7 @@
 //! Automatic resume: a request to a port of a paused sandbox resumes the sandbox, if its creator
 //! enabled this. The gateway calls this module before it forwards a request or stream to a sandbox.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::app::App;
 use crate::quota::{ExchangePermit, running};

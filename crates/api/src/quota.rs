@@ -5,6 +5,8 @@
 //! limit together.
 //!
 //! An *exchange* is a request to a sandbox or function with its response or stream.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 mod figures;
 mod fleet;

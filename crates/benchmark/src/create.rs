@@ -1,4 +1,6 @@
 //! Benchmarks `create` and `density`: creates from a template, and the cost of idle sandboxes.
+//!
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
 
 use crate::counters::{Counters, Meter};
 use crate::daemon::{BenchmarkDaemon, ms, timed};

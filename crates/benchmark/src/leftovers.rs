@@ -1,4 +1,6 @@
 //! Detects sandboxes, snapshots, processes and files that a benchmark left on the host.
+//!
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
 
 use crate::daemon::BenchmarkDaemon;
 use anyhow::Context;

@@ -1,5 +1,7 @@
 //! Files of sandboxes. Each message of an agent is decoded, checked and encoded again: the root
 //! user of a guest can replace its agent.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream.
 
 use crate::Console;
 use crate::codes::Download;

@@ -5,6 +5,8 @@
 //! It counts as an in-flight request of the key that owns the function only while a request is in
 //! flight. Otherwise clients without a key could exhaust the limit of that key with idle
 //! connections.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

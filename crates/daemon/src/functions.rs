@@ -1,5 +1,9 @@
 //! Functions in the daemon: opens the function manager, forwards requests of clients to it, and
 //! reports its metrics.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *slot* is address space for the memory of one instance, which requests use one after the other.
+//! The *reset* cleans a slot after a request.
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;

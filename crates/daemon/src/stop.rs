@@ -1,4 +1,7 @@
 //! `jiffy stop`: stops a running daemon from another process.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::confinement::confine;
 use crate::local_daemon::{client_over, connect, process_of};

@@ -1,5 +1,8 @@
 //! Connection records of a sandbox: the connections that its guest opened or tried to open. The
 //! network records them for engines with a network slot.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -13,6 +13,9 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used.
+//!
+//! The *site* is the network in which the sandboxes run. Its settings are certificate authorities
+//! and a proxy.
 
 use crate::{
     EngineDescription, EngineError, Guest, GuestHandle, NetworkRules, SandboxIdentity, SandboxSize,

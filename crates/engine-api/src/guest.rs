@@ -1,5 +1,9 @@
 //! Guests of an engine, before and after their identity is assigned ([`UnassignedGuest`],
 //! [`Guest`]).
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest. The *site* is the network in which the sandboxes run. Its
+//! settings are certificate authorities and a proxy.
 
 use crate::{
     BootReport, ConnectionLog, EngineError, ExitReason, GuestCounters, GuestStream, GuestUsage,

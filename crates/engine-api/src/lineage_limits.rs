@@ -1,4 +1,6 @@
 //! Limits for the length of lineages. A restore takes longer for each snapshot of the lineage.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 /// Maximum lengths of the lineage of a snapshot that must be restored fast, in snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,9 @@
 //! The *sentry* is gVisor's kernel in user space, one process per sandbox.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 mod guest;
 mod import;

@@ -2,6 +2,10 @@
 //! submodules implement the guest, the snapshot files, and restores.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest. The *site* is the network in which the sandboxes run. Its
+//! settings are certificate authorities and a proxy.
 
 mod boot;
 mod guest;

@@ -7,6 +7,9 @@
 //! verdict, it replaces the record 0.5 s after the last replace (group commit). A change takes
 //! effect only when the replace is known to have succeeded, because another member may have taken
 //! over meanwhile.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 mod budgets;
 mod demand;

@@ -6,6 +6,8 @@
 //! A row occupies 24 bytes: 16 of the hash, and 8 with revision, host, state and mark. The rows are
 //! in 256 hash tables that grow by an eighth each time, so that at most a quarter of the memory is
 //! unused at any number of sandboxes.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 mod stream;
 mod table;

@@ -1,5 +1,9 @@
 //! Names and numbers of members, terms, records and sandboxes. The crate's documentation explains
 //! the terms.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
+//! of a member lasts from its registration with the coordinator until the coordinator declares it
+//! dead.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -4,6 +4,9 @@
 //! heartbeats. An acknowledged heartbeat gives the member the authority to claim, resume and
 //! restore stored sandboxes until a deadline. If acknowledgements fail to arrive, the member reads
 //! the shard's record, and may take over the role of the coordinator (`takeover`).
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 mod messages;
 mod placement;

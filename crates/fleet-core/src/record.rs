@@ -4,6 +4,8 @@
 //! That crate encrypts records and binds each to its key. The functions here still check
 //! everything: a record may be damaged, of a newer format, or of another fleet or sandbox. Records
 //! contain no fractional numbers, so that unknown fields are preserved exactly.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 mod head;
 mod label;

@@ -2,6 +2,9 @@
 //! on all hosts, and a share is the part that one member may use. The daemon admits sandboxes
 //! within its shares without a request to the coordinator. Heartbeats report the shares, and
 //! acknowledgements grant or recall parts of them.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use crate::ids::Millis;
 use crate::message::{

@@ -1,5 +1,7 @@
 //! Times of heartbeats, terms and verdicts. All values must fit together: a coordinator may declare
 //! a member dead only after the member has lost its authority ([`Timing::is_safe`]).
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 /// Durations in milliseconds. All members of a fleet use [`Timing::PRODUCTION`]. Tests use other
 /// values to show that the checks of the simulator detect unsafe ones.

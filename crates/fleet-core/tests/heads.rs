@@ -1,4 +1,6 @@
 //! Claims, pauses and kills, step by step.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,7 @@
 //! Members and coordinators without faults of the network: times of the protocol, and rejections.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

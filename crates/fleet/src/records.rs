@@ -5,6 +5,9 @@
 //! after a failed attempt: its own bytes mean success, and another version means that another
 //! writer was first. An unchanged record proves nothing, because the attempt may still arrive, so
 //! the back end repeats the same conditional write, of which at most one can succeed.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 mod error;
 #[cfg(feature = "client")]

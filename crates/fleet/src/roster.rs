@@ -7,6 +7,9 @@
 //! depends on rosters: heads decide.
 //!
 //! One more roster contains the paused sandboxes that drained hosts have given up.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use crate::records::{Outcome, Record, RecordError, RecordKey, SealedRecords};
 use jiffy_fleet_core::MemberId;

@@ -1,4 +1,7 @@
 //! Heads: of several hosts exactly one runs a stored sandbox, also with faults of the records.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use jiffy_fleet::records::Fault;

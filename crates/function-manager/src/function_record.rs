@@ -3,6 +3,9 @@
 //!
 //! The *world* of a module is the interface between the module and its host. A *sandbox key* is a
 //! credential that a deployment grants to a function, so that the function can use sandboxes.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use crate::egress::AllowList;
 use crate::function_error::FunctionError;

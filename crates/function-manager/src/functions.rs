@@ -1,5 +1,8 @@
 //! [`Functions`]: the functions of a host. Each *owner* (an API key, or the host's operator) has
 //! one process, in which all functions of the owner run. The submodules implement the operations.
+//!
+//! A *permit* counts towards a limit until it is dropped. A daemon *adopts* the processes that
+//! continued to run while no daemon ran.
 
 mod deployment;
 mod direct;

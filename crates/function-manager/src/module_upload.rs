@@ -1,4 +1,6 @@
 //! Module that a client is uploading for a deployment. Its size is checked while it is received.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::deploy_step::{DeployStep, reached};
 use crate::disk_quota::DeployQuota;

@@ -1,4 +1,8 @@
 //! Pool of the daemon's HTTP connections to the socket of one owner's process.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. The
+//! *epoch* of a pool counts the calls of `invalidate`. A connection that was opened in an earlier
+//! epoch is closed after use.
 
 use crate::request_body::{BoxError, RequestBody};
 use hyper::body::{Body, Incoming};

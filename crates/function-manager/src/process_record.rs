@@ -1,5 +1,8 @@
 //! Record of an owner's process on disk (`process.json`), by which the next daemon finds and
 //! identifies the process.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
 
 use crate::deploy_step::{DeployStep, reached};
 use jiffy_engine_api::ProcessInstance;

@@ -4,6 +4,9 @@
 //! The pauses between the requests of a busy connection last fractions of a millisecond. A change
 //! is reported only after it has lasted for [`SETTLE_TIME`], so that short requests and short
 //! pauses cause no messages.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use crate::head_timeout::InFlightRequests;
 use std::pin::Pin;

@@ -6,6 +6,10 @@
 //!
 //! A guest runs on a *fiber*, a stack of its own on which it can yield to other requests. Short
 //! requests run without a fiber, on the stack of their worker thread.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. An
+//! *epoch* is a short interval, counted by the thread in `epoch_ticker`. A guest on a fiber yields
+//! when an epoch ends.
 
 use crate::core_wasi::{self, CoreState, GuestStack};
 use crate::cpu_meter::{BusyTooLong, MAX_BUSY_TIME, thread_cpu};

@@ -4,6 +4,9 @@
 //!
 //! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
 //! its requests without the gateway.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *permit* counts towards a limit until it is dropped.
 
 use crate::activity_report::ActivityReport;
 use crate::fault::RequestFault;

@@ -1,5 +1,9 @@
 //! The two Wasmtime engines: one compiles modules, in the compiler's process; the other runs
 //! compiled modules, in a tenant's process.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request. An *epoch* is a short interval, counted by the
+//! thread in `epoch_ticker`. A guest on a fiber yields when an epoch ends.
 
 use crate::artifact::Digest;
 #[cfg(feature = "fast-reset")]

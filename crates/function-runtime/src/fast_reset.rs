@@ -7,6 +7,9 @@
 //! room for 32 regions. Both are corrected in an interposed `ioctl` ([`page_scan`]), where a scan
 //! is also answered without the kernel if the request caused no page fault ([`retained_pages`]).
 //! SECURITY.md states the permitted effects of the interposition and its failure modes.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
 
 mod page_scan;
 mod retained_pages;

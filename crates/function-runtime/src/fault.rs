@@ -1,5 +1,8 @@
 //! [`RequestFault`]: failures of a request to a function, and the answers that clients receive.
 //! Details of a guest's failure are written only to the function's log.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *slot* is address space for the memory of one instance, which requests use one after the other.
 
 use bytes::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};

@@ -3,6 +3,8 @@
 //!
 //! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
 //! its requests without the gateway.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::artifact::Digest;
 use crate::core_world::CoreFunction;

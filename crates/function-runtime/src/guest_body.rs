@@ -1,5 +1,7 @@
 //! Response bodies that a guest (an instance of a function's module) writes while the host sends
 //! them.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::cpu_meter::RequestUsage;
 use crate::fault::RequestFault;

@@ -1,5 +1,8 @@
 //! Request bodies. They are read in full before a guest starts, so that a slow client occupies no
 //! slot.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other.
 
 use crate::fault::RequestFault;
 use crate::memory_limiter::MemoryReservation;

@@ -3,6 +3,9 @@
 //!
 //! A tenant is one owner of functions. Each tenant has a process of its own (`jiffy-functions
 //! serve`).
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use crate::artifact::{self, ArtifactError, Digest};
 use crate::cpu_meter::{MeteredGuest, RequestUsage};

@@ -1,5 +1,8 @@
 //! Tests for direct requests to public functions. The process serves the connection, and the
 //! answers equal the answers through the gateway.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use crate::support::constant;

@@ -1,5 +1,8 @@
 //! Tests for pages that are swapped out when a request ends, and for pages that the reset `fast`
 //! retains.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
 #![cfg(feature = "fast-reset")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 

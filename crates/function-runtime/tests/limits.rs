@@ -1,4 +1,7 @@
 //! Tests for limits of requests, and for the answers to clients.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other.
 #![allow(clippy::unwrap_used)]
 
 use crate::support::{PROBE, TestTenant, constant};

@@ -3,6 +3,9 @@
 //!
 //! The number of functions exceeds the number of memories in the pool, so that functions reuse
 //! slots of other functions.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod pressure;

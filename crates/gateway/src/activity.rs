@@ -1,5 +1,7 @@
 //! Activity of one client connection: requests in flight and idle times. The listener closes
 //! inactive connections at the time that follows from them.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::admission::ConnectionPermit;
 use crate::config::GatewayLimits;

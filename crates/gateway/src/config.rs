@@ -1,4 +1,6 @@
 //! [`GatewayConfig`]: settings of a gateway: domains, timeouts and limits.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,6 +1,8 @@
 //! Counters of the gateway, for the daemon's metrics.
 //!
 //! Each field counts events since the start of the daemon, or things that are open now.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,5 +1,9 @@
 //! Sends one request to a guest, or to the gateway of another host, and receives the head of the
 //! response. Uses an idle connection of the pool, or opens a new one.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *permit* counts towards a limit until it is dropped. The *epoch* of a pool counts the calls of
+//! `invalidate`. A connection that was opened in an earlier epoch is closed after use.
 
 use crate::config::GatewayLimits;
 use crate::counters::add;

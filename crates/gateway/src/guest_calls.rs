@@ -3,6 +3,8 @@
 //!
 //! The gateway forwards these calls without parsing them. If a log is set, it copies the first
 //! bytes of a call's body while it forwards them, and parses the copy after the response began.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 mod description;
 mod text;

@@ -1,5 +1,7 @@
 //! Rewrites the heads of requests before guests receive them, and the heads of their responses:
 //! guests must not see keys of clients, and must not set cookies of the gateway.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::config::GatewayConfig;
 use crate::peer::Peer;

@@ -1,5 +1,7 @@
 //! Pools of connections into guests and to gateways of other hosts. A pool keeps idle connections
 //! for reuse and limits the number of all connections per sandbox, or per client of another host.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::request_body::GuestRequestBody;
 use jiffy_http::{ConnectionPool, PoolLimits, PooledBody, PooledConnection};

@@ -2,6 +2,8 @@
 //!
 //! The gateway counts the bytes, and records the end of the exchange when the body is complete or
 //! dropped.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream.
 
 use crate::body::{Body, BoxError, count};
 use crate::counters::GatewayCounters;

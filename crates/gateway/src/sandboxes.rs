@@ -1,4 +1,6 @@
 //! [`Sandboxes`]: the gateway's interface to the sandboxes of this host. The daemon implements it.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use std::future::Future;
 use thiserror::Error;

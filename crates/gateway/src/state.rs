@@ -1,5 +1,7 @@
 //! State shared by all connections of a gateway: connection pools, limits and counters. The
 //! submodules pass requests to guests and to other hosts.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream.
 
 mod forward;
 mod pass;

@@ -6,6 +6,9 @@
 //! drives the sandboxes of a daemon.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 mod adopt;
 mod body;

@@ -2,6 +2,8 @@
 //! the files of gVisor's checkpoint. Snapshots do not depend on each other.
 //!
 //! The *sentry* is gVisor's kernel in user space, one process per sandbox.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use crate::error::GvisorError;
 use jiffy_engine_api::SandboxSize;

@@ -1,6 +1,8 @@
 //! Limit of the connections of one API key, over all of its sandboxes.
 //!
 //! Each connection whose requests receive headers costs the daemon up to 2 MB of memory.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

@@ -1,4 +1,6 @@
 //! [`HeaderProxy`]: serves the connections of sandboxes to hosts that rules name.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::authority::AuthorityError;
 use crate::connection_limit::ConnectionLimit;

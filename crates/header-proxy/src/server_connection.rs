@@ -1,5 +1,7 @@
 //! Connection of the proxy to the server that a guest addresses, with verification of its
 //! certificate.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};

@@ -2,6 +2,9 @@
 //!
 //! The gateway uses a pool for servers in guests, and the function manager for the processes of
 //! functions.
+//!
+//! The *epoch* of a pool counts the calls of `invalidate`. A connection that was opened in an
+//! earlier epoch is closed after use.
 
 use crate::UpstreamConnection;
 use parking_lot::Mutex;

@@ -1,6 +1,8 @@
 //! HTTP/1.1 connections to guests for forwarding requests, with one request at a time. The task
 //! that waits for a response usually also performs the connection's I/O, which avoids waking a
 //! second task.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 mod connection_driver;
 mod own_waker;

@@ -1,5 +1,8 @@
 //! Network attacks by root in a guest, in addition to network.rs: ports of the daemon, raw frames,
 //! DNS as a way out.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::support::lab::{HOST, RESOLVER, with_lab};
 use crate::support::network_probe::{clean, create, networked, python, reach, root_python};

@@ -1,4 +1,7 @@
 //! Tests for privileges and limits of a VMM on the host.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran. A *spare* is a VMM
+//! process that the daemon starts in advance for the next guest.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;

@@ -1,4 +1,7 @@
 //! Tests for connection records of real guests in a simulated internet.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::support::lab::HOST;
 use crate::support::network_probe::{create, networked, python, reach};

@@ -1,5 +1,8 @@
 //! Tests for the share of the host's connection table that sandboxes can fill, and for entries that
 //! they leave.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::support::network_probe::{networked, python, reach, root_python};
 use crate::support::test_home::TestHome;

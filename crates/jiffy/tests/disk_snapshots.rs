@@ -1,5 +1,7 @@
 //! Tests for pauses and snapshots without memory: only the file system is stored, and the guest
 //! boots from its disk.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::support::engine::is_gvisor;
 use crate::support::sandbox_http;

@@ -1,4 +1,6 @@
 //! Idle timeouts with real guests: which uses of a sandbox prevent its pause, and which resume it.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::support::build_project::BuildProject;
 use crate::support::test_home::TestHome;

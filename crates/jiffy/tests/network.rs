@@ -1,4 +1,7 @@
 //! Tests for network access of sandboxes, with real guests in a simulated internet.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::named_ports::check_named_ports;
 use crate::support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};

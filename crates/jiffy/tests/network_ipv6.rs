@@ -1,4 +1,7 @@
 //! Tests for network access of sandboxes over IPv6, with real guests in a simulated internet.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::support::lab::{HOST, HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
 use crate::support::network_probe::{

@@ -1,4 +1,8 @@
 //! Tests for private networks with guests in network namespaces, which send any packet.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest. A daemon *adopts* the guests that continued to run while no
+//! daemon ran.
 
 use crate::support::lab::{PUBLIC, output, with_lab};
 use crate::support::network_probe::clean;

@@ -1,5 +1,8 @@
 //! Tests for slots in the presence of other programs' namespaces, crashes and earlier versions:
 //! nothing is pinned or permanently blocked.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::support::lab::{ip, own_run, with_lab};
 use crate::support::network_probe::{clean, reach};

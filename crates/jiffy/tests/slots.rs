@@ -1,4 +1,7 @@
 //! Tests with large numbers of networks: the maximum number of slots of a host, and their removal.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::support::lab::{output, own_run, with_lab};
 use crate::support::network_probe::clean;

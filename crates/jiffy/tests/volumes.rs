@@ -1,4 +1,6 @@
 //! Volumes that sandboxes mount.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, network_probe, wait_for};

@@ -4,6 +4,8 @@
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. A *hook* is an executable in the guest that the agent runs
 //! before the state of the guest is stored, and after the guest continues.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError, ReadyAgent};

@@ -2,6 +2,8 @@
 //! crate fills it in.
 //!
 //! The VMM opens no files: it is confined, and receives each file as a descriptor.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::vmm::Vmm;
 use jiffy_engine_api::SandboxSize;

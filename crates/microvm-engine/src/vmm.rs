@@ -1,5 +1,7 @@
 //! [`Vmm`]: the program `jiffy-vmm` with the confinement and settings of its processes. The engine
 //! starts one process per guest with it.
+//!
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
 
 use crate::boot_error::BootError;
 use crate::jail_namespaces::{JailError, JailNamespaces};

@@ -1,5 +1,7 @@
 //! [`VmmProcess`]: the process of a VMM. It is a child of this daemon, or was adopted from an
 //! earlier one.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use jiffy_engine_api::ProcessInstance;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

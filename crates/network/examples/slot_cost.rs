@@ -7,6 +7,9 @@
 //! cargo build --example slot_cost -p jiffy-network
 //! unshare -nm sh -c 'mount -t tmpfs none /run && target/debug/examples/slot_cost 50 5'
 //! ```
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use jiffy_network::{Network, NetworkConfig, NicKind};
 use nix::sys::resource::{UsageWho, getrusage};

@@ -6,6 +6,8 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;

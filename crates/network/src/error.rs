@@ -1,4 +1,7 @@
 //! Errors of the network component.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use std::io;
 

@@ -1,4 +1,7 @@
 //! Network configuration of guests. It is equal in all slots, so that a snapshot fits any slot.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

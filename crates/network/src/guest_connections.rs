@@ -6,6 +6,9 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
+//!
+//! The *epoch* counts how often all connections were aborted. A connection that was opened in an
+//! earlier epoch is aborted as well.
 
 use crate::NetError;
 use crate::guest::ADDRESS;

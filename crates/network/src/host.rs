@@ -1,5 +1,9 @@
 //! The host's own nftables table, which all packets of sandboxes pass. Also adds exceptions to
 //! firewalls of the host that would drop forwarded packets.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest. In rootless mode, the *router* is the network namespace to which
+//! the slots are connected.
 
 use crate::NetError;
 use crate::claim::RangeClaims;

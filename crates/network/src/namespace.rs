@@ -5,8 +5,9 @@
 //! mounts that directory over itself. Earlier names are then hidden below the mount, and can
 //! neither be used nor removed until the host reboots.
 //!
-//! A *slot* is a network namespace with its devices and rules. The *router* of rootless mode is the
-//! network namespace that connects slots to the host's network in place of root.
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest. In rootless mode, the *router* is the network namespace to which
+//! the slots are connected.
 
 use crate::NetError;
 use nix::errno::Errno;

@@ -6,6 +6,8 @@
 //! *claims* a range of addresses, and tags its namespaces and rules. In rootless mode (without
 //! root), all rules and slots are in one network namespace of the user, the *router*. A process,
 //! the uplink, connects the router to the network of the host.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::NetError;
 use crate::claim::{self, RangeClaims};

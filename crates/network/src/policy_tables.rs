@@ -1,6 +1,9 @@
 //! Applies the egress policies of sandboxes to their slots. The program `nft` compiles the table of
 //! a policy once. The result is recorded, and replayed without `nft` for other sandboxes with the
 //! same policy.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::program;

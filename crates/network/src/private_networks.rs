@@ -1,4 +1,7 @@
 //! [`PrivateNetworks`]: the running members of private networks, by which their names are resolved.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::guest;
 use crate::private_network::NetworkId;

@@ -14,6 +14,9 @@
 //!
 //! If rules name an egress proxy, all TCP connections are redirected, and permitted ones lead to
 //! that proxy (`outbound.rs`).
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 mod address_route;
 pub(crate) mod header_route;

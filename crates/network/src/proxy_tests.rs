@@ -1,4 +1,6 @@
 //! Tests of the proxy for connections by name.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

@@ -1,4 +1,7 @@
 //! Changes of links, addresses, neighbours and routes over rtnetlink, in place of running `ip`.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::netlink_batch::NetlinkBatch;

@@ -1,4 +1,7 @@
 //! Names, ports and addresses that the modules of a slot share with the tables of slot and host.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::error::NetError;
 use crate::guest::ADDRESS6;

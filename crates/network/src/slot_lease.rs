@@ -2,6 +2,9 @@
 //! rules, and removes it.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};

@@ -1,4 +1,7 @@
 //! [`SlotNumbers`]: allocates the numbers of slots, from which their names and addresses follow.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,8 @@
 //! Packet filter rules of new slots. The program `nft` compiles them once, in the first slot. The
 //! result is recorded, and replayed over netlink in further slots, which is faster.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::connections::statement;

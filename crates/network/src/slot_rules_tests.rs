@@ -1,5 +1,8 @@
 //! Tests that replayed rules of a slot equal the rules that `nft` creates, in network
 //! namespaces.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 use super::*;

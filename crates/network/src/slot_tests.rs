@@ -1,4 +1,7 @@
 //! Tests that a slot created over netlink equals a slot created by `ip`, in network namespaces.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

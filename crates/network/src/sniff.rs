@@ -1,5 +1,7 @@
 //! Finds the host name in the first bytes of a guest's connection: in a TLS ClientHello (SNI), or
 //! in the `Host` header of an HTTP request. The bytes come from the guest and are untrusted.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use httparse::Status;
 use rustls::server::Acceptor;

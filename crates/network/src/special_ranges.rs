@@ -5,6 +5,9 @@
 //! Globally reachable rows are included: those anycast services may be provided by the host's own
 //! network. Additions: multicast, IPv6 outside 2000::/3 (the only global unicast part, RFC 4291),
 //! and public-looking addresses of cloud providers' internal services.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

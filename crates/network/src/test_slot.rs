@@ -1,4 +1,7 @@
 //! Network namespaces for tests of slots.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 #![allow(clippy::unwrap_used)]
 
 use crate::device;

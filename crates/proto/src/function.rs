@@ -1,5 +1,9 @@
 //! Functions: messages between the daemon and `jiffy-functions serve`, the process that executes
 //! the functions of one tenant. Each message is one packet, and requests are answered in order.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 mod compile_limits;
 mod direct;

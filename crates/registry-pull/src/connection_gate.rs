@@ -2,6 +2,8 @@
 //! host.
 //!
 //! The *puller* is the confined process that downloads images from registries.
+//!
+//! A *slot* is a network namespace with its devices and rules.
 
 use crate::cancel::Cancel;
 use crate::error::PullError;

@@ -1,6 +1,8 @@
 //! [`PullError`]: errors of pulling an image from a registry.
 //!
 //! The *puller* is the confined process that downloads images from registries.
+//!
+//! A *slot* is a network namespace with its devices and rules.
 
 use serde::{Deserialize, Serialize};
 use std::io;

@@ -1,4 +1,6 @@
 //! HTTP proxy of the host (`HTTPS_PROXY`), for pulls that the host's owner requests.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::cancel::Cancel;
 use crate::connection_gate::direct;

@@ -1,4 +1,6 @@
 //! Rules of a host for registries, and the settings of one pull.
+//!
+//! A *slot* is a network namespace with its devices and rules.
 
 use crate::cancel::Cancel;
 use crate::puller::PullerProgram;

@@ -1,4 +1,6 @@
 //! Entry of a process of an unprivileged user into namespaces in which it is root.
+//!
+//! A *holder* is the process that keeps the namespaces and the uplink open.
 
 use crate::holder::{CONTROL_FD, HOLDER_ARGUMENT, LISTENER_FD, NO_UPLINK_PREFIX, STEP_BYTE};
 use crate::ids::is_host_root;

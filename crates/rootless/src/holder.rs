@@ -6,6 +6,9 @@
 //! The holder is a process of the `jiffy` program. It runs while descriptor 3, a stream to its
 //! parent process, is open, or a client is connected to the socket at descriptor 4. A persistent
 //! holder also runs while other processes are in its namespaces.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::namespace_processes;
 use crate::router::ROUTER_NAME;

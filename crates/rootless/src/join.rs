@@ -1,4 +1,6 @@
 //! Entry of this process into the namespaces of a holder.
+//!
+//! A *holder* is the process that keeps the namespaces and the uplink open.
 
 use crate::enter::EnterError;
 use crate::holder::HolderReport;

@@ -1,4 +1,9 @@
 //! [`RootlessNamespaces`]: the namespaces that this process has entered.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest. In rootless mode, the *router* is the network namespace to which
+//! the slots are connected. A *holder* is the process that keeps the namespaces and the uplink
+//! open.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

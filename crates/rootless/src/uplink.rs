@@ -1,5 +1,7 @@
 //! [`Uplink`]: the program that transfers packets between a network namespace of an unprivileged
 //! user and the host's sockets. It is pasta or slirp4netns.
+//!
+//! A *holder* is the process that keeps the namespaces and the uplink open.
 
 use crate::subordinate_ids;
 use std::ffi::OsString;

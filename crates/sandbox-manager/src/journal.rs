@@ -7,6 +7,8 @@
 //! A change that can still be rejected fails if the disk is full ([`Journal::commit`]). A change
 //! that has already happened is written into reserved disk space
 //! ([`Journal::commit_write_behind`]).
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod tables;
 

@@ -1,5 +1,8 @@
 //! Parts of the journal's records that only the lineage (`sandboxes/lineage.rs`) needs: rollbacks
 //! of sandboxes, and removed ancestors of snapshots.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;

@@ -4,6 +4,8 @@
 //! durations are from a clock without steps. The amounts are written to `<home>/usage.db`
 //! periodically, together with the measurements: a later ledger continues from them, and counts
 //! nothing twice. No operation waits for a write.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod amounts;
 mod database;

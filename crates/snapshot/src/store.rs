@@ -4,6 +4,8 @@
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *overlay* is the
 //! file that receives the disk writes of a guest.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 pub(crate) mod fold;
 pub(crate) mod import;

@@ -1,5 +1,7 @@
 //! Template builder of a host: the state that all builds share. The submodules implement requests
 //! for builds, their execution, and template names, tags and usage.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 mod copy;
 mod error;

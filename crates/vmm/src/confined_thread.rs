@@ -1,5 +1,7 @@
 //! Threads that are started and confined before their work is available. Compiling a system call
 //! filter, first in the thread and then in the kernel, takes most of the time of starting a thread.
+//!
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
 
 use crate::error::VmmError;
 use crate::seccomp;

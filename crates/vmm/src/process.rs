@@ -2,6 +2,8 @@
 //!
 //! The *greeting* is the first message of the agent, which then receives the identity of its
 //! sandbox.
+//!
+//! A *spare* VMM process is started in advance, and creates a VM before its guest is known.
 
 mod batch;
 mod captured;

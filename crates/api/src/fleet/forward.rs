@@ -3,6 +3,8 @@
 //!
 //! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
 //! declares silent members dead.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use super::lists::ListPart;
 use super::route::is_moved;

@@ -2,6 +2,9 @@
 //! leaves snapshots on its former hosts, so one host does not know all of its lineage.
 //!
 //! A *member* is a host of the fleet.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use super::Fleet;
 use super::forward::Purpose;

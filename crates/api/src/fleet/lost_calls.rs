@@ -3,6 +3,9 @@
 //!
 //! The *roster* of a host is the list of its sandboxes in the store, which the other hosts read if
 //! the host is lost.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use super::lost::LostSandbox;
 use super::route::{buffer, is_resume};

@@ -1,5 +1,8 @@
 //! Decides whether this host may answer a call on one of its sandboxes. After a restart, a sandbox
 //! may have moved, and must first be compared with its record in the store.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use super::{COMPARISON_TIMEOUT, unavailable};
 use crate::app::App;

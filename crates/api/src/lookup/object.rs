@@ -1,4 +1,7 @@
 //! Look-up of an id that may name a sandbox or a snapshot, for lineages and comparisons.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use super::{Liveness, short};
 use crate::app::App;

@@ -1,4 +1,6 @@
 //! `GET /limits`: the budget (limits and usage) of a key.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream.
 
 use crate::app::App;
 use crate::caller::Caller;

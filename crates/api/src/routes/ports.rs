@@ -1,4 +1,6 @@
 //! `GET /sandboxes/{id}/ports/{port}`: streams to TCP ports of guests.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::app::App;
 use crate::caller::Caller;

@@ -1,4 +1,6 @@
 //! Calls on volumes. A caller of any scope sees its own volumes only.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use super::volume_snapshots::store_error;
 use crate::app::App;

@@ -1,4 +1,7 @@
 //! Conversion of functions to and from the bodies of the API.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use super::moment;
 use crate::error::ApiError;

@@ -1,4 +1,7 @@
 //! Lineages: `GET /lineage`.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use crate::support;
 

@@ -1,4 +1,7 @@
 //! Requests for the lineage of sandboxes and snapshots.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use super::calls::path_segment;
 use super::{Client, has_error_code};

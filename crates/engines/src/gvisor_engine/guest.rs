@@ -4,6 +4,8 @@
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. The *sentry* is gVisor's kernel in user space, one process per
 //! sandbox.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use super::operation_error;
 use crate::agent_identity::identity;

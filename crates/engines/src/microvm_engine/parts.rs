@@ -1,5 +1,7 @@
 //! Files of a microVM snapshot for upload to the store. Each layer lists the chunks that only its
 //! ancestors contain.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use jiffy_engine_api::{EngineError, MICROVM, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_snapshot::{PartKind, SnapshotPart, Store};

@@ -1,4 +1,6 @@
 //! [`Shared`]: state that the microVM engine shares with all of its guests.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use super::guest::SocketDirectory;
 use super::overlays::OverlaysAhead;

@@ -1,4 +1,6 @@
 //! Comparison of microVM snapshots with their recorded checksums, which detects damaged files.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use jiffy_engine_api::{DamagedChunk, EngineError, VerifiedSnapshot};
 use jiffy_snapshot::{Store, VerifyResult};

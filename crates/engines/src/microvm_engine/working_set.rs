@@ -1,5 +1,7 @@
 //! Working sets: the memory that a guest touches first. The engine records them for the snapshots
 //! of templates, and reads them into the page cache when a restore starts.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};

@@ -6,6 +6,9 @@
 //!
 //! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds.
 //! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use crate::ids::{Digest, MemberId, Revision};
 use crate::record::{Head, HeadState};

@@ -6,6 +6,9 @@
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. A *member*
 //! is the daemon of one host of the fleet.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

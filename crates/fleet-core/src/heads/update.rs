@@ -6,6 +6,9 @@
 //! - release: a member gives up a sandbox that it has claimed, but whose guest does not exist
 //!
 //! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

@@ -3,6 +3,9 @@
 //! message of an unknown coordinator is ignored.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use super::Member;
 use crate::coordinator::message_of;

@@ -2,6 +2,9 @@
 //!
 //! The first methods pass a call to the coordinator in this member, and fail if this member is not
 //! the coordinator. [`Member::accept_placement`] runs on the selected host.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use super::Member;
 use crate::coordinator::{Admission, CreateError, CreatePlacement, HostLoad};

@@ -8,6 +8,9 @@
 //! succeeds.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use super::{Member, Observed};
 use crate::coordinator::Coordinator;

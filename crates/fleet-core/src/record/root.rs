@@ -1,5 +1,7 @@
 //! [`Root`]: the record of fleet-wide settings, which every host reads first. It contains the
 //! certificate authority, the shards, and the encrypted secret of the fleet.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
 use crate::ids::{FleetId, MemberId, SLOTS, ShardId, Slot};

@@ -1,4 +1,8 @@
 //! Checks after each step.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
+//! of a member lasts from its registration with the coordinator until the coordinator declares it
+//! dead.
 
 use super::mutation::Mutation;
 use super::sandboxes::Local;

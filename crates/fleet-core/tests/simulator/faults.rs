@@ -1,4 +1,8 @@
 //! Random faults, and random requests of clients.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
+//! of a member lasts from its registration with the coordinator until the coordinator declares it
+//! dead.
 
 use super::host::{Input, Target};
 use super::mutation::Mutation;

@@ -1,4 +1,6 @@
 //! Operations on heads: they execute the effects of resume, publish and update.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 use super::host::{Input, Target};
 use super::mutation::Mutation;

@@ -1,4 +1,8 @@
 //! Simulated store: records with conditional writes, and roots of snapshots.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
+//! of a member lasts from its registration with the coordinator until the coordinator declares it
+//! dead.
 
 use jiffy_fleet_core::record::{Head, HeadState, ShardRecord};
 use jiffy_fleet_core::{

@@ -1,4 +1,8 @@
 //! Sandboxes in the journals of hosts.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
+//! of a member lasts from its registration with the coordinator until the coordinator declares it
+//! dead.
 
 use super::host::Target;
 use super::operations::Operation;

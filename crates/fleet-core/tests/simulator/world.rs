@@ -1,4 +1,6 @@
 //! Simulated hosts, clocks, network and store.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 use super::host::{Host, Input, Target};
 use super::mutation::Mutation;

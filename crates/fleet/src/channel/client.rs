@@ -1,6 +1,8 @@
 //! [`Client`]: sends requests to other members over the channel between members (HTTP/2 with mutual
 //! TLS). A request is either a small message with a time limit, a request with bodies of any
 //! length, or a stream in both directions.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use super::MAX_MESSAGE_BYTES;
 use super::body::{Body, BodyError, Interrupted, body, read_body};

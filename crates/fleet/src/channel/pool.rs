@@ -1,5 +1,7 @@
 //! Pool of the connections from this member to other members. Messages such as heartbeats have a
 //! connection of their own, so that bulk data (forwarded calls and streams) cannot delay them.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use super::body::{Body, BoxError};
 use super::error::ChannelError;

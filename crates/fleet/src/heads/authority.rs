@@ -1,5 +1,8 @@
 //! [`Authority`]: the right of this host to claim sandboxes. A member of a fleet has it only while
 //! its heartbeats are acknowledged; a host without a fleet always has it.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use crate::node::Node;
 use jiffy_fleet_core::{MemberId, Owner};

@@ -1,5 +1,9 @@
 //! [`Host`]: the interface through which a node uses the daemon that contains it. The daemon
 //! implements it.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox. An *epoch* of a member lasts from its registration with the coordinator until the
+//! coordinator declares it dead.
 
 use super::query::HostSummary;
 use async_trait::async_trait;

@@ -3,6 +3,9 @@
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
 //! not. The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use super::query::HostSummary;
 use jiffy_fleet_core::record::{MemberRow, ShardRecord};

@@ -3,6 +3,8 @@
 //!
 //! A version is one deployment of a function. It is loaded at the first call after a deployment, or
 //! after the process was started.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;

@@ -2,6 +2,8 @@
 //!
 //! All functions of one owner run in one process, which keeps the latest log entries and counters
 //! in memory.
+//!
+//! A daemon *adopts* the processes that continued to run while no daemon ran.
 
 use super::Functions;
 use crate::blocking::blocking;

@@ -14,6 +14,8 @@
 //!
 //! A *slot* is address space for the memory of one instance, which requests use one after the
 //! other.
+//!
+//! The *reset* cleans a slot after a request.
 
 use super::retained_pages;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};

@@ -4,6 +4,9 @@
 //!
 //! All guests differ in sizes, data and marks, so that a slot's contents change when another guest
 //! reuses it.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other.
 
 use crate::support::TRACES;
 use std::collections::BTreeMap;

@@ -1,4 +1,8 @@
 //! Forwards requests of clients to the host of the fleet that has the sandbox.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *permit* counts towards a limit until it is dropped. An *exchange* is a request to a sandbox or
+//! function with its response or stream.
 
 use super::{GatewayState, RequestContext};
 use crate::body::{Body, full};

@@ -1,6 +1,10 @@
 //! Forwards requests of clients to guests, after checking the client's access.
 //!
 //! Called by [`crate::gateway::Gateway`] for each request whose route is a sandbox.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *permit* counts towards a limit until it is dropped. An *exchange* is a request to a sandbox or
+//! function with its response or stream.
 
 use super::GatewayState;
 use crate::body::{Body, full};

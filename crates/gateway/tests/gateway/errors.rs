@@ -1,4 +1,6 @@
 //! Responses to clients when a request does not reach a guest.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::support;
 

@@ -1,4 +1,6 @@
 //! Requests to sandboxes of other hosts: two or three gateways in one process.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::support;
 

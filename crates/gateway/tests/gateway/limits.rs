@@ -1,4 +1,6 @@
 //! Limits of the number, size and time of connections and requests.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::support;
 

@@ -1,4 +1,6 @@
 //! Requests to guests and their responses.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::support;
 

@@ -1,5 +1,7 @@
 //! Snapshots of a running gVisor sandbox: the helper program writes a checkpoint, and this module
 //! publishes it.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use super::{Sandbox, elapsed_us};
 use crate::error::GvisorError;

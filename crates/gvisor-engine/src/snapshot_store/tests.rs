@@ -1,4 +1,6 @@
 //! Tests of the snapshot store.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 use super::*;
 
 #[test]

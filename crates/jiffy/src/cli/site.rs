@@ -1,4 +1,7 @@
 //! Options for certificate authorities and proxies in sandboxes.
+//!
+//! The *site* is the network in which the sandboxes run. Its settings are certificate authorities
+//! and a proxy.
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser};

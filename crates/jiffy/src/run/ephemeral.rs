@@ -1,6 +1,9 @@
 //! Guests of this process, which are independent of a daemon, for `jiffy run` without a daemon and
 //! `jiffy doctor`. The guests and their network are removed when the process exits, even if it is
 //! killed.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::cli::FeatureSwitch;
 use anyhow::Context;

@@ -1,5 +1,7 @@
 //! `jiffy port-forward`, and forwarding for `jiffy run --publish`: connections to ports of this
 //! host are forwarded to ports of a sandbox.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::cli::{Forwarding, PortForwardArgs};
 use anyhow::{Context, bail};

@@ -1,4 +1,7 @@
 //! Faults of hosts and of the store, with the records in the store.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use super::laboratory::{Host, Laboratory, report};
 use crate::support::SetOnDrop;

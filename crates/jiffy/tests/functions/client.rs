@@ -1,4 +1,6 @@
 //! Client of functions with its own HTTP implementation, because host names and headers are tested.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -1,4 +1,7 @@
 //! Tests for direct requests to public functions of several owners on one port.
+//!
+//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! its requests without the gateway.
 
 use super::client::{FunctionClient, FunctionResponse};
 use super::{FunctionDaemon, constant};

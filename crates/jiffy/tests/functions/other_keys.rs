@@ -1,4 +1,8 @@
 //! Tests for calls on functions of another key, and for quotas of keys with functions.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream. A *direct*
+//! connection is passed from the daemon to the process of the tenant, which then serves its
+//! requests without the gateway.
 
 use super::client::{FunctionClient, FunctionResponse};
 use super::{FunctionDaemon, PROBE, constant};

@@ -1,5 +1,8 @@
 //! Tests for the reset of functions' memory, which a daemon selects at its start, also for
 //! processes of an earlier daemon.
+//!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
 
 use super::FunctionDaemon;
 use crate::support::{Done, finish, programs, skip};

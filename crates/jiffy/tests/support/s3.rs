@@ -1,5 +1,7 @@
 //! Real S3 server: versitygw with a directory, on the loopback device. A proxy counts its requests
 //! and injects faults.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,8 @@
 //! Tests for networks of two tenants: no address, frame or name reaches a sandbox of the other
 //! tenant.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::two_keys::TwoKeys;
 use crate::support::lab::{output, with_lab6};

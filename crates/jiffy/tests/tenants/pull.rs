@@ -1,5 +1,7 @@
 //! Tests that a hostile registry affects only builds of its user, and reaches no resources of the
 //! host.
+//!
+//! A *slot* is a network namespace with its devices and rules.
 
 use super::registry::{Image, Request, Seen, page, send, serve, serve_tls};
 use super::two_keys::TwoKeys;

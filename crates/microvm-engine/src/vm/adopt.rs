@@ -5,6 +5,8 @@
 //!
 //! The *greeting* is the first message of the agent, which then receives the identity of its
 //! sandbox. A *detached* VMM continues to run when its daemon exits.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
 use crate::control_socket::ControlSocket;

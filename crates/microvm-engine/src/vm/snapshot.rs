@@ -1,5 +1,7 @@
 //! Snapshots of a running microVM, from the side of the daemon: opens the files, sends the request
 //! to the VMM, and publishes the result.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{

@@ -1,5 +1,8 @@
 //! Removal of a sandbox's entries from connection tracking tables: from the host's table when a
 //! sandbox is removed, and from the tables of slot and host after a rollback.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::flow::{CONNTRACK, DELETE, GET, count_entries, source_of};
 use super::netlink::{NetlinkSocket, encode};

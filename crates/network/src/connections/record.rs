@@ -1,5 +1,8 @@
 //! [`ConnectionRecorder`]: the bounded record of the connections of one guest, for clients of the
 //! API. The parent module describes its sources.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::connection_sockets::{ConnectionSockets, MissingSources};
 use super::line_ring::LineRing;

@@ -1,4 +1,7 @@
 //! Tests of the record of a guest's connections, without a slot.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

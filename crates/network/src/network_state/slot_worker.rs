@@ -5,6 +5,9 @@
 //! well. The work would also compete with requests for processors. Therefore the thread works in
 //! pauses between requests, one slot or one batch of removals at a time. The thread has normal
 //! priority: with a lower one, it would hold the lock while other threads run.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::claim::RangeClaims;

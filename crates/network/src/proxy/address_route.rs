@@ -2,6 +2,9 @@
 //!
 //! The proxy of a slot receives the connections that its nftables table redirects. Some need no
 //! host name, because rules permit their address.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::ProxyRoute;
 use crate::counted_stream::CountedStream;

@@ -1,6 +1,10 @@
 //! Limits of a function's requests and of a tenant's process.
 //!
 //! The daemon sends these limits to the process that runs the functions of one tenant (an API key).
+//!
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *slot* is address space for the memory of one instance, which requests use one after the other.
+//! The *reset* cleans a slot after a request.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;

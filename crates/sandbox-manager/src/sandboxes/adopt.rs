@@ -1,4 +1,7 @@
 //! Adoption: takes over guests that continued to run while no daemon was running.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::recover::Orphan;
 use super::{OperationError, Sandboxes};

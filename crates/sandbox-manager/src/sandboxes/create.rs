@@ -3,6 +3,8 @@
 //! The *journal* is the database of the daemon with the records of sandboxes and snapshots. An
 //! *unassigned* guest has started, but has not received the identity of a sandbox (id, host name,
 //! entropy, clock) yet. The `op_lock` of a sandbox serialises the operations on it.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use super::entry::SandboxEntry;
 use super::resume_options::{RestoreReason, is_rewound};

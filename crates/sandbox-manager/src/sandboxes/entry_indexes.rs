@@ -1,5 +1,7 @@
 //! [`EntryIndexes`]: in-memory indexes over the records of all sandboxes: by name, owner, age,
 //! deadline and snapshot. Each change of a record updates them, so that no call reads all records.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use super::id_groups::{IdGroups, SnapshotUsers};
 use super::idle_checks::IdleChecks;

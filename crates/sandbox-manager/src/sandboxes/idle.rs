@@ -2,6 +2,8 @@
 //!
 //! A use is a request, a stream, a command of a client, or processor time of the guest. Checks are
 //! scheduled (`idle_checks.rs`), and the decision has no I/O (`idle_verdict.rs`).
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use super::entry::SandboxEntry;
 use super::events::IDLE;

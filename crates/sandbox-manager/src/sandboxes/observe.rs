@@ -1,4 +1,6 @@
 //! Metrics of this host, and observation of single sandboxes: usage, process, console, connections.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod processes;
 

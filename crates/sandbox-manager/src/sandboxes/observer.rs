@@ -1,5 +1,8 @@
 //! [`SandboxObserver`]: receives each change of a sandbox. A member of a fleet reports the changes
 //! to the other hosts, so that they find the sandbox (`crates/api/src/fleet/rows.rs`).
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use super::Sandboxes;
 use crate::sandbox::Sandbox;

@@ -1,6 +1,9 @@
 //! Comparison of all local sandboxes with their heads, after this host has registered in the fleet.
 //! A head is the record in the store that decides which host may run a sandbox. While this host was
 //! down, other hosts may have resumed or killed its sandboxes.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran. An *epoch* of a member
+//! lasts from its registration with the coordinator until the coordinator declares it dead.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};

@@ -7,6 +7,8 @@
 //! The *journal* is the database of the daemon with the records of sandboxes and snapshots. A
 //! *captured* snapshot is acknowledged to its client, but its files are not complete yet: its
 //! record is `storing`.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use super::OperationError;
 use super::entry::{Entries, SandboxEntry};

@@ -2,6 +2,9 @@
 //!
 //! The *journal* is the database of the daemon with the records of sandboxes and snapshots. The
 //! `op_lock` of a sandbox serialises the operations on it.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};

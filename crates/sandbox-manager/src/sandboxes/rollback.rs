@@ -1,6 +1,9 @@
 //! `rollback`: returns a sandbox to a snapshot.
 //!
 //! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A daemon *adopts*
+//! the guests that continued to run while no daemon ran.
 
 use super::entry::SandboxEntry;
 use super::resume_options::RestoreReason;

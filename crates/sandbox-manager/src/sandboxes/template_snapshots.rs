@@ -1,6 +1,9 @@
 //! Template snapshots: a template is booted once, and restored from its snapshot afterwards.
 //!
 //! The *warm pool* has guests that were started in advance and wait for a create.
+//!
+//! The *site* is the network in which the sandboxes run. Its settings are certificate authorities
+//! and a proxy.
 
 mod retirement;
 

@@ -1,4 +1,6 @@
 //! Folds: a removed snapshot is folded into its only child unless it is in use.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::fake;
 

@@ -1,5 +1,7 @@
 //! A daemon that is killed at any step of an operation leaves the old or the new state, and no
 //! orphaned guests or files.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::fake;
 

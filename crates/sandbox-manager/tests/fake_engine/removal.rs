@@ -1,5 +1,7 @@
 //! Removal of sandboxes and snapshots: the cost depends on the removed snapshots only, and no call
 //! waits for files or for stopping guests.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::fake;
 

@@ -1,4 +1,6 @@
 //! Repair of snapshots whose files are damaged on the host and intact in the store.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::fake::{Bench, DAMAGED, base, create_id};
 use crate::uploads::{TestStore, figure, noise, stored};

@@ -1,4 +1,8 @@
 //! Sandboxes that any host of a store can resume.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox. An *epoch* of a member lasts from its registration with the coordinator until the
+//! coordinator declares it dead.
 
 use crate::fake;
 use crate::uploads::{TestStore, stored};

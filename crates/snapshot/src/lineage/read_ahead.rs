@@ -2,6 +2,8 @@
 //!
 //! The *working set* of a snapshot is the memory that a restored guest touches first. It is
 //! recorded, and prefetched by later restores.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::snapshot::read_index;
 use crate::{Lineage, SnapshotError, SnapshotLayer};

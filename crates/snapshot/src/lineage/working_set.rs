@@ -1,5 +1,7 @@
 //! Working set of a lineage: the chunks of memory that a restored guest touches first, as recorded
 //! in its snapshots.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::snapshot::working_set::{
     FIRST_USE_PAGES_FILE, RecordedSet, SET_FILES, WORKING_SET_FILE, WRITTEN_PAGES_FILE,

@@ -15,6 +15,8 @@
 //! - The copy is at most as large as the content of the upper snapshot, or as the caller's limit.
 //!   With a small limit, content that is never superseded is copied a logarithmic number of times.
 //!   A chain of folded snapshots then takes at most twice the space of its content.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;

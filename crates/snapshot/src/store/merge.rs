@@ -6,6 +6,8 @@
 //! same.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use crate::draft::{SnapshotDraft, sync_dir};
 use crate::manifest::Manifest;

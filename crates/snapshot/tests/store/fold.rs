@@ -1,4 +1,6 @@
 //! Folds preserve content and reclaim space, and are safe if the process is killed at any step.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use super::*;
 use jiffy_proto::layer::UnitSet;

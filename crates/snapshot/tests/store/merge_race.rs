@@ -1,4 +1,6 @@
 //! Lineages that were opened before a merge.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use super::{put_chunk, store};
 use jiffy_snapshot::SnapshotError;

@@ -1,5 +1,7 @@
 //! Resume bundles: one request brings a lineage and the chunks that a guest reads first. A missing
 //! or damaged bundle costs requests only.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::support::*;
 use jiffy_store::*;

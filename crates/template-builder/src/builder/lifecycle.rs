@@ -1,4 +1,6 @@
 //! Start, end and cancellation of builds. Each build runs in a task of its own.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use super::failure::BuildFailure;
 use super::job::{BuildJob, BuildOutcome};

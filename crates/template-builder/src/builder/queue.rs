@@ -1,5 +1,7 @@
 //! Queue of builds that wait for a permit. Permits are assigned round robin by owner. If there are
 //! several permits, no key may hold all of them.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};

@@ -1,5 +1,7 @@
 //! Limits for builds that were requested but not started: their number per key, and the time until
 //! they expire.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use super::records::{FailureReason, RecordError};
 use super::{Builder, BuilderError, BuilderInner};

@@ -1,4 +1,6 @@
 //! Builds a machine that boots a kernel, from the configuration and descriptors of the controller.
+//!
+//! A *spare* VMM process is started in advance, and creates a VM before its guest is known.
 
 use super::bus::{Bus, SharedDevice, lock};
 use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};

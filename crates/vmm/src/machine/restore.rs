@@ -2,6 +2,8 @@
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors.
+//!
+//! A *spare* VMM process is started in advance, and creates a VM before its guest is known.
 
 use super::builder::{MachineBuilder, console};
 use super::bus::lock;

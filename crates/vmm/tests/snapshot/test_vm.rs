@@ -1,4 +1,6 @@
 //! `jiffy-vmm` process controlled by a test.
+//!
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
 
 mod controllers;
 

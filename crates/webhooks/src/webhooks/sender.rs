@@ -2,6 +2,8 @@
 //!
 //! A *delivery* is an event that must be sent to the URL of a webhook. Events of one sandbox are
 //! sent in order.
+//!
+//! The *head* of a request or response is its first line and its headers, without the body.
 
 use crate::WebhookError;
 use crate::connect::Connect;

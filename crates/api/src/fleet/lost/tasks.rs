@@ -1,5 +1,8 @@
 //! Background tasks: one writes the roster of this host (the list of its sandboxes) to the store,
 //! and one reads the rosters of lost hosts.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use super::{LostSandboxes, entry_of, is_draining};
 use crate::fleet::rows::FleetRows;

@@ -1,4 +1,7 @@
 //! Several control planes in one process, whose nodes and calls are connected in memory.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 mod faults;
 mod host;

@@ -1,5 +1,8 @@
 //! Rollback of a running microVM to a snapshot in place. The VMM process and the network slot
 //! remain.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::agent_identity;
 use crate::microvm_engine::guest::MicroVmGuest;

@@ -4,6 +4,9 @@
 //! A budget is the limit of an API key for its sandboxes on all hosts. The coordinator divides it
 //! into shares, so that a host can create sandboxes within its share without a request. A *row* is
 //! the entry of a sandbox in the coordinator's directory.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead.
 
 use super::{Command, Node, NodeError};
 use crate::node::query::{

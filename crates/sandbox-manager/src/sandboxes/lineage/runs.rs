@@ -1,4 +1,7 @@
 //! Shortens a lineage for display: a long series of automatic snapshots becomes one node.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it: ancestors, descendants, and sandboxes created from them.
 
 use super::{Lineage, LineageEdge, LineageNode, LineageRelation, NodeDetails, SnapshotDetails};
 use jiffy_api_types::SnapshotPurpose;

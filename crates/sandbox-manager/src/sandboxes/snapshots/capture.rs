@@ -7,6 +7,8 @@
 //!
 //! A *captured* snapshot is acknowledged to its client, but its files are not complete yet: its
 //! record is `storing`.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 use crate::journal::JournalChange;
 use crate::sandboxes::entry::SandboxEntry;

@@ -1,5 +1,7 @@
 //! Limits the length of lineages by merging snapshots with their ancestors: a restore reads the
 //! files of each ancestor.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::sandboxes::{OperationError, OwnerBudgets, Snapshots};

@@ -1,4 +1,6 @@
 //! Restores guests from snapshots. Damaged files are fetched again from the store, if possible.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use super::Snapshots;
 use crate::operation_error::OperationError;

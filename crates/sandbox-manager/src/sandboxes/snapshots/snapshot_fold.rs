@@ -9,6 +9,8 @@
 //! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
 //! [`MAX_BYTES_PER_SECOND`]. It runs at normal priority: at a lower one, it could be preempted for
 //! a long time while it holds a directory lock that operations wait for.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::sandboxes::operations::Operations;
 use crate::sandboxes::{SandboxesInner, Snapshots};

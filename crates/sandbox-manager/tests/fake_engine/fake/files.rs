@@ -1,5 +1,7 @@
 //! Snapshot files of the fake engine: each contains the text of a guest. The name of an incomplete
 //! file starts with a dot.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use super::OTHER;
 use super::engine::{DAMAGED, FAKE};

@@ -1,4 +1,6 @@
 //! Guests of the fake engine, whose memory is a text.
+//!
+//! A *draft* is the directory of a snapshot that is not published yet.
 
 use super::OTHER;
 use super::files::FakeFiles;

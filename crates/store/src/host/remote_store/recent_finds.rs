@@ -3,6 +3,8 @@
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 
 use crate::host::FoundSnapshot;
 use parking_lot::Mutex;

@@ -1,4 +1,7 @@
 //! Faults of members, and waiting for their effects.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use super::{LIMIT, Lab};
 use crate::support::{Answer, TestCaller};

@@ -1,5 +1,8 @@
 //! Queues of snapshots to upload to the store and of copies to remove from it. The upload task
 //! takes its work from them.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox.
 
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
