@@ -147,6 +147,7 @@ fn read_only_range(segments: &[Segment]) -> Option<Range<usize>> {
 mod tests {
     use super::*;
 
+    /// Returns a segment. `writable` is true for data, and false for text.
     fn segment(start: usize, end: usize, writable: bool) -> Segment {
         Segment {
             start,

@@ -64,7 +64,8 @@ impl<'a> IgnoreRules<'a> {
         ignored
     }
 
-    /// Returns whether a rule for the path itself exists. The innermost rule has priority.
+    /// Returns whether the rules ignore the path itself. `is_directory` is true if the path is a
+    /// directory: some rules match directories only. The innermost rule has priority.
     fn matches(&mut self, path: &TreePath, is_directory: bool) -> bool {
         let mut parent = path.parent();
         loop {

@@ -105,8 +105,9 @@ impl ConsoleListener {
 }
 
 /// Rejects addresses that browsers would reach over plain HTTP from other hosts. On such addresses
-/// a browser sends no `Sec-Fetch-Site`, and the session could be read in transit. `published`
-/// permits any address: see [`crate::ConsoleOptions`].
+/// a browser sends no `Sec-Fetch-Site`, and the session could be read in transit. `tls` states
+/// whether the console uses TLS, which permits any address. `published` permits any address, too:
+/// see [`crate::ConsoleOptions`].
 fn check_address(address: SocketAddr, tls: bool, published: bool) -> anyhow::Result<()> {
     if tls || published || address.ip().is_loopback() {
         return Ok(());
@@ -117,7 +118,7 @@ fn check_address(address: SocketAddr, tls: bool, published: bool) -> anyhow::Res
     )
 }
 
-/// Returns the URL of the console for browsers.
+/// Returns the URL of the console for browsers. `tls` states whether the console uses TLS.
 fn url(address: SocketAddr, tls: bool, domains: &[String]) -> String {
     let port = address.port();
     match (tls, domains.first()) {

@@ -130,6 +130,8 @@ mod tests {
     use crate::route::{SANDBOX_ID, SANDBOX_PORT};
     use hyper::Request;
 
+    /// Returns a function as the origin of a request. `reaches_ports` states whether the function
+    /// may send requests to ports of sandboxes.
     fn function(reaches_ports: bool) -> InternalOrigin {
         InternalOrigin::Function {
             key: "k".to_owned(),
@@ -145,6 +147,8 @@ mod tests {
         }
     }
 
+    /// Returns the route of a request. If `headers` is true, the request names a sandbox and a port
+    /// in its headers.
     fn decided(origin: &InternalOrigin, host: &str, path: &str, headers: bool) -> Route {
         let mut request = Request::get(path).header("host", host);
         if headers {

@@ -199,6 +199,7 @@ mod tests {
         port: 3000,
     };
 
+    /// Returns the status and the text of a response, as an HTML page if `page`, otherwise as JSON.
     async fn text(failure: &RequestError, page: bool) -> (StatusCode, String) {
         let answer = failure.answer(Some(ABOUT), page);
         let status = answer.status();

@@ -138,6 +138,7 @@ pub fn hook(args: &HookArgs) -> ExitCode {
 mod tests {
     use super::*;
 
+    /// Returns the arguments that remove the integration if `remove` is true, or else add it.
     fn args(agent: CodingAgent, remove: bool) -> IntegrateArgs {
         IntegrateArgs {
             agent,

@@ -147,7 +147,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a sandbox.
+/// Prints a sandbox: its record as JSON if `json` is true, otherwise its id.
 fn show(json: bool, sandbox: &SandboxInfo) -> anyhow::Result<()> {
     let sandbox = table::without_tokens(sandbox.clone());
     table::show(json, &sandbox, |s| format!("{}\n", s.id))

@@ -104,6 +104,7 @@ fn event_type(name: &str) -> anyhow::Result<LifecycleEventType> {
     }
 }
 
+/// Enables the webhooks if `enabled` is true, or disables them. Prints their ids.
 async fn enable(names: &WebhookNames, enabled: bool) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&names.host.server()).await?;
     let update = WebhookUpdate {

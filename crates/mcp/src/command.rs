@@ -185,8 +185,9 @@ async fn start(
     session.uncancelled(work, undo).await
 }
 
-/// Starts a process in the sandbox `id`. If the session has used the sandbox, its agent is called
-/// without a request for the state of the sandbox.
+/// Starts a process in the sandbox `id`. If `stdin` is true, the caller can write to the standard
+/// input of the process. If the session has used the sandbox, its agent is called without a request
+/// for the state of the sandbox.
 async fn start_in(
     session: &Arc<Session>,
     id: &str,

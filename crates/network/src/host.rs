@@ -136,9 +136,10 @@ table inet {table} {{
     )
 }
 
-/// Adds or removes rules that accept the forwarded packets of sandboxes. Docker drops forwarded
-/// packets unless a rule in its own chains accepts them, and a separate table cannot override that.
-/// Therefore two rules are added to `DOCKER-USER`, or to `FORWARD` if its policy is to drop.
+/// Adds rules that accept the forwarded packets of sandboxes if `enable` is true, or removes these
+/// rules. Docker drops forwarded packets unless a rule in its own chains accepts them, and a
+/// separate table cannot override that. Therefore two rules are added to `DOCKER-USER`, or to
+/// `FORWARD` if its policy is to drop.
 fn permit_in_firewalls(tag: &str, enable: bool) {
     for program in ["iptables", "ip6tables"] {
         if program::find(program).is_some() {
@@ -147,7 +148,7 @@ fn permit_in_firewalls(tag: &str, enable: bool) {
     }
 }
 
-/// Adds or removes the rules with `program`, which is `iptables` or `ip6tables`.
+/// Like [`permit_in_firewalls`], with `program`, which is `iptables` or `ip6tables`.
 fn permit_in_firewall(program: &'static str, tag: &str, enable: bool) {
     // Wait at most 5 s for the lock that other users of iptables hold.
     let tables = |args: &[&str]| program::run(program, &[&["-w", "5"][..], args].concat(), "");

@@ -44,7 +44,8 @@ impl HostAddresses {
         Ok(Self(addresses.collect()))
     }
 
-    /// Returns the elements of the set of one IP version, in the language of `nft`.
+    /// Returns the elements of the set of IPv6 addresses if `ipv6` is true, or of IPv4 addresses,
+    /// in the language of `nft`. `None` if the host has no such address.
     fn elements(&self, ipv6: bool) -> Option<String> {
         let of = self.0.iter().filter(|address| address.is_ipv6() == ipv6);
         let words: Vec<String> = of.map(IpAddr::to_string).collect();

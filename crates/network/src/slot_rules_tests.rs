@@ -10,6 +10,7 @@ use crate::device;
 use crate::test_slot::{in_slot, list, policy};
 use jiffy_engine_api::NetworkRules;
 
+/// Returns the default rules of a slot, with IPv6 if `ipv6` is true.
 fn default_rules(ipv6: bool) -> SlotRules {
     SlotRules::new(&policy(&NetworkRules::default(), ipv6), 4096, true)
 }

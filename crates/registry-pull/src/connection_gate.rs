@@ -223,6 +223,9 @@ mod tests {
     use crate::registries::Registries;
     use std::net::TcpListener;
 
+    /// Returns the gate of a pull from `registry`. `by_key` is true if an API key requests the
+    /// pull, and false for the host's owner. `allowed` lists the registries that the host's owner
+    /// allows.
     fn gate(by_key: bool, allowed: &[&str], registry: &str) -> Result<ConnectionGate, PullError> {
         let registries = Registries {
             allowed: allowed.iter().map(|d| d.parse().unwrap()).collect(),

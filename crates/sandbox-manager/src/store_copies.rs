@@ -133,7 +133,8 @@ impl StoreCopies {
 }
 
 impl StoreRetraction {
-    /// Creates the removal of the copy at `place`.
+    /// Creates the removal of the copy at `place`. If `content` is false, only the name of the copy
+    /// is removed.
     pub(crate) fn new(place: &StorePlace, id: &str, root: Option<&str>, content: bool) -> Self {
         Self {
             store: place.store.clone(),

@@ -158,8 +158,8 @@ impl LockRecord {
         self.end(request, true, owner)
     }
 
-    /// Removes the locks of an owner. Returns whether there were any, which the server must
-    /// release.
+    /// Removes the locks of an owner. `is_flock` is true for locks of `flock`, and false for locks
+    /// of `fcntl`. Returns whether the owner had locks, which the server must release.
     fn end(&mut self, request: &[u8], is_flock: bool, owner: Option<u64>) -> bool {
         let (Some(node), Some(owner)) = (u64_at(request, 16), owner) else {
             return true;

@@ -218,6 +218,7 @@ pub(super) async fn rollback(
     Ok(Json(app.function_info(&*changed.await?)))
 }
 
+/// Enables a function if `enabled` is true, or disables it.
 async fn enable(
     app: &App,
     caller: &Caller,

@@ -93,7 +93,8 @@ impl Write for HashWriter {
     }
 }
 
-/// Writes a tar of `files` to `out`. Skips sockets, pipes and devices.
+/// Writes a tar of `files` to `out`. If `with_times` is true, the entries have the modification
+/// times of the files, otherwise a constant time. Skips sockets, pipes and devices.
 fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W, ContextError> {
     let mut writer = ArchiveWriter::new(out);
     let mut buffer = vec![0; BUFFER_BYTES];

@@ -42,6 +42,7 @@ impl Meta {
         self.0 & 4 != 0
     }
 
+    /// Returns the value with the mark set if `mark` is true, or cleared.
     pub(super) fn with_mark(self, mark: bool) -> Self {
         Self(self.0 & !4 | u64::from(mark) << 2)
     }

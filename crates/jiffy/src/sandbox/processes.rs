@@ -49,7 +49,7 @@ fn path_of(sandbox: &str) -> String {
     format!("/sandboxes/{sandbox}/processes")
 }
 
-/// Formats processes. In a tree, children follow their parents. The table escapes texts.
+/// Formats processes. If `is_tree` is true, children follow their parents. The table escapes texts.
 fn text(listed: &GuestProcesses, is_tree: bool) -> String {
     let mut table = Table::new([
         ("PID", Align::Right),

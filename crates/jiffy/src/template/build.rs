@@ -288,8 +288,8 @@ async fn start_build(
         .await
 }
 
-/// Shows the progress of a build until it is complete. Fails with the daemon's reason if the build
-/// fails.
+/// Shows the progress of a build until it is complete. If `quiet` is true, the lines of the build
+/// log are hidden. Fails with the daemon's reason if the build fails.
 async fn follow(
     client: &Client,
     path: &str,

@@ -53,6 +53,8 @@ pub(super) fn idle_verdict(timeout_ms: u64, figures: UseFigures) -> IdleVerdict 
 mod tests {
     use super::*;
 
+    /// Returns the verdict at `now_ms` with a timeout of 1 s. `is_in_use` states whether a request
+    /// is in flight.
     fn at(now_ms: u64, last_use_ms: u64, is_in_use: bool) -> IdleVerdict {
         let figures = UseFigures {
             now_ms,

@@ -56,7 +56,8 @@ impl OwnerAges {
     }
 }
 
-/// Returns the range of an owner's positions after `after`, in the order of the list.
+/// Returns the range of an owner's positions after `after`, in the order of the list. The newest
+/// position is first if `descending` is true, and last otherwise.
 fn range(
     owner: &str,
     descending: bool,

@@ -40,7 +40,7 @@ pub fn drop_shadows(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
     Ok(())
 }
 
-/// Adds guest memory to the VM, or removes it.
+/// Adds guest memory to the VM if `present` is true, or removes it.
 fn set_all(vm: &VmFd, memory: &GuestMemory, present: bool) -> Result<(), VmmError> {
     for (slot, region) in (0u32..).zip(memory.iter()) {
         let host = region

@@ -129,7 +129,8 @@ struct ScanRegion {
 }
 
 impl ScanRegion {
-    /// Records the range of addresses that the kernel reported, in units.
+    /// Records the range of addresses that the kernel reported, in units. `is_written` states
+    /// whether the guest may have written the range.
     fn mark(&self, found: &mut FoundUnits, start: u64, end: u64, is_written: bool) {
         let from = (start - self.start) / found.unit;
         let to = (end - self.start).div_ceil(found.unit);

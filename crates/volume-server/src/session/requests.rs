@@ -205,6 +205,7 @@ impl Session {
         Ok(Answer::Reply)
     }
 
+    /// Handles `FUSE_READDIRPLUS` if `plus` is true, or `FUSE_READDIR`.
     fn list(&self, node: u64, mut fields: Fields<'_>, reply: &mut Vec<u8>, plus: bool) -> Done {
         fields.u64()?;
         let (offset, size) = (fields.u64()?, fields.u32()?.min(MAX_WRITE));

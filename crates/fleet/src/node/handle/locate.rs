@@ -217,6 +217,8 @@ impl Node {
         self.place_of(place, false)
     }
 
+    /// Returns the place of a sandbox at `place`. `is_remembered` is true if the place comes from
+    /// an earlier answer of the coordinator, so that it may be wrong.
     fn place_of(&self, place: RowPlace, is_remembered: bool) -> Place {
         let members = self.members();
         let row = members.row(place.host);

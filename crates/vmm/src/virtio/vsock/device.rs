@@ -136,8 +136,8 @@ impl Vsock {
         }
     }
 
-    /// Serves the rings and interrupts at most once, now or at the end of a batch. If the device
-    /// fails, it releases all resources.
+    /// Serves the rings and interrupts at most once, now or at the end of a batch. Packets of the
+    /// guest are read if `transmit` is true. A device that fails releases all resources.
     fn run(&mut self, transmit: bool) -> Result<(), DeviceError> {
         // In a batch, only note the work. `end_batch` does it once.
         if let Some(batch) = &mut self.batch {

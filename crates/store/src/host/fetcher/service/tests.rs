@@ -96,7 +96,8 @@ impl TestHost {
         tokio::spawn(async move { service.run().await.unwrap() })
     }
 
-    /// Grants the layer as layer 2 to a new VMM.
+    /// Grants the layer as layer 2 to a new VMM. If `prefetch` is true, the fetcher also downloads
+    /// memory before the VMM requests it.
     fn grant(&self, prefetch: bool) -> GrantSocket {
         let socket = self.grants.listen().unwrap();
         let layer = GrantedLayer {
