@@ -7,13 +7,13 @@
 //! instruction.
 
 use jiffy_build_spec::context::DockerIgnore;
-use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
+use jiffy_build_spec::dockerfile::{DockerfileOptions, parse, parse_triggers};
 use jiffy_build_spec::expand::{MAX_EXPANDED_BYTES, escape, expand};
-use jiffy_build_spec::spec::{BuildSpec, CopySource, StepAction};
+use jiffy_build_spec::spec::{BuildSpec, CopySource, RunMount, StepAction};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
-const PIECES: [&str; 64] = [
+const PIECES: [&str; 68] = [
     "FROM ",
     "base",
     " AS ",
@@ -78,6 +78,10 @@ const PIECES: [&str; 64] = [
     "\u{feff}",
     "{",
     "https://x/y.git#z",
+    "--mount=",
+    "type=secret,id=a,target=$A,",
+    "--checksum=sha256:$A ",
+    "--keep-git-dir ",
 ];
 const IGNORED: [&str; 16] = [
     "*", "**", "/", "!", "?", "[a-", "]", "\\", "a", "b", ".", "..", "\n", "#", " ", "**/",
@@ -97,8 +101,29 @@ fn words(spec: &BuildSpec) -> Vec<&String> {
                 found.extend(&copy.sources);
                 found.push(&copy.to);
                 found.extend(&copy.owner);
-                if let CopySource::Inline(files) = &copy.from {
-                    found.extend(files.iter().map(|(_, content)| content));
+                match &copy.from {
+                    CopySource::Inline(files) => {
+                        found.extend(files.iter().map(|(_, content)| content));
+                    }
+                    CopySource::Url(source) => {
+                        found.push(&source.url);
+                        found.extend(&source.sha256);
+                    }
+                    CopySource::Git(source) => {
+                        found.push(&source.url);
+                        found.extend(&source.commit);
+                    }
+                    CopySource::Files(_) | CopySource::Stage(_) => {}
+                }
+            }
+            StepAction::Run { mounts, .. } => {
+                for mount in mounts {
+                    match mount {
+                        RunMount::Bind { source, target, .. } => found.extend([source, target]),
+                        RunMount::Cache { id, target, .. } => found.extend([id, target]),
+                        RunMount::Tmpfs { target, .. } => found.push(target),
+                        RunMount::Secret { target, .. } => found.extend(target),
+                    }
                 }
             }
             StepAction::Env(pairs) | StepAction::Label(pairs) => {
@@ -148,6 +173,11 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         Err(e) => assert!(!e.to_string().is_empty()),
+    }
+    // The triggers of an image are as hostile as the image.
+    match parse_triggers(&[said.clone(), text.clone()]) {
+        Ok(steps) => assert!(steps.iter().all(|step| step.line.is_none())),
+        Err(e) => assert!(!e.is_empty()),
     }
     assert_eq!(expand(&escape(&said), |_| None).as_ref(), Ok(&said));
 

@@ -10,6 +10,7 @@ pub mod oom;
 pub mod oom_log;
 pub mod output_pump;
 pub mod pipes;
+pub mod private_mounts;
 pub mod program_lookup;
 pub mod pty;
 pub mod reaper;

@@ -7,6 +7,8 @@ use serde_json::{Map, Value};
 
 /// Maximum number of steps of a request in the form of E2B's clients.
 pub const MAX_BUILD_STEPS: usize = 1000;
+/// Maximum number of secrets of one build.
+pub const MAX_BUILD_SECRETS: usize = 64;
 
 /// Body of a request to start a build: one stage in the form of E2B's clients, or a complete
 /// specification. `Spec` is the type that the specification is read as.
@@ -35,20 +37,59 @@ pub struct BuildStart<Spec = Map<String, Value>> {
     pub ready_cmd: Option<String>,
     /// Do not use the build cache.
     pub force: Option<bool>,
+    /// Secrets for `RUN --mount=type=secret`. They exist only during the build, and are neither
+    /// stored nor logged. Only together with `spec`.
+    #[schemars(length(max = MAX_BUILD_SECRETS))]
+    pub secrets: Option<Vec<BuildSecret>>,
+}
+
+/// Secret of a build.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BuildSecret {
+    /// Name by which the steps of the build refer to the secret.
+    pub id: String,
+    /// Value in base64. All values together have at most 512 KiB.
+    pub value: String,
+}
+
+impl std::fmt::Debug for BuildSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("BuildSecret").field(&self.id).finish()
+    }
 }
 
 /// Credentials for a registry.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(extend("required" = ["type"]))]
 pub struct ImageRegistry {
-    /// Kind of the credentials. Only `registry` is supported.
-    #[schemars(extend("enum" = ["registry"]))]
+    /// Kind of the credentials: user name and password, an access key for Amazon ECR, or a service
+    /// account for Google Artifact Registry.
+    #[schemars(extend("enum" = ["registry", "aws", "gcp"]))]
     pub r#type: String,
     /// User name.
     pub username: Option<String>,
     /// Password.
     pub password: Option<String>,
+    /// Access key id, for `aws`.
+    #[serde(rename = "awsAccessKeyId")]
+    pub aws_access_key_id: Option<String>,
+    /// Secret access key, for `aws`.
+    #[serde(rename = "awsSecretAccessKey")]
+    pub aws_secret_access_key: Option<String>,
+    /// Region of the registry, for `aws`.
+    #[serde(rename = "awsRegion")]
+    pub aws_region: Option<String>,
+    /// Key file of the service account in JSON, for `gcp`.
+    #[serde(rename = "serviceAccountJson")]
+    pub service_account_json: Option<String>,
+}
+
+impl std::fmt::Debug for ImageRegistry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Without the secrets, because logs contain this text.
+        f.debug_tuple("ImageRegistry").field(&self.r#type).finish()
+    }
 }
 
 /// Step of a build.

@@ -32,8 +32,8 @@ mod volume;
 mod webhook;
 
 pub use build::{
-    BuildLogs, BuildProgress, BuildStart, BuildState, BuildStatus, BuildStep, FailureReason,
-    ImageRegistry, MAX_BUILD_STEPS,
+    BuildLogs, BuildProgress, BuildSecret, BuildStart, BuildState, BuildStatus, BuildStep,
+    FailureReason, ImageRegistry, MAX_BUILD_SECRETS, MAX_BUILD_STEPS,
 };
 pub use comparison::{
     ComparedContent, ComparedFile, ComparedState, ComparedType, Comparison, ComparisonSummary,

@@ -12,7 +12,7 @@ pub use ignore::DockerIgnore;
 
 use crate::dockerfile::{DockerfileWarning, ParsedDockerfile};
 use crate::expand::{ExpandError, escape};
-use crate::spec::{BuildSpec, CopySource, StepAction};
+use crate::spec::{BuildSpec, CopySource, RunMount, StepAction};
 use files::{ContextEntries, ContextFiles, SourceError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -144,34 +144,31 @@ pub fn prepare(
             // The parser sets the line of every step.
             let line = step.line.unwrap_or(0);
             known.apply(&step.action, line)?;
-            let StepAction::Copy(copy) = &mut step.action else {
-                continue;
-            };
-            if !matches!(copy.from, CopySource::Files(_)) {
-                continue;
-            }
-            // This is created at the first use: a Dockerfile that copies no files needs no context.
-            let files = match &mut files {
-                Some(files) => files,
-                none => {
-                    let ignore = DockerIgnore::find(context, dockerfile)?;
-                    none.insert(ContextFiles::new(context, ignore)?)
+            for (from, sources) in context_files(&mut step.action) {
+                // This is created at the first use: a Dockerfile that copies no files needs no
+                // context.
+                let files = match &mut files {
+                    Some(files) => files,
+                    none => {
+                        let ignore = DockerIgnore::find(context, dockerfile)?;
+                        none.insert(ContextFiles::new(context, ignore)?)
+                    }
+                };
+                let mut entries = ContextEntries::new();
+                for source in sources {
+                    let path = known.expand(source, line)?;
+                    files
+                        .add(&path, &mut entries)
+                        .map_err(|e| explain(e, line, &path, context))?;
+                    // The builder expands sources again, so the result is escaped.
+                    *source = escape(&path);
                 }
-            };
-            let mut entries = ContextEntries::new();
-            for source in &mut copy.sources {
-                let path = known.expand(source, line)?;
-                files
-                    .add(&path, &mut entries)
-                    .map_err(|e| explain(e, line, &path, context))?;
-                // The builder expands sources again, so the result is escaped.
-                *source = escape(&path);
-            }
-            let upload = ContextArchive::new(entries)?;
-            copy.from = CopySource::Files(upload.name.clone());
-            // Steps that copy the same files share an archive.
-            if uploads.iter().all(|known| known.name != upload.name) {
-                uploads.push(upload);
+                let upload = ContextArchive::new(entries)?;
+                *from = CopySource::Files(upload.name.clone());
+                // Steps that copy the same files share an archive.
+                if uploads.iter().all(|known| known.name != upload.name) {
+                    uploads.push(upload);
+                }
             }
         }
         known.end();
@@ -183,7 +180,26 @@ pub fn prepare(
     })
 }
 
-/// Adds the line of the Dockerfile and the path to an error of the build context.
+/// Returns the uses of the context by a step: the origin, whose archive is to be set, and the
+/// sources.
+fn context_files(action: &mut StepAction) -> Vec<(&mut CopySource, &mut [String])> {
+    match action {
+        StepAction::Copy(copy) if matches!(copy.from, CopySource::Files(_)) => {
+            vec![(&mut copy.from, &mut copy.sources[..])]
+        }
+        StepAction::Run { mounts, .. } => mounts
+            .iter_mut()
+            .filter_map(|mount| match mount {
+                RunMount::Bind { from, source, .. } if matches!(from, CopySource::Files(_)) => {
+                    Some((from, std::slice::from_mut(source)))
+                }
+                _ => None,
+            })
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
 fn explain(error: SourceError, line: u32, path: &str, context: &Path) -> ContextError {
     let (path, context) = (path.to_owned(), context.to_path_buf());
     match error {

@@ -5,6 +5,8 @@
 //! * `words`: splits instructions into words, with quotes and escapes.
 //! * `stages`: handles `FROM`, `ARG` and references to stages.
 //! * `stages::copy`, `stages::run`: handle `COPY`, `ADD` and `RUN`.
+//! * `stages::mounts`: handles `--mount` of `RUN`.
+//! * `stages::triggers`: handles `ONBUILD`, and the triggers of images.
 //! * `stages::steps`: handles all other instructions in a stage.
 //! * `flags`: splits flags such as `--from=NAME` from the arguments of an instruction.
 
@@ -15,6 +17,7 @@ mod stages;
 mod words;
 
 pub use error::{DockerfileError, DockerfileWarning};
+pub use stages::parse_triggers;
 
 use crate::spec::BuildSpec;
 use jiffy_engine_api::Startup;

@@ -63,9 +63,39 @@ pub struct ImageSource {
     /// User name and password, if the registry requires them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<(String, String)>,
+    /// Credentials of a cloud, instead of user name and password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud: Option<CloudCredentials>,
     /// If set, plain HTTP is used instead of TLS.
     #[serde(default)]
     pub plain_http: bool,
+}
+
+/// Credentials of a cloud, from which a password for its registry is obtained.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum CloudCredentials {
+    /// Access key for Amazon ECR.
+    Aws {
+        /// Access key id.
+        access_key_id: String,
+        /// Secret access key.
+        secret_access_key: String,
+        /// Region, such as `eu-west-1`.
+        region: String,
+    },
+    /// Key file of a service account for Google Artifact Registry, in JSON.
+    Gcp(String),
+}
+
+impl std::fmt::Debug for CloudCredentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Without the secrets, because logs contain this text.
+        match self {
+            Self::Aws { access_key_id, .. } => f.debug_tuple("Aws").field(access_key_id).finish(),
+            Self::Gcp(_) => f.write_str("Gcp"),
+        }
+    }
 }
 
 impl std::fmt::Debug for ImageSource {
@@ -77,6 +107,7 @@ impl std::fmt::Debug for ImageSource {
                 "credentials",
                 &self.credentials.as_ref().map(|(user, _)| user),
             )
+            .field("cloud", &self.cloud)
             .field("plain_http", &self.plain_http)
             .finish()
     }
@@ -114,6 +145,9 @@ pub enum StepAction {
         /// User of the program. Defaults to the user of the stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         user: Option<String>,
+        /// Files that only this command sees.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        mounts: Vec<RunMount>,
     },
     /// Copies files into the sandbox.
     Copy(CopyAction),
@@ -139,6 +173,85 @@ pub enum StepAction {
     Expose(Vec<String>),
     /// Sets labels of the template.
     Label(Vec<(String, String)>),
+    /// Adds an instruction that runs in builds based on the template.
+    OnBuild(String),
+}
+
+/// Mount of a `Run` step. Paths may contain variables, and are relative to the working directory.
+/// No mount becomes part of the template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum RunMount {
+    /// A file or directory of the context or of a stage. Changes by the command are discarded.
+    Bind {
+        /// Origin of the files. [`CopySource::Inline`] and [`CopySource::Git`] are not allowed.
+        from: CopySource,
+        /// Path relative to the root of the origin.
+        source: String,
+        /// Path in the sandbox.
+        target: String,
+        /// If set, the command may write.
+        #[serde(default)]
+        writable: bool,
+    },
+    /// A directory that builds with the same owner and id share.
+    Cache {
+        /// Name of the directory's content.
+        id: String,
+        /// Path in the sandbox.
+        target: String,
+        /// If set, the command cannot write.
+        #[serde(default)]
+        read_only: bool,
+        /// Owner of a new directory.
+        #[serde(default)]
+        uid: u32,
+        /// Group of a new directory.
+        #[serde(default)]
+        gid: u32,
+        /// Permissions of a new directory.
+        mode: u32,
+    },
+    /// An empty directory in memory.
+    Tmpfs {
+        /// Path in the sandbox.
+        target: String,
+        /// Maximum size in bytes. Defaults to half of the sandbox's memory.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        size_bytes: Option<u64>,
+    },
+    /// A secret of the build, as a file or as an environment variable.
+    Secret {
+        /// Name of the secret.
+        id: String,
+        /// Path of the file. `None` if only a variable is set.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        target: Option<String>,
+        /// Name of the variable.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        env: Option<String>,
+        /// If set, the step fails without the secret. Otherwise the mount is omitted.
+        #[serde(default)]
+        required: bool,
+        /// Owner of the file.
+        #[serde(default)]
+        uid: u32,
+        /// Group of the file.
+        #[serde(default)]
+        gid: u32,
+        /// Permissions of the file.
+        mode: u32,
+    },
+}
+
+impl RunMount {
+    /// Returns the origin of the mounted files. `None` if the mount has no origin.
+    pub fn origin(&self) -> Option<&CopySource> {
+        match self {
+            Self::Bind { from, .. } => Some(from),
+            _ => None,
+        }
+    }
 }
 
 /// Command of a `Run` step.
@@ -186,4 +299,34 @@ pub enum CopySource {
     Stage(usize),
     /// Files in the step itself: names and contents.
     Inline(Vec<(String, String)>),
+    /// A file on a web server.
+    Url(UrlSource),
+    /// A commit of a Git repository.
+    Git(GitSource),
+}
+
+/// A file on a web server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UrlSource {
+    /// An `https` URL. May contain variables.
+    pub url: String,
+    /// SHA-256 of the file in hexadecimal. May contain variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+}
+
+/// A commit of a Git repository.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GitSource {
+    /// `http` or `https` URL of the repository, optionally with `#REF:DIRECTORY`. May contain
+    /// variables.
+    pub url: String,
+    /// Commit that the reference must have, in hexadecimal. May contain variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// If set, the directory `.git` is retained.
+    #[serde(default)]
+    pub keep_git_dir: bool,
 }

@@ -5,7 +5,7 @@ use jiffy_build_spec::dockerfile::{DockerfileOptions, ParsedDockerfile, parse};
 use jiffy_build_spec::spec::{BuildStage, CopySource, StageBase, StepAction, StepCommand};
 use std::collections::BTreeMap;
 
-fn read(text: &str) -> ParsedDockerfile {
+pub(crate) fn read(text: &str) -> ParsedDockerfile {
     parse(text, &DockerfileOptions::default()).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
@@ -21,7 +21,7 @@ fn with(
     parse(text, &DockerfileOptions { build_args, target }).map_err(|e| e.to_string())
 }
 
-fn refused(text: &str) -> String {
+pub(crate) fn refused(text: &str) -> String {
     match parse(text, &DockerfileOptions::default()) {
         Ok(parsed) => panic!("{text}: {parsed:?}"),
         Err(e) => e.to_string(),
@@ -41,18 +41,21 @@ fn shown(stage: &BuildStage) -> Vec<String> {
     lines.extend(stage.steps.iter().map(|step| match &step.action {
         StepAction::AddUser(user) => format!("add user {user}"),
         StepAction::Run {
-            command: StepCommand::Line(line),
-            ..
-        } => format!("run {line}"),
-        StepAction::Run {
-            command: StepCommand::Exec(words),
-            ..
-        } => format!("exec {words:?}"),
+            command, mounts, ..
+        } => {
+            let mounts: Vec<String> = mounts.iter().map(|m| format!("{m:?} ")).collect();
+            match command {
+                StepCommand::Line(line) => format!("{}run {line}", mounts.concat()),
+                StepCommand::Exec(words) => format!("{}exec {words:?}", mounts.concat()),
+            }
+        }
         StepAction::Copy(copy) => {
             let from = match &copy.from {
                 CopySource::Files(_) => "context".to_owned(),
                 CopySource::Stage(number) => format!("stage {number}"),
                 CopySource::Inline(files) => format!("{files:?}"),
+                CopySource::Url(source) => format!("{} {:?}", source.url, source.sha256),
+                CopySource::Git(source) => format!("git {} {:?}", source.url, source.commit),
             };
             let extra = [copy.owner.as_ref(), copy.mode.as_ref()];
             let extra: String = extra
@@ -74,12 +77,13 @@ fn shown(stage: &BuildStage) -> Vec<String> {
         StepAction::Entrypoint(words) => format!("entrypoint {words:?}"),
         StepAction::Cmd(words) => format!("cmd {words:?}"),
         StepAction::Expose(ports) => format!("expose {ports:?}"),
+        StepAction::OnBuild(trigger) => format!("on build {trigger}"),
         StepAction::Label(pairs) => format!("label {pairs:?}"),
     }));
     lines
 }
 
-fn all(parsed: &ParsedDockerfile) -> String {
+pub(crate) fn all(parsed: &ParsedDockerfile) -> String {
     let stages = parsed.spec.stages.iter().flat_map(shown);
     stages.collect::<Vec<_>>().join("\n")
 }
@@ -214,10 +218,40 @@ fn an_error_names_its_line_and_instruction() {
         ("FROM a AS b c", "must be `FROM image"),
         ("FROM a AS 1x", "not a valid name for a stage"),
         (
-            "FROM a\nRUN --mount=type=secret,id=x cat",
-            "line 2: RUN: --mount=type=secret is not supported",
+            "FROM a\nRUN --mount=type=ssh cat",
+            "line 2: RUN: --mount=type=ssh is not supported",
         ),
-        ("FROM a\nRUN --mount=target=/x cat", "--mount=type=bind"),
+        ("FROM a\nRUN --mount=type=x cat", "unknown type of mount"),
+        ("FROM a\nRUN --mount=type=bind cat", "needs a target"),
+        (
+            "FROM a\nRUN --mount=type=cache,target=/ cat",
+            "needs a target",
+        ),
+        ("FROM a\nRUN --mount=type=secret cat", "needs an id"),
+        (
+            "FROM a\nRUN --mount=type=secret,id=x,mode=8 cat",
+            "'8' is not a valid value of mode",
+        ),
+        (
+            "FROM a\nRUN --mount=type=secret,id=x,required=maybe cat",
+            "'maybe' is not a valid value of required",
+        ),
+        (
+            "FROM a\nRUN --mount=type=tmpfs,target=/x,size=1x cat",
+            "'1x' is not a valid value of size",
+        ),
+        (
+            "FROM a\nRUN --mount=type=cache,target=/x,from=b cat",
+            "the option 'from' is not supported",
+        ),
+        (
+            "FROM a\nRUN --mount=target=/x,target=/y cat",
+            "the option 'target' is empty or repeated",
+        ),
+        (
+            "FROM a\nRUN --mount=target=/x,from=3 cat",
+            "--from=3: no earlier stage",
+        ),
         ("FROM a\nRUN --network=none x", "--network is not supported"),
         (
             "FROM a\nRUN --security=insecure x",
@@ -225,10 +259,29 @@ fn an_error_names_its_line_and_instruction() {
         ),
         ("FROM a\nRUN", "needs arguments"),
         (
-            "FROM a\nADD https://x.org/a.tgz /",
-            "line 2: ADD: 'https://x.org/a.tgz' is a remote source",
+            "FROM a\nADD ftp://x.org/a.tgz /",
+            "line 2: ADD: 'ftp://x.org/a.tgz': only https URLs",
         ),
-        ("FROM a\nADD git@github.com:a/b.git /", "a remote source"),
+        ("FROM a\nADD git@github.com:a/b.git /", "only https URLs"),
+        (
+            "FROM a\nADD --checksum=sha256:12 https://x.org/a /",
+            "64 hexadecimal digits",
+        ),
+        (
+            "FROM a\nADD --checksum=v1 https://x.org/a.git /",
+            "40 hexadecimal digits",
+        ),
+        (
+            "FROM a\nADD --checksum=sha256:1 b /",
+            "require a remote source",
+        ),
+        ("FROM a\nADD --keep-git-dir b /", "require a remote source"),
+        (
+            "FROM a\nADD --keep-git-dir https://x.org/a /",
+            "is not a Git repository",
+        ),
+        ("FROM a\nADD https://x.org/a b /c", "must be a directory"),
+        ("FROM a\nCOPY --checksum=sha256:1 b /", "only --from"),
         ("FROM a\nCOPY a", "must be `COPY source"),
         (
             "FROM a\nCOPY --from=$x a b",

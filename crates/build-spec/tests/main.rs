@@ -2,3 +2,4 @@
 
 mod contexts;
 mod dockerfiles;
+mod mounts_and_triggers;

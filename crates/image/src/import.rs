@@ -32,9 +32,9 @@ use crate::work_dir::WorkDir;
 use document::{ImageConfig, RunConfig};
 use fetched_image::{FetchOutcome, FetchedImage};
 use jiffy_engine_api::{FirstUse, Readiness, SandboxSize, StartCommand, Startup, is_reserved};
+use jiffy_registry_pull::RegistryLogin;
 use job::ImportJob;
 use std::cell::Cell;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -86,27 +86,14 @@ pub enum ImportSource {
 }
 
 /// Authentication to a registry.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RegistryAccess {
     /// Credentials from the environment or from this host's Docker configuration.
     #[default]
     Host,
     Anonymous,
-    User {
-        name: String,
-        password: String,
-    },
-}
-
-// This implementation is written by hand, so that passwords do not appear in logs.
-impl fmt::Debug for RegistryAccess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("Host"),
-            Self::Anonymous => f.write_str("Anonymous"),
-            Self::User { name, .. } => f.debug_tuple("User").field(name).finish(),
-        }
-    }
+    /// Credentials of the caller.
+    Login(RegistryLogin),
 }
 
 /// Command that is started in every sandbox of the template.

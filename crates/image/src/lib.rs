@@ -59,8 +59,8 @@ pub use template_model::{
 };
 pub use templates::{MovedTemplate, PrunedImages, TemplateSummary, Templates};
 pub use transfer::{
-    FileImport, FileTrust, KnownDigests, TemplateFiles, UnusableFile, download_template,
-    export_template,
+    FileImport, FileTrust, KnownDigests, TemplateFiles, UnusableFile, download_file,
+    download_template, export_template,
 };
 pub use verified::{VerifiedFile, VerifyError};
 

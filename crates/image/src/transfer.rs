@@ -350,7 +350,7 @@ mod download;
 mod search;
 mod shared;
 mod trust;
-pub use download::download_template;
+pub use download::{download_file, download_template};
 pub use search::UnusableFile;
 pub(crate) use search::import_stock;
 pub use shared::TemplateFiles;

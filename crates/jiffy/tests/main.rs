@@ -10,6 +10,7 @@ mod adoption;
 mod attacks;
 mod attacks_network;
 mod bad_input;
+mod build_mounts;
 mod builds;
 mod clones;
 mod commands;

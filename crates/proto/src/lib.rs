@@ -17,6 +17,7 @@
 //! * [`kernel`]: system calls that no library supports.
 //! * [`page_scan`]: page scans of the kernel.
 //! * [`panic`]: behaviour of all processes at a panic.
+//! * [`process_mounts`]: mounts of a process of a guest.
 
 pub mod agent;
 pub mod channel;
@@ -30,5 +31,6 @@ pub mod kernel;
 pub mod layer;
 pub mod page_scan;
 pub mod panic;
+pub mod process_mounts;
 pub mod snapshot;
 pub mod vm;

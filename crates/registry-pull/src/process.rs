@@ -6,6 +6,7 @@ mod challenge;
 mod client;
 mod confine;
 mod control;
+mod responses;
 mod seccomp;
 mod url;
 
@@ -98,12 +99,12 @@ fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) ->
         registry,
         repository,
         plain_http,
-        credentials,
+        login,
     } = control.receive_request()?.0
     else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let client = RegistryClient::new(control.clone(), roots, plain_http, credentials);
+    let client = RegistryClient::new(control.clone(), roots, plain_http, login);
     let mut client = match client.and_then(|c| c.of(&registry, &repository)) {
         Ok(client) => client,
         Err(fault) => return control.send_response(&PullResponse::Failed(fault)),

@@ -4,13 +4,13 @@
 use crate::cancel::Cancel;
 use crate::connection_gate::ConnectionGate;
 use crate::error::{PullError, PullFault};
+use crate::login::RegistryLogin;
 use crate::process::{INHERITED_VARIABLES, PULLER_ARGUMENT};
 use crate::puller_link::{PullerLink, PullerMessage};
 use crate::response_deadlines::ResponseDeadlines;
 use crate::wire::{PullRequest, PullResponse};
 use nix::unistd::Pid;
 use std::env;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -35,22 +35,6 @@ pub enum PullerProgram {
     Thread,
 }
 
-/// User and password for a registry.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
-    /// User name.
-    pub user: String,
-    /// Password.
-    pub password: String,
-}
-
-impl fmt::Debug for Credentials {
-    // The password must not appear in logs.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Credentials").field(&self.user).finish()
-    }
-}
-
 /// Repository that a puller pulls from.
 #[derive(Debug, Clone)]
 pub struct PullTarget {
@@ -60,8 +44,8 @@ pub struct PullTarget {
     pub repository: String,
     /// Hosts (`host` or `host:port`) with plain HTTP.
     pub plain_http: Vec<String>,
-    /// Credentials, if any.
-    pub credentials: Option<Credentials>,
+    /// Authentication, if any.
+    pub login: Option<RegistryLogin>,
 }
 
 /// Puller process for one repository. Dropping this value kills the process.
@@ -138,7 +122,7 @@ impl Puller {
             registry: setup.registry,
             repository: setup.repository,
             plain_http: setup.plain_http,
-            credentials: setup.credentials.map(|c| (c.user, c.password)),
+            login: setup.login,
         };
         puller.link.send(&request, None, cancel)?;
         Ok(puller)

@@ -5,6 +5,7 @@
 //! descriptor of a connection is attached to the frame [`PullRequest::Connected`].
 
 use crate::error::PullFault;
+use crate::login::RegistryLogin;
 use serde::{Deserialize, Serialize};
 
 /// Maximum payload of a frame in bytes.
@@ -29,8 +30,8 @@ pub(crate) enum PullRequest {
         repository: String,
         /// Hosts (`host` or `host:port`) that are contacted by plain HTTP.
         plain_http: Vec<String>,
-        /// User name and password.
-        credentials: Option<(String, String)>,
+        /// Authentication, if any.
+        login: Option<RegistryLogin>,
     },
     /// Requests a manifest of at most `most` bytes by tag or digest. Answered with data and
     /// [`PullResponse::Done`].

@@ -16,6 +16,7 @@ mod queue;
 mod reconcile;
 mod records;
 mod request;
+mod secrets;
 mod stage_config;
 mod step_cache;
 mod step_key;
@@ -37,6 +38,7 @@ pub use records::{
     LogQuery, RecordError, TemplateRecord, WantedSize,
 };
 pub use request::BuildRequest;
+pub use secrets::BuildSecrets;
 pub use step_cache::{PrunableBuildCache, PrunedBuildCache};
 pub use uploads::{
     FoundUpload, IncomingUpload, MAX_UPLOAD_BYTES, UploadError, UploadNaming, UploadStore,

@@ -6,9 +6,9 @@
 mod builder;
 
 pub use builder::{
-    BuildProgress, BuildRecord, BuildRecords, BuildRequest, BuildStatus, BuildUsage, Builder,
-    BuilderError, BuilderSettings, DEFAULT_TAG, FailureReason, FoundUpload, IncomingUpload,
-    LogLevel, LogLine, LogPosition, LogQuery, MAX_UPLOAD_BYTES, MAX_WAITING_BUILDS,
+    BuildProgress, BuildRecord, BuildRecords, BuildRequest, BuildSecrets, BuildStatus, BuildUsage,
+    Builder, BuilderError, BuilderSettings, DEFAULT_TAG, FailureReason, FoundUpload,
+    IncomingUpload, LogLevel, LogLine, LogPosition, LogQuery, MAX_UPLOAD_BYTES, MAX_WAITING_BUILDS,
     PrunableBuildCache, PrunedBuildCache, RecordError, ResolvedBy, ResolvedTemplate,
     StoredTemplate, TemplateLookup, TemplateRecord, UploadError, UploadNaming, UploadStore,
     WAITING_BUILD_TIMEOUT, WantedSize, WeakBuilder, is_visible, resolve,

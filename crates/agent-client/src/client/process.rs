@@ -8,6 +8,7 @@ use crate::stdin_stream::StdinStream;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use jiffy_proto::process_mounts::ProcessMounts;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::borrow::Cow;
@@ -69,6 +70,8 @@ pub struct ProcessSpec {
     pub limits: Option<ProcessLimits>,
     /// Set for a service of the sandbox, which does not count as a command of a client.
     pub is_service: bool,
+    /// Mounts that only the process and its children see.
+    pub mounts: Option<ProcessMounts>,
 }
 
 impl ProcessSpec {
@@ -241,6 +244,9 @@ impl AgentClient {
         }
         if spec.is_service {
             request["service"] = json!(true);
+        }
+        if let Some(mounts) = &spec.mounts {
+            request["mounts"] = json!(mounts);
         }
         let timeout: Vec<_> = spec
             .timeout

@@ -9,6 +9,7 @@
 //! The system calls on the working directory and the program may wait for a file system. Therefore
 //! a worker thread creates the process.
 
+use super::private_mounts::{self, MountStep};
 use crate::workers::lock;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::io;
@@ -35,6 +36,8 @@ pub struct SpawnPlan<'a> {
     pub identity: Option<(u32, u32, &'a [u32])>,
     /// Resource limits in the form of `prlimit`.
     pub limits: &'a [(u32, libc::rlimit)],
+    /// Mounts of a mount namespace of its own. `None` if the process uses the agent's namespace.
+    pub mounts: Option<&'a [MountStep]>,
 }
 
 /// Step of a child before its program runs.
@@ -42,6 +45,8 @@ pub struct SpawnPlan<'a> {
 pub enum SpawnStep {
     /// Session, terminal or descriptors.
     Setup,
+    /// Mounts.
+    Mounts,
     /// Resource limits.
     ProcessLimits,
     /// User and groups.
@@ -240,6 +245,13 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
             libc::TIOCSCTTY as c_long,
             0
         );
+    }
+    // Mount before the change of the user, because only root may mount file systems.
+    if let Some(mounts) = plan.mounts {
+        // SAFETY: the caller guarantees the conditions of `enter`, which are the same.
+        if let Err(errno) = unsafe { private_mounts::enter(mounts) } {
+            return (SpawnStep::Mounts, errno);
+        }
     }
     // Set the limits before the change of the user, because only root may raise a hard limit.
     for (resource, limit) in plan.limits {

@@ -2,6 +2,7 @@
 
 use super::limits::ProcessLimits;
 use crate::rpc::json;
+use jiffy_proto::process_mounts::ProcessMounts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -62,6 +63,9 @@ pub struct StartRequest {
     /// Extension: the process is a service of the sandbox, not a command of a client.
     #[serde(default)]
     pub service: bool,
+    /// Extension: mounts that only the process and its children see.
+    #[serde(default)]
+    pub mounts: Option<ProcessMounts>,
 }
 
 /// Selection of a process.

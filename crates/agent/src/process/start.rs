@@ -7,6 +7,7 @@ use super::input::ProcessInput;
 use super::message::StartRequest;
 use super::output_pump::{OutputPump, ProcessDeadline};
 use super::pipes::{self, AgentEnds};
+use super::private_mounts;
 use super::program_lookup;
 use super::table::GuestProcess;
 use crate::boot::site;
@@ -190,6 +191,8 @@ impl SpawnJob {
         let (stdio, ends) = pipes::open(&request, &user)
             .map_err(|e| RpcError::io("cannot connect a process", &e))?;
         let limits = request.process.limits.map(|l| l.pairs());
+        let mounts = request.mounts.as_ref().map(private_mounts::steps);
+        let mounts = mounts.transpose()?;
         // SAFETY: the call takes no pointers.
         let privileged = unsafe { libc::geteuid() } == 0;
         let plan = SpawnPlan {
@@ -205,6 +208,7 @@ impl SpawnJob {
             // Only root may change the user. In tests, the agent is an ordinary user.
             identity: privileged.then_some((user.uid, user.gid, &user.groups)),
             limits: limits.as_deref().unwrap_or_default(),
+            mounts: mounts.as_deref(),
         };
         let pid = child::spawn(&plan, &self.slot.0)
             .map_err(|e| explain(&request.process.cmd, &cwd, &e))?;
@@ -257,6 +261,8 @@ impl SpawnJob {
         // request.
         env.extend(self.variables.clone());
         env.extend(self.request.process.envs.clone());
+        let hidden = self.request.mounts.iter().flat_map(|m| &m.env);
+        env.extend(hidden.map(|(name, value)| (name.clone(), value.0.clone())));
         site::add_missing(&mut env, &self.site_variables);
         env
     }
@@ -301,6 +307,7 @@ fn explain(cmd: &str, cwd: &Path, failure: &SpawnError) -> RpcError {
             RpcCode::InvalidArgument,
             format!("{cmd}: cannot set limits: {error}"),
         ),
+        (SpawnStep::Mounts, _) => RpcError::io(&format!("{cmd}: cannot mount its files"), error),
         (SpawnStep::Setup | SpawnStep::Identity | SpawnStep::Exec, _) => {
             RpcError::io(&format!("{cmd}: cannot start"), error)
         }

@@ -9,7 +9,7 @@ use crate::keys::KeyStatus;
 use crate::query::Query;
 use crate::quota::running;
 use crate::routes::bounds::MAX_MOMENT;
-use crate::wire::build::{LEVELS, entry, size, spec, status};
+use crate::wire::build::{LEVELS, entry, secrets, size, spec, status};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -229,10 +229,11 @@ pub(super) async fn start(
     State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
-    Required(start): Required<BuildStart<BuildSpec>>,
+    Required(mut start): Required<BuildStart<BuildSpec>>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
+    let secrets = secrets(&mut start)?;
     let spec = spec(start)?;
     // A build that exceeds the quota is rejected here, before it is queued. The build counts as one
     // create of its key. The permit ends with this request; each sandbox of the build reserves its
@@ -250,7 +251,7 @@ pub(super) async fn start(
         }
         None => None,
     };
-    builder.start(&template, &build, spec)?;
+    builder.start(&template, &build, spec, secrets)?;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -2,17 +2,21 @@
 
 use super::moment;
 use crate::error::ApiError;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jiffy_api_types::{
     BuildStart, BuildState, BuildStatus, BuildStep as WireStep, FailureReason, ImageRegistry,
     LogEntry, MAX_BUILD_STEPS, NewTemplate,
 };
 use jiffy_build_spec::expand::escape;
 use jiffy_build_spec::spec::{
-    BuildSpec, BuildStage, BuildStep, CopyAction, CopySource, ImageSource, StageBase, StepAction,
-    StepCommand,
+    BuildSpec, BuildStage, BuildStep, CloudCredentials, CopyAction, CopySource, ImageSource,
+    StageBase, StepAction, StepCommand,
 };
 use jiffy_engine_api::{Readiness, StartCommand, Startup};
-use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, WantedSize};
+use jiffy_template_builder::{
+    BuildProgress, BuildRecord, BuildSecrets, LogLevel, LogLine, WantedSize,
+};
 
 /// Default user and home directory of a template's programs.
 const USER: &str = "user";
@@ -27,6 +31,27 @@ pub(crate) fn size(new: &NewTemplate) -> WantedSize {
         memory_mib: new.memory_mb,
         disk_mib: new.min_free_disk_mb,
     }
+}
+
+/// Removes the secrets of a build from the request.
+pub(crate) fn secrets(start: &mut BuildStart<BuildSpec>) -> Result<BuildSecrets, ApiError> {
+    let secrets = start.secrets.take().unwrap_or_default();
+    if start.spec.is_none() && !secrets.is_empty() {
+        return Err(ApiError::invalid(
+            "`secrets` requires `spec`: steps cannot use secrets",
+        ));
+    }
+    let decoded = secrets.into_iter().map(|secret| {
+        let value = STANDARD.decode(&secret.value).map_err(|_| {
+            ApiError::invalid(format!(
+                "the value of `{}` is not base64",
+                short(&secret.id)
+            ))
+        })?;
+        Ok((secret.id, value))
+    });
+    let decoded = decoded.collect::<Result<Vec<_>, ApiError>>()?;
+    BuildSecrets::new(decoded).map_err(ApiError::invalid)
 }
 
 /// Returns the specification of a build. E2B's clients send steps; `jiffy` sends a complete
@@ -62,14 +87,13 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
                 steps.push(implicit_step(action));
             }
             let reference = image.filter(|i| !i.is_empty());
+            let credentials = start.from_image_registry.map(credentials).transpose()?;
+            let (credentials, cloud) = credentials.unwrap_or_default();
             StageBase::Image(ImageSource {
                 // The default image of E2B's clients.
                 reference: reference.unwrap_or_else(|| "e2bdev/base".to_owned()),
-                credentials: start
-                    .from_image_registry
-                    .map(credentials)
-                    .transpose()?
-                    .flatten(),
+                credentials,
+                cloud,
                 plain_http: false,
             })
         }
@@ -92,15 +116,41 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         idle_timeout_s: None,
     })
 }
-/// Returns user and password for the registry.
-fn credentials(registry: ImageRegistry) -> Result<Option<(String, String)>, ApiError> {
-    match registry.r#type.as_str() {
-        "registry" => Ok(registry.username.zip(registry.password)),
-        kind => Err(ApiError::unsupported_option(format!(
-            "`fromImageRegistry` of the type `{}` is not supported: use a user name and a password (type `registry`)",
-            kind.escape_debug()
-        ))),
-    }
+
+/// User name and password, or credentials of a cloud.
+type ImageCredentials = (Option<(String, String)>, Option<CloudCredentials>);
+
+/// Returns the credentials for an image.
+fn credentials(registry: ImageRegistry) -> Result<ImageCredentials, ApiError> {
+    let missing = |what: &str| ApiError::invalid(format!("`fromImageRegistry` requires {what}"));
+    let cloud = match registry.r#type.as_str() {
+        "registry" => return Ok((registry.username.zip(registry.password), None)),
+        "aws" => {
+            let key = registry
+                .aws_access_key_id
+                .zip(registry.aws_secret_access_key);
+            let key = key.zip(registry.aws_region);
+            let ((access_key_id, secret_access_key), region) = key
+                .ok_or_else(|| missing("`awsAccessKeyId`, `awsSecretAccessKey` and `awsRegion`"))?;
+            CloudCredentials::Aws {
+                access_key_id,
+                secret_access_key,
+                region,
+            }
+        }
+        "gcp" => {
+            let key = registry.service_account_json;
+            CloudCredentials::Gcp(key.ok_or_else(|| missing("`serviceAccountJson`"))?)
+        }
+        kind => {
+            return Err(ApiError::unsupported_option(format!(
+                "`fromImageRegistry` of the type `{}` is not supported: use `registry`, `aws` or \
+                 `gcp`",
+                kind.escape_debug()
+            )));
+        }
+    };
+    Ok((None, Some(cloud)))
 }
 
 /// Returns a step that the client did not send. The log does not show it.
@@ -125,6 +175,7 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
         "RUN" => StepAction::Run {
             command: StepCommand::Line(arg(0).ok_or_else(|| missing("a command"))?),
             user: arg(1),
+            mounts: Vec::new(),
         },
         "ENV" => StepAction::Env(
             (args.chunks(2))
@@ -284,7 +335,9 @@ mod tests {
     use serde_json::{Value, json};
 
     fn spec(body: Value) -> Result<BuildSpec, ApiError> {
-        super::spec(serde_json::from_value(body).unwrap())
+        let mut start = serde_json::from_value(body).unwrap();
+        super::secrets(&mut start)?;
+        super::spec(start)
     }
 
     #[test]
@@ -344,8 +397,20 @@ mod tests {
             ),
             (json!({ "fromImage": "a", "fromTemplate": "b" }), "exclude"),
             (
+                json!({ "steps": [], "secrets": [{ "id": "a", "value": "eA==" }] }),
+                "`secrets` requires `spec`",
+            ),
+            (
                 json!({ "fromImage": "a", "fromImageRegistry": { "type": "aws" } }),
-                "aws",
+                "awsRegion",
+            ),
+            (
+                json!({ "fromImage": "a", "fromImageRegistry": { "type": "gcp" } }),
+                "serviceAccountJson",
+            ),
+            (
+                json!({ "fromImage": "a", "fromImageRegistry": { "type": "x" } }),
+                "`x` is not supported",
             ),
         ] {
             let refused = spec(body).unwrap_err().message;

@@ -5,6 +5,7 @@ use crate::support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{Limits, Scope};
+use jiffy_api_types::SnapshotContent;
 use jiffy_engine_api::now_ms;
 use jiffy_image::{Home, MANIFEST_FORMAT, Templates};
 use jiffy_template_builder::{
@@ -313,11 +314,19 @@ async fn unused_build_data_expires() {
     let records = BuildRecords::open(home.path()).unwrap();
     let id = api.sandbox().await;
     for (key, days) in [("used", 2), ("unused", 8), ("forgotten", 15)] {
-        api.host.build_steps().snapshot(&id, key).await.unwrap();
+        api.host
+            .build_steps()
+            .snapshot(&id, key, SnapshotContent::Full)
+            .await
+            .unwrap();
         records.touch_step(key, now_ms() - days * DAY_MS).unwrap();
     }
     // Created without recording its use.
-    api.host.build_steps().snapshot(&id, "new").await.unwrap();
+    api.host
+        .build_steps()
+        .snapshot(&id, "new", SnapshotContent::Full)
+        .await
+        .unwrap();
     let keys = || -> Vec<String> {
         let steps = api.host.build_steps().list().into_iter();
         let mut keys: Vec<String> = steps.map(|s| s.fingerprint().to_owned()).collect();

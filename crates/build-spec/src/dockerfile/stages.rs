@@ -2,8 +2,12 @@
 //! other instructions.
 
 mod copy;
+mod mounts;
 mod run;
 mod steps;
+mod triggers;
+
+pub use triggers::parse_triggers;
 
 use super::error::{DockerfileError, DockerfileWarning};
 use super::instructions::Instruction;
@@ -51,6 +55,8 @@ pub(super) struct StageParser<'o> {
     named_stages: Vec<(Option<String>, usize)>,
     /// Images in `COPY --from`, with the indexes of the stages that were added for them.
     images: BTreeMap<String, usize>,
+    /// `ONBUILD` instructions by the index of their stage in `finished`.
+    triggers: BTreeMap<usize, Vec<Instruction>>,
     pub(super) current: Option<CurrentStage>,
     pub(super) warnings: Vec<DockerfileWarning>,
     /// Names of all declared `ARG`s.
@@ -64,6 +70,8 @@ pub(super) struct CurrentStage {
     pub(super) steps: Vec<BuildStep>,
     /// Shell for command lines.
     pub(super) shell: Vec<String>,
+    /// `ONBUILD` instructions.
+    triggers: Vec<Instruction>,
 }
 
 impl<'o> StageParser<'o> {
@@ -75,6 +83,7 @@ impl<'o> StageParser<'o> {
             finished: Vec::new(),
             named_stages: Vec::new(),
             images: BTreeMap::new(),
+            triggers: BTreeMap::new(),
             current: None,
             warnings: Vec::new(),
             declared_args: BTreeSet::new(),
@@ -215,6 +224,7 @@ impl<'o> StageParser<'o> {
             from: StageBase::Image(ImageSource {
                 reference: name.to_owned(),
                 credentials: None,
+                cloud: None,
                 plain_http: false,
             }),
             steps: Vec::new(),
@@ -235,6 +245,7 @@ impl<'o> StageParser<'o> {
     /// Completes the current stage.
     fn close(&mut self) {
         if let Some(current) = self.current.take() {
+            self.triggers.insert(self.finished.len(), current.triggers);
             self.named_stages
                 .push((current.name.clone(), self.finished.len()));
             self.finished.push(BuildStage {
@@ -275,7 +286,8 @@ impl<'o> StageParser<'o> {
                  the first FROM with a default, or pass a value for it"
             )));
         }
-        let from = match self.stage_named(&base) {
+        let based_on = self.stage_named(&base);
+        let from = match based_on {
             Some(number) => StageBase::Stage(number),
             None if base == "scratch" => StageBase::Scratch,
             None => StageBase::Name(base),
@@ -285,6 +297,7 @@ impl<'o> StageParser<'o> {
             from,
             steps: Vec::new(),
             shell: vec!["/bin/sh".to_owned(), "-c".to_owned()],
+            triggers: Vec::new(),
         });
         // Proxy arguments are available in each stage without an `ARG` instruction.
         for name in PROXY_ARGUMENTS {
@@ -296,6 +309,9 @@ impl<'o> StageParser<'o> {
                     step.text = format!("ARG {name}");
                 }
             }
+        }
+        if let Some(number) = based_on {
+            self.run_triggers(number)?;
         }
         Ok(())
     }

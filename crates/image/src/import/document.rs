@@ -80,6 +80,8 @@ pub(super) struct RunConfig {
     pub cmd: Option<Vec<String>>,
     #[serde(deserialize_with = "bounded::map_or_null")]
     pub exposed_ports: Option<BTreeMap<String, IgnoredAny>>,
+    #[serde(deserialize_with = "bounded::list_or_null")]
+    pub on_build: Option<Vec<String>>,
 }
 
 /// Parses a document.

@@ -257,5 +257,6 @@ fn origin(from: String, found: FoundImage) -> ImageOrigin {
         entrypoint: text(run.entrypoint),
         cmd: text(run.cmd),
         exposed_ports: ports.keys().map(|p| shown(p.as_bytes())).collect(),
+        on_build: text(run.on_build),
     }
 }

@@ -9,7 +9,7 @@ use crate::home::Home;
 use crate::layer::{BlobProofs, Repository};
 use crate::verified::{sum, sum_of};
 use jiffy_registry_pull::{
-    ConnectionGate, Credentials, PullError, PullFault, PullSettings, PullTarget, Puller,
+    ConnectionGate, PullError, PullFault, PullSettings, PullTarget, Puller, RegistryLogin,
 };
 use oci_spec::distribution::Reference;
 use std::io;
@@ -42,13 +42,12 @@ impl RegistryImage {
             reference: crate::layer::shown(reference.as_bytes()),
             problem: e.to_string(),
         })?;
-        let credentials = match access {
-            RegistryAccess::Host => credentials::find(reference.resolve_registry()),
+        let login = match access {
+            RegistryAccess::Host => {
+                credentials::find(reference.resolve_registry()).map(RegistryLogin::Password)
+            }
             RegistryAccess::Anonymous => None,
-            RegistryAccess::User { name, password } => Some(Credentials {
-                user: name.clone(),
-                password: password.clone(),
-            }),
+            RegistryAccess::Login(login) => Some(login.clone()),
         };
         let registry = reference.resolve_registry().to_owned();
         let plain_http = &pull.registries.plain_http;
@@ -56,7 +55,7 @@ impl RegistryImage {
         let setup = PullTarget {
             repository: reference.repository().to_owned(),
             plain_http: plain_http.clone(),
-            credentials,
+            login,
             registry,
         };
         let failed = |e| failed(&reference, pull.by_key, "", e);

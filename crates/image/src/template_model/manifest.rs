@@ -151,6 +151,9 @@ pub struct ImageOrigin {
     /// Ports that the image declares, in the form `80/tcp`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<String>,
+    /// Instructions (`ONBUILD`) that run in builds based on the image.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_build: Vec<String>,
 }
 
 /// Digest and size of an image.

@@ -8,8 +8,8 @@ use crate::layer::UnpackLimits;
 use crate::progress::{Phase, Progress};
 use crate::templates::Templates;
 use jiffy_registry_pull::{
-    Cancel, ConnectionGate, FileUrl, PullError, PullFault, PullTarget, Puller, PullerProgram,
-    Registries,
+    Cancel, ConnectionGate, FileUrl, PullError, PullFault, PullSettings, PullTarget, Puller,
+    PullerProgram, Registries,
 };
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -41,25 +41,41 @@ pub(super) fn download_from(
     registries: Registries,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<File, ImportError> {
-    let address = FileUrl::parse(url, &registries.plain_http).map_err(ImportError::Choice)?;
+    let cancel = Cancel::new().map_err(|e| ImportError::Download {
+        url: url.to_owned(),
+        source: PullError::Start(e),
+    })?;
+    // `false`: the host's owner requests the download, not an API key.
+    let pull = registries.pull(false, &cancel);
+    let limit = UnpackLimits::default().bytes;
+    download_file(templates, url, &pull, limit, on_progress)
+}
+
+/// Downloads a file of at most `max_bytes` bytes through a puller process to an unnamed file.
+pub fn download_file(
+    templates: &Templates,
+    url: &str,
+    pull: &PullSettings,
+    max_bytes: u64,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<File, ImportError> {
+    let plain_http = &pull.registries.plain_http;
+    let address = FileUrl::parse(url, plain_http).map_err(ImportError::Choice)?;
     on_progress(Progress::Phase(Phase::Download));
     let failed = |source: PullError| ImportError::Download {
         url: url.to_owned(),
         source,
     };
-    let cancel = Cancel::new().map_err(|e| failed(PullError::Start(e)))?;
-    // `false`: the host's owner requests the download, not an API key.
-    let pull = registries.pull(false, &cancel);
     let target = PullTarget {
         registry: address.authority.clone(),
         // Only requests for images contain a repository. The path is passed to `Puller::file`.
         repository: String::new(),
         plain_http: pull.registries.plain_http.clone(),
-        credentials: None,
+        login: None,
     };
-    let gate = ConnectionGate::new(&pull, &address.authority).map_err(failed)?;
+    let gate = ConnectionGate::new(pull, &address.authority).map_err(failed)?;
     let program = pull.registries.program;
-    let mut puller = Puller::start(program, target, gate, &cancel).map_err(failed)?;
+    let mut puller = Puller::start(program, target, gate, &pull.cancel).map_err(failed)?;
     let directory = templates.home.blobs();
     // The file has no name, so the kernel removes it when the import is finished or crashes.
     let file = OpenOptions::new()
@@ -69,7 +85,6 @@ pub(super) fn download_from(
         .custom_flags(libc::O_TMPFILE)
         .open(&directory)
         .on("create a file in", &directory)?;
-    let limit = UnpackLimits::default().bytes;
     // The file has the same deadlines as a layer of an image. All attempts share them.
     let mut deadlines = puller.layer();
     let mut length = 0;
@@ -80,7 +95,13 @@ pub(super) fn download_from(
             length += bytes.len() as u64;
             Ok(())
         };
-        match puller.file(&mut deadlines, &address.target, before, limit, &mut write) {
+        match puller.file(
+            &mut deadlines,
+            &address.target,
+            before,
+            max_bytes,
+            &mut write,
+        ) {
             Ok(()) => break,
             // A download is resumed only after progress, so a server cannot cause endless attempts.
             Err(PullError::Fault(PullFault::Broken(_)))

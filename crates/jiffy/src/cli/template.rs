@@ -171,6 +171,9 @@ pub struct TemplateBuildArgs {
     /// Build argument (ARG). Without =VALUE, its value in the current environment is used
     #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "source")]
     pub build_arg: Vec<String>,
+    /// Secret for RUN --mount=type=secret: id=NAME with src=FILE or env=VARIABLE. Can be repeated
+    #[arg(long, value_name = "SPEC", conflicts_with = "source")]
+    pub secret: Vec<String>,
     /// Target stage of the Dockerfile [default: the last]
     #[arg(long, value_name = "STAGE", conflicts_with = "source")]
     pub target: Option<String>,
@@ -240,7 +243,10 @@ impl TemplateBuildArgs {
     pub fn overrides_recipe(&self) -> bool {
         let size = self.cpus.is_some() || self.memory.is_some() || self.disk.is_some();
         let ready = self.ready_port.is_some() || self.ready_command.is_some();
-        let dockerfile = !self.build_arg.is_empty() || self.target.is_some() || self.no_cache;
+        let dockerfile = !self.build_arg.is_empty()
+            || !self.secret.is_empty()
+            || self.target.is_some()
+            || self.no_cache;
         let start = self.start.is_some() || self.start_image_command;
         let has_name = self.name.is_some() || !self.tag.is_empty();
         let size = size || self.idle_timeout.is_some();

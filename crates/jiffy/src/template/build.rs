@@ -4,8 +4,11 @@
 use super::show::mib;
 use crate::cli::TemplateBuildArgs;
 use anyhow::{Context, bail};
+use data_encoding::BASE64;
 use hyper::Method;
-use jiffy_api_types::{BuildState, BuildStatus, LogEntry, LogLevel, RequestedBuild, UploadLink};
+use jiffy_api_types::{
+    BuildSecret, BuildState, BuildStatus, LogEntry, LogLevel, RequestedBuild, UploadLink,
+};
 use jiffy_build_spec::context::{PreparedBuild, prepare};
 use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
 use jiffy_build_spec::spec::BuildSpec;
@@ -62,6 +65,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
     let context = PathBuf::from(args.recipe.as_deref().unwrap_or("."));
     let name = name(args, &context)?;
+    let secrets = read_secrets(&args.secret)?;
     let mut prepared = read(args, file, &context)?;
     for warning in &prepared.warnings {
         errln!("jiffy: {warning}");
@@ -89,7 +93,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
         let body = json!({ "public": true });
         let _: Value = client.call(Method::PATCH, &path, &body).await?;
     }
-    start_build(&client, template, build, &prepared.spec).await?;
+    start_build(&client, template, build, &prepared.spec, &secrets).await?;
     let path = format!("/templates/{template}/builds/{build}");
     let result = tokio::select! {
         result = follow(&client, &path, args.json, &mut bar) => Some(result),
@@ -281,11 +285,49 @@ async fn start_build(
     template: &str,
     build: &str,
     spec: &BuildSpec,
+    secrets: &[BuildSecret],
 ) -> anyhow::Result<()> {
     let path = format!("/v2/templates/{template}/builds/{build}");
-    client
-        .call(Method::POST, &path, &json!({ "spec": spec }))
-        .await
+    let mut body = json!({ "spec": spec });
+    if !secrets.is_empty() {
+        body["secrets"] = json!(secrets);
+    }
+    client.call(Method::POST, &path, &body).await
+}
+
+/// Reads the secrets of a build in the form of `docker build --secret`.
+fn read_secrets(options: &[String]) -> anyhow::Result<Vec<BuildSecret>> {
+    let secret = |option: &String| {
+        let (mut id, mut file, mut variable) = (None, None, None);
+        for field in option.split(',') {
+            match field.split_once('=') {
+                Some(("id", value)) => id = Some(value),
+                Some(("src" | "source", value)) => file = Some(value),
+                Some(("env", value)) => variable = Some(value),
+                Some(("type", "file" | "env")) => {}
+                _ => bail!("--secret {option}: use id=NAME,src=FILE or id=NAME,env=VARIABLE"),
+            }
+        }
+        let id = id.filter(|id| !id.is_empty());
+        let id = id.with_context(|| format!("--secret {option}: the id is missing"))?;
+        let value = match (file, variable) {
+            (Some(file), None) => {
+                std::fs::read(file).with_context(|| format!("--secret: cannot read {file}"))?
+            }
+            // As in `docker build`, the id is the default name of the variable.
+            (None, variable) => {
+                let name = variable.unwrap_or(id);
+                let value = std::env::var_os(name).map(std::os::unix::ffi::OsStringExt::into_vec);
+                value.with_context(|| format!("--secret {option}: {name} is not set"))?
+            }
+            (Some(_), Some(_)) => bail!("--secret {option}: src and env exclude each other"),
+        };
+        Ok(BuildSecret {
+            id: id.to_owned(),
+            value: BASE64.encode(&value),
+        })
+    };
+    options.iter().map(secret).collect()
 }
 
 /// Shows the progress of a build until it is complete. If `quiet` is true, the lines of the build
@@ -352,6 +394,30 @@ fn show(entry: &LogEntry, use_colours: bool, quiet: bool, bar: &TemplateProgress
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn secrets_come_from_files_and_variables() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, "t0ken").unwrap();
+        let option = |text: &str| read_secrets(&[text.to_owned()]);
+        let file = format!("type=file,id=a,src={}", path.display());
+        let read = option(&file).unwrap();
+        assert_eq!(
+            (read[0].id.as_str(), read[0].value.as_str()),
+            ("a", "dDBrZW4=")
+        );
+        assert_eq!(option("id=PATH").unwrap()[0].id, "PATH");
+        for bad in [
+            "a",
+            "src=/x",
+            "id=a,src=/nonexistent",
+            "id=a,env=NOT_SET_HERE",
+            "id=a,x=y",
+        ] {
+            assert!(option(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn a_directory_is_recognised_without_a_slash() {

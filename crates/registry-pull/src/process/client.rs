@@ -1,22 +1,24 @@
 //! Client of the OCI distribution protocol (manifests, blobs, tokens) over HTTP/1.1.
 
+mod cloud_login;
+
 use super::challenge::Challenge;
 use super::control::ParentSocket;
+use super::responses::{encoded, fault_of, header, read_body, with_sources};
 use super::url::{RequestUrl, UrlOrigin};
 use crate::error::PullFault;
+use crate::login::{Credentials, RegistryLogin};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, HOST, HeaderMap, LOCATION, RANGE,
-    USER_AGENT, WWW_AUTHENTICATE,
+    ACCEPT, CONTENT_LENGTH, CONTENT_RANGE, HOST, HeaderMap, LOCATION, USER_AGENT, WWW_AUTHENTICATE,
 };
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
@@ -36,19 +38,19 @@ const AGENT: &str = concat!("jiffy/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 5;
 /// Maximum length of a token server's response in bytes.
 const MAX_TOKEN: usize = 64 << 10;
-/// Maximum length of an error response in bytes.
-const MAX_ERROR: usize = 16 << 10;
 /// Buffer size for the head of a response in bytes.
 const MAX_HEAD: usize = 128 << 10;
 
-type RequestSender = SendRequest<Empty<Bytes>>;
+type RequestSender = SendRequest<Full<Bytes>>;
 
 /// Client of one repository.
 pub(super) struct RegistryClient {
     control: Rc<ParentSocket>,
     tls: TlsConnector,
     plain_http: Vec<String>,
-    credentials: Option<(String, String)>,
+    login: Option<RegistryLogin>,
+    /// User and password, once they were obtained by `login`.
+    credentials: Option<Credentials>,
     registry: UrlOrigin,
     repository: String,
     /// `Authorization` header for the registry.
@@ -57,21 +59,6 @@ pub(super) struct RegistryClient {
     login_attempted: bool,
     /// Last used connection, if it is still open.
     idle: Option<(UrlOrigin, RequestSender)>,
-}
-
-/// Error response of a registry.
-#[derive(Deserialize)]
-struct Errors {
-    errors: Vec<ErrorEntry>,
-}
-
-/// Error in the response of a registry.
-#[derive(Deserialize)]
-struct ErrorEntry {
-    #[serde(default)]
-    code: String,
-    #[serde(default)]
-    message: String,
 }
 
 /// Response of a token server. Older servers use `access_token`.
@@ -87,7 +74,7 @@ impl RegistryClient {
         control: Rc<ParentSocket>,
         roots: RootCertStore,
         plain_http: Vec<String>,
-        credentials: Option<(String, String)>,
+        login: Option<RegistryLogin>,
     ) -> Result<Self, PullFault> {
         // The provider is explicit, so that no other crate's default applies.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -100,7 +87,8 @@ impl RegistryClient {
             control,
             tls: TlsConnector::from(Arc::new(config)),
             plain_http,
-            credentials,
+            login,
+            credentials: None,
             // Placeholder: `of` sets registry and repository.
             registry: UrlOrigin {
                 tls: true,
@@ -233,9 +221,10 @@ impl RegistryClient {
             let own = url.origin == self.registry;
             // Never send credentials to the target of a redirect.
             let authorization = self.authorization.clone().filter(|_| own);
-            let response = self
-                .send(method, &url, range.as_deref(), authorization)
-                .await?;
+            let range = range.iter().map(|range| ("range", range.clone()));
+            let authorization = authorization.map(|value| ("authorization", value));
+            let headers: Vec<_> = range.chain(authorization).collect();
+            let response = self.send(method, &url, &headers, Bytes::new()).await?;
             let status = response.status();
             if status.is_success() {
                 return Ok(response);
@@ -269,21 +258,27 @@ impl RegistryClient {
     /// Authenticates before the first request if there are credentials, because some registries
     /// report private images as missing otherwise.
     async fn log_in(&mut self) -> Result<(), PullFault> {
-        if self.login_attempted || self.credentials.is_none() {
+        let Some(login) = self.login.clone().filter(|_| !self.login_attempted) else {
             return Ok(());
-        }
+        };
         // This is set before the request, so that a failure is not repeated for each request.
         self.login_attempted = true;
+        self.credentials = Some(self.password(&login).await?);
         let url = RequestUrl {
             origin: self.registry.clone(),
             target: "/v2/".to_owned(),
         };
         // The response contains the challenge, even if public images need no credentials.
-        let response = self.send(&Method::GET, &url, None, None).await?;
+        let response = self.send(&Method::GET, &url, &[], Bytes::new()).await?;
         match response.status() {
             StatusCode::UNAUTHORIZED => self.authenticate(response.headers()).await,
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether a host may be contacted without TLS.
+    pub(super) fn permits_plain_http(&self, origin: &UrlOrigin) -> bool {
+        origin.is_among(&self.plain_http)
     }
 
     /// Permits plain HTTP only to listed hosts, and never after TLS.
@@ -305,8 +300,8 @@ impl RegistryClient {
         self.authorization = None;
         let challenges = headers.get_all(WWW_AUTHENTICATE).iter();
         let mut challenges = challenges.filter_map(|h| Challenge::parse(h.to_str().ok()?));
-        let basic = self.credentials.as_ref().map(|(user, password)| {
-            let both = STANDARD.encode(format!("{user}:{password}"));
+        let basic = self.credentials.as_ref().map(|known| {
+            let both = STANDARD.encode(format!("{}:{}", known.user, known.password));
             format!("Basic {both}")
         });
         let (realm, service, scope) = match challenges.next() {
@@ -332,7 +327,13 @@ impl RegistryClient {
                 url.target += &format!("{separator}{name}={}", encoded(&value));
             }
         }
-        let response = self.send(&Method::GET, &url, None, basic).await?;
+        let headers: Vec<_> = basic
+            .map(|value| ("authorization", value))
+            .into_iter()
+            .collect();
+        let response = self
+            .send(&Method::GET, &url, &headers, Bytes::new())
+            .await?;
         match response.status() {
             status if status.is_success() => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -354,12 +355,12 @@ impl RegistryClient {
     }
 
     /// Sends one request and returns the response with any status.
-    async fn send(
+    pub(super) async fn send(
         &mut self,
         method: &Method,
         url: &RequestUrl,
-        range: Option<&str>,
-        authorization: Option<String>,
+        headers: &[(&'static str, String)],
+        body: Bytes,
     ) -> Result<Response<Incoming>, PullFault> {
         let request = || {
             let mut request = Request::builder()
@@ -370,13 +371,10 @@ impl RegistryClient {
             if url.target.contains("/manifests/") {
                 request = request.header(ACCEPT, MANIFESTS);
             }
-            if let Some(range) = range {
-                request = request.header(RANGE, range);
+            for (name, value) in headers {
+                request = request.header(*name, value);
             }
-            if let Some(value) = &authorization {
-                request = request.header(AUTHORIZATION, value);
-            }
-            let request = request.body(Empty::<Bytes>::new());
+            let request = request.body(Full::new(body.clone()));
             request.map_err(|e| PullFault::Refused(PullFault::text(&e.to_string())))
         };
         // A connection is reused only for the same scheme, host and port.
@@ -425,76 +423,4 @@ impl RegistryClient {
         tokio::spawn(connection);
         Ok(sender)
     }
-}
-
-/// Returns the value of a header as text.
-fn header(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<String> {
-    let value = headers.get(name)?.to_str().ok()?;
-    Some(value.to_owned())
-}
-
-/// Reads a body of at most `limit` bytes.
-async fn read_body(response: Response<Incoming>, limit: usize) -> Result<Vec<u8>, PullFault> {
-    let mut bytes = Vec::new();
-    let mut body = response.into_body();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| PullFault::Broken(PullFault::text(&with_sources(&e))))?;
-        if let Ok(data) = frame.into_data() {
-            bytes.extend_from_slice(&data);
-        }
-        if bytes.len() > limit {
-            return Err(PullFault::TooLong(limit as u64));
-        }
-    }
-    Ok(bytes)
-}
-
-/// Converts an error response. The text of the registry is bounded, since the host's owner may see
-/// it.
-async fn fault_of(response: Response<Incoming>) -> PullFault {
-    let status = response.status();
-    match status {
-        StatusCode::NOT_FOUND => return PullFault::NotFound,
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return PullFault::Unauthorized,
-        StatusCode::TOO_MANY_REQUESTS => return PullFault::RateLimit,
-        _ => {}
-    }
-    let body = read_body(response, MAX_ERROR).await.unwrap_or_default();
-    let errors: Option<Errors> = serde_json::from_slice(&body).ok();
-    let first = errors.and_then(|e| e.errors.into_iter().next());
-    let text = match first {
-        Some(entry) if entry.message.is_empty() => entry.code,
-        Some(entry) => entry.message,
-        None => status.canonical_reason().unwrap_or_default().to_owned(),
-    };
-    PullFault::Status(status.as_u16(), PullFault::text(&text))
-}
-
-/// Percent-encodes a query value. `:`, `/` and `,` are common in scopes and permitted in queries
-/// (RFC 3986 3.4).
-fn encoded(text: &str) -> String {
-    const ESCAPED: AsciiSet = NON_ALPHANUMERIC
-        .remove(b'-')
-        .remove(b'.')
-        .remove(b'_')
-        .remove(b'~')
-        .remove(b':')
-        .remove(b'/')
-        .remove(b',');
-    utf8_percent_encode(text, &ESCAPED).to_string()
-}
-
-/// Returns the message of an error with its causes.
-fn with_sources(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        // Many errors repeat the message of their cause.
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        source = cause.source();
-    }
-    text
 }

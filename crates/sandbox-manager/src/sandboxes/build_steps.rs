@@ -7,7 +7,7 @@ use crate::journal::JournalChange;
 use crate::sandbox::SandboxOperation;
 use crate::snapshot::Snapshot;
 use jiffy_agent_client::AgentClient;
-use jiffy_api_types::SnapshotPurpose;
+use jiffy_api_types::{SnapshotContent, SnapshotPurpose};
 use jiffy_engine_api::AfterSnapshot;
 use jiffy_proto::agent::ENVD_PORT;
 use std::io;
@@ -46,7 +46,15 @@ impl Sandboxes {
 impl BuildSteps<'_> {
     /// Takes a snapshot of a running sandbox. Later builds look up the snapshot by `key`. The
     /// snapshot is retained until it is released.
-    pub async fn snapshot(self, id: &str, key: &str) -> Result<Snapshot, OperationError> {
+    ///
+    /// # Errors
+    /// Also fails if the engine cannot store `content`.
+    pub async fn snapshot(
+        self,
+        id: &str,
+        key: &str,
+        content: SnapshotContent,
+    ) -> Result<Snapshot, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         let key = key.to_owned();
@@ -62,7 +70,10 @@ impl BuildSteps<'_> {
                     ..this.snapshots().draft(
                         &sandbox,
                         &*guest,
-                        SnapshotKind::full(SnapshotPurpose::Step),
+                        SnapshotKind {
+                            content,
+                            ..SnapshotKind::full(SnapshotPurpose::Step)
+                        },
                     )?
                 };
                 let permit = this.budgets().reserve_snapshot(&draft, &sandbox).await?;

@@ -237,6 +237,12 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
     Ok(())
 }
 
+/// Removes the staging directory.
+pub async fn clear_staging(agent: &AgentClient) -> Result<(), BuildFailure> {
+    let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
+    cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))
+}
+
 async fn create_parent(agent: &AgentClient, path: &str) -> Result<(), BuildFailure> {
     match path.rsplit_once('/') {
         Some((parent, _)) if !parent.is_empty() => create_directory(agent, parent, ROOT_USER).await,

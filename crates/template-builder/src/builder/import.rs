@@ -4,13 +4,64 @@
 
 use super::names::{StoredTemplate, resolve};
 use super::{BuilderError, BuilderInner, printable};
-use jiffy_build_spec::spec::ImageSource;
+use jiffy_build_spec::spec::{CloudCredentials, ImageSource};
 use jiffy_engine_api::is_id;
 use jiffy_image::{
     DiskBudget, Import, ImportError, ImportSource, ImportStart, Progress, Reference,
     RegistryAccess, Template, TemplateManifest, Visibility, imported_image,
 };
-use jiffy_registry_pull::Cancel;
+use jiffy_registry_pull::{Cancel, Credentials, RegistryLogin};
+
+/// Endpoint of the API of Amazon ECR, by which other programs of AWS are also configured.
+const ECR_ENDPOINT_VARIABLE: &str = "AWS_ENDPOINT_URL_ECR";
+
+/// Returns the authentication for an image. Credentials of the host's owner are not used for keys.
+fn access(image: &ImageSource, by_key: bool) -> Result<RegistryAccess, ImportError> {
+    let login = match (&image.cloud, &image.credentials) {
+        (Some(CloudCredentials::Gcp(key)), _) => RegistryLogin::Gcp {
+            service_account: key.clone(),
+        },
+        (
+            Some(CloudCredentials::Aws {
+                access_key_id,
+                secret_access_key,
+                region,
+            }),
+            _,
+        ) => RegistryLogin::Aws {
+            access_key_id: access_key_id.clone(),
+            secret_access_key: secret_access_key.clone(),
+            endpoint: ecr_endpoint(region, std::env::var(ECR_ENDPOINT_VARIABLE).ok())?,
+            region: region.clone(),
+        },
+        (None, Some((user, password))) => RegistryLogin::Password(Credentials {
+            user: user.clone(),
+            password: password.clone(),
+        }),
+        (None, None) if by_key => return Ok(RegistryAccess::Anonymous),
+        (None, None) => return Ok(RegistryAccess::Host),
+    };
+    Ok(RegistryAccess::Login(login))
+}
+
+/// Returns the URL of the API of Amazon ECR in a region. `configured` replaces the URL of AWS.
+fn ecr_endpoint(region: &str, configured: Option<String>) -> Result<String, ImportError> {
+    let is_region = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    // The region becomes a part of a host name.
+    if region.is_empty() || region.len() > 32 || !region.chars().all(is_region) {
+        return Err(ImportError::Choice(format!(
+            "`{}` is not a region of AWS",
+            printable(region)
+        )));
+    }
+    let domain = if region.starts_with("cn-") {
+        "amazonaws.com.cn"
+    } else {
+        "amazonaws.com"
+    };
+    let configured = configured.filter(|url| !url.is_empty());
+    Ok(configured.unwrap_or_else(|| format!("https://api.ecr.{region}.{domain}")))
+}
 
 impl BuilderInner {
     /// Resolves `which` (an id or name, optionally with a tag) for `owner`. An `owner` of `None` is
@@ -80,15 +131,7 @@ impl BuilderInner {
             source: ImportSource::Registry {
                 reference: image.reference.clone(),
                 pull,
-                access: match &image.credentials {
-                    Some((name, password)) => RegistryAccess::User {
-                        name: name.clone(),
-                        password: password.clone(),
-                    },
-                    // Credentials of the host's owner are not used for keys.
-                    None if caller.is_some() => RegistryAccess::Anonymous,
-                    None => RegistryAccess::Host,
-                },
+                access: access(image, caller.is_some())?,
             },
             vcpus: None,
             memory_mib: None,
@@ -101,5 +144,28 @@ impl BuilderInner {
         };
         let template: Template = import.run(&self.templates, on_progress)?;
         Ok(template.manifest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_of_ecr_are_in_their_region() {
+        let of = |region: &str| ecr_endpoint(region, None).map_err(|e| e.to_string());
+        assert_eq!(
+            of("eu-west-1").unwrap(),
+            "https://api.ecr.eu-west-1.amazonaws.com"
+        );
+        assert_eq!(
+            of("cn-north-1").unwrap(),
+            "https://api.ecr.cn-north-1.amazonaws.com.cn"
+        );
+        for bad in ["", "eu.west", "a/b", "x@y", "EU"] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+        let local = ecr_endpoint("eu-west-1", Some("http://localhost:1".to_owned()));
+        assert_eq!(local.unwrap(), "http://localhost:1");
     }
 }

@@ -9,12 +9,15 @@ mod build_sandboxes;
 mod copy_step;
 mod patience;
 mod publish;
+mod remote_files;
+mod run_mounts;
 mod stage;
 mod step;
 
 use super::failure::BuildFailure;
 use super::log::BuildLog;
 use super::records::{BuildRecord, TemplateRecord};
+use super::secrets::BuildSecrets;
 use super::{BUILD_METADATA_KEY, BuilderInner};
 use build_sandboxes::BuildSandboxes;
 use jiffy_agent_client::AgentClient;
@@ -40,7 +43,11 @@ pub struct BuildJob {
     template: TemplateRecord,
     build: BuildRecord,
     spec: BuildSpec,
+    /// Secrets for `RUN --mount=type=secret`.
+    secrets: BuildSecrets,
     log: Arc<BuildLog>,
+    /// Stage whose sandbox clones Git repositories. `None` until the first clone.
+    git_stage: tokio::sync::Mutex<Option<StageState>>,
     /// Sandboxes of the build.
     sandboxes: BuildSandboxes,
     /// Held while the image is written. The write continues on its thread if the build is
@@ -62,6 +69,7 @@ impl BuildJob {
         template: TemplateRecord,
         build: BuildRecord,
         spec: BuildSpec,
+        secrets: BuildSecrets,
         log: Arc<BuildLog>,
     ) -> Self {
         Self {
@@ -70,7 +78,9 @@ impl BuildJob {
             template,
             build,
             spec,
+            secrets,
             log,
+            git_stage: tokio::sync::Mutex::default(),
             writing: Arc::default(),
         }
     }

@@ -6,6 +6,7 @@ use super::failure::BuildFailure;
 use super::job::{BuildJob, BuildOutcome};
 use super::log::{BuildLog, BuildProgress};
 use super::records::{BuildEnd, BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
+use super::secrets::BuildSecrets;
 use super::{Builder, BuilderError, RunningBuild};
 use jiffy_api_types::EventType;
 use jiffy_build_spec::spec::{BuildSpec, StageBase};
@@ -44,12 +45,13 @@ impl Drop for TemplateLockEntry<'_> {
 }
 
 impl Builder {
-    /// Starts a build in the background.
+    /// Starts a build in the background. The secrets are dropped at its end.
     pub fn start(
         &self,
         template: &TemplateRecord,
         build: &BuildRecord,
         spec: BuildSpec,
+        secrets: BuildSecrets,
     ) -> Result<(), BuilderError> {
         check_spec(&spec)?;
         if build.status != BuildStatus::Waiting {
@@ -78,6 +80,7 @@ impl Builder {
             template.clone(),
             build.clone(),
             spec,
+            secrets,
             log.clone(),
         );
         self.report(EventType::BuildStarted, template, build, None);

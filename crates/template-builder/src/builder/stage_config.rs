@@ -22,6 +22,8 @@ pub struct StageConfig {
     pub cmd: Vec<String>,
     pub exposed: Vec<String>,
     pub labels: BTreeMap<String, String>,
+    /// Instructions for builds based on the template.
+    pub on_build: Vec<String>,
 }
 
 impl StageConfig {
@@ -37,6 +39,7 @@ impl StageConfig {
             cmd: Vec::new(),
             exposed: Vec::new(),
             labels: BTreeMap::new(),
+            on_build: Vec::new(),
         }
     }
 
@@ -45,6 +48,8 @@ impl StageConfig {
     pub fn inherited(&self) -> Self {
         Self {
             args: BTreeMap::new(),
+            // The parser of the Dockerfile has inserted the triggers of the stage.
+            on_build: Vec::new(),
             ..self.clone()
         }
     }
@@ -140,6 +145,7 @@ impl StageConfig {
                     self.labels.insert(name, value);
                 }
             }
+            StepAction::OnBuild(trigger) => self.on_build.push(trigger.clone()),
             StepAction::Run { .. } | StepAction::Copy(_) | StepAction::AddUser(_) => {}
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 use data_encoding::HEXLOWER;
-use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};
+use jiffy_build_spec::spec::{BuildStep, CopySource, RunMount, StepAction};
 use sha2::{Digest, Sha256};
 
 /// Returns the key of a base, from its owner and the fingerprint of all inputs of its template's
@@ -16,17 +16,29 @@ pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
     hash(&["beginning 1", owner.unwrap_or(""), fingerprint])
 }
 
-/// Returns the key of a step after the step `before`. `files` identifies the copied files: the hash
-/// of an upload, or the key of a stage.
-pub fn step_key(before: &str, step: &BuildStep, files: &str) -> String {
+/// Returns the key of a step after the step `before`. `files` identifies the copied and mounted
+/// files in the order of the step: the hash of an upload or of a download, the key of a stage, or a
+/// commit.
+pub fn step_key(before: &str, step: &BuildStep, files: &[String]) -> String {
     // The key covers the content of the copied files, and not the upload's name or the stage's
     // number.
     let mut action = step.action.clone();
-    if let StepAction::Copy(copy) = &mut action
-        && !matches!(copy.from, CopySource::Inline(_))
-    {
-        // The client chooses the names of uploads, and stage numbers do not identify content.
-        copy.from = CopySource::Files(files.to_owned());
+    let origins: Vec<&mut CopySource> = match &mut action {
+        StepAction::Copy(copy) => vec![&mut copy.from],
+        StepAction::Run { mounts, .. } => mounts
+            .iter_mut()
+            .filter_map(|mount| match mount {
+                RunMount::Bind { from, .. } => Some(from),
+                _ => None,
+            })
+            .collect(),
+        _ => Vec::new(),
+    };
+    for (from, files) in origins.into_iter().zip(files) {
+        if !matches!(from, CopySource::Inline(_)) {
+            // The client chooses the names of uploads, and stage numbers do not identify content.
+            *from = CopySource::Files(files.clone());
+        }
     }
     let action = serde_json::to_string(&action).unwrap_or_default();
     hash(&["step 1", before, &action])
@@ -61,6 +73,7 @@ mod tests {
             action: StepAction::Run {
                 command: StepCommand::Line(line.to_owned()),
                 user: None,
+                mounts: Vec::new(),
             },
         }
     }
@@ -82,10 +95,10 @@ mod tests {
     #[test]
     fn a_step_key_covers_the_step_and_all_before_it() {
         let first = base_key(None, "base");
-        let a = step_key(&first, &run("a"), "");
-        assert_eq!(a, step_key(&first, &run("a"), ""));
-        assert_ne!(a, step_key(&first, &run("b"), ""));
-        assert_ne!(a, step_key(&a, &run("a"), ""));
+        let a = step_key(&first, &run("a"), &[]);
+        assert_eq!(a, step_key(&first, &run("a"), &[]));
+        assert_ne!(a, step_key(&first, &run("b"), &[]));
+        assert_ne!(a, step_key(&a, &run("a"), &[]));
         assert_ne!(first, base_key(Some("k1"), "base"), "owners share nothing");
         let elsewhere = BuildStep {
             line: Some(9),
@@ -94,26 +107,48 @@ mod tests {
         };
         assert_eq!(
             a,
-            step_key(&first, &elsewhere, ""),
+            step_key(&first, &elsewhere, &[]),
             "line and spelling are ignored"
         );
+    }
+
+    #[test]
+    fn a_step_key_covers_mounted_files_and_not_the_values_of_secrets() {
+        let with = |mount: RunMount| BuildStep {
+            action: StepAction::Run {
+                command: StepCommand::Line("x".into()),
+                user: None,
+                mounts: vec![mount],
+            },
+            ..run("x")
+        };
+        let bind = with(RunMount::Bind {
+            from: CopySource::Stage(1),
+            source: "a".into(),
+            target: "/a".into(),
+            writable: false,
+        });
+        let key = |files: &str| step_key("x", &bind, &[files.to_owned()]);
+        assert_ne!(key("one"), key("two"));
+        assert_eq!(key("one"), key("one"));
+        assert_ne!(key("one"), step_key("x", &run("x"), &[]));
     }
 
     #[test]
     fn a_step_key_covers_the_content_of_files_and_not_their_name() {
         let named = |name: &str| copy(CopySource::Files(name.to_owned()));
         assert_eq!(
-            step_key("x", &named("n1"), "sum"),
-            step_key("x", &named("n2"), "sum")
+            step_key("x", &named("n1"), &["sum".to_owned()]),
+            step_key("x", &named("n2"), &["sum".to_owned()])
         );
         assert_ne!(
-            step_key("x", &named("n1"), "sum"),
-            step_key("x", &named("n1"), "other")
+            step_key("x", &named("n1"), &["sum".to_owned()]),
+            step_key("x", &named("n1"), &["other".to_owned()])
         );
         let inline = |content: &str| copy(CopySource::Inline(vec![("a".into(), content.into())]));
         assert_ne!(
-            step_key("x", &inline("1"), ""),
-            step_key("x", &inline("2"), "")
+            step_key("x", &inline("1"), &[]),
+            step_key("x", &inline("2"), &[])
         );
     }
 }

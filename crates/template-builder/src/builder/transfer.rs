@@ -9,13 +9,15 @@ use jiffy_agent_client::{AgentClient, ArchiveOptions, ClientError};
 use std::io::{self, Read};
 use std::path::Path;
 use tokio::fs::File;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::sync::mpsc;
 
 /// Size of a chunk in bytes.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// Maximum number of queued chunks.
 const MAX_QUEUED_CHUNKS: usize = 8;
+/// Size of a block of a tar archive in bytes.
+const TAR_BLOCK: u64 = 512;
 /// First bytes of gzip data.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
@@ -41,16 +43,46 @@ pub async fn unpack_upload(
     into: &str,
     request: &CopyRequest,
 ) -> Result<(), BuildFailure> {
-    let unreadable =
-        |e: io::Error| BuildFailure::new(format!("cannot read the uploaded files: {e}"));
-    let mut file = File::open(archive).await.map_err(unreadable)?;
+    let file = File::open(archive).await.map_err(unreadable)?;
+    send_archive(agent, file, into, |gzip| {
+        archive_options(request, Some("0:0"), gzip)
+    })
+    .await
+}
+
+/// Unpacks an archive below `into`. Files have the owners in the archive.
+pub async fn unpack_archive(
+    agent: &AgentClient,
+    archive: &Path,
+    into: &str,
+) -> Result<(), BuildFailure> {
+    let file = File::open(archive).await.map_err(unreadable)?;
+    let options = |gzip| ArchiveOptions {
+        user: Some(ROOT_USER.to_owned()),
+        gzip,
+        ..ArchiveOptions::default()
+    };
+    send_archive(agent, file, into, options).await
+}
+
+fn unreadable(error: io::Error) -> BuildFailure {
+    BuildFailure::new(format!("cannot read the files: {error}"))
+}
+
+/// Sends an archive. `options` returns the options of an archive that may be compressed.
+async fn send_archive(
+    agent: &AgentClient,
+    mut file: File,
+    into: &str,
+    options: impl FnOnce(bool) -> ArchiveOptions,
+) -> Result<(), BuildFailure> {
     let mut chunk = vec![0; CHUNK_BYTES];
     // The first chunk shows whether the archive is compressed.
     let mut read = file.read(&mut chunk).await.map_err(unreadable)?;
     let gzip = chunk
         .get(..read)
         .is_some_and(|b| b.starts_with(&GZIP_MAGIC));
-    let mut writer = agent.archive_write(into, &archive_options(request, Some("0:0"), gzip));
+    let mut writer = agent.archive_write(into, &options(gzip));
     while read > 0 {
         chunk.truncate(read);
         writer.write(chunk).await.map_err(failed)?;
@@ -130,6 +162,76 @@ pub async fn write_inline(
     let archive = archive.into_inner();
     let archive = archive.map_err(|e| BuildFailure::new(format!("cannot pack the files: {e}")))?;
     let mut writer = agent.archive_write(into, &archive_options(request, Some("0:0"), false));
+    writer.write(archive).await.map_err(failed)?;
+    writer.finish().await.map_err(failed)
+}
+
+/// Writes an open file below `into` under `name`.
+pub async fn write_file(
+    agent: &AgentClient,
+    content: std::fs::File,
+    name: &str,
+    into: &str,
+    request: &CopyRequest,
+) -> Result<(), BuildFailure> {
+    let mut content = File::from_std(content);
+    content.rewind().await.map_err(unreadable)?;
+    let size = content.metadata().await.map_err(unreadable)?.len();
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o600);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(size);
+    let mut head = tar::Builder::new(Vec::new());
+    // A long name needs a header of its own, which `append_data` writes. The content follows below.
+    let added = head.append_data(&mut header, name, io::empty());
+    added.map_err(|e| BuildFailure::new(format!("cannot pack the file `{name}`: {e}")))?;
+    let head = std::mem::take(head.get_mut());
+    let mut writer = agent.archive_write(into, &archive_options(request, Some("0:0"), false));
+    writer.write(head).await.map_err(failed)?;
+    let mut rest = content.take(size);
+    let mut sent = 0;
+    loop {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let read = rest.read(&mut chunk).await.map_err(unreadable)?;
+        if read == 0 {
+            break;
+        }
+        sent += read as u64;
+        chunk.truncate(read);
+        writer.write(chunk).await.map_err(failed)?;
+    }
+    // The last block is padded, and two empty blocks end the archive.
+    let padding = sent.next_multiple_of(TAR_BLOCK) - sent + 2 * TAR_BLOCK;
+    let padding = vec![0; usize::try_from(padding).unwrap_or(0)];
+    writer.write(padding).await.map_err(failed)?;
+    writer.finish().await.map_err(failed)
+}
+
+/// Creates the directory `name` below `into` with this owner, group and mode.
+pub async fn write_directory(
+    agent: &AgentClient,
+    into: &str,
+    name: &str,
+    (uid, gid, mode): (u32, u32, u32),
+) -> Result<(), BuildFailure> {
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::Directory);
+    header.set_mode(mode);
+    header.set_uid(uid.into());
+    header.set_gid(gid.into());
+    header.set_mtime(0);
+    header.set_size(0);
+    let added = archive.append_data(&mut header, name, io::empty());
+    let archive = added.and_then(|()| archive.into_inner());
+    let archive = archive.map_err(unreadable)?;
+    let options = ArchiveOptions {
+        user: Some(ROOT_USER.to_owned()),
+        ..ArchiveOptions::default()
+    };
+    let mut writer = agent.archive_write(into, &options);
     writer.write(archive).await.map_err(failed)?;
     writer.finish().await.map_err(failed)
 }

@@ -6,7 +6,7 @@ use crate::dockerfile::flags;
 use crate::dockerfile::instructions::{HereDocument, Instruction, document};
 use crate::dockerfile::stages::StageParser;
 use crate::expand::escape;
-use crate::spec::{CopyAction, CopySource, StepAction};
+use crate::spec::{CopyAction, CopySource, GitSource, StepAction, UrlSource};
 
 /// Flags of the instruction.
 #[derive(Default)]
@@ -14,6 +14,8 @@ struct CopyFlags {
     from: Option<String>,
     owner: Option<String>,
     mode: Option<String>,
+    checksum: Option<String>,
+    keep_git_dir: bool,
 }
 
 impl StageParser<'_> {
@@ -36,10 +38,19 @@ impl StageParser<'_> {
                 "parents" => {
                     return Err(flag.unsupported(line, ": COPY each directory separately"));
                 }
-                "checksum" | "keep-git-dir" | "unpack" => {
+                "checksum" if add => how.checksum = Some(self.word(line, flag.value(line)?)?),
+                "keep-git-dir" if add => match flag.value.as_deref() {
+                    None | Some("true" | "1") => how.keep_git_dir = true,
+                    Some("false" | "0") => {}
+                    Some(_) => {
+                        return Err(line.error("--keep-git-dir must be `true` or `false`"));
+                    }
+                },
+                "unpack" => {
                     return Err(flag.unsupported(
                         line,
-                        ": use RUN with a command that downloads, verifies and unpacks the file",
+                        ": archives of the context are always unpacked, and downloaded ones never; \
+                         unpack the file with RUN",
                     ));
                 }
                 _ => {
@@ -76,9 +87,18 @@ impl StageParser<'_> {
         if sources.is_empty() {
             return Ok(());
         }
-        if add && let Some(url) = sources.iter().find(|s| is_remote(s)) {
+        let sources = if add {
+            self.remote(line, &how, sources, &to)?
+        } else {
+            sources
+        };
+        if sources.is_empty() {
+            return Ok(());
+        }
+        if how.checksum.is_some() || how.keep_git_dir {
             return Err(line.error(format!(
-                "'{url}' is a remote source, which is not supported: use RUN with curl, wget or git"
+                "--checksum and --keep-git-dir require a remote source, which '{}' is not",
+                sources[0]
             )));
         }
         let from = match &how.from {
@@ -96,6 +116,69 @@ impl StageParser<'_> {
         };
         self.push(line, StepAction::Copy(copy));
         Ok(())
+    }
+
+    /// Adds the remote sources of an `ADD`, one step each. Returns the other sources.
+    fn remote(
+        &mut self,
+        line: &Instruction,
+        how: &CopyFlags,
+        sources: Vec<String>,
+        to: &str,
+    ) -> Result<Vec<String>, DockerfileError> {
+        let count = sources.len();
+        let (remote, local): (Vec<_>, Vec<_>) = sources.into_iter().partition(|s| is_remote(s));
+        // The steps are separate, so that the builder cannot check their common destination.
+        if !remote.is_empty() && count > 1 && !to.ends_with('/') {
+            return Err(line.error(format!(
+                "the destination of several sources must be a directory: write `{to}/`"
+            )));
+        }
+        if how.checksum.is_some() && count > 1 {
+            return Err(line.error("--checksum requires exactly one source"));
+        }
+        for url in remote {
+            let (from, mode) = if is_git(&url) {
+                let git = GitSource {
+                    url,
+                    commit: how
+                        .checksum
+                        .as_deref()
+                        .map(|c| commit(line, c))
+                        .transpose()?,
+                    keep_git_dir: how.keep_git_dir,
+                };
+                (CopySource::Git(git), None)
+            } else if !url.starts_with("https://") && !url.starts_with("http://") {
+                return Err(line.error(format!(
+                    "'{url}': only https URLs, and Git repositories with a URL such as \
+                     https://host/name.git, are supported"
+                )));
+            } else if how.keep_git_dir {
+                return Err(line.error(format!(
+                    "--keep-git-dir: '{url}' is not a Git repository, whose URL ends with .git"
+                )));
+            } else {
+                let sha256 = how.checksum.as_deref().map(|c| sha256(line, c));
+                let sha256 = sha256.transpose()?;
+                // As in Docker, a downloaded file is accessible only for its owner.
+                (
+                    CopySource::Url(UrlSource { url, sha256 }),
+                    Some("600".to_owned()),
+                )
+            };
+            let copy = CopyAction {
+                from,
+                // The builder determines the name from the expanded URL.
+                sources: Vec::new(),
+                to: to.to_owned(),
+                owner: how.owner.clone(),
+                mode: how.mode.clone().or(mode),
+                unpack: false,
+            };
+            self.push(line, StepAction::Copy(copy));
+        }
+        Ok(local)
     }
 
     fn mode(&self, line: &Instruction, value: &str) -> Result<String, DockerfileError> {
@@ -154,7 +237,7 @@ fn content(document: &HereDocument) -> String {
 }
 
 /// Returns the path relative to the root of its origin.
-fn relative(source: &str) -> String {
+pub(super) fn relative(source: &str) -> String {
     let relative = source.trim_start_matches('/');
     let relative = relative.strip_prefix("./").unwrap_or(relative);
     if relative.is_empty() {
@@ -168,4 +251,38 @@ fn relative(source: &str) -> String {
 fn is_remote(source: &str) -> bool {
     let schemes = ["http://", "https://", "ftp://", "git://", "ssh://"];
     schemes.iter().any(|scheme| source.starts_with(scheme)) || source.starts_with("git@")
+}
+
+/// Returns whether a remote source is a Git repository that a build can clone: an `http` or `https`
+/// URL whose path ends with `.git`.
+fn is_git(url: &str) -> bool {
+    let path = url.split(['#', '?']).next().unwrap_or_default();
+    let is_http = url.starts_with("https://") || url.starts_with("http://");
+    is_http && path.ends_with(".git")
+}
+
+/// Checks the `--checksum` of a file. Returns its hexadecimal digits.
+fn sha256(line: &Instruction, checksum: &str) -> Result<String, DockerfileError> {
+    let digits = checksum.strip_prefix("sha256:").filter(|digits| {
+        digits.contains('$') || digits.len() == 64 && digits.bytes().all(|b| b.is_ascii_hexdigit())
+    });
+    // A variable may contain the whole checksum, which the builder checks.
+    let digits = digits.or_else(|| checksum.starts_with('$').then_some(checksum));
+    digits.map(str::to_owned).ok_or_else(|| {
+        line.error(format!(
+            "--checksum={checksum}: use sha256: and 64 hexadecimal digits"
+        ))
+    })
+}
+
+/// Checks the `--checksum` of a Git repository, which is a commit.
+fn commit(line: &Instruction, checksum: &str) -> Result<String, DockerfileError> {
+    let is_commit = checksum.len() == 40 && checksum.bytes().all(|b| b.is_ascii_hexdigit());
+    if is_commit || checksum.contains('$') {
+        Ok(checksum.to_owned())
+    } else {
+        Err(line.error(format!(
+            "--checksum={checksum}: use the 40 hexadecimal digits of a commit"
+        )))
+    }
 }

@@ -4,7 +4,7 @@ use crate::dockerfile::error::DockerfileError;
 use crate::dockerfile::flags::{self, Flag};
 use crate::dockerfile::instructions::{Instruction, document};
 use crate::dockerfile::stages::StageParser;
-use crate::spec::{StepAction, StepCommand};
+use crate::spec::{RunMount, StepAction, StepCommand};
 
 /// Script that executes its first argument, a here-document with an interpreter line, as a program.
 const RUN_SCRIPT: &str = r#"f=$(mktemp) || exit 1; trap 'rm -f "$f"' EXIT; printf %s "$1" >"$f" && chmod 700 "$f" && "$f""#;
@@ -13,8 +13,9 @@ impl StageParser<'_> {
     /// Parses a `RUN`.
     pub(in crate::dockerfile) fn run(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         let (flags, rest) = flags::split(&line.arguments);
+        let mut mounts = Vec::new();
         for flag in &flags {
-            self.run_flag(line, flag)?;
+            self.run_flag(line, flag, &mut mounts)?;
         }
         if rest.is_empty() {
             return Err(line.error("needs a command"));
@@ -27,48 +28,33 @@ impl StageParser<'_> {
         let action = StepAction::Run {
             command,
             user: None,
+            mounts,
         };
         self.push(line, action);
         Ok(())
     }
 
-    /// Handles a flag of `RUN`. A flag without an effect on the result is ignored with a warning.
-    /// All other flags are errors.
-    fn run_flag(&mut self, line: &Instruction, flag: &Flag) -> Result<(), DockerfileError> {
+    /// Handles a flag of `RUN`. Flags that this parser does not support are errors.
+    fn run_flag(
+        &mut self,
+        line: &Instruction,
+        flag: &Flag,
+        mounts: &mut Vec<RunMount>,
+    ) -> Result<(), DockerfileError> {
         match flag.name.as_str() {
-            "mount" => match mount_type(flag.value(line)?) {
-                "cache" => {
-                    self.warn(
-                        line,
-                        "--mount=type=cache is ignored: files in this directory become part of the \
-                         template, and are not retained between builds",
-                    );
-                    Ok(())
-                }
-                "tmpfs" => {
-                    self.warn(line, "--mount=type=tmpfs is ignored: files in this directory become part of the template");
-                    Ok(())
-                }
-                "bind" => Err(line.error("--mount=type=bind is not supported: COPY the files that the command needs")),
-                kind @ ("secret" | "ssh") => Err(line.error(format!(
-                    "--mount=type={kind} is not supported: perform the step that needs it outside of the build, and COPY the result"
-                ))),
-                kind => Err(line.error(format!("--mount=type={kind}: unknown type of mount"))),
-            },
+            "mount" => self.mount(line, flag.value(line)?, mounts),
             "network" if flag.value(line)? == "default" => Ok(()),
-            "network" => Err(flag.unsupported(line, ": commands of a build use the network of its sandbox")),
-            "security" => Err(flag.unsupported(line, ": commands run in a separate virtual machine, as \
-                root unless USER specifies another user")),
+            "network" => {
+                Err(flag.unsupported(line, ": commands of a build use the network of its sandbox"))
+            }
+            "security" => Err(flag.unsupported(
+                line,
+                ": commands run in a separate virtual machine, as \
+                root unless USER specifies another user",
+            )),
             _ => Err(flag.unsupported(line, "; put -- before a command that begins with a dash")),
         }
     }
-}
-
-/// Returns the type of a mount. Defaults to `bind`.
-fn mount_type(value: &str) -> &str {
-    let words = value.split(',');
-    let mut kinds = words.filter_map(|word| word.trim().strip_prefix("type="));
-    kinds.next().unwrap_or("bind")
 }
 
 /// Returns the command of a line with here-documents. If a here-document is the only word of the

@@ -7,11 +7,7 @@ use crate::dockerfile::words;
 use crate::spec::StepAction;
 
 /// Instructions that are accepted and ignored, with the text of their warning.
-const IGNORED_INSTRUCTIONS: [(&str, &str); 5] = [
-    (
-        "ONBUILD",
-        "is ignored: a template runs no instructions in templates that are based on it",
-    ),
+const IGNORED_INSTRUCTIONS: [(&str, &str); 4] = [
     (
         "HEALTHCHECK",
         "is ignored: use --ready to define when the template is ready",
@@ -27,7 +23,7 @@ const IGNORED_INSTRUCTIONS: [(&str, &str); 5] = [
     ("MAINTAINER", "is ignored: use LABEL"),
 ];
 /// Supported instructions, in the order in which an error lists them.
-const INSTRUCTIONS: [&str; 13] = [
+const INSTRUCTIONS: [&str; 14] = [
     "FROM",
     "ARG",
     "RUN",
@@ -41,6 +37,7 @@ const INSTRUCTIONS: [&str; 13] = [
     "ENTRYPOINT",
     "LABEL",
     "SHELL",
+    "ONBUILD",
 ];
 
 /// Returns whether an instruction exists.
@@ -77,6 +74,7 @@ impl StageParser<'_> {
             "USER" => StepAction::User(self.word(line, &line.arguments)?),
             "EXPOSE" => StepAction::Expose(self.ports(line)?),
             "SHELL" => StepAction::Shell(self.shell(line)?),
+            "ONBUILD" => self.on_build(line)?,
             "CMD" => StepAction::Cmd(self.command(line)),
             "ENTRYPOINT" => StepAction::Entrypoint(self.command(line)),
             _ => {

@@ -5,13 +5,15 @@
 //! builds reuse its snapshot. A *stage* is a part of a build that starts with a base image (`FROM`)
 //! and executes steps.
 
-use super::super::copy::{self, CopyRequest, ROOT_USER, STAGING};
+use super::super::copy::{self, CopyRequest, STAGING, StagedFile};
 use super::super::failure::BuildFailure;
+use super::super::stage_config::StageConfig;
 use super::super::transfer;
 use super::BuildJob;
+use super::remote_files::{RemoteFile, RepositoryCommit};
 use super::stage::StageState;
 use jiffy_agent_client::AgentClient;
-use jiffy_build_spec::spec::{BuildStep, CopyAction, CopySource, StepAction};
+use jiffy_build_spec::spec::{BuildStep, CopyAction, CopySource, RunMount, StepAction};
 
 /// Files of a step.
 pub(super) enum CopiedFiles {
@@ -24,31 +26,61 @@ pub(super) enum CopiedFiles {
     Stage { number: usize, key: String },
     /// Names and contents of files that the Dockerfile itself contains.
     Inline(Vec<(String, String)>),
+    /// A file of a web server.
+    Remote(RemoteFile),
+    /// Files of a Git repository.
+    Repository(RepositoryCommit),
 }
 
 impl CopiedFiles {
     /// Returns the part of the step's key that identifies the files.
-    pub(super) fn key(&self) -> &str {
+    pub(super) fn key(&self) -> String {
         match self {
-            Self::Upload { sum, .. } => sum,
-            Self::Stage { key, .. } => key,
+            Self::Upload { sum, .. } => sum.clone(),
+            Self::Stage { key, .. } => key.clone(),
             // The key of the step already covers the contents.
-            Self::Inline(_) => "",
+            Self::Inline(_) => String::new(),
+            Self::Remote(file) => file.key(),
+            Self::Repository(commit) => commit.key(),
         }
     }
 }
 
 impl BuildJob {
-    /// Finds the files that a step copies.
-    pub(super) fn copied_files(
+    /// Finds the files that a step copies or mounts, in the order of the step.
+    pub(super) async fn copied_files(
         &self,
         step: &BuildStep,
+        config: &StageConfig,
         before: &[Option<StageState>],
-    ) -> Result<Option<CopiedFiles>, BuildFailure> {
-        let StepAction::Copy(copy) = &step.action else {
-            return Ok(None);
-        };
-        Ok(Some(match &copy.from {
+    ) -> Result<Vec<CopiedFiles>, BuildFailure> {
+        let mut files = Vec::new();
+        match &step.action {
+            StepAction::Copy(copy) => {
+                files.push(self.files_of(&copy.from, config, before).await?);
+            }
+            StepAction::Run { mounts, .. } => {
+                for from in mounts.iter().filter_map(RunMount::origin) {
+                    if !matches!(from, CopySource::Files(_) | CopySource::Stage(_)) {
+                        return Err(BuildFailure::new(
+                            "only files of the context and of stages can be mounted",
+                        ));
+                    }
+                    files.push(self.files_of(from, config, before).await?);
+                }
+            }
+            _ => {}
+        }
+        Ok(files)
+    }
+
+    async fn files_of(
+        &self,
+        from: &CopySource,
+        config: &StageConfig,
+        before: &[Option<StageState>],
+    ) -> Result<CopiedFiles, BuildFailure> {
+        Ok(match from {
             CopySource::Files(name) => {
                 let owner = self.template.owner.as_deref();
                 let found = self.inner.uploads.find(owner, name);
@@ -74,7 +106,11 @@ impl BuildJob {
                 }
             }
             CopySource::Inline(files) => CopiedFiles::Inline(files.clone()),
-        }))
+            CopySource::Url(source) => CopiedFiles::Remote(self.remote_file(source, config).await?),
+            CopySource::Git(source) => {
+                CopiedFiles::Repository(self.repository_commit(source, config).await?)
+            }
+        })
     }
 
     /// Runs a `COPY` or `ADD`. `before` contains the earlier stages; the sandbox of a source stage
@@ -84,19 +120,46 @@ impl BuildJob {
         agent: &AgentClient,
         at: &StageState,
         copy: &CopyAction,
-        files: Option<CopiedFiles>,
+        files: Vec<CopiedFiles>,
         before: &mut [Option<StageState>],
     ) -> Result<(), BuildFailure> {
         let request = CopyRequest::new(copy, &at.config).map_err(BuildFailure::new)?;
         // An earlier attempt or a program of the image may have left files.
-        let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
-        cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))?;
-        let items = match files {
-            Some(CopiedFiles::Upload { path, .. }) => {
-                transfer::unpack_upload(agent, &path, STAGING, &request).await?;
-                copy::find_sources(agent, STAGING, &request.sources).await?
+        copy::clear_staging(agent).await?;
+        let mut items = Vec::new();
+        for files in files {
+            items = self
+                .stage_files(agent, at, files, &request, STAGING, before)
+                .await?;
+        }
+        // `ADD` unpacks archives at the destination. All other files are moved there.
+        if request.unpack {
+            transfer::unpack_archives(agent, &items, &request.to).await?;
+        }
+        let packed = |item: &StagedFile| request.unpack && transfer::is_archive(item);
+        let items: Vec<_> = items.into_iter().filter(|item| !packed(item)).collect();
+        if !items.is_empty() {
+            copy::move_into_place(agent, &items, &request.to).await?;
+        }
+        copy::clear_staging(agent).await
+    }
+
+    /// Transfers files into the directory `place` of a stage's sandbox.
+    pub(super) async fn stage_files(
+        &self,
+        agent: &AgentClient,
+        at: &StageState,
+        files: CopiedFiles,
+        request: &CopyRequest,
+        place: &str,
+        before: &mut [Option<StageState>],
+    ) -> Result<Vec<StagedFile>, BuildFailure> {
+        match files {
+            CopiedFiles::Upload { path, .. } => {
+                transfer::unpack_upload(agent, &path, place, request).await?;
+                copy::find_sources(agent, place, &request.sources).await
             }
-            Some(CopiedFiles::Stage { number, .. }) => {
+            CopiedFiles::Stage { number, .. } => {
                 let stage = before.get_mut(number).and_then(Option::as_mut);
                 let stage =
                     stage.ok_or_else(|| BuildFailure::new("the source stage does not exist"))?;
@@ -108,9 +171,9 @@ impl BuildJob {
                 // Patterns are expanded in the source stage, so that only matching files are
                 // transferred.
                 let found = copy::find_sources(&from, "/", &request.sources).await?;
-                transfer::copy_between(&from, agent, &found, STAGING, &request).await?
+                transfer::copy_between(&from, agent, &found, place, request).await
             }
-            Some(CopiedFiles::Inline(files)) => {
+            CopiedFiles::Inline(files) => {
                 let sources: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
                 let filled = files
                     .into_iter()
@@ -118,22 +181,38 @@ impl BuildJob {
                 let files = filled
                     .collect::<Result<Vec<_>, _>>()
                     .map_err(BuildFailure::new)?;
-                transfer::write_inline(agent, &files, STAGING, &request).await?;
-                copy::find_sources(agent, STAGING, &sources).await?
+                transfer::write_inline(agent, &files, place, request).await?;
+                copy::find_sources(agent, place, &sources).await
             }
-            // Not reachable: `copied_files` returns files for every `COPY` and `ADD`.
-            None => return Ok(()),
-        };
-        // `ADD` unpacks archives at the destination. All other files are moved there.
-        if request.unpack {
-            transfer::unpack_archives(agent, &items, &request.to).await?;
+            CopiedFiles::Remote(file) => {
+                let name = file.name_for(&request.to)?.to_owned();
+                let content = self.download(file).await?;
+                transfer::write_file(agent, content, &name, place, request).await?;
+                Ok(vec![StagedFile {
+                    path: format!("{place}/{name}"),
+                    name,
+                    directory: false,
+                }])
+            }
+            CopiedFiles::Repository(commit) => {
+                self.copy_repository(agent, &commit, place, request).await
+            }
         }
-        let packed = |item: &copy::StagedFile| request.unpack && transfer::is_archive(item);
-        let items: Vec<_> = items.into_iter().filter(|item| !packed(item)).collect();
-        if !items.is_empty() {
-            copy::move_into_place(agent, &items, &request.to).await?;
+    }
+}
+
+/// Returns the stages whose files a step copies or mounts.
+pub(super) fn sources_of(step: &BuildStep) -> Vec<usize> {
+    let stage = |from: &CopySource| match from {
+        CopySource::Stage(n) => Some(*n),
+        _ => None,
+    };
+    match &step.action {
+        StepAction::Copy(copy) => stage(&copy.from).into_iter().collect(),
+        StepAction::Run { mounts, .. } => {
+            let origins = mounts.iter().filter_map(RunMount::origin);
+            origins.filter_map(stage).collect()
         }
-        let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
-        cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))
+        _ => Vec::new(),
     }
 }

@@ -190,6 +190,7 @@ impl BuildJob {
         origin.entrypoint.clone_from(&at.config.entrypoint);
         origin.cmd.clone_from(&at.config.cmd);
         origin.exposed_ports.clone_from(&at.config.exposed);
+        origin.on_build.clone_from(&at.config.on_build);
         // A template that was built from another template has no image of its own.
         if origin.from.is_empty() {
             origin.from = at.base.reference();

@@ -4,10 +4,10 @@
 use super::super::failure::BuildFailure;
 use super::super::stage_config::StageConfig;
 use super::super::step_key;
+use super::copy_step::sources_of;
 use super::{BuildJob, abbreviate, is_generated};
-use jiffy_build_spec::spec::{
-    BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
-};
+use jiffy_build_spec::dockerfile::parse_triggers;
+use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep, ImageSource, StageBase};
 use jiffy_engine_api::SandboxSize;
 use jiffy_image::{Defaults, HistoryStep, Progress, TemplateManifest};
 use jiffy_registry_pull::Cancel;
@@ -74,7 +74,9 @@ impl BuildJob {
         }
         // The first step that is not restored from the cache sets this.
         let mut fresh = self.spec.force;
-        for step in &stage.steps {
+        let triggers = self.triggers(stage, &at).map_err(|e| e.at_step("base"))?;
+        counter.total += triggers.len();
+        for step in triggers.iter().chain(&stage.steps) {
             if !is_generated(step) {
                 // Count the step before it runs, because the log numbers steps from 1.
                 counter.done += 1;
@@ -98,8 +100,22 @@ impl BuildJob {
         Ok(at)
     }
 
+    /// Returns the steps of the base's `ONBUILD` instructions.
+    fn triggers(
+        &self,
+        stage: &BuildStage,
+        at: &StageState,
+    ) -> Result<Vec<BuildStep>, BuildFailure> {
+        // The parser has inserted the triggers of an earlier stage, whose base has run its own.
+        if let StageBase::Stage(_) = stage.from {
+            return Ok(Vec::new());
+        }
+        let triggers = at.base.origin.as_ref().map(|origin| &origin.on_build[..]);
+        parse_triggers(triggers.unwrap_or_default()).map_err(BuildFailure::new)
+    }
+
     /// Returns the state of the stage before its first step.
-    async fn begin_stage(
+    pub(super) async fn begin_stage(
         &self,
         stage: &BuildStage,
         before: &[Option<StageState>],
@@ -161,6 +177,7 @@ impl BuildJob {
                 &ImageSource {
                     reference: name.clone(),
                     credentials: None,
+                    cloud: None,
                     plain_http: false,
                 }
             }
@@ -256,13 +273,7 @@ pub(super) fn needed_stages(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure>
             continue;
         }
         let stage = &spec.stages[number];
-        let copied = stage.steps.iter().filter_map(|step| match &step.action {
-            StepAction::Copy(copy) => match copy.from {
-                CopySource::Stage(n) => Some(n),
-                _ => None,
-            },
-            _ => None,
-        });
+        let copied = stage.steps.iter().flat_map(sources_of);
         let base = match stage.from {
             StageBase::Stage(n) => Some(n),
             _ => None,

@@ -8,10 +8,14 @@ use super::super::failure::BuildFailure;
 use super::super::log::LineSplitter;
 use super::super::step_key;
 use super::super::user::add_user;
+use super::copy_step::CopiedFiles;
+use super::run_mounts::has_secrets;
 use super::stage::StageState;
 use super::{BuildJob, is_generated};
 use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
+use jiffy_api_types::SnapshotContent;
 use jiffy_build_spec::spec::{BuildStep, StepAction, StepCommand};
+use jiffy_proto::process_mounts::ProcessMounts;
 use jiffy_sandbox_manager::SandboxSource;
 use std::time::Instant;
 
@@ -33,9 +37,10 @@ impl BuildJob {
         name: &str,
     ) -> Result<(), BuildFailure> {
         *fresh |= step.force;
-        let files = self.copied_files(step, before)?;
+        let files = self.copied_files(step, &at.config, before).await?;
         // Update the key before the step is executed: it identifies the state after the step.
-        at.key = step_key::step_key(&at.key, step, files.as_ref().map_or("", |f| f.key()));
+        let file_keys: Vec<String> = files.iter().map(CopiedFiles::key).collect();
+        at.key = step_key::step_key(&at.key, step, &file_keys);
         let began = Instant::now();
         let changes_files = matches!(
             step.action,
@@ -75,11 +80,35 @@ impl BuildJob {
         // Later steps depend on this new result, so their cached results are invalid.
         *fresh = true;
         log_step(shown);
+        // Secrets may remain in the memory of the guest, which neither the snapshot nor a later
+        // step may contain.
+        let secret = matches!(&step.action, StepAction::Run { mounts, .. } if has_secrets(mounts));
+        let content = if secret {
+            SnapshotContent::Filesystem
+        } else {
+            SnapshotContent::Full
+        };
+        // Checked before the command receives the secret.
+        let storable = self.inner.sandboxes.check_content(None, content);
+        storable.map_err(|e| BuildFailure::new(format!("--mount=type=secret: {e}")))?;
         let agent = self.agent(at).await?;
         let done = match &step.action {
-            StepAction::Run { command, user } => {
-                let run = self.run_command(&agent, at, command, user.as_deref(), name);
-                run.await
+            StepAction::Run {
+                command,
+                user,
+                mounts,
+            } => {
+                let prepared = self
+                    .prepare_mounts(&agent, at, mounts, files, before)
+                    .await?;
+                let process = prepared.process.clone();
+                let user = user.as_deref();
+                let run = self.run_command(&agent, at, command, user, process, name);
+                let done = run.await;
+                let finished = self
+                    .finish_mounts(&agent, prepared, done.is_ok(), name)
+                    .await;
+                done.and(finished)
             }
             StepAction::Copy(copy) => self.run_copy(&agent, at, copy, files, before).await,
             StepAction::AddUser(user) => add_user(&agent, user).await,
@@ -105,13 +134,16 @@ impl BuildJob {
         let mut patience = self.patience();
         let snapshot = loop {
             let steps = self.inner.sandboxes.build_steps();
-            match steps.snapshot(sandbox, &at.key).await {
+            match steps.snapshot(sandbox, &at.key, content).await {
                 Err(e) if patience.pause(&e).await => {}
                 taken => break taken.map_err(|e| BuildFailure::new(e.to_string()))?,
             }
         };
         self.inner.touch_step(&at.key);
         at.source = SandboxSource::Snapshot(snapshot.id().to_owned());
+        if secret {
+            self.release_sandbox(at).await;
+        }
         at.push_history(step, Some(began.elapsed()));
         Ok(())
     }
@@ -123,6 +155,7 @@ impl BuildJob {
         at: &StageState,
         command: &StepCommand,
         user: Option<&str>,
+        mounts: Option<ProcessMounts>,
         name: &str,
     ) -> Result<(), BuildFailure> {
         let words = match command {
@@ -143,6 +176,7 @@ impl BuildJob {
             cwd: Some(at.config.workdir.clone()),
             user: Some(user.unwrap_or(&at.config.user).to_owned()),
             timeout: Some(limit),
+            mounts,
             ..ProcessSpec::new(program, args)
         };
         let began = Instant::now();
@@ -153,7 +187,7 @@ impl BuildJob {
         let (mut out, mut err) = (LineSplitter::default(), LineSplitter::default());
         let log_lines = |lines: Vec<String>| {
             for line in lines {
-                self.log.info(Some(name), &line);
+                self.log.info(Some(name), &self.secrets.hide(line));
             }
         };
         let end = loop {
