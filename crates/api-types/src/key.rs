@@ -62,6 +62,48 @@ pub struct KeyLimits {
     pub snapshot_ack: Option<SnapshotAck>,
 }
 
+/// Limit of an API key, by its name in `KeyLimits`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum KeyLimit {
+    /// Running sandboxes.
+    Sandboxes,
+    /// Virtual CPUs of running sandboxes.
+    Vcpus,
+    /// Memory of running sandboxes.
+    #[serde(rename = "memoryMB")]
+    MemoryMb,
+    /// New sandboxes per minute.
+    CreatesPerMinute,
+    /// Paused sandboxes.
+    Paused,
+    /// Snapshots.
+    Snapshots,
+    /// Tags of templates.
+    Templates,
+    /// Waiting and running builds.
+    Builds,
+    /// Simultaneous requests and streams to sandboxes.
+    Exchanges,
+    /// Disk space.
+    #[serde(rename = "diskMB")]
+    DiskMb,
+    /// Idle timeout of new sandboxes.
+    IdleTimeout,
+    /// Time at which requests for snapshots are answered.
+    SnapshotAck,
+}
+
+/// Body of a request to change an API key.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ChangeKey {
+    /// New limits. Absent limits do not change.
+    pub limits: KeyLimits,
+    /// Limits that the key no longer has.
+    pub remove_limits: Vec<KeyLimit>,
+}
+
 /// An API key, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

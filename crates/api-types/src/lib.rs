@@ -76,7 +76,7 @@ pub use identity_token::{
     IdentityToken, IdentityTokenType, IdentityTokens, MAX_AUDIENCE, MAX_IDENTITY_TOKENS,
     MAX_TOKEN_NAME, NewIdentity,
 };
-pub use key::{ApiKey, CreateKey, KeyLimits, KeyScope, NewApiKey, RotateKey};
+pub use key::{ApiKey, ChangeKey, CreateKey, KeyLimit, KeyLimits, KeyScope, NewApiKey, RotateKey};
 pub use lineage::{Lineage, LineageEdge, LineageKind, LineageNode, LineageRelation, LineageState};
 pub use network::{
     MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,

@@ -8,11 +8,13 @@ mod check;
 mod database;
 mod fleet_keys;
 mod key_status;
+mod limit_changes;
 mod local_key;
 mod stored;
 
 pub use check::Verdict;
 pub use key_status::KeyStatus;
+pub use limit_changes::LimitChanges;
 pub use local_key::local_key;
 pub use stored::{Keys, Revocation, import_keys};
 

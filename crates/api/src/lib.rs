@@ -64,8 +64,8 @@ pub use hooks::{
 };
 pub use key_events::report_keys;
 pub use keys::{
-    Key, KeyError, KeyStatus, Keys, Limits, NewKey, Revocation, Scope, Validity, Verdict,
-    import_keys, local_key,
+    Key, KeyError, KeyStatus, Keys, LimitChanges, Limits, NewKey, Revocation, Scope, Validity,
+    Verdict, import_keys, local_key,
 };
 pub use quota::ExchangePermit;
 pub use routes::{FunctionHost, calls, function_router, router};

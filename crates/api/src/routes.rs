@@ -241,6 +241,7 @@ fn guarded_calls() -> Calls {
         .post("/host/stop", host::stop)
         .get("/keys", keys::list)
         .post("/keys", keys::create)
+        .add(Method::PATCH, "/keys/{keyID}", keys::change)
         .post("/keys/{keyID}/rotate", keys::rotate)
         .post("/keys/{keyID}/revoke", keys::revoke)
         .get("/events/webhooks", webhooks::list)

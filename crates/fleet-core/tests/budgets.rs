@@ -168,6 +168,30 @@ fn a_placement_beyond_the_limit_or_without_the_store_is_rejected() {
 }
 
 #[test]
+fn a_lowered_limit_holds_for_the_next_placement_although_shares_exceed_it() {
+    let mut fleet = fleet_with_limit();
+    let coordinator = fleet.coordinator();
+    let request = PlacementRequest::default();
+    let place = |fleet: &mut Fleet| {
+        let now = Millis(fleet.now);
+        fleet.member(coordinator).place(now, &one(), &request)
+    };
+    // The first placement hands out a share of eight.
+    for _ in 0..3 {
+        place(&mut fleet).unwrap();
+    }
+    fleet.member(coordinator).set_limit(&owner(), Some(4));
+    place(&mut fleet).unwrap();
+    let error = place(&mut fleet);
+    assert!(matches!(error, Err(CreateError::Budget(_))), "{error:?}");
+    fleet.member(coordinator).set_limit(&owner(), Some(6));
+    place(&mut fleet).unwrap();
+    place(&mut fleet).unwrap();
+    let error = place(&mut fleet);
+    assert!(matches!(error, Err(CreateError::Budget(_))), "{error:?}");
+}
+
+#[test]
 fn a_placement_on_a_host_without_a_row_leaves_no_reservation_and_counts_nothing() {
     // The budget is exhausted by one placement if a failed one counts.
     let mut fleet = fleet_with_limit();

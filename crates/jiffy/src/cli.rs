@@ -63,7 +63,7 @@ pub use inspect::{
     AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, TreeArgs, WaitArgs,
 };
 pub use integrate::{CodingAgent, HookArgs, IntegrateArgs};
-pub use key::{KeyCommand, KeyCreateArgs};
+pub use key::{KeyCommand, KeyCreateArgs, KeyLimitArgs, KeyLimitName};
 pub use list::{Filter, LsArgs};
 pub use mcp::{McpArgs, McpCommand, McpInstallArgs};
 pub use network::{FeatureSwitch, NetworkArgs};

@@ -3,13 +3,14 @@
 mod budget;
 mod in_fleet;
 
-use crate::cli::{KeyCommand, KeyCreateArgs};
+use crate::cli::{KeyCommand, KeyCreateArgs, KeyLimitArgs, KeyLimitName};
 use crate::runtime;
 use crate::sandbox::table::age as ago;
+use anyhow::bail;
 use budget::{Budgets, budgets, limits_text};
 use hyper::Method;
 use jiff::Timestamp;
-use jiffy_api::{Key, Keys, Limits, NewKey, Validity};
+use jiffy_api::{Key, Keys, LimitChanges, Limits, NewKey, Validity};
 use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
 use serde_json::Value;
@@ -27,6 +28,15 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
         KeyCommand::Create(args) => create(&keys, args)?,
         KeyCommand::Ls { all, json } => {
             runtime()?.block_on(list(&home, keys.list()?, *all, *json))?;
+        }
+        KeyCommand::Limits {
+            key,
+            limits,
+            remove,
+            json,
+        } => {
+            let changes = limit_changes(limits, remove)?;
+            show_limits(&keys.change_limits(key, &changes)?, *json)?;
         }
         KeyCommand::Revoke { key, end, json } => {
             let revocation = if *end {
@@ -72,7 +82,7 @@ async fn list(home: &Home, mut keys: Vec<Key>, all: bool, json: bool) -> anyhow:
 
 /// Creates a key and prints it.
 fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
-    let limits = limits(args);
+    let limits = limits(&args.limits);
     let validity = Validity {
         expires_ms: args.expires,
         addresses: args.allow_from.clone(),
@@ -81,8 +91,8 @@ fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
     show(&key, args.json)
 }
 
-/// Returns the limits of a new key.
-fn limits(args: &KeyCreateArgs) -> Limits {
+/// Returns the limits that were given as options.
+fn limits(args: &KeyLimitArgs) -> Limits {
     Limits {
         max_sandboxes: args.max_sandboxes,
         max_vcpus: args.max_cpus,
@@ -97,6 +107,28 @@ fn limits(args: &KeyCreateArgs) -> Limits {
         idle_timeout_s: args.idle_timeout,
         snapshot_ack: args.snapshot_ack.map(Into::into),
     }
+}
+
+/// Returns a change of limits.
+fn limit_changes(args: &KeyLimitArgs, removed: &[KeyLimitName]) -> anyhow::Result<LimitChanges> {
+    let changes = LimitChanges {
+        set: limits(args),
+        removed: removed.iter().map(|name| (*name).into()).collect(),
+    };
+    if changes == LimitChanges::default() {
+        bail!("no limit is given: use an option such as --max-sandboxes 20");
+    }
+    Ok(changes)
+}
+
+/// Prints the limits of a key after a change.
+fn show_limits(key: &Key, json: bool) -> anyhow::Result<()> {
+    if json {
+        outln!("{}", jiffy_client::terminal::json(key)?);
+    } else {
+        outln!("{}", limits_text(&key.limits, None));
+    }
+    Ok(())
 }
 
 /// Requests a running daemon to kill the sandboxes of a revoked key and to cancel its builds.

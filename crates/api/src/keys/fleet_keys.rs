@@ -7,7 +7,8 @@ use super::database::KeySecrets;
 use super::key_status::KeyEntry;
 use super::local_key::{hash_in, write_secret};
 use super::{
-    Key, KeyError, KeyStatus, Limits, NewKey, Revocation, Scope, Verdict, hash, new_secret, select,
+    Key, KeyError, KeyStatus, LimitChanges, Limits, NewKey, Revocation, Scope, Verdict, hash,
+    new_secret, select,
 };
 use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::now_ms;
@@ -185,6 +186,17 @@ impl FleetKeys {
         }
         let key = self.changed_key(&changed)?;
         Ok(NewKey { key, secret })
+    }
+
+    pub fn change_limits(&self, which: &str, changes: &LimitChanges) -> Result<Key, KeyError> {
+        let key = select(self.list(), which, |key| key.revoked_ms.is_none())?;
+        let change = Action::LimitKey {
+            former: stored_limits(key.limits),
+            limits: stored_limits(changes.apply(key.limits)),
+            id: key.id.clone(),
+        };
+        let changed = self.change(&key.id, change)?;
+        self.changed_key(&changed)
     }
 
     fn changed_key(&self, changed: &Changed) -> Result<Key, KeyError> {

@@ -3,7 +3,10 @@
 use super::check::verdict;
 use super::database::Database;
 use super::fleet_keys::{FleetKeys, row_of};
-use super::{Key, KeyError, KeyStatus, Limits, NewKey, Scope, Validity, Verdict, new_key, select};
+use super::{
+    Key, KeyError, KeyStatus, LimitChanges, Limits, NewKey, Scope, Validity, Verdict, new_key,
+    select,
+};
 use jiffy_fleet::tables::Tables;
 use jiffy_fleet_core::record::{RowContent, RowKey};
 use std::collections::HashSet;
@@ -227,6 +230,18 @@ impl Keys {
         match &self.0 {
             Stored::Database(keys) => keys.rotate(which, overlap, expires_ms),
             Stored::Fleet(keys) => keys.rotate(which, overlap, expires_ms),
+        }
+    }
+
+    /// Changes the limits of a key that is not revoked. The next request that uses the key is
+    /// subject to them.
+    ///
+    /// # Errors
+    /// [`TableError::Changed`] if the limits of a key of a fleet are changed at the same time.
+    pub fn change_limits(&self, which: &str, changes: &LimitChanges) -> Result<Key, KeyError> {
+        match &self.0 {
+            Stored::Database(keys) => keys.change_limits(which, changes),
+            Stored::Fleet(keys) => keys.change_limits(which, changes),
         }
     }
 

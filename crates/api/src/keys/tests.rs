@@ -3,6 +3,7 @@
 use super::database::{BUSY_TIMEOUT, SCHEMA};
 use super::*;
 use fleet::Fleet;
+use jiffy_api_types::KeyLimit;
 use rusqlite::Connection;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -198,6 +199,40 @@ fn a_rotated_key_is_the_same_key_with_another_secret() {
         assert_ne!(secret.trim(), rotated.secret);
         assert_eq!(local_key(home, keys).unwrap(), path);
         assert_eq!(fs::read_to_string(&path).unwrap().trim(), rotated.secret);
+    });
+}
+
+#[test]
+fn limits_change_one_by_one_until_the_key_is_revoked() {
+    for_both(|_, keys| {
+        let limits = Limits {
+            max_sandboxes: Some(1),
+            max_paused: Some(2),
+            idle_timeout_s: Some(60),
+            ..Limits::default()
+        };
+        let created = keys.create("ci", Scope::Create, limits).unwrap();
+        let changes = LimitChanges {
+            set: Limits {
+                max_sandboxes: Some(7),
+                max_disk_mib: Some(u64::from(u32::MAX) + 1),
+                ..Limits::default()
+            },
+            removed: vec![KeyLimit::Paused, KeyLimit::Builds],
+        };
+        let changed = keys.change_limits("ci", &changes).unwrap();
+        let expected = Limits {
+            max_sandboxes: Some(7),
+            idle_timeout_s: Some(60),
+            max_disk_mib: changes.set.max_disk_mib,
+            ..Limits::default()
+        };
+        assert_eq!(changed.limits, expected);
+        let verdict = keys.check(&created.secret, None).unwrap();
+        assert_eq!(verdict.valid().unwrap().limits, expected);
+        keys.revoke(&created.key.id).unwrap();
+        let revoked = keys.change_limits(&created.key.id, &changes);
+        assert!(matches!(revoked, Err(KeyError::Unknown(_))), "{revoked:?}");
     });
 }
 

@@ -41,6 +41,7 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
         "deployFunction" => json!({ "settings": { "public": true } }),
         "rollbackFunction" => json!({ "version": 3 }),
         "createKey" => json!({ "name": "ci", "scope": "create", "limits": { "sandboxes": 20 } }),
+        "changeKey" => json!({ "limits": { "sandboxes": 40 }, "removeLimits": ["paused"] }),
         "rotateKey" => json!({ "overlapMs": 3_600_000 }),
         "revokeKey" => json!({ "end": true }),
         "createWebhook" => json!({

@@ -257,6 +257,26 @@ impl Quota {
         }
     }
 
+    /// Sends changed limits of a key to the coordinator, which recalls shares that exceed them. A
+    /// failure is ignored: the next operation of the key sends the limits as well.
+    pub async fn announce_limits(&self, key: &Key) {
+        let limits = self.limits_of(key);
+        // The amounts are zero: only the limit of each resource is sent.
+        let needs = RESOURCES.iter().filter_map(|resource| {
+            Some(LimitedNeed {
+                need: BudgetNeed {
+                    owner: resource.owner(&key.id),
+                    amount: 0,
+                },
+                limit: (resource.limit)(&limits)?,
+            })
+        });
+        let needs = needs.collect();
+        if let Some(node) = self.fleet.0.get() {
+            node.request_shares(ShareRequest { needs }).await;
+        }
+    }
+
     /// Counts the used parts of the shares of keys. With `is_full`, keys with limits but without a
     /// share are counted as well.
     fn count_shares(&self, node: &Node, shares: &SharedShares, is_full: bool) {

@@ -4,13 +4,16 @@ use crate::app::App;
 use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::keys::{KeyError, Revocation, Validity};
+use crate::keys::{KeyError, LimitChanges, Limits, Revocation, Validity};
 use crate::wire::key::expiry;
 use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_api_types::{ApiKey, CreateKey, EventType, NewApiKey, RevokeKey, RevokedKey, RotateKey};
+use jiffy_api_types::{
+    ApiKey, ChangeKey, CreateKey, EventType, NewApiKey, RevokeKey, RevokedKey, RotateKey,
+};
+use jiffy_fleet::tables::TableError;
 use std::time::Duration;
 
 /// `GET /keys`: lists all keys, including revoked keys.
@@ -35,21 +38,31 @@ pub(super) async fn create(
         expires_ms: expiry(body.expires_at)?,
         addresses: body.addresses,
     };
-    let most = app.config.max_timeout_s;
-    if body
-        .limits
-        .idle_timeout
-        .is_some_and(|seconds| seconds > most)
-    {
-        return Err(ApiError::invalid(format!(
-            "`limits.idleTimeout` must be 0 to {most} seconds"
-        )));
-    }
-    let (scope, limits) = (body.scope.into(), body.limits.into());
+    let limits = Limits::from(body.limits);
+    check_limits(&app, &limits)?;
+    let scope = body.scope.into();
     let created = app.keys.create_within(name, scope, limits, &validity);
     let created = created.map_err(refused)?;
     app.report_key(EventType::KeyCreated, &created.key);
     Ok((StatusCode::CREATED, Json(created.into())))
+}
+
+/// `PATCH /keys/{id}`: changes the limits of a key.
+pub(super) async fn change(
+    State(app): State<App>,
+    caller: Caller,
+    Path(which): Path<String>,
+    Required(body): Required<ChangeKey>,
+) -> Result<Json<ApiKey>, ApiError> {
+    caller.require_admin("changing a key")?;
+    let changes = LimitChanges {
+        set: body.limits.into(),
+        removed: body.remove_limits,
+    };
+    check_limits(&app, &changes.set)?;
+    let key = app.keys.change_limits(&which, &changes).map_err(refused)?;
+    app.quota.announce_limits(&key).await;
+    Ok(Json(key.into()))
 }
 
 /// `POST /keys/{id}/rotate`: replaces the secret of a key.
@@ -99,10 +112,21 @@ pub(super) async fn revoke(
     }))
 }
 
+fn check_limits(app: &App, limits: &Limits) -> Result<(), ApiError> {
+    let max = app.config.max_timeout_s;
+    match limits.idle_timeout_s {
+        Some(seconds) if seconds > max => Err(ApiError::invalid(format!(
+            "`limits.idleTimeout` must be 0 to {max} seconds"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn refused(error: KeyError) -> ApiError {
     let message = error.to_string();
     match error {
         KeyError::Fleet(e) if e.is_temporary() => ApiError::fleet_unavailable(message),
+        KeyError::Fleet(TableError::Changed(_)) => ApiError::conflict("refused", message),
         KeyError::Name(_) | KeyError::Network(_) | KeyError::Networks | KeyError::Expired => {
             ApiError::invalid(message)
         }

@@ -321,6 +321,7 @@ async fn keys_are_created_listed_and_rotated_by_administrators_only() {
         for (method, path) in [
             ("GET", "/keys"),
             ("POST", "/keys"),
+            ("PATCH", "/keys/ci"),
             ("POST", "/keys/ci/rotate"),
         ] {
             let answer = api.call_as(caller, method, path, body.clone()).await;
@@ -348,6 +349,24 @@ async fn keys_are_created_listed_and_rotated_by_administrators_only() {
     assert!(api.keys.check(secret, from).unwrap().valid().is_none());
     let secret = rotated["secret"].as_str().unwrap();
     assert!(api.keys.check(secret, from).unwrap().valid().is_some());
+
+    let change = |body| api.patch("/keys/ci", body);
+    let limits = json!({ "sandboxes": 3, "vcpus": 8 });
+    let change_limits = json!({ "limits": limits, "removeLimits": ["diskMB"] });
+    let changed = change(change_limits).await.expect(200).body;
+    assert_eq!(
+        (&changed["limits"], &changed["keyID"]),
+        (&limits, &key["keyID"])
+    );
+    for bad in [
+        json!({ "limits": { "sandboxes": -1 } }),
+        json!({ "limits": { "idleTimeout": u64::MAX } }),
+        json!({ "removeLimits": ["sandbox"] }),
+    ] {
+        change(bad).await.expect(400);
+    }
+    let nothing = api.patch("/keys/nothing", json!({})).await;
+    assert_eq!(nothing.expect_error(404), "key_not_found");
 
     let revoke = format!("/keys/{}/revoke", key["keyID"].as_str().unwrap());
     let revoked = api.post(&revoke, json!({})).await.expect(200).body;

@@ -218,7 +218,17 @@ impl Budgets {
         if missing > 0 {
             self.hand_out(&need.owner, member, missing, members);
         }
-        if unused(self.budget(&need.owner)) >= need.amount {
+        let limit = self.limits.get(&need.owner).copied().unwrap_or(0);
+        let budget = self.budget(&need.owner);
+        // After the limit was lowered, shares exceed it until their unused parts are returned.
+        // These parts must not be used.
+        let all_unused = budget
+            .unused
+            .values()
+            .fold(0, |sum: u64, n| sum.saturating_add(*n));
+        let in_use = budget.shares.granted().saturating_sub(all_unused);
+        let is_within = in_use.saturating_add(need.amount) <= limit;
+        if unused(budget) >= need.amount && is_within {
             return Ok(());
         }
         Err(self.exhausted(&need.owner, member))
@@ -246,7 +256,10 @@ impl Budgets {
         member: MemberId,
         members: u32,
     ) -> Result<Option<Grant>, BudgetExhausted> {
-        if self.hand_out(&need.owner, member, need.amount, members) >= need.amount {
+        // A request for nothing only announces a limit.
+        if need.amount == 0
+            || self.hand_out(&need.owner, member, need.amount, members) >= need.amount
+        {
             return Ok(self.pending(&need.owner, member));
         }
         Err(self.exhausted(&need.owner, member))

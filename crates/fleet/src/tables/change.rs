@@ -51,6 +51,8 @@ pub enum Action {
     LimitKey {
         /// Id.
         id: String,
+        /// Limits on which the change is based. The key must have them.
+        former: KeyLimits,
         /// New limits.
         limits: KeyLimits,
     },
@@ -152,7 +154,8 @@ impl<'a> Staged<'a> {
                     key.expires_ms = expires_ms.or(key.expires_ms);
                 })
             }
-            Action::LimitKey { id, limits } => {
+            Action::LimitKey { id, former, limits } => {
+                self.check_limits(request, &id, &former)?;
                 self.change_key(request, &id, false, |key| key.limits = limits)
             }
             Action::PutTemplate(row) => self.put(request, RowContent::Template(row), false),
@@ -274,6 +277,24 @@ impl<'a> Staged<'a> {
         }
         self.rows.insert(key, row.clone());
         Ok(row)
+    }
+
+    /// Checks that a key has these limits, unless the same request has changed them before. A key
+    /// that does not exist is not checked.
+    fn check_limits(
+        &self,
+        request: RequestId,
+        id: &str,
+        limits: &KeyLimits,
+    ) -> Result<(), TableError> {
+        let row = self.current(&RowKey::Key(id.to_owned()));
+        let row = row.filter(|row| row.request != request);
+        match row.and_then(Row::as_key) {
+            Some(key) if key.limits != *limits => {
+                Err(TableError::Changed(format!("the limits of key `{id}`")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks that no other key has a secret with this hash.

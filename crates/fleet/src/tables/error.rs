@@ -39,6 +39,9 @@ pub enum TableError {
     /// A row with this key or secret exists.
     #[error("{0} exists already; use another name or id")]
     Exists(String),
+    /// The row has changed since the caller read it.
+    #[error("{0} were changed at the same time; try again")]
+    Changed(String),
     /// The change violates a rule.
     #[error("cannot change the tables of the fleet: {0}")]
     Invalid(String),

@@ -116,10 +116,27 @@ async fn a_rotated_key_has_both_secrets_and_limits_change_at_all_members() {
         max_sandboxes: Some(7),
         ..KeyLimits::default()
     };
-    let id = "a".to_owned();
-    two.change(Action::LimitKey { id, limits }).await.unwrap();
-    let row = row(&one, "a").unwrap();
-    assert_eq!(row.as_key().unwrap().limits, limits);
+    let limit = |former, limits| Action::LimitKey {
+        id: "a".to_owned(),
+        former,
+        limits,
+    };
+    let change = limit(KeyLimits::default(), limits);
+    two.change(change).await.unwrap();
+    let limits_at_one = || row(&one, "a").unwrap().as_key().unwrap().limits;
+    assert_eq!(limits_at_one(), limits);
+    // A change that is based on the former limits would undo the first one.
+    let late = limit(KeyLimits::default(), KeyLimits::default());
+    let rejected = one.change(late).await;
+    assert!(
+        matches!(rejected, Err(TableError::Changed(_))),
+        "{rejected:?}"
+    );
+    assert_eq!(limits_at_one(), limits);
+    one.change(limit(limits, KeyLimits::default()))
+        .await
+        .unwrap();
+    assert_eq!(limits_at_one(), KeyLimits::default());
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,6 +22,20 @@ pub enum KeyCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Change the limits of a key. Other limits of the key remain
+    Limits {
+        /// Key: id or name
+        key: String,
+        /// New limits
+        #[command(flatten)]
+        limits: KeyLimitArgs,
+        /// Remove a limit of the key, so that none or the default applies. Can be repeated
+        #[arg(long, value_enum, value_name = "LIMIT")]
+        remove: Vec<KeyLimitName>,
+        /// Print the key as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Revoke a key. Its sandboxes continue to run unless --end is given
     Revoke {
         /// Key: id or name
@@ -58,6 +72,23 @@ pub struct KeyCreateArgs {
     /// Scope of the key
     #[arg(long, value_enum, default_value_t = KeyScope::Create)]
     pub scope: KeyScope,
+    /// Expiry: a duration (30d), a date (2027-01-31) or a time
+    #[arg(long, value_name = "WHEN", value_parser = expiry)]
+    pub expires: Option<u64>,
+    /// Client address or network that may use the key [default: any]. Can be repeated
+    #[arg(long, value_name = "CIDR")]
+    pub allow_from: Vec<String>,
+    /// Limits
+    #[command(flatten)]
+    pub limits: KeyLimitArgs,
+    /// Print the key and its settings as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Limits of a key.
+#[derive(Debug, Args)]
+pub struct KeyLimitArgs {
     /// Maximum number of running sandboxes
     #[arg(long, value_name = "N")]
     pub max_sandboxes: Option<u32>,
@@ -70,12 +101,6 @@ pub struct KeyCreateArgs {
     /// Maximum number of sandboxes created within 60 s
     #[arg(long, value_name = "N")]
     pub creates_per_minute: Option<u32>,
-    /// Expiry: a duration (30d), a date (2027-01-31) or a time
-    #[arg(long, value_name = "WHEN", value_parser = expiry)]
-    pub expires: Option<u64>,
-    /// Client address or network that may use the key [default: any]. Can be repeated
-    #[arg(long, value_name = "CIDR")]
-    pub allow_from: Vec<String>,
     /// Maximum number of sandboxes that are paused, or will be paused at their timeout or when idle
     #[arg(long, value_name = "N")]
     pub max_paused: Option<u32>,
@@ -103,9 +128,6 @@ pub struct KeyCreateArgs {
     /// memory is captured, or when the files are stored [default: of the daemon]
     #[arg(long, value_name = "WHEN")]
     pub snapshot_ack: Option<AckMode>,
-    /// Print the key and its settings as JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Parses the expiry of a key into milliseconds since 1970. Accepts a duration from now with a
@@ -130,6 +152,43 @@ fn expiry(text: &str) -> Result<u64, String> {
         }
     };
     u64::try_from(at.as_millisecond()).map_err(|_| format!("`{text}` is out of range"))
+}
+
+/// Limit that `jiffy key limits` removes. Named like its option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)] // The options have descriptions.
+pub enum KeyLimitName {
+    MaxSandboxes,
+    MaxCpus,
+    MaxMemory,
+    CreatesPerMinute,
+    MaxPaused,
+    MaxSnapshots,
+    MaxTemplates,
+    MaxBuilds,
+    MaxExchanges,
+    MaxDisk,
+    IdleTimeout,
+    SnapshotAck,
+}
+
+impl From<KeyLimitName> for jiffy_api_types::KeyLimit {
+    fn from(name: KeyLimitName) -> Self {
+        match name {
+            KeyLimitName::MaxSandboxes => Self::Sandboxes,
+            KeyLimitName::MaxCpus => Self::Vcpus,
+            KeyLimitName::MaxMemory => Self::MemoryMb,
+            KeyLimitName::CreatesPerMinute => Self::CreatesPerMinute,
+            KeyLimitName::MaxPaused => Self::Paused,
+            KeyLimitName::MaxSnapshots => Self::Snapshots,
+            KeyLimitName::MaxTemplates => Self::Templates,
+            KeyLimitName::MaxBuilds => Self::Builds,
+            KeyLimitName::MaxExchanges => Self::Exchanges,
+            KeyLimitName::MaxDisk => Self::DiskMb,
+            KeyLimitName::IdleTimeout => Self::IdleTimeout,
+            KeyLimitName::SnapshotAck => Self::SnapshotAck,
+        }
+    }
 }
 
 /// Scope of an API key.

@@ -1,12 +1,12 @@
 //! Keys of a fleet, through the daemon of this host.
 
-use super::{limits, list, show};
+use super::{limit_changes, limits, list, show, show_limits};
 use crate::cli::{KeyCommand, KeyCreateArgs};
 use crate::runtime;
 use anyhow::{Context, bail};
 use hyper::Method;
 use jiffy_api::{Key, Scope, moment};
-use jiffy_api_types::{ApiKey, CreateKey, NewApiKey, RevokeKey, RevokedKey, RotateKey};
+use jiffy_api_types::{ApiKey, ChangeKey, CreateKey, NewApiKey, RevokeKey, RevokedKey, RotateKey};
 use jiffy_client::Client;
 use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
@@ -39,6 +39,20 @@ async fn execute(home: &Home, command: &KeyCommand) -> anyhow::Result<()> {
             let keys: Result<_, _> = listed.into_iter().map(Key::try_from).collect();
             list(home, keys.context(INVALID_TIME)?, *all, *json).await
         }
+        KeyCommand::Limits {
+            key,
+            limits,
+            remove,
+            json,
+        } => {
+            let changes = limit_changes(limits, remove)?;
+            let body = ChangeKey {
+                limits: changes.set.into(),
+                remove_limits: changes.removed,
+            };
+            let changed: ApiKey = client.call(Method::PATCH, &path(key, ""), &body).await?;
+            show_limits(&changed.try_into().context(INVALID_TIME)?, *json)
+        }
         KeyCommand::Revoke { key, end, json } => revoke(&client, key, *end, *json).await,
         KeyCommand::Rotate {
             key,
@@ -51,7 +65,7 @@ async fn execute(home: &Home, command: &KeyCommand) -> anyhow::Result<()> {
                 overlap_ms: u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX),
                 expires_at: expires.map(moment),
             };
-            let path = path(key, "rotate");
+            let path = path(key, "/rotate");
             let rotated: NewApiKey = client.call(Method::POST, &path, &body).await?;
             show(&rotated.try_into().context(INVALID_TIME)?, *json)
         }
@@ -60,7 +74,7 @@ async fn execute(home: &Home, command: &KeyCommand) -> anyhow::Result<()> {
 
 /// Revokes a key, and warns about hosts that have not confirmed this.
 async fn revoke(client: &Client, which: &str, end: bool, json: bool) -> anyhow::Result<()> {
-    let path = path(which, "revoke");
+    let path = path(which, "/revoke");
     let revoked: RevokedKey = client.call(Method::POST, &path, &RevokeKey { end }).await?;
     if json {
         outln!("{}", jiffy_client::terminal::json(&revoked)?);
@@ -80,14 +94,14 @@ async fn revoke(client: &Client, which: &str, end: bool, json: bool) -> anyhow::
 /// Returns the path of a call on a key.
 fn path(which: &str, call: &str) -> String {
     let which = percent_encoding::utf8_percent_encode(which, percent_encoding::NON_ALPHANUMERIC);
-    format!("/keys/{which}/{call}")
+    format!("/keys/{which}{call}")
 }
 
 fn new_key(args: &KeyCreateArgs) -> CreateKey {
     CreateKey {
         name: Some(args.name.clone()),
         scope: Scope::from(args.scope).into(),
-        limits: limits(args).into(),
+        limits: limits(&args.limits).into(),
         expires_at: args.expires.map(moment),
         addresses: args.allow_from.clone(),
     }

@@ -1,10 +1,10 @@
-//! Revocation of keys, and replacement of their secrets (rotation).
+//! Revocation of keys, replacement of their secrets (rotation), and changes of their limits.
 
 use super::super::local_key::{hash_in, write_secret};
-use super::super::{Key, KeyError, NewKey, hash, new_secret, select};
-use super::{Database, stored};
+use super::super::{Key, KeyError, LimitChanges, NewKey, hash, new_secret, select};
+use super::{COLUMNS, Database, ack_text, key, stored};
 use jiffy_engine_api::now_ms;
-use rusqlite::params;
+use rusqlite::{OptionalExtension, TransactionBehavior, params};
 use std::path::Path;
 use std::time::Duration;
 
@@ -89,6 +89,48 @@ impl Database {
             ..key
         };
         Ok(NewKey { key, secret })
+    }
+
+    /// Changes the limits of a key that is not revoked.
+    pub fn change_limits(&self, which: &str, changes: &LimitChanges) -> Result<Key, KeyError> {
+        let found = self.only(which, |key| key.revoked_ms.is_none())?;
+        let mut connection = self.connection();
+        // Another process must not change the limits between the read and the write.
+        let mut change = || -> rusqlite::Result<Option<Key>> {
+            let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let query = format!("SELECT {COLUMNS} FROM keys WHERE id = ?1 AND revoked_ms IS NULL");
+            let Some(mut changed) = tx.query_row(&query, [&found.id], key).optional()? else {
+                return Ok(None);
+            };
+            changed.limits = changes.apply(changed.limits);
+            let limits = changed.limits;
+            tx.execute(
+                "UPDATE keys SET max_sandboxes = ?2, max_vcpus = ?3, max_memory_mib = ?4,
+                    creates_per_minute = ?5, max_paused = ?6, max_snapshots = ?7,
+                    max_templates = ?8, max_builds = ?9, max_disk_mib = ?10, max_exchanges = ?11,
+                    idle_timeout_s = ?12, snapshot_ack = ?13 WHERE id = ?1",
+                params![
+                    changed.id,
+                    limits.max_sandboxes,
+                    limits.max_vcpus,
+                    limits.max_memory_mib,
+                    limits.creates_per_minute,
+                    limits.max_paused,
+                    limits.max_snapshots,
+                    limits.max_templates,
+                    limits.max_builds,
+                    limits.max_disk_mib.map(stored),
+                    limits.max_exchanges,
+                    limits.idle_timeout_s.map(stored),
+                    limits.snapshot_ack.map(ack_text),
+                ],
+            )?;
+            tx.commit()?;
+            Ok(Some(changed))
+        };
+        let changed = change().map_err(|e| self.failed(e))?;
+        // Another process revoked the key meanwhile.
+        changed.ok_or(KeyError::Unknown(found.id))
     }
 
     fn only(&self, which: &str, is_candidate: impl Fn(&Key) -> bool) -> Result<Key, KeyError> {

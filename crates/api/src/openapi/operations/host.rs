@@ -4,7 +4,7 @@ use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
 use axum::http::Method;
 use jiffy_api_types::{
-    AcceptedRestore, ApiKey, Budget, CreateKey, DrainHost, EngineDescription, FleetInfo,
+    AcceptedRestore, ApiKey, Budget, ChangeKey, CreateKey, DrainHost, EngineDescription, FleetInfo,
     FleetNodes, FleetWhy, Host, HostOperation, NewApiKey, Pool, PruneHost, PrunedHost, RevokeKey,
     RevokedKey, RotateKey, SetPool, StopHost, Team, VerifiedSnapshot,
 };
@@ -140,6 +140,15 @@ pub(super) fn host() -> Vec<Operation> {
         .takes::<CreateKey>()
         .answers::<NewApiKey>(201, "Key and its secret, which is not shown again")
         .fails_with(&[503]),
+        Operation::new(
+            Method::PATCH,
+            "/keys/{keyID}",
+            "changeKey",
+            "Change the limits of an API key by id or name. Requires the scope `admin`",
+        )
+        .takes::<ChangeKey>()
+        .answers::<ApiKey>(200, "Changed key")
+        .fails_with(&[409, 503]),
         Operation::post(
             "/keys/{keyID}/rotate",
             "rotateKey",

@@ -369,6 +369,10 @@ impl Api {
         self.call_as(&self.admin, "PUT", path, body).await
     }
 
+    pub async fn patch(&self, path: &str, body: Value) -> Answer {
+        self.call_as(&self.admin, "PATCH", path, body).await
+    }
+
     pub async fn delete(&self, path: &str) -> Answer {
         self.call_as(&self.admin, "DELETE", path, Value::Null).await
     }
