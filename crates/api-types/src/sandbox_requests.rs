@@ -48,12 +48,6 @@ fn variable_names() -> Value {
     pair_names("^[^=\\u0000]+$")
 }
 
-/// At least one of the timeouts must be present.
-fn one_timeout() -> Value {
-    let with = |field: &str| json!({ "required": [field], "properties": { field: { "type": "integer" } } });
-    json!([with("timeout"), with("idleTimeout")])
-}
-
 fn pair_values() -> Value {
     json!({ "type": "string", "maxLength": MAX_VALUE, "pattern": "^[^\\u0000]*$" })
 }
@@ -263,10 +257,11 @@ pub struct PauseSandbox {
     pub durable: Option<bool>,
 }
 
-/// Body of a request to set the timeout or the idle timeout of a sandbox, or both.
+/// Body of a request to set the timeout or the idle timeout of a sandbox. At least one of them is
+/// required.
+// The schema does not express this rule: generators of clients have no class for alternatives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("anyOf" = one_timeout()))]
 pub struct SetTimeout {
     /// Timeout from now in seconds. -1 means no limit. Absent to retain the timeout.
     #[serde(skip_serializing_if = "Option::is_none")]
