@@ -49,7 +49,7 @@ def before_call(context, case, **kwargs):
     name = (case.path_parameters or {}).get("templateID", "")
     if case.method.upper() == "DELETE" and str(name).partition(":")[0] in STOCK:
         case.path_parameters["templateID"] = some_snapshot()
-    # The schema cannot say that one of the timeouts is required.
+    # The schema does not express that one of the timeouts is required.
     if case.path.endswith("/timeout") and isinstance(case.body, dict):
         if case.body.get("timeout") is None and case.body.get("idleTimeout") is None:
             case.body["timeout"] = 300

@@ -85,10 +85,12 @@ pub(super) async fn timeout(
     let timeout = body.timeout.map(|s| app.config.timeout(s)).transpose()?;
     let timeout = timeout.map(|limit| limit.map(Duration::from_secs));
     let idle_s = app.config.idle_timeout(body.idle_timeout)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
+    // The schema of the body does not express this rule, so a sandbox of another key is reported
+    // first, as for every valid body.
     if timeout.is_none() && idle_s.is_none() {
         return Err(ApiError::invalid("`timeout` or `idleTimeout` is missing"));
     }
-    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let idle_s = idle_s.map(|seconds| Some(seconds).filter(|seconds| *seconds > 0));
     // A sandbox that will be paused without a request counts as paused from now on. The permit is
     // held until the change is counted.
