@@ -69,7 +69,8 @@ const INDEXES: &str = "
     CREATE INDEX IF NOT EXISTS keys_by_end ON keys (end_ms) WHERE end_ms IS NOT NULL;
     CREATE INDEX IF NOT EXISTS keys_of_hosts ON keys (id) WHERE scope = 'admin';
 ";
-/// Columns that [`key`] reads by position. [`Database::secrets`] appends further columns.
+/// Columns that [`key`] reads by position. [`Database::secrets`] appends further columns
+/// and reads them by name.
 const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib, \
     creates_per_minute, created_ms, used_ms, revoked_ms, max_paused, max_snapshots, \
     max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms, \
@@ -262,11 +263,11 @@ impl Database {
             );
             let mut statement = connection.prepare_cached(&query)?;
             let keys = statement.query_map([], |row| {
-                let until: Option<i64> = row.get(22)?;
+                let until: Option<i64> = row.get("previous_until_ms")?;
                 Ok(KeySecrets {
                     key: key(row)?,
-                    hash: row.get(20)?,
-                    previous_hash: row.get(21)?,
+                    hash: row.get("hash")?,
+                    previous_hash: row.get("previous_hash")?,
                     previous_until_ms: until.and_then(|ms| u64::try_from(ms).ok()),
                 })
             })?;

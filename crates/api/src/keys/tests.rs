@@ -353,6 +353,7 @@ fn the_keys_of_a_host_become_rows_of_its_fleet() {
     };
     let limits = Limits {
         max_sandboxes: Some(3),
+        snapshot_ack: Some(SnapshotAck::Captured),
         ..Limits::default()
     };
     let first = host
