@@ -9,8 +9,8 @@
 use crate::fleet::Fleet;
 use jiffy_fleet_core::record::MemberState;
 use jiffy_fleet_core::{
-    BudgetNeed, BudgetOwner, CreateError, Epoch, HostStatus, MAX_SHARES_PER_MESSAGE, MemberId,
-    Millis, RejectionReason, Term,
+    BudgetNeed, BudgetOwner, CreateError, CreatePlacement, Epoch, HostStatus,
+    MAX_SHARES_PER_MESSAGE, MemberId, Millis, RejectionReason, Term,
 };
 use jiffy_scheduler::{PlacementRequest, Resources};
 use std::collections::BTreeMap;
@@ -150,15 +150,16 @@ fn a_placement_is_accepted_only_by_its_process_epoch_and_term() {
     );
 }
 
+/// Places one sandbox through the coordinator.
+fn place(fleet: &mut Fleet) -> Result<CreatePlacement, CreateError> {
+    let (coordinator, now) = (fleet.coordinator(), Millis(fleet.now));
+    let request = PlacementRequest::default();
+    fleet.member(coordinator).place(now, &one(), &request)
+}
+
 #[test]
 fn a_placement_beyond_the_limit_or_without_the_store_is_rejected() {
     let mut fleet = fleet_with_limit();
-    let coordinator = fleet.coordinator();
-    let request = PlacementRequest::default();
-    let place = |fleet: &mut Fleet| {
-        let now = Millis(fleet.now);
-        fleet.member(coordinator).place(now, &one(), &request)
-    };
     let placed = (0..100).take_while(|_| place(&mut fleet).is_ok()).count();
     assert_eq!(placed as u64, LIMIT);
     assert!(matches!(place(&mut fleet), Err(CreateError::Budget(_))));
@@ -171,11 +172,6 @@ fn a_placement_beyond_the_limit_or_without_the_store_is_rejected() {
 fn a_lowered_limit_holds_for_the_next_placement_although_shares_exceed_it() {
     let mut fleet = fleet_with_limit();
     let coordinator = fleet.coordinator();
-    let request = PlacementRequest::default();
-    let place = |fleet: &mut Fleet| {
-        let now = Millis(fleet.now);
-        fleet.member(coordinator).place(now, &one(), &request)
-    };
     // The first placement hands out a share of eight.
     for _ in 0..3 {
         place(&mut fleet).unwrap();
