@@ -3,7 +3,8 @@
     contract.py REPORT [SECONDS]
 
 Runs Schemathesis on `/openapi.json` of the daemon at E2B_API_URL and writes a JUnit report. The hooks in
-`contract_hooks.py` make about half of the requests use existing objects. All sandboxes and snapshots are removed at the end.
+`contract_hooks.py` make about half of the requests use existing objects. All sandboxes, snapshots and volumes are removed at
+the end.
 """
 
 import os
@@ -43,6 +44,8 @@ def remove_everything():
         requests.delete(f"{URL}/sandboxes/{sandbox['sandboxID']}", headers=KEY, timeout=30).raise_for_status()
     for snapshot in requests.get(f"{URL}/snapshots", params={"limit": 100}, headers=KEY, timeout=30).json():
         requests.delete(f"{URL}/templates/{snapshot['snapshotID']}", headers=KEY, timeout=30).raise_for_status()
+    for volume in requests.get(f"{URL}/volumes", headers=KEY, timeout=30).json():
+        requests.delete(f"{URL}/volumes/{volume['volumeID']}", headers=KEY, timeout=30).raise_for_status()
 
 
 if __name__ == "__main__":
