@@ -409,11 +409,19 @@ impl Heads {
     }
 
     /// Releases a sandbox that this host owns but does not run: its daemon exited between the claim
-    /// and the start of the guest.
+    /// and the start of the guest. Does nothing if this host does not own the sandbox.
+    ///
+    /// # Errors
+    /// [`HeadError`] if the head could not be read: this host may still own the sandbox, and the
+    /// call must be repeated.
     pub async fn release(&self, owner: Option<&str>, sandbox: &str) -> Result<(), HeadError> {
         let mut file = self.file(owner, sandbox).await?;
-        if let ReadOutcome::Found(head, _) = file.read().await
-            && let HeadState::Running(owner) = head.state()
+        let head = match file.read().await {
+            ReadOutcome::Failed => return Err(file.take_error()),
+            ReadOutcome::Missing => return Ok(()),
+            ReadOutcome::Found(head, _) => head,
+        };
+        if let HeadState::Running(owner) = head.state()
             && owner.member == self.host.member()
         {
             update::run(&mut file, Purpose::Release(owner), REPEATEDLY).await?;

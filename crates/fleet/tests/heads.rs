@@ -4,9 +4,10 @@
 //! the sandbox.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use bytes::Bytes;
 use jiffy_fleet::records::Fault;
 use jiffy_fleet::{HeadError, Heads, MemoryRecords, Publication, RecordError};
-use jiffy_fleet_core::{Epoch, MemberId, Owner};
+use jiffy_fleet_core::{Epoch, MemberId, Owner, SandboxId};
 use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use std::path::Path;
 use std::sync::Arc;
@@ -44,6 +45,14 @@ impl Fleet {
             remote: remote(dir.path()),
             _dir: dir,
         }
+    }
+
+    /// Encrypts the content of the head of [`ID`].
+    async fn sealed(&self, content: &[u8]) -> Bytes {
+        let tenant = self.remote.tenant(None).await.unwrap();
+        let slot = SandboxId::try_from(ID).unwrap().slot().number();
+        let key = tenant.head_key(slot, ID).unwrap();
+        tenant.seal_record(&key, content).unwrap().into()
     }
 
     fn host(&self, number: u32) -> Heads {
@@ -214,6 +223,70 @@ async fn a_failed_read_of_a_release_is_repeated_after_one_pause() {
     while let Err(e) = claim(&two, "s1").await {
         assert!(start.elapsed() < Duration::from_millis(2_500), "{e}");
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_cannot_read_the_head_fails() {
+    let fleet = Fleet::new();
+    let (one, two) = (fleet.host(1), fleet.host(2));
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    claim(&one, "s1").await.unwrap();
+    fleet.records.inject(Fault::Unavailable, usize::MAX);
+    let error = one.release(None, ID).await.unwrap_err();
+    assert!(error.is_temporary(), "{error}");
+    fleet.records.heal();
+    // The sandbox still belongs to the host, which repeats the call.
+    let owned = claim(&two, "s1").await;
+    assert!(
+        matches!(owned, Err(HeadError::Elsewhere { .. })),
+        "{owned:?}"
+    );
+    one.release(None, ID).await.unwrap();
+    claim(&two, "s1").await.unwrap();
+}
+
+/// Executes a change of the sandbox whose head another host has replaced by `content`.
+async fn after_unreadable(fleet: &Fleet, change: &str, content: Bytes) -> Result<(), HeadError> {
+    let host = fleet.host(1);
+    host.publish(None, &pause("s1", ROOT)).await.unwrap();
+    if matches!(change, "release" | "publish") {
+        claim(&host, "s1").await.unwrap();
+    }
+    fleet.records.inject_content(content);
+    match change {
+        "claim" => claim(&host, "s1").await,
+        "release" => host.release(None, ID).await,
+        "kill" => host.kill(None, ID).await,
+        "kill_away" => {
+            let killed = host.kill_away(None, ID, Some(MemberId(1))).await;
+            killed.map(drop)
+        }
+        _ => host.publish(None, &pause("s2", OTHER_ROOT)).await.map(drop),
+    }
+}
+
+#[tokio::test]
+async fn a_change_that_loses_against_an_unreadable_head_fails_and_nothing_counts_as_killed() {
+    for change in ["claim", "release", "kill", "kill_away", "publish"] {
+        let fleet = Fleet::new();
+        // The counter of the record, and a head of a format that this host does not know.
+        let content = [&9_u64.to_le_bytes()[..], b"head"].concat();
+        let result = after_unreadable(&fleet, change, fleet.sealed(&content).await).await;
+        assert!(
+            matches!(result, Err(HeadError::Damaged { .. })),
+            "{change}: {result:?}"
+        );
+        let fleet = Fleet::new();
+        let result = after_unreadable(&fleet, change, Bytes::from_static(b"damaged")).await;
+        let is_damaged = matches!(
+            result,
+            Err(HeadError::Record {
+                source: RecordError::Damaged { .. },
+                ..
+            })
+        );
+        assert!(is_damaged, "{change}: {result:?}");
     }
 }
 

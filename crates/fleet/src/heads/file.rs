@@ -83,10 +83,13 @@ impl HeadFile {
         };
         match self.records.send(&pending).await {
             Ok(Outcome::Done(record)) => WriteOutcome::Done(self.remember(record)),
-            Ok(Outcome::Lost(current)) => {
-                let current = current.and_then(|record| self.decode(record));
-                WriteOutcome::Lost(current.map(Box::new))
-            }
+            Ok(Outcome::Lost(None)) => WriteOutcome::Lost(None),
+            // A head that cannot be decoded, for example of a newer format, must not count as a
+            // missing one. A missing head means a killed sandbox, whose state this host removes.
+            Ok(Outcome::Lost(Some(record))) => match self.decode(record) {
+                Some(current) => WriteOutcome::Lost(Some(Box::new(current))),
+                None => WriteOutcome::Unknown,
+            },
             Err(error) => {
                 let outcome = match error {
                     RecordError::Unavailable { .. }

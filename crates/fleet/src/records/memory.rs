@@ -38,6 +38,8 @@ struct State {
     fault: Option<(Fault, usize)>,
     /// Fault of all writes.
     write_fault: Option<Fault>,
+    /// Content of all records before the next write.
+    content: Option<Bytes>,
 }
 
 /// Client of records in memory. Clones are clients of the same records.
@@ -79,6 +81,11 @@ impl MemoryRecords {
         self.state.lock().write_fault = Some(fault);
     }
 
+    /// Lets another client replace all records by this content before the next write.
+    pub fn inject_content(&self, content: Bytes) {
+        self.state.lock().content = Some(content);
+    }
+
     /// Returns the number of requests of all clients so far.
     #[must_use]
     pub fn requests(&self) -> u64 {
@@ -118,7 +125,7 @@ impl MemoryRecords {
             }
             Some(Fault::Precede) => {
                 let mut state = self.state.lock();
-                state.replace_all();
+                state.replace_all(None);
                 Some(request(&mut state))
             }
             Some(Fault::Delay(time)) => {
@@ -167,17 +174,23 @@ impl MemoryRecords {
 }
 
 impl State {
-    /// Replaces each record by its own content.
-    fn replace_all(&mut self) {
-        for (version, _) in self.records.values_mut() {
+    /// Replaces each record by `content`. `None` for its own content.
+    fn replace_all(&mut self, content: Option<&Bytes>) {
+        for (version, value) in self.records.values_mut() {
             self.writes += 1;
             *version = self.writes;
+            if let Some(content) = content {
+                value.clone_from(content);
+            }
         }
     }
 
     /// Writes a record if its version is the expected one, as a compare-and-swap. A repeated write
     /// succeeds.
     fn write_if(&mut self, key: &RecordKey, value: &Bytes, expected: Option<u64>) -> Written {
+        if let Some(content) = self.content.take() {
+            self.replace_all(Some(&content));
+        }
         let current = self.records.get(key);
         match current {
             // An earlier attempt succeeded, but its response was lost.
