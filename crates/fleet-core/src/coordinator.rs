@@ -329,6 +329,10 @@ impl Coordinator {
                 });
                 if is_registration {
                     self.answer_registration(now, row, effects);
+                } else {
+                    // The command is acknowledged before the next heartbeat of the host.
+                    let is_draining = row.state != MemberState::Up;
+                    self.scheduler.set_draining(row.id.host(), is_draining);
                 }
             } else {
                 self.scheduler.remove_host(row.id.host());

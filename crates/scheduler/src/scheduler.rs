@@ -166,6 +166,19 @@ impl Scheduler {
         true
     }
 
+    /// Sets whether a host accepts no new sandboxes, before its next report contains this. Does
+    /// nothing if the host is unknown.
+    pub fn set_draining(&mut self, id: HostId, is_draining: bool) {
+        let Some(&number) = self.numbers.get(&id) else {
+            return;
+        };
+        self.remove_from_orders(number);
+        if let Some(entry) = &mut self.hosts[number as usize] {
+            entry.set_draining(is_draining);
+        }
+        self.insert_into_orders(number);
+    }
+
     /// Excludes a host from placements until its next report, because its heartbeats fail to
     /// arrive. Its reservations continue. Does nothing if the host is unknown.
     pub fn set_silent(&mut self, id: HostId) {

@@ -273,6 +273,24 @@ fn a_silent_host_is_not_selected_until_its_next_report() {
 }
 
 #[test]
+fn a_drained_host_is_not_selected_before_its_next_report() {
+    let mut scheduler = fleet(&[4096, 8192]);
+    let small = request(resources(1, 1, 1));
+    assert_eq!(place(&mut scheduler, &small), Ok(1));
+    // A repeated command and an unknown host change nothing.
+    for host in [1, 1, 9] {
+        scheduler.set_draining(HostId(host), true);
+    }
+    assert_eq!(place(&mut scheduler, &small), Ok(2));
+    scheduler.set_draining(HostId(1), false);
+    assert_eq!(place(&mut scheduler, &small), Ok(1));
+    // A silent host stays excluded.
+    scheduler.set_silent(HostId(1));
+    scheduler.set_draining(HostId(1), false);
+    assert_eq!(place(&mut scheduler, &small), Ok(2));
+}
+
+#[test]
 fn a_host_that_joins_again_has_no_reservations() {
     let mut scheduler = fleet(&[4096]);
     let placement = scheduler

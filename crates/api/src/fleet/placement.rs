@@ -363,7 +363,10 @@ impl Fleet {
                 NotPlaced::NoTemplate { builders } => {
                     self.ask_for_template(call, create, &builders).await?;
                 }
-                NotPlaced::NoHost { .. } if create.last.is_some() => return Ok(None),
+                NotPlaced::NoHost { reason, .. } if create.last.is_some() => {
+                    create.rejections.push(reason);
+                    return Ok(None);
+                }
                 NotPlaced::NoHost { decision, reason } => {
                     return Err(ApiError::host_busy(format!(
                         "no host of the fleet can run the sandbox: {reason}; \

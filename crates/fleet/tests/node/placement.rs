@@ -2,7 +2,8 @@
 
 use super::support::{Fleet, hash};
 use jiffy_fleet::node::{
-    LimitedNeed, NotPlaced, PlaceError, PlaceRequest, Placed, PlacementEnd, ShareRequest, TakenName,
+    LimitedNeed, NotPlaced, Operation, PlaceError, PlaceRequest, Placed, PlacementEnd,
+    ShareRequest, TakenName,
 };
 use jiffy_fleet_core::{BudgetNeed, BudgetOwner, HostStatus, MemberId, RowChange, RowState};
 use std::collections::BTreeMap;
@@ -111,6 +112,25 @@ async fn warm_pools_follow_the_creates_of_each_host_and_of_the_host_that_is_next
     assert_eq!(guests(3), []);
     sleep(Duration::from_secs(600)).await;
     assert_eq!((guests(2), guests(1)), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn a_drained_host_is_not_selected_after_the_command_was_acknowledged() {
+    let fleet = fleet().await;
+    let coordinator = (1..=3).find(|&id| fleet.node(id).view().is_coordinator);
+    let node = fleet.node(coordinator.unwrap());
+    let placed = async || {
+        let placed = node.place(request()).await.unwrap();
+        placed.admission.host.member
+    };
+    for _ in 0..5 {
+        node.operate(Operation::Drain(MemberId(2))).await.unwrap();
+        assert_eq!(placed().await, MemberId(1));
+        node.operate(Operation::Undrain(MemberId(2))).await.unwrap();
+        assert_eq!(placed().await, MemberId(2));
+        // At another time between two heartbeats.
+        sleep(Duration::from_millis(300)).await;
+    }
 }
 
 #[tokio::test]

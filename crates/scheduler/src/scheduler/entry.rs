@@ -55,6 +55,11 @@ impl HostEntry {
         self.is_silent = true;
     }
 
+    /// Sets whether the host accepts no new sandboxes.
+    pub fn set_draining(&mut self, is_draining: bool) {
+        self.report.is_draining = is_draining;
+    }
+
     /// Returns whether the host accepts no new sandboxes.
     pub fn is_draining(&self) -> bool {
         self.report.is_draining
