@@ -184,6 +184,7 @@ impl Lab {
         let link = Arc::new(Link {
             from: MemberId(id),
             network: self.network.clone(),
+            reported: Mutex::default(),
         });
         let node = Node::start(NodeConfig {
             member: member_config(id),

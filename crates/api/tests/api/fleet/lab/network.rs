@@ -10,7 +10,7 @@ use jiffy_api::{
     ByteStream, ForwardError, Forwarder, FunctionHost, receive_forwarded, receive_forwarded_stream,
 };
 use jiffy_fleet::node::{Answer as NodeAnswer, Messenger, MessengerError, Node, Query};
-use jiffy_fleet_core::{MemberId, Message};
+use jiffy_fleet_core::{Body as MessageBody, HostStatus, MemberId, Message};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use tower::ServiceExt;
@@ -48,6 +48,8 @@ impl Network {
 pub struct Link {
     pub from: MemberId,
     pub network: Arc<Network>,
+    /// State in the last heartbeat that another member has accepted.
+    pub reported: Mutex<Option<HostStatus>>,
 }
 
 impl Link {
@@ -79,7 +81,15 @@ impl Messenger for Link {
             .await?
             .deliver(self.from, message.clone())
             .await;
-        replies.map_err(|e| unreachable_error(to, e))
+        let replies = replies.map_err(|e| unreachable_error(to, e))?;
+        // A host without a registration is rejected, and sends its state again later.
+        let is_rejected = |reply: &Message| matches!(reply.body, MessageBody::Rejected(_));
+        if let MessageBody::Heartbeat(heartbeat) = &message.body
+            && !replies.iter().any(is_rejected)
+        {
+            *self.reported.lock().unwrap() = Some(heartbeat.status.clone());
+        }
+        Ok(replies)
     }
 
     async fn query(

@@ -1,21 +1,53 @@
 //! States of hosts, and explanations of placements.
 
-use super::{LIMIT, Lab, SECRET};
+use super::{LIMIT, Lab, Member, SECRET};
 use crate::support::TestCaller;
-use jiffy_fleet::node::row_hash;
+use jiffy_fleet::node::{Answer, Query, row_hash};
 use jiffy_fleet_core::HostStatus;
 use jiffy_sandbox_manager::SandboxState;
 use serde_json::Value;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+impl Member {
+    /// Returns the age of the last heartbeat of this member. `None` unless it is the coordinator.
+    async fn heartbeat_age(&self) -> Option<Duration> {
+        let id = self.node.id();
+        let Ok(Answer::Heartbeats(heartbeats)) = self.node.answer(id, Query::Heartbeats).await
+        else {
+            return None;
+        };
+        let mut ages = heartbeats.ages_ms.iter();
+        let (_, age) = ages.find(|(member, _)| *member == id)?;
+        Some(Duration::from_millis(*age))
+    }
+}
 
 impl Lab {
     /// Changes the state that a host reports, and waits until the coordinator has received it.
     pub async fn set_status(&self, host: u32, status: HostStatus) {
         let member = &self.members[&host];
-        *member.host.1.lock().unwrap() = Some(status);
+        *member.host.1.lock().unwrap() = Some(status.clone());
         member.node.hasten_heartbeat();
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        // After this answer, the next heartbeat contains the new state.
+        let _ = member.heartbeat_age().await;
+        let start = Instant::now();
+        let received = async {
+            loop {
+                let is_received = if member.node.view().is_coordinator {
+                    // The coordinator sends its own heartbeats over no connection.
+                    let age = member.heartbeat_age().await;
+                    age.is_some_and(|age| age < start.elapsed())
+                } else {
+                    *member.link.reported.lock().unwrap() == Some(status.clone())
+                };
+                if is_received {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, received).await.unwrap();
     }
 
     /// Returns the hash under which hosts report a template.
@@ -37,14 +69,17 @@ impl Lab {
         self.members[&host].figures.0.store(true, Ordering::SeqCst);
     }
 
-    /// Explains a placement, when the coordinator knows a number of decisions.
+    /// Explains a placement, when the coordinator knows a number of decisions. All except for the
+    /// last one were rejected by the selected hosts, whose reports arrive in any order.
     pub async fn why(&self, host: u32, caller: &TestCaller, id: &str, decisions: usize) -> Value {
         let path = format!("/fleet/why/{id}");
         let explained = async {
             loop {
                 let why = self.call(host, caller, "GET", &path, Value::Null).await;
                 let why = why.expect(200).body;
-                if why["decisions"].as_array().unwrap().len() >= decisions {
+                let known = why["decisions"].as_array().unwrap();
+                let rejected = known.iter().filter(|known| !known["rejected"].is_null());
+                if known.len() >= decisions && rejected.count() + 1 >= decisions {
                     return why;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
