@@ -16,6 +16,7 @@ mod guest_process;
 mod header_rule;
 mod host;
 mod identity_token;
+mod image_template;
 mod key;
 mod lineage;
 mod network;
@@ -27,6 +28,7 @@ mod secret;
 mod size;
 mod snapshot;
 mod template;
+mod template_network;
 mod usage;
 mod volume;
 mod webhook;
@@ -76,6 +78,10 @@ pub use identity_token::{
     IdentityToken, IdentityTokenType, IdentityTokens, MAX_AUDIENCE, MAX_IDENTITY_TOKENS,
     MAX_TOKEN_NAME, NewIdentity,
 };
+pub use image_template::{
+    ImageBuild, ImageRebuild, MAX_IMAGE_ITEMS, NewAlias, NewImageTemplate, TagAssignment,
+    TagAssignments, TagCount, TagExists, TagGroup, TagGroups,
+};
 pub use key::{ApiKey, ChangeKey, CreateKey, KeyLimit, KeyLimits, KeyScope, NewApiKey, RotateKey};
 pub use lineage::{Lineage, LineageEdge, LineageKind, LineageNode, LineageRelation, LineageState};
 pub use network::{
@@ -109,6 +115,7 @@ pub use template::{
     AddTags, AddedTags, Alias, ChangedTemplate, NewTemplate, Prune, Pruned, RemoveTags,
     RequestedBuild, Tag, Template, TemplateBuild, TemplateBuildStatus, TemplateChange, UploadLink,
 };
+pub use template_network::TemplateNetwork;
 pub use usage::{DailyUsage, UsagePage};
 pub use volume::{
     MAX_VOLUME_FILES, MAX_VOLUME_MB, NewVolume, NewVolumeMount, Volume, VolumeAndToken,

@@ -5,6 +5,7 @@
 
 use crate::parts::Moment;
 use crate::size::SandboxSize;
+use crate::template_network::TemplateNetwork;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +55,15 @@ pub struct Template {
     pub envd_version: String,
     /// Always `ready`.
     pub build_status: TemplateBuildStatus,
+    /// True if the template is a stock template.
+    #[serde(default)]
+    pub is_default: bool,
+    /// Network rules of its sandboxes. Absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<TemplateNetwork>,
+    /// Equal to `network.allowInternetAccess`, for CubeSandbox's clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_internet_access: Option<bool>,
     /// Builds of the template. Absent in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub builds: Option<Vec<TemplateBuild>>,

@@ -4,7 +4,7 @@
 
 use axum::extract::Request;
 use axum::response::Response;
-use jiffy_engine_api::SandboxSize;
+use jiffy_engine_api::{SandboxSize, TemplateNetwork};
 use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{
     DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary, Templates,
@@ -35,6 +35,8 @@ pub struct TemplateInfo {
     pub size: SandboxSize,
     /// Default idle timeout of its sandboxes in seconds. 0 means none.
     pub idle_timeout_s: Option<u64>,
+    /// Network rules of its sandboxes. `None` if it has none.
+    pub network: Option<Arc<TemplateNetwork>>,
     /// Time of the build, in seconds since 1970. 0 if the template has not been built yet.
     pub created: u64,
 }
@@ -122,6 +124,10 @@ pub trait FunctionInvoker: Send + Sync + 'static {
     fn invoke(&self, call: FunctionCall) -> Invoking<'_>;
 }
 
+fn rules(network: TemplateNetwork) -> Option<Arc<TemplateNetwork>> {
+    (!network.is_empty()).then(|| Arc::new(network))
+}
+
 /// Converts a manifest into the description of a template.
 fn info(manifest: TemplateManifest) -> TemplateInfo {
     TemplateInfo {
@@ -130,6 +136,7 @@ fn info(manifest: TemplateManifest) -> TemplateInfo {
         version: Some(manifest.version()),
         size: manifest.defaults.size(),
         idle_timeout_s: manifest.idle_timeout_s,
+        network: rules(manifest.network),
         created: manifest.created,
         name: manifest.name,
         tag: manifest.tag,
@@ -146,6 +153,7 @@ fn summary_info(summary: &TemplateSummary) -> TemplateInfo {
         version: Some(summary.version.clone()),
         size: summary.size,
         idle_timeout_s: summary.idle_timeout_s,
+        network: rules(summary.network.clone()),
         created: summary.created,
     }
 }
@@ -195,6 +203,7 @@ impl TemplateSource for Templates {
                 version: None,
                 size: recipe.defaults().size(),
                 idle_timeout_s: None,
+                network: None,
                 created: 0,
             }),
             Err(_) => Err(TemplateRefusal::Unknown(unknown)),

@@ -4,6 +4,7 @@
 use crate::error::ApiError;
 use jiffy_api_types::{
     HeaderRule, MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
+    TemplateNetwork,
 };
 use std::net::IpAddr;
 
@@ -88,6 +89,39 @@ fn checked(update: NetworkUpdate) -> Result<NetworkSettings, ApiError> {
         mask_request_host: update.mask_request_host.filter(|host| !host.is_empty()),
     };
     check_rules(Some(body), update.allow_internet_access)
+}
+
+/// Adds the rules of a template to the rules of a create. The lists of the create take precedence,
+/// but the create cannot allow the internet access that the template denies: older clients of E2B
+/// always send `allow_internet_access: true`.
+pub(crate) fn with_template(
+    network: Option<NetworkBody>,
+    allow_internet_access: Option<bool>,
+    template: &TemplateNetwork,
+) -> (Option<NetworkBody>, Option<bool>) {
+    if template.is_empty() {
+        return (network, allow_internet_access);
+    }
+    let of_create = network.unwrap_or_default();
+    let list = |of_create: Option<Vec<String>>, of_template: &[String]| {
+        let of_create = of_create.filter(|entries| !entries.is_empty());
+        of_create.or_else(|| Some(of_template.to_vec()))
+    };
+    let network = NetworkBody {
+        allow_out: list(of_create.allow_out, &template.allow_out),
+        deny_out: list(of_create.deny_out, &template.deny_out),
+        dns_servers: list(of_create.dns_servers, &template.dns),
+        ..of_create
+    };
+    let denied = template.allow_internet_access.filter(|allowed| !allowed);
+    let allowed = denied.or(allow_internet_access);
+    (Some(network), allowed.or(template.allow_internet_access))
+}
+
+/// Validates the network rules of a template.
+pub(crate) fn check_template(template: &TemplateNetwork) -> Result<(), ApiError> {
+    let (network, allowed) = with_template(None, None, template);
+    check_rules(network, allowed).map(drop)
 }
 
 /// Validates network rules.
@@ -284,6 +318,41 @@ mod tests {
         ] {
             let status = check(bad.clone()).unwrap_err().status;
             assert_eq!(status.as_u16(), 400, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_create_completes_the_rules_of_its_template_and_cannot_lift_them() {
+        let template = |body| serde_json::from_value::<TemplateNetwork>(body).unwrap();
+        let closed = template(json!({
+            "allowInternetAccess": false, "allowOut": ["a.example"], "dns": ["1.1.1.1"],
+        }));
+        let merged = |body: serde_json::Value, allowed, template: &TemplateNetwork| {
+            let body = serde_json::from_value(body).unwrap();
+            let (network, allowed) = with_template(Some(body), allowed, template);
+            check_rules(network, allowed).unwrap()
+        };
+        let network = merged(json!({ "allowOut": [] }), Some(true), &closed);
+        assert_eq!(network.allow_internet_access, Some(false));
+        assert_eq!(network.allow_out, ["a.example"]);
+        assert_eq!(network.dns_servers, ["1.1.1.1"]);
+        let own = json!({ "allowOut": ["b.example"], "denyOut": ["192.0.2.1"] });
+        let network = merged(own, None, &closed);
+        assert_eq!(network.allow_internet_access, Some(false));
+        assert_eq!(network.allow_out, ["b.example"]);
+        assert_eq!(network.deny_out, ["192.0.2.1"]);
+        let open = template(json!({ "allowInternetAccess": true }));
+        let network = merged(json!({}), Some(false), &open);
+        assert_eq!(network.allow_internet_access, Some(false));
+        assert_eq!(
+            with_template(None, None, &TemplateNetwork::default()),
+            (None, None)
+        );
+        for bad in [
+            json!({ "denyOut": ["a.example"] }),
+            json!({ "dns": ["dns.example"] }),
+        ] {
+            assert!(check_template(&template(bad)).is_err());
         }
     }
 

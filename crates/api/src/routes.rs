@@ -12,6 +12,7 @@ mod functions;
 mod guest;
 mod host;
 mod identity;
+mod image_templates;
 mod keys;
 mod lease;
 mod limits;
@@ -25,6 +26,7 @@ mod prune;
 mod rollback;
 mod secrets;
 mod snapshot_routes;
+mod template_tags;
 mod templates;
 mod timeout;
 mod usage;
@@ -184,10 +186,23 @@ fn guarded_calls() -> Calls {
         .get("/snapshots", snapshot_routes::list)
         .get("/snapshots/{snapshotID}", snapshot_routes::one)
         .get("/templates", templates::list)
+        .get("/v2/templates", templates::list)
+        .get("/default-templates", templates::list_stock)
+        .post("/templates", image_templates::create)
+        .post("/templates/{templateID}", image_templates::rebuild)
+        .put("/templates/{templateID}/alias", image_templates::rename)
+        .add(Method::PATCH, "/templates/{templateID}", builds::change)
+        .get("/templates/{templateID}/tags/count", template_tags::count)
+        .get("/templates/{templateID}/tags/exists", template_tags::exists)
+        .get("/templates/{templateID}/tags/groups", template_tags::groups)
+        .get(
+            "/templates/{templateID}/tags/{tag}/assignments",
+            template_tags::assignments,
+        )
         .get("/templates/{templateID}", templates::one)
         .delete("/templates/{templateID}", templates::delete)
         .get("/templates/aliases/{alias}", templates::alias)
-        .get("/templates/{templateID}/tags", templates::tags)
+        .get("/templates/{templateID}/tags", template_tags::list)
         .post("/templates/tags", builds::add_tags)
         .delete("/templates/tags", builds::remove_tags)
         .post("/templates/prune", builds::prune)
@@ -314,6 +329,7 @@ pub(crate) mod bounds {
         DEFAULT_PROCESSES, MAX_PROCESS_FILTER, MAX_PROCESSES, PROCESS_ORDERS,
     };
     pub(crate) use super::secrets::DEFAULT_PAGE as DEFAULT_SECRETS;
+    pub(crate) use super::template_tags::{DEFAULT_GROUPS, MAX_GROUPS};
     pub(crate) use super::templates::MAX_UNPAGED;
     pub(crate) use super::volume_content::{
         MAX_DEPTH as MAX_VOLUME_DEPTH, MAX_MODE as MAX_VOLUME_MODE,

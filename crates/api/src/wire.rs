@@ -8,6 +8,7 @@ pub(crate) mod comparison;
 pub(crate) mod event;
 pub(crate) mod function;
 pub(crate) mod guest;
+pub(crate) mod image_template;
 pub(crate) mod key;
 pub(crate) mod lineage;
 pub(crate) mod sandbox;

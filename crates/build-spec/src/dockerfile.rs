@@ -20,7 +20,7 @@ pub use error::{DockerfileError, DockerfileWarning};
 pub use stages::parse_triggers;
 
 use crate::spec::BuildSpec;
-use jiffy_engine_api::Startup;
+use jiffy_engine_api::{Startup, TemplateNetwork};
 use std::collections::BTreeMap;
 
 /// Options of the parser.
@@ -58,6 +58,7 @@ pub fn parse(text: &str, options: &DockerfileOptions) -> Result<ParsedDockerfile
             startup: Startup::default(),
             force: false,
             idle_timeout_s: None,
+            network: TemplateNetwork::default(),
         },
         warnings,
     })

@@ -1,6 +1,6 @@
 //! Description of a build: stages of steps, in the form in which clients send them to the builder.
 
-use jiffy_engine_api::Startup;
+use jiffy_engine_api::{Startup, TemplateNetwork};
 use serde::{Deserialize, Serialize};
 
 /// A build. The last stage becomes the template. Other stages are built only if the last stage
@@ -22,6 +22,9 @@ pub struct BuildSpec {
     /// Default idle timeout of the template's sandboxes in seconds. 0 means none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout_s: Option<u64>,
+    /// Network rules of the template's sandboxes. If empty, the rules of the base apply.
+    #[serde(default, skip_serializing_if = "TemplateNetwork::is_empty")]
+    pub network: TemplateNetwork,
 }
 
 /// A base, and the steps that are applied to it.

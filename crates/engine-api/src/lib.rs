@@ -48,7 +48,7 @@ pub use guest_usage::{GuestCounters, GuestUsage};
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
 pub use jiffy_api_types::{
     BootMode, Capabilities, DamagedChunk, EngineDescription, SandboxSize, SizeError,
-    SnapshotContent, VerifiedSnapshot,
+    SnapshotContent, TemplateNetwork, VerifiedSnapshot,
 };
 pub use lineage_limits::LineageLimits;
 pub use network::{

@@ -181,6 +181,7 @@ fn build_with(
         images: [below, &[image]].concat(),
         defaults: recipe.defaults(),
         idle_timeout_s: None,
+        network: Default::default(),
         startup: recipe.startup(),
         origin: None,
     };

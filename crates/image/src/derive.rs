@@ -17,7 +17,7 @@ use crate::template_model::{
 use crate::templates::{Templates, write_image};
 use crate::verified::sum_of;
 use crate::work_dir::WorkDir;
-use jiffy_engine_api::Startup;
+use jiffy_engine_api::{Startup, TemplateNetwork};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -37,6 +37,8 @@ pub struct DerivedTemplate<'a> {
     pub defaults: Defaults,
     /// Default idle timeout of its sandboxes in seconds.
     pub idle_timeout_s: Option<u64>,
+    /// Network rules of its sandboxes. If empty, the rules of the base apply.
+    pub network: TemplateNetwork,
     pub startup: Startup,
     pub origin: Option<ImageOrigin>,
     /// Steps that were applied to the base.
@@ -131,6 +133,11 @@ impl DerivedTemplate<'_> {
             images,
             defaults: &self.defaults,
             idle_timeout_s: self.idle_timeout_s,
+            network: if self.network.is_empty() {
+                self.base.network.clone()
+            } else {
+                self.network.clone()
+            },
             startup: self.startup.clone(),
             origin: self.origin.clone(),
             history,

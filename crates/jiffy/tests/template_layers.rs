@@ -51,6 +51,7 @@ fn derived(
         base,
         defaults: base.defaults.clone(),
         idle_timeout_s: None,
+        network: Default::default(),
         startup: base.startup.clone(),
         origin: None,
         history: Vec::new(),

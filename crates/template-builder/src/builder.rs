@@ -15,6 +15,7 @@ mod names;
 mod queue;
 mod reconcile;
 mod records;
+mod rename;
 mod request;
 mod secrets;
 mod stage_config;

@@ -1,5 +1,7 @@
 """CubeSandbox's client uses the same API by host name, as root, and with rollbacks."""
 
+import time
+
 import pytest
 from cubesandbox import (
     Action,
@@ -12,6 +14,7 @@ from cubesandbox import (
     Rule,
     Sandbox,
     SandboxNotFoundError,
+    Template,
     TemplateNotFoundError,
     Volume,
     VolumeMount,
@@ -251,3 +254,74 @@ def test_rules_add_headers_whose_values_are_not_returned(cube):
     with pytest.raises(ApiError):
         cube.update_network({"rules": [Rule(name="all", match=Match(), action=Action(allow=True))]})
     cube.update_network({"rules": []})
+
+
+def test_templates_are_built_from_images_rebuilt_and_renamed(unique):
+    name = f"cube-{unique}"
+    # The image that stands for the template `base` of the host.
+    job = Template.build(
+        image="e2bdev/base",
+        name=name,
+        cpu_count=1500,
+        memory_mb=640,
+        envs={"MADE": "by $cube"},
+        exposed_ports=[8080],
+        probe_port=8080,
+        probe_path="/",
+        command=["python3", "-m", "http.server", "8080"],
+        allow_internet_access=False,
+        allow_out=["*.example.com"],
+        deny_out=["192.0.2.0/24"],
+        network_type="tap",
+        instance_type="cubebox",
+        writable_layer_size="2G",
+        registry_username="u",
+        registry_password="p-that-is-not-stored",
+    )
+    renamed = f"{name}-2"
+    try:
+        assert job.template_id and job.job_id
+        built(job)
+        described = Template.get(name)
+        assert (described.template_id, described.cpu_count, described.memory_mb) == (job.template_id, 2, 640)
+        assert described.allow_internet_access is False
+        with Sandbox.create(name, timeout=60) as sandbox:
+            info = sandbox.get_info()
+            assert info["allowInternetAccess"] is False
+            assert info["network"]["allowOut"] == ["*.example.com"]
+            assert info["network"]["denyOut"] == ["192.0.2.0/24"]
+            # Rules by name accept connections to port 443 until the name is known.
+            denied = sandbox.commands.run("timeout 5 bash -c '</dev/tcp/1.1.1.1/853'")
+            assert denied.exit_code != 0
+            said = sandbox.commands.run("echo $MADE; curl -s -o /dev/null -w %{http_code} localhost:8080")
+            assert said.stdout == "by $cube\n200"
+        again = Template.rebuild(job.template_id)
+        assert again.template_id == job.template_id and again.job_id != job.job_id
+        built(again)
+        assert [build.status for build in Template.get(job.template_id).builds] == ["ready", "ready"]
+
+        assert Template.set_alias(job.template_id, renamed).name == renamed
+        with pytest.raises(TemplateNotFoundError):
+            Template.get(name)
+        with Sandbox.create(renamed, timeout=60) as sandbox:
+            assert sandbox.commands.run("echo $MADE").stdout == "by $cube\n"
+        for taken in ("base", "no/name", "x:y"):
+            with pytest.raises(ApiError):
+                Template.set_alias(renamed, taken)
+        assert Template.set_alias(renamed).name.startswith("tpl-")
+        for field, value in {"dns": ["no.address"], "network_type": "bridge", "nodes": ["a"]}.items():
+            with pytest.raises(ApiError):
+                Template.build(image="e2bdev/base", name=name, **{field: value})
+    finally:
+        Template.delete(job.template_id)
+    with pytest.raises(TemplateNotFoundError):
+        Template.rebuild(job.template_id)
+
+
+def built(job):
+    for _ in range(600):
+        status = Template.get_build_status(job.template_id, job.build_id)
+        if status.status in ("ready", "error"):
+            break
+        time.sleep(0.1)
+    assert status.status == "ready", Template.get_build_logs(job.template_id, job.build_id)

@@ -5,6 +5,14 @@ import os
 
 import e2b
 import pytest
+from e2b.api.client import Client as Generated
+from e2b.api.client.api.tags import get_templates_template_id_tags_count as count
+from e2b.api.client.api.tags import get_templates_template_id_tags_exists as exists
+from e2b.api.client.api.tags import get_templates_template_id_tags_groups as groups
+from e2b.api.client.api.tags import get_templates_template_id_tags_tag_assignments as assignments
+from e2b.api.client.api.templates import get_default_templates, get_v2_templates
+from e2b.api.client.api.templates import patch_templates_template_id as patch_template
+from e2b.api.client.models import GetTemplatesTemplateIDTagsGroupsSort, TemplateUpdateRequest
 
 
 @pytest.fixture
@@ -100,12 +108,13 @@ async def test_a_failed_step_raises_an_error_with_its_output(builder, build, uni
 async def test_tags_are_added_and_removed(sdk, builder, build, create, unique):
     name = f"tagged-{unique}"
     first = await build(builder().from_base_image().run_cmd("echo 1 > v"), f"{name}:v1")
-    await build(builder().from_base_image().run_cmd("echo 2 > v"), f"{name}:v2")
+    second = await build(builder().from_base_image().run_cmd("echo 2 > v"), f"{name}:v2")
     assert await sdk(builder.alias_exists, name)
     assert not await sdk(builder.alias_exists, f"{name}-not")
     await sdk(builder.assign_tags, f"{name}:v1", ["stable"])
     tags = await sdk(builder.get_tags, name + ":v1")
     assert {t.tag: t.build_id for t in tags}["stable"] == first.build_id
+    check_generated_calls(name, first, second)
     for tag, version in [("v1", "1"), ("v2", "2"), ("stable", "1")]:
         sandbox = await create(f"{name}:{tag}")
         result = await sdk(sandbox.commands.run, "cat v")
@@ -113,6 +122,36 @@ async def test_tags_are_added_and_removed(sdk, builder, build, create, unique):
     await sdk(builder.remove_tags, name, ["stable"])
     with pytest.raises(e2b.SandboxException):
         await create(f"{name}:stable")
+
+
+def check_generated_calls(name, first, second):
+    """Checks calls of the package that only its generated client has. E2B's dashboard uses them."""
+    with Generated(os.environ["E2B_API_URL"], headers={"X-API-KEY": os.environ["E2B_API_KEY"]}) as client:
+
+        def mine():
+            listed = get_v2_templates.sync(client=client)
+            return [template for template in listed if template.template_id == second.template_id]
+
+        assert [(template.public, template.is_default) for template in mine()] == [(False, False)]
+        change = TemplateUpdateRequest(public=True)
+        assert patch_template.sync_detailed(name, client=client, body=change).status_code == 200
+        assert [template.public for template in mine()] == [True]
+        defaults = get_default_templates.sync(client=client)
+        assert {"base", "code-interpreter-v1"} <= {template.template_id for template in defaults}
+        assert all(template.is_default for template in defaults)
+        assert count.sync(name, client=client).total == 3
+        for tag, present in (("v2", True), ("v3", False)):
+            assert exists.sync(name, client=client, tag=tag).exists is present
+        order = GetTemplatesTemplateIDTagsGroupsSort.NAME_DESC
+        page = groups.sync(name, client=client, tags_limit=2, sort=order)
+        assert [group.tag for group in page.tags] == ["v2", "v1"] and page.next_cursor == "v1"
+        rest = groups.sync(name, client=client, tags_cursor=page.next_cursor, sort=order)
+        assert [group.tag for group in rest.tags] == ["stable"] and rest.next_cursor is None
+        assert [group.tag for group in groups.sync(name, client=client, search="v").tags] == ["v2", "v1"]
+        for tag, build in (("v2", second), ("stable", first)):
+            assigned = assignments.sync(name, tag, client=client)
+            assert [str(one.build_id) for one in assigned.data] == [build.build_id]
+            assert assigned.data[0].build_created_at <= assigned.data[0].assigned_at
 
 
 async def test_a_background_build_can_be_polled(sdk, builder, unique):

@@ -195,6 +195,7 @@ fn write_template(root: &Path, at: usize) -> anyhow::Result<()> {
         origin: None,
         history: Vec::new(),
         idle_timeout_s: None,
+        network: Default::default(),
     };
     fs::create_dir_all(&directory)?;
     fs::write(

@@ -483,6 +483,7 @@ mod tests {
             (Method::POST, "/templates/prune", "local"),
             (Method::GET, "/pools", "Pools"),
             (Method::PATCH, "/v2/templates/web", "Template(\"web\")"),
+            (Method::PUT, "/templates/web/alias", "Template(\"web\")"),
             (Method::GET, "/v2", "local"),
             (Method::GET, "/sandboxes/", "local"),
             (Method::GET, "/limits", "limits"),

@@ -29,13 +29,17 @@ pub(super) fn body(operation_id: &str) -> Option<Value> {
         "changeNetwork" => json!({ "denyOut": ["192.0.2.0/24"] }),
         "setNetwork" => json!({ "allowOut": ["pypi.org"], "denyOut": ["0.0.0.0/0"] }),
         "requestBuild" => json!({ "name": "worker", "cpuCount": 2, "memoryMB": 1024 }),
+        "buildFromImage" => {
+            json!({ "image": "registry.example.com/worker:1", "name": "worker", "cpu": 2000 })
+        }
+        "renameTemplate" => json!({ "alias": "worker-2" }),
         "startBuild" => json!({
             "fromTemplate": "base",
             "steps": [{ "type": "RUN", "args": ["pip install numpy"] }],
         }),
         "addTags" => json!({ "target": "worker:default", "tags": ["v1"] }),
         "removeTags" => json!({ "name": "worker", "tags": ["v1"] }),
-        "changeTemplate" => json!({ "public": true }),
+        "changeTemplate" | "changeTemplateV1" => json!({ "public": true }),
         "pruneTemplates" => json!({ "unusedSeconds": 604_800 }),
         "prune" => json!({ "dryRun": true, "unusedSeconds": 604_800 }),
         "deployFunction" => json!({ "settings": { "public": true } }),
@@ -65,6 +69,7 @@ pub(super) fn query(operation_id: &str, name: &str) -> Option<Value> {
     let value = match (operation_id, name) {
         ("listSandboxesV2", "state") => json!(["running", "paused"]),
         ("listSandboxesV2", "limit") => json!(20),
+        ("hasTag", "tag") => json!("v1"),
         ("compare", "a") => json!(SNAPSHOT),
         ("compare", "b") => json!(SANDBOX),
         ("getLineage", "sandboxID")

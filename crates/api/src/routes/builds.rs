@@ -25,8 +25,8 @@ use jiffy_engine_api::SandboxSize;
 use jiffy_image::TemplateError;
 use jiffy_sandbox_manager::QuotaRequest;
 use jiffy_template_builder::{
-    BuildRequest, Builder, BuilderError, DEFAULT_TAG, LogLevel, LogPosition, LogQuery, RecordError,
-    UploadError, UploadNaming, WantedSize,
+    BuildRecord, BuildRequest, BuildSecrets, Builder, BuilderError, DEFAULT_TAG, LogLevel,
+    LogPosition, LogQuery, RecordError, TemplateRecord, UploadError, UploadNaming, WantedSize,
 };
 use std::time::Duration;
 
@@ -48,7 +48,8 @@ impl From<BuilderError> for ApiError {
             | B::Template(TemplateError::Name { .. }) => Self::invalid(message),
             // A retry succeeds only after another build is started or cancelled.
             B::Waiting => Self::too_many("too_many_waiting_builds", message).permanent(),
-            B::Taken(_) => Self::conflict("name_taken", message),
+            B::Taken(_) | B::NameInUse(_) => Self::conflict("name_taken", message),
+            B::Building(_) => Self::conflict("build_started", message),
             B::Started(_) => Self::conflict("build_started", message),
             B::UnknownTemplate(_) | B::Template(TemplateError::Unknown { .. }) => {
                 Self::not_found("template_not_found", message)
@@ -105,8 +106,7 @@ pub(super) async fn request(
     Required(new): Required<NewTemplate>,
 ) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
     let size = size(&new);
-    let valid = size_or_default(size).check();
-    valid.map_err(|e| ApiError::invalid(e.to_string()))?;
+    check_size(size)?;
     // Older clients send the name as `alias`.
     let name = new.name.or(new.alias).unwrap_or_default();
     let build_request = BuildRequest {
@@ -129,6 +129,12 @@ pub(super) async fn request(
             aliases: vec![template.name],
         }),
     ))
+}
+
+/// Rejects sizes that no sandbox can have.
+pub(super) fn check_size(requested: WantedSize) -> Result<(), ApiError> {
+    let valid = size_or_default(requested).check();
+    valid.map_err(|e| ApiError::invalid(e.to_string()))
 }
 
 /// Returns the requested size, completed by the default size. This is an estimate: the build itself
@@ -235,6 +241,18 @@ pub(super) async fn start(
     let (template, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let secrets = secrets(&mut start)?;
     let spec = spec(start)?;
+    start_build(&app, &template, &build, spec, secrets).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Starts a build if the quota of its key permits.
+pub(super) async fn start_build(
+    app: &App,
+    template: &TemplateRecord,
+    build: &BuildRecord,
+    spec: BuildSpec,
+    secrets: BuildSecrets,
+) -> Result<(), ApiError> {
     // A build that exceeds the quota is rejected here, before it is queued. The build counts as one
     // create of its key. The permit ends with this request; each sandbox of the build reserves its
     // resources again.
@@ -251,8 +269,7 @@ pub(super) async fn start(
         }
         None => None,
     };
-    builder.start(&template, &build, spec, secrets)?;
-    Ok(StatusCode::ACCEPTED)
+    Ok(app.builder()?.start(template, build, spec, secrets)?)
 }
 
 /// `POST /templates/{id}/builds/{build}/cancel`: responds when the build has terminated.

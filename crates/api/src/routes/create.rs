@@ -8,7 +8,7 @@ use crate::error::ApiError;
 use crate::header_rules::parse_rules;
 use crate::idempotency::{digest, key_of};
 use crate::lookup::Origin;
-use crate::network::check_rules;
+use crate::network::{check_rules, with_template};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -23,6 +23,7 @@ use jiffy_sandbox_manager::{
     CreateSpec, Creation, SandboxSettings, SandboxSource, SiteError, authorities,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Metadata key with which CubeSandbox's clients request directories of the host.
 const HOST_MOUNT: &str = "host-mount";
@@ -95,6 +96,10 @@ async fn create_once(
         Origin::Snapshot(snapshot) => Some(snapshot.engine().to_owned()),
         Origin::Template(_) => request.engine.clone(),
     };
+    let template_network = match &origin {
+        Origin::Template(info) => info.network.clone().unwrap_or_default(),
+        Origin::Snapshot(_) => Arc::default(),
+    };
     let idle_timeout_s = app.idle_timeout(caller, Some(&origin), request.idle_timeout)?;
     let (source, size, reserved_size) = match origin {
         Origin::Template(info) => {
@@ -130,6 +135,9 @@ async fn create_once(
     let proxy = network.and_then(|n| n.egress_proxy.clone());
     let joined = network.and_then(|n| n.join.clone());
     let (egress_proxy, egress_proxy_secrets) = app.egress_proxy(owner.as_deref(), proxy)?.unzip();
+    let allowed = request.allow_internet_access;
+    let (network, allowed) = with_template(request.network, allowed, &template_network);
+    let network = check_rules(network, allowed)?;
     let header_authority = has_rules.then(|| app.header_authority()).transpose()?;
     let spec = CreateSpec {
         source,
@@ -154,7 +162,7 @@ async fn create_once(
             network: NetworkSettings {
                 rules,
                 egress_proxy,
-                ..check_rules(request.network, request.allow_internet_access)?
+                ..network
             },
             site: site(request.ca_certificates, request.proxy)?,
             header_authority,

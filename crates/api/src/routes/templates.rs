@@ -16,8 +16,8 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use jiffy_api_types::{Alias, BuildState, BuildStatus, Moment, Tag, Team, Template, TemplateBuild};
-use jiffy_image::Visibility;
+use jiffy_api_types::{Alias, BuildState, BuildStatus, Moment, Team, Template, TemplateBuild};
+use jiffy_image::{Visibility, stock_names};
 use jiffy_proto::agent::TEAM_ID;
 use jiffy_template_builder::{
     BuildStatus as RecordedStatus, DEFAULT_TAG, TemplateRecord, is_visible,
@@ -28,12 +28,15 @@ use std::ops::ControlFlow;
 /// pages here.
 pub(crate) const MAX_UNPAGED: usize = 1000;
 
-fn failed(e: TemplateRefusal) -> ApiError {
+pub(super) fn failed(e: TemplateRefusal) -> ApiError {
     ApiError::internal(e.to_string())
 }
 
 /// Returns the builder's record of a template. `None` if the builder did not build it.
-fn record_of(app: &App, info: &TemplateInfo) -> Result<Option<TemplateRecord>, ApiError> {
+pub(super) fn record_of(
+    app: &App,
+    info: &TemplateInfo,
+) -> Result<Option<TemplateRecord>, ApiError> {
     match &app.builder {
         Some(builder) => Ok(builder.template_named(info.owner.as_deref(), &info.name)?),
         None => Ok(None),
@@ -319,50 +322,30 @@ pub(super) async fn alias(
     }))
 }
 
-/// `GET /templates/{id}/tags`.
-pub(super) async fn tags(
+/// `GET /default-templates`: lists the stock templates that are built.
+pub(super) async fn list_stock(
     State(app): State<App>,
     caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Json<Vec<Tag>>, ApiError> {
-    let info = app.template(&caller, &id)?;
-    let tag = |tag: &str, build: String, created: Moment| Tag {
-        tag: tag.to_owned(),
-        build_id: build,
-        created_at: created,
-    };
-    if caller.owns_template(&info)
-        && let (Some(builder), Some(record)) = (&app.builder, record_of(&app, &info)?)
-    {
-        let mut tags = Vec::new();
-        for build in builder.records().builds(&record.id)? {
-            if build.status == RecordedStatus::Ready {
-                let at = moment(build.changed_ms);
-                tags.extend(
-                    build
-                        .tags
-                        .iter()
-                        .map(|t| tag(t, build.id.clone(), at.clone())),
-                );
+) -> Result<Json<Vec<Template>>, ApiError> {
+    // List on a blocking thread, because manifests that are not cached are read from the disk.
+    let listed = tokio::task::spawn_blocking(move || {
+        let mut stock = Vec::new();
+        for name in stock_names() {
+            match app.templates.find(name) {
+                // A template that is not built has no version.
+                Ok(info) if info.version.is_some() => {
+                    stock.extend(entry_of(&app, &caller, &[info])?)
+                }
+                Ok(_) | Err(TemplateRefusal::Unknown(_)) => {}
+                Err(e) => return Err(failed(e)),
             }
         }
-        return Ok(Json(tags));
-    }
-    let mut tags = Vec::new();
-    let name = info.without_tag();
-    let walked = app.templates.walk(Some(&name), &mut |other| {
-        if other.without_tag() != name {
-            return ControlFlow::Break(());
-        }
-        tags.push(tag(&other.tag, build_id(&other), created(&other)));
-        ControlFlow::Continue(())
+        Ok(stock.into_iter().map(|(_, template)| template).collect())
     });
-    walked.map_err(failed)?;
-    // A template that is not built yet is not part of the walk.
-    if tags.is_empty() {
-        tags.push(tag(&info.tag, build_id(&info), created(&info)));
-    }
-    Ok(Json(tags))
+    let listed = listed
+        .await
+        .map_err(|e| ApiError::internal(e.to_string()))?;
+    listed.map(Json)
 }
 
 /// `GET /templates/{id}/builds/{buildID}/status`: returns the status of a build. A template that

@@ -2,6 +2,7 @@
 
 use super::moment;
 use crate::error::ApiError;
+use crate::network::check_template;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_api_types::{
@@ -13,7 +14,7 @@ use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CloudCredentials, CopyAction, CopySource, ImageSource,
     StageBase, StepAction, StepCommand,
 };
-use jiffy_engine_api::{Readiness, StartCommand, Startup};
+use jiffy_engine_api::{Readiness, StartCommand, Startup, TemplateNetwork};
 use jiffy_template_builder::{
     BuildProgress, BuildRecord, BuildSecrets, LogLevel, LogLine, WantedSize,
 };
@@ -58,6 +59,7 @@ pub(crate) fn secrets(start: &mut BuildStart<BuildSpec>) -> Result<BuildSecrets,
 /// specification, which is used unchanged.
 pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> {
     if let Some(spec) = start.spec {
+        check_template(&spec.network)?;
         return Ok(spec);
     }
     let wire = start.steps.unwrap_or_default();
@@ -114,6 +116,7 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         startup: startup(start.start_cmd, start.ready_cmd),
         force: start.force.unwrap_or_default(),
         idle_timeout_s: None,
+        network: TemplateNetwork::default(),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::moment;
 use crate::hooks::TemplateInfo;
 use jiffy_api_types::{Moment, Template, TemplateBuildStatus};
-use jiffy_image::Visibility;
+use jiffy_image::{Reference, Visibility};
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_template_builder::TemplateRecord;
 
@@ -50,8 +50,16 @@ pub(crate) fn listed(
         build_count: 1,
         envd_version: ENVD_VERSION.to_owned(),
         build_status: TemplateBuildStatus::Ready,
+        is_default: is_stock(info),
+        network: info.network.as_deref().cloned(),
+        allow_internet_access: info.network.as_ref().and_then(|n| n.allow_internet_access),
         builds: None,
     }
+}
+
+/// Returns whether the recipe of a template is part of this program.
+fn is_stock(info: &TemplateInfo) -> bool {
+    Reference::parse(&info.reference()).is_ok_and(|reference| reference.is_stock())
 }
 
 /// Returns the time of the build.
@@ -74,6 +82,7 @@ mod tests {
             version: Some("0123456789abcdef".repeat(4)),
             size: SandboxSize::default(),
             idle_timeout_s: None,
+            network: Default::default(),
             created: 1,
         };
         assert_eq!(build_id(&info), "01234567-89ab-cdef-0123-456789abcdef");

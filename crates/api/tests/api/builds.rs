@@ -186,6 +186,13 @@ pub fn id_of(name: &str) -> String {
     format!("{name:t<20}")
 }
 
+/// Returns the id of the build that [`built`] registers. Names may differ after six bytes only if
+/// they are of different tests.
+pub fn build_id_of(name: &str) -> String {
+    let digits: String = name.bytes().map(|b| format!("{b:02x}")).collect();
+    format!("01234567-0000-4000-8000-{digits:0<12.12}")
+}
+
 /// Registers a build of `name` for a key, and stores its template.
 pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
@@ -200,7 +207,7 @@ pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
     records.insert_template(&template).unwrap();
     let (called, owner) = (template.clone(), template.owner.clone());
     let build = BuildRecord {
-        id: format!("build-of-{name}"),
+        id: build_id_of(name),
         template: template.id,
         caller: owner.clone(),
         tags: tags.iter().map(|t| (*t).to_owned()).collect(),

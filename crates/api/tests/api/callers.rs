@@ -3,7 +3,7 @@
 //! The table is generated: new operations in the document are covered automatically. A path
 //! parameter with a new name must be classified in [`Tenant::fill`].
 
-use crate::builds::{built, id_of};
+use crate::builds::{build_id_of, built, id_of};
 use crate::support;
 
 use jiffy_api::{Limits, Scope, openapi};
@@ -87,7 +87,7 @@ impl Tenant {
             sandbox,
             snapshot: taken.text("snapshotID"),
             template: id_of(&name),
-            build: format!("build-of-{name}"),
+            build: build_id_of(&name),
             name,
             secret: stored.expect(201).text("secretID"),
             volume: volume.expect(201).text("volumeID"),
@@ -127,6 +127,7 @@ impl Tenant {
             "{volumeID}" => self.volume.clone(),
             "{volumeSnapshotID}" => self.volume_snapshot.clone(),
             "{webhookID}" => self.webhook.clone(),
+            "{tag}" => "default".to_owned(),
             "{port}" => "80".to_owned(),
             "{pid}" => "7".to_owned(),
             "{host}" => "h1".to_owned(),
@@ -239,7 +240,11 @@ impl Call {
                 let needed = call["parameters"].as_array().unwrap().iter();
                 let needed = needed.filter(|p| p["in"] == "query" && p["required"] == true);
                 let query: Vec<String> = needed
-                    .map(|p| format!("{}={}", p["name"].as_str().unwrap(), sample(&p["schema"])))
+                    .map(|p| (p["name"].as_str().unwrap(), sample(&p["schema"])))
+                    .map(|(name, value)| match value {
+                        Value::String(text) => format!("{name}={text}"),
+                        value => format!("{name}={value}"),
+                    })
                     .collect();
                 let by_query = BY_QUERY.iter().find(|(named, _)| named == path);
                 let queries = match by_query {
@@ -255,6 +260,9 @@ impl Call {
             }
         }
         assert!(all.len() > 50, "{}", all.len());
+        // Last, because it creates a template of the tenant's name for the caller, which later
+        // calls would find.
+        all.sort_by_key(|call: &Self| (&*call.method, &*call.path) == ("POST", "/templates"));
         all
     }
 

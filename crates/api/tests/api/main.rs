@@ -18,6 +18,7 @@ mod fleet;
 mod function_keys;
 mod headers;
 mod idle;
+mod image_templates;
 mod keys;
 mod lifecycle;
 mod limits;

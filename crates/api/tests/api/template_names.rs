@@ -1,6 +1,6 @@
 //! Spelling of template names, and resolution of builds and of templates without a default tag.
 
-use crate::builds::{built, id_of};
+use crate::builds::{build_id_of, built, id_of};
 use crate::names::{BUILD, create, get, request};
 use crate::support::Api;
 use jiffy_api::{Limits, Scope};
@@ -19,7 +19,7 @@ async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of
     let manifest = templates.manifest(&format!("{}/app:v1", key.key.id));
     let records = BuildRecords::open(home.path()).unwrap();
     let version = manifest.unwrap().version();
-    let mut build = records.build("build-of-app").unwrap().unwrap();
+    let mut build = records.build(&build_id_of("app")).unwrap().unwrap();
     build.id = BUILD.strip_prefix("build-").unwrap().to_owned();
     build.tags.clear();
     records.insert_build(&build).unwrap();

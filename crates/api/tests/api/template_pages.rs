@@ -22,6 +22,7 @@ fn template(owner: Option<&str>, name: &str, tag: &str, visibility: Visibility) 
         version: Some("ab".repeat(32)),
         size: SandboxSize::default(),
         idle_timeout_s: None,
+        network: Default::default(),
         created: 1_700_000_000,
     }
 }

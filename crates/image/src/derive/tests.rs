@@ -35,6 +35,7 @@ fn template_spec<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTempla
         base,
         defaults: base.defaults.clone(),
         idle_timeout_s: None,
+        network: Default::default(),
         startup: Startup::default(),
         origin: None,
         history: vec![HistoryStep {
@@ -100,6 +101,23 @@ fn a_derived_template_shares_the_images_of_its_base_and_adds_one() {
     .unwrap();
     assert_eq!(same.manifest.images, base.manifest.images);
     assert_eq!(same.manifest.version(), base.manifest.version());
+    // The network rules of the base apply unless the template has its own.
+    let closed = TemplateNetwork {
+        allow_internet_access: Some(false),
+        ..TemplateNetwork::default()
+    };
+    let own = TemplateNetwork {
+        allow_internet_access: Some(true),
+        ..TemplateNetwork::default()
+    };
+    let mut restricted = base.manifest.clone();
+    restricted.network = closed.clone();
+    let mut spec = template_spec("rules", &restricted);
+    let inherited = derived(&home, &spec, Tar::default()).unwrap();
+    assert_eq!(inherited.manifest.network, closed);
+    spec.network = own.clone();
+    let replaced = derived(&home, &spec, Tar::default()).unwrap();
+    assert_eq!(replaced.manifest.network, own);
     // An opaque root hides all images of the base.
     let layer = Tar::default().file(".wh..wh..opq", b"").file("c", b"3");
     let standalone = derived(&home, &template_spec("alone", m), layer).unwrap();

@@ -224,6 +224,7 @@ impl ImportJob<'_> {
             images: vec![image],
             defaults: &defaults,
             idle_timeout_s: None,
+            network: Default::default(),
             startup,
             origin: Some(origin(from, found)),
         };

@@ -3,7 +3,7 @@
 use super::error::TemplateError;
 use super::reference::{DEFAULT_TAG, Reference};
 use crate::verified::sum_of;
-use jiffy_engine_api::{SandboxSize, Startup};
+use jiffy_engine_api::{SandboxSize, Startup, TemplateNetwork};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -45,6 +45,9 @@ pub struct TemplateManifest {
     /// Default idle timeout of its sandboxes in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout_s: Option<u64>,
+    /// Network rules of its sandboxes.
+    #[serde(default, skip_serializing_if = "TemplateNetwork::is_empty")]
+    pub network: TemplateNetwork,
     /// Command that runs in every sandbox, with its readiness check.
     #[serde(flatten)]
     pub startup: Startup,
@@ -67,6 +70,7 @@ pub(crate) struct ManifestFields<'a> {
     pub images: Vec<ImageSum>,
     pub defaults: &'a Defaults,
     pub idle_timeout_s: Option<u64>,
+    pub network: TemplateNetwork,
     pub startup: Startup,
     pub origin: Option<ImageOrigin>,
     pub history: Vec<HistoryStep>,
@@ -88,6 +92,7 @@ impl ManifestFields<'_> {
             images: self.images,
             defaults: self.defaults.clone(),
             idle_timeout_s: self.idle_timeout_s,
+            network: self.network,
             startup: self.startup,
             origin: self.origin,
             history: self.history,
@@ -201,11 +206,18 @@ fn default_tag() -> String {
 }
 
 impl TemplateManifest {
-    /// Returns the version of the template: the SHA-256 over images, defaults and startup settings
-    /// in lower-case hexadecimal. Templates whose sandboxes are equal have equal versions. A
-    /// snapshot is bound to the version of its template.
+    /// Returns the version of the template: the SHA-256 over images, defaults, startup settings and
+    /// network rules in lower-case hexadecimal. Templates whose sandboxes are equal have equal
+    /// versions. A snapshot is bound to the version of its template.
     pub fn version(&self) -> String {
-        let text = serde_json::to_vec(&(&self.images, &self.defaults, &self.startup));
+        let (images, defaults, startup) = (&self.images, &self.defaults, &self.startup);
+        // Without rules, the version is the version of earlier releases. With rules, it differs,
+        // so that hosts of a fleet do not use a copy of the template with other rules.
+        let text = if self.network.is_empty() {
+            serde_json::to_vec(&(images, defaults, startup))
+        } else {
+            serde_json::to_vec(&(images, defaults, startup, &self.network))
+        };
         // Serialization of strings and numbers cannot fail.
         sum_of(&text.unwrap_or_default())
     }
@@ -316,6 +328,9 @@ pub(crate) mod tests {
         assert_ne!(one.version(), other.version());
         let mut other = one.clone();
         other.defaults.disk_mib = 65;
+        assert_ne!(one.version(), other.version());
+        let mut other = one.clone();
+        other.network.allow_internet_access = Some(false);
         assert_ne!(one.version(), other.version());
     }
 

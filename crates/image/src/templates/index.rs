@@ -6,7 +6,7 @@
 use crate::file::{FileError, OnPath};
 use crate::template_model::{Reference, TemplateError, TemplateManifest, Visibility};
 use crate::templates::Templates;
-use jiffy_engine_api::SandboxSize;
+use jiffy_engine_api::{SandboxSize, TemplateNetwork};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,6 +32,8 @@ pub struct TemplateSummary {
     pub size: SandboxSize,
     /// Default idle timeout of its sandboxes in seconds.
     pub idle_timeout_s: Option<u64>,
+    /// Network rules of its sandboxes.
+    pub network: TemplateNetwork,
     /// Time of the build in seconds since 1970.
     pub created: u64,
 }
@@ -44,6 +46,7 @@ impl TemplateSummary {
             version: manifest.version(),
             size: manifest.defaults.size(),
             idle_timeout_s: manifest.idle_timeout_s,
+            network: manifest.network.clone(),
             created: manifest.created,
         }
     }

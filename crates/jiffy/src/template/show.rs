@@ -124,6 +124,9 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
     if let Some(seconds) = m.idle_timeout_s {
         line("idle timeout", &format!("{seconds} s"));
     }
+    if !m.network.is_empty() {
+        line("network", &serde_json::to_string(&m.network)?);
+    }
     for (name, value) in &d.env {
         line("environment", &format!("{name}={value}"));
     }

@@ -28,6 +28,12 @@ pub enum BuilderError {
         "`{0}` is reserved: names that look like ids or internal templates are not allowed; choose another name"
     )]
     Reserved(String),
+    /// Name of another template of the owner.
+    #[error("`{0}` is the name of another template: choose another name, or remove that template")]
+    NameInUse(String),
+    /// A build of the template waits or runs.
+    #[error("a build of template `{0}` has not finished: wait for it or cancel it")]
+    Building(String),
     /// Too many builds that were not started.
     #[error(
         "too many builds of this key wait to be started (at most {MAX_WAITING_BUILDS}): start or cancel one; \

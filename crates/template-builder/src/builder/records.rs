@@ -1,6 +1,7 @@
 //! Database of the builder, the SQLite file `<home>/builds.db`: templates, builds and build logs.
 
 mod builds;
+mod image_requests;
 mod log_lines;
 mod migrations;
 mod pending_ends;
@@ -80,8 +81,9 @@ impl BuildRecords {
             .pragma_update(None, "foreign_keys", true)
             .map_err(failed)?;
         connection
-            // Not part of the schema version: see `step_uses`.
+            // Not part of the schema version: see `step_uses` and `image_requests`.
             .execute_batch(step_uses::STEPS_TABLE)
+            .and_then(|()| connection.execute_batch(image_requests::IMAGE_REQUESTS_TABLE))
             .map_err(failed)?;
         Ok(Self {
             path,

@@ -2,11 +2,13 @@
 
 use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
-use crate::routes::bounds::{MAX_MOMENT, MAX_PAGE, MAX_UNPAGED};
+use crate::routes::bounds::{DEFAULT_GROUPS, MAX_GROUPS, MAX_MOMENT, MAX_PAGE, MAX_UNPAGED};
 use axum::http::Method;
 use jiffy_api_types::{
-    AddTags, AddedTags, Alias, BuildLogs, BuildStart, BuildStatus, ChangedTemplate, NewTemplate,
-    Prune, Pruned, RemoveTags, RequestedBuild, Tag, Template, TemplateChange, UploadLink,
+    AddTags, AddedTags, Alias, BuildLogs, BuildStart, BuildStatus, ChangedTemplate, ImageBuild,
+    ImageRebuild, NewAlias, NewImageTemplate, NewTemplate, Prune, Pruned, RemoveTags,
+    RequestedBuild, Tag, TagAssignments, TagCount, TagExists, TagGroups, Template, TemplateChange,
+    UploadLink,
 };
 use serde_json::json;
 
@@ -19,6 +21,10 @@ pub(super) fn templates() -> Vec<Operation> {
     });
     let source = json!({ "type": "string", "enum": ["temporary", "persistent"] });
     let limit = json!({ "type": "integer", "minimum": 0, "maximum": MAX_PAGE });
+    let page = json!({ "type": "integer", "minimum": 1, "maximum": MAX_GROUPS });
+    let text = json!({ "type": "string" });
+    let mut tag = query("tag", "The tag", text.clone());
+    tag["required"] = json!(true);
     vec![
         Operation::get("/templates", "listTemplates", "List templates by owner and name")
             .paged_by_name(MAX_UNPAGED)
@@ -26,6 +32,49 @@ pub(super) fn templates() -> Vec<Operation> {
             // parameters that select a host and that reject incomplete lists.
             .merged()
             .answers::<Vec<Template>>(200, "Page of templates"),
+        Operation::get("/v2/templates", "listTemplatesV2", "List templates by owner and name")
+            .paged_by_name(MAX_UNPAGED)
+            .merged()
+            .answers::<Vec<Template>>(200, "Page of templates"),
+        Operation::get(
+            "/default-templates",
+            "listDefaultTemplates",
+            "List the stock templates that are built",
+        )
+        .answers::<Vec<Template>>(200, "Stock templates"),
+        Operation::post(
+            "/templates",
+            "buildFromImage",
+            "Build a template from an image, in the form of CubeSandbox's clients",
+        )
+        .takes::<NewImageTemplate>()
+        .answers::<ImageBuild>(202, "The build was started")
+        .fails_with(&[409, 429, 501]),
+        Operation::post(
+            "/templates/{templateID}",
+            "rebuildFromImage",
+            "Build a template again that was built by `POST /templates`",
+        )
+        .may_take::<ImageRebuild>()
+        .answers::<ImageBuild>(202, "The build was started")
+        .fails_with(&[409, 429, 501]),
+        Operation::put(
+            "/templates/{templateID}/alias",
+            "renameTemplate",
+            "Rename a template with all its tags",
+        )
+        .takes::<NewAlias>()
+        .answers::<Template>(200, "Renamed template")
+        .fails_with(&[409, 429, 501]),
+        Operation::new(
+            Method::PATCH,
+            "/templates/{templateID}",
+            "changeTemplateV1",
+            "Make a template public, or private to its owner",
+        )
+        .takes::<TemplateChange>()
+        .answers::<ChangedTemplate>(200, "Names of the template")
+        .fails_with(&[501]),
         Operation::get(
             "/templates/{templateID}",
             "getTemplate",
@@ -47,6 +96,53 @@ pub(super) fn templates() -> Vec<Operation> {
         .answers::<Alias>(200, "The template exists"),
         Operation::get("/templates/{templateID}/tags", "listTags", "List the tags of a template")
             .answers::<Vec<Tag>>(200, "Tags"),
+        Operation::get(
+            "/templates/{templateID}/tags/count",
+            "countTags",
+            "Count the tags of a template",
+        )
+        .answers::<TagCount>(200, "Number of tags"),
+        Operation::get(
+            "/templates/{templateID}/tags/exists",
+            "hasTag",
+            "Check whether a template has a tag",
+        )
+        .with(vec![tag])
+        .answers::<TagExists>(200, "Whether the tag exists"),
+        Operation::get(
+            "/templates/{templateID}/tags/groups",
+            "listTagGroups",
+            "List the tags of a template with their builds",
+        )
+        .with(vec![
+            query(
+                "tagsLimit",
+                &format!("Maximum number of tags. Defaults to {DEFAULT_GROUPS}"),
+                page.clone(),
+            ),
+            query("assignmentLimit", "Maximum number of builds of a tag", page.clone()),
+            query("tagsCursor", "`nextCursor` of the previous page", text.clone()),
+            query("search", "Part of the tags", text.clone()),
+            query(
+                "sort",
+                "Order of the tags",
+                json!({
+                    "type": "string",
+                    "enum": ["name_asc", "name_desc", "latest_asc", "latest_desc"],
+                }),
+            ),
+        ])
+        .answers::<TagGroups>(200, "Page of tags"),
+        Operation::get(
+            "/templates/{templateID}/tags/{tag}/assignments",
+            "listTagAssignments",
+            "List the builds of a tag",
+        )
+        .with(vec![
+            query("limit", "Maximum number of builds", page),
+            query("cursor", "`nextCursor` of the previous page", text),
+        ])
+        .answers::<TagAssignments>(200, "Current build of the tag"),
         Operation::get(
             "/templates/{templateID}/builds/{buildID}/status",
             "buildStatus",

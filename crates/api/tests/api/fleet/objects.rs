@@ -194,6 +194,8 @@ async fn templates_of_all_members_are_listed_once_and_in_pages() {
     for host in 1..=3 {
         let listed = get(&lab, host, &key, "/templates").await.expect(200);
         assert_eq!(names(&listed, "templateID"), ["base", "third", "own"]);
+        let same = get(&lab, host, &key, "/v2/templates").await.expect(200);
+        assert_eq!(same.body, listed.body);
         let (mut all, mut token) = (Vec::new(), String::new());
         loop {
             let path = format!("/templates?limit=1&nextToken={token}");
@@ -452,6 +454,16 @@ async fn a_name_denotes_the_same_template_on_all_members() {
         let listed = get(&lab, host, &other, "/templates").await.expect(200);
         assert_eq!(names(&listed, "templateID"), ["own"]);
     }
+    // A template is not renamed to the name of a template of another member.
+    let body = json!({ "name": "mine", "cpuCount": 1, "memoryMB": 512 });
+    let requested = lab.call(1, &key, "POST", "/v3/templates", body).await;
+    let path = format!(
+        "/templates/{}/alias",
+        requested.expect(202).text("templateID")
+    );
+    let body = json!({ "alias": "own" });
+    let refused = lab.call(3, &key, "PUT", &path, body).await;
+    assert_eq!(refused.expect_error(409), "name_taken");
     // The name never denotes another template because its host is dead.
     lab.stop(2).await;
     let body = json!({ "templateID": "own" });

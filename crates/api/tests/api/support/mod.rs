@@ -15,7 +15,7 @@ use jiffy_api::{
     TemplateRefusal, TemplateSource, openapi, router,
 };
 use jiffy_api_types::SnapshotAck;
-use jiffy_engine_api::SandboxSize;
+use jiffy_engine_api::{SandboxSize, TemplateNetwork};
 use jiffy_function_manager::Functions;
 use jiffy_image::{Home, Templates, Visibility};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
@@ -151,6 +151,12 @@ pub fn base_templates() -> FakeTemplates {
             ..SandboxSize::default()
         },
         idle_timeout_s: (name == "large").then_some(900),
+        network: (name == "large").then(|| {
+            Arc::new(TemplateNetwork {
+                allow_internet_access: Some(false),
+                ..TemplateNetwork::default()
+            })
+        }),
         created: 1_700_000_000,
     };
     FakeTemplates::of(vec![template("base", 1024), template("large", 4096)])

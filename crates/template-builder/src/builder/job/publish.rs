@@ -38,6 +38,10 @@ impl BuildJob {
         if let Some(seconds) = self.spec.idle_timeout_s {
             about = format!("{about}idle {seconds}");
         }
+        if !self.spec.network.is_empty() {
+            let network = serde_json::to_string(&self.spec.network).unwrap_or_default();
+            about = format!("{about}network {network}");
+        }
         let sum = step_key::template_key(&at.key, &about);
         let names = self.template_names();
         let existing = self.inner.templates.manifest(&names[0]);
@@ -203,7 +207,7 @@ impl BuildJob {
             sum.to_owned(),
         );
         let (name, history) = (self.unfinished_name(), at.history.clone());
-        let idle_timeout_s = self.spec.idle_timeout_s;
+        let (idle_timeout_s, network) = (self.spec.idle_timeout_s, self.spec.network.clone());
         let reader = transfer::blocking_reader(layer);
         let disk = free_bytes.map_or_else(DiskBudget::default, |free_bytes| {
             DiskBudget::new(move |bytes| {
@@ -225,6 +229,7 @@ impl BuildJob {
                 base: &base,
                 defaults,
                 idle_timeout_s,
+                network,
                 startup,
                 origin: Some(origin),
                 history,

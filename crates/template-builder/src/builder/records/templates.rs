@@ -101,6 +101,12 @@ impl BuildRecords {
         })
     }
 
+    /// Renames a template.
+    pub(in crate::builder) fn set_name(&self, id: &str, name: &str) -> Result<(), RecordError> {
+        let change = "UPDATE templates SET name = ?2 WHERE id = ?1";
+        self.with_connection(|c| c.execute(change, params![id, name]).map(drop))
+    }
+
     /// Deletes a template with its builds.
     pub fn delete_template(&self, id: &str) -> Result<(), RecordError> {
         self.with_connection(|c| {
