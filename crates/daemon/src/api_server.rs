@@ -167,6 +167,7 @@ impl ApiServer {
             registries: Registries {
                 plain_http: options.plain_http.clone(),
                 allowed: options.registry_allow.clone(),
+                mirrors: Arc::new(options.registry_mirror.clone()),
                 network: network.map(|network| (network, Handle::current())),
                 ..Registries::default()
             },

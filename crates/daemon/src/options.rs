@@ -10,7 +10,7 @@ use jiffy_proto::agent::SiteSettings;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
 use jiffy_proto::vm::DiskLimits;
-use jiffy_registry_pull::RegistryAddress;
+use jiffy_registry_pull::{RegistryAddress, RegistryMirror};
 use jiffy_sandbox_manager::{HostLimits, HostReader, KernelReader};
 use jiffy_store::StoreUrl;
 use std::net::SocketAddr;
@@ -49,6 +49,8 @@ pub struct ServeOptions {
     pub plain_http: Vec<String>,
     /// Registries in the host's private network that may be accessed.
     pub registry_allow: Vec<RegistryAddress>,
+    /// Mirrors of registries.
+    pub registry_mirror: Vec<RegistryMirror>,
     /// Maximum number of concurrent template builds.
     pub max_builds: usize,
     /// Days after which unused build steps and uploads are removed. 0 disables the removal.

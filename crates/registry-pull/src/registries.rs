@@ -5,7 +5,9 @@
 use crate::cancel::Cancel;
 use crate::puller::PullerProgram;
 use crate::registry_address::RegistryAddress;
+use crate::registry_mirror::RegistryMirror;
 use jiffy_network::Network;
+use std::sync::Arc;
 use tokio::runtime::Handle;
 
 /// Registry rules of a host, and the network of pullers.
@@ -15,6 +17,8 @@ pub struct Registries {
     pub plain_http: Vec<String>,
     /// Registries that may be reached although they are in a private network.
     pub allowed: Vec<RegistryAddress>,
+    /// Mirrors, in the order in which they are used.
+    pub mirrors: Arc<Vec<RegistryMirror>>,
     /// Network with slots for pullers, and its event loop. `None` if network slots are unavailable.
     pub network: Option<(Network, Handle)>,
     /// Program that pullers run.

@@ -14,6 +14,7 @@ use jiffy_registry_pull::{
 use oci_spec::distribution::Reference;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::vec::IntoIter;
 
 /// Maximum number of times that the download of a layer is resumed. A download is resumed only
 /// after an attempt that received bytes.
@@ -25,8 +26,82 @@ pub(super) struct RegistryImage {
     reference: Reference,
     /// An API key requested the import, so errors must not describe the host's network.
     by_key: bool,
-    /// The connection uses TLS, which authenticates the name of the registry.
-    tls: bool,
+    /// Server from which `puller` pulls.
+    source: ImageSource,
+    /// Servers that are used if `source` fails, in this order.
+    others: IntoIter<ImageSource>,
+    /// True once a layer was downloaded.
+    has_downloaded: bool,
+    /// True if layers come from more than one server.
+    is_mixed: bool,
+}
+
+/// Server that has an image: its registry, or a mirror of the registry.
+struct ImageSource {
+    /// `host` or `host:port`.
+    registry: String,
+    login: Option<RegistryLogin>,
+    pull: PullSettings,
+}
+
+impl ImageSource {
+    /// Returns the server that is used first for an image, and the others in the order of their
+    /// use.
+    fn all(
+        reference: &Reference,
+        access: &RegistryAccess,
+        pull: &PullSettings,
+    ) -> (Self, IntoIter<Self>) {
+        let login = match access {
+            RegistryAccess::Host => {
+                credentials::find(reference.resolve_registry()).map(RegistryLogin::Password)
+            }
+            RegistryAccess::Anonymous => None,
+            RegistryAccess::Login(login) => Some(login.clone()),
+        };
+        // Mirrors receive no credentials. An image for which a caller has credentials comes from
+        // its registry, which checks them.
+        let uses_mirrors = !matches!(access, RegistryAccess::Login(_));
+        let mirrors = pull.registries.mirrors.iter();
+        let mut mirrors: Vec<Self> = mirrors
+            .filter(|mirror| uses_mirrors && mirror.is_of(reference.registry()))
+            .map(|mirror| Self {
+                registry: mirror.authority().to_owned(),
+                login: None,
+                pull: mirror.pull(pull),
+            })
+            .collect();
+        let origin = Self {
+            registry: reference.resolve_registry().to_owned(),
+            login,
+            pull: pull.clone(),
+        };
+        if mirrors.is_empty() {
+            return (origin, mirrors.into_iter());
+        }
+        let first = mirrors.remove(0);
+        mirrors.push(origin);
+        (first, mirrors.into_iter())
+    }
+
+    /// Starts a puller for this server.
+    fn puller(&self, reference: &Reference) -> Result<Puller, PullError> {
+        let registries = &self.pull.registries;
+        let target = PullTarget {
+            registry: self.registry.clone(),
+            repository: reference.repository().to_owned(),
+            plain_http: registries.plain_http.clone(),
+            login: self.login.clone(),
+        };
+        let gate = ConnectionGate::new(&self.pull, &self.registry)?;
+        Puller::start(registries.program, target, gate, &self.pull.cancel)
+    }
+
+    /// Returns whether connections use TLS, which authenticates the name of the server.
+    fn uses_tls(&self) -> bool {
+        let mut plain_http = self.pull.registries.plain_http.iter();
+        !plain_http.any(|host| host.eq_ignore_ascii_case(&self.registry))
+    }
 }
 
 impl RegistryImage {
@@ -42,32 +117,33 @@ impl RegistryImage {
             reference: crate::layer::shown(reference.as_bytes()),
             problem: e.to_string(),
         })?;
-        let login = match access {
-            RegistryAccess::Host => {
-                credentials::find(reference.resolve_registry()).map(RegistryLogin::Password)
-            }
-            RegistryAccess::Anonymous => None,
-            RegistryAccess::Login(login) => Some(login.clone()),
-        };
-        let registry = reference.resolve_registry().to_owned();
-        let plain_http = &pull.registries.plain_http;
-        let tls = !plain_http.iter().any(|h| h.eq_ignore_ascii_case(&registry));
-        let setup = PullTarget {
-            repository: reference.repository().to_owned(),
-            plain_http: plain_http.clone(),
-            login,
-            registry,
-        };
         let failed = |e| failed(&reference, pull.by_key, "", e);
-        let gate = ConnectionGate::new(pull, &setup.registry).map_err(failed)?;
-        let program = pull.registries.program;
-        let puller = Puller::start(program, setup, gate, &pull.cancel).map_err(failed)?;
+        let (source, others) = ImageSource::all(&reference, access, pull);
+        let puller = source.puller(&reference).map_err(failed)?;
         Ok(Self {
             puller,
-            reference,
             by_key: pull.by_key,
-            tls,
+            reference,
+            source,
+            others,
+            has_downloaded: false,
+            is_mixed: false,
         })
+    }
+
+    /// Continues with the next server after `error`. Returns the error if it is final: the import
+    /// was cancelled, the data cannot be written, or no server is left.
+    fn fall_back(&mut self, what: &str, error: PullError) -> Result<(), ImportError> {
+        let is_final = matches!(error, PullError::Cancelled | PullError::Sink(_));
+        let next = if is_final { None } else { self.others.next() };
+        let Some(next) = next else {
+            return Err(self.failed(what, error));
+        };
+        let puller = next.puller(&self.reference);
+        self.puller = puller.map_err(|e| self.failed(what, e))?;
+        self.source = next;
+        self.is_mixed |= self.has_downloaded;
+        Ok(())
     }
 
     /// Returns the complete reference, with defaults filled in.
@@ -75,11 +151,12 @@ impl RegistryImage {
         self.reference.whole()
     }
 
-    /// Returns the repository if later imports may rely on its name, that is, if the connection
-    /// uses TLS.
+    /// Returns the repository of all layers if later imports may rely on its name, that is, if the
+    /// connection uses TLS.
     pub(super) fn repository(&self) -> Option<Repository> {
-        self.tls.then(|| Repository {
-            registry: self.reference.resolve_registry().to_owned(),
+        let is_named = self.source.uses_tls() && !self.is_mixed;
+        is_named.then(|| Repository {
+            registry: self.source.registry.clone(),
             repository: self.reference.repository().to_owned(),
         })
     }
@@ -108,10 +185,12 @@ impl RegistryImage {
         let expected = digest.as_deref().map(sha256).transpose()?;
         let tag = self.reference.tag().unwrap_or("latest");
         let named = digest.as_deref().unwrap_or(tag).to_owned();
-        let text = self
-            .puller
-            .manifest(&named, MAX_DOCUMENT_BYTES)
-            .map_err(|e| self.failed("its manifest", e))?;
+        let text = loop {
+            match self.puller.manifest(&named, MAX_DOCUMENT_BYTES) {
+                Ok(text) => break text,
+                Err(e) => self.fall_back("its manifest", e)?,
+            }
+        };
         let found = sum_of(&text);
         if expected.is_some_and(|expected| expected != found) {
             let what = format!("manifest {named}");
@@ -123,10 +202,15 @@ impl RegistryImage {
     /// Downloads and verifies a small document.
     fn document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
         let expected = sha256(&descriptor.digest)?;
-        let text = self
-            .puller
-            .small_blob(&descriptor.digest, MAX_DOCUMENT_BYTES)
-            .map_err(|e| self.failed(&descriptor.digest, e))?;
+        let text = loop {
+            match self
+                .puller
+                .small_blob(&descriptor.digest, MAX_DOCUMENT_BYTES)
+            {
+                Ok(text) => break text,
+                Err(e) => self.fall_back(&descriptor.digest, e)?,
+            }
+        };
         let found = sum_of(&text);
         if found != expected {
             let what = format!("document sha256:{expected}");
@@ -149,8 +233,13 @@ impl RegistryImage {
         if !self.repository().is_some_and(served) {
             return Ok(false);
         }
-        let has = self.puller.has(&layer.digest, layer.size);
-        has.map_err(|e| self.failed(&layer.digest, e))
+        match self.puller.has(&layer.digest, layer.size) {
+            Ok(has) => Ok(has),
+            Err(e) => {
+                self.fall_back(&layer.digest, e)?;
+                Ok(false)
+            }
+        }
     }
 
     /// Downloads a layer. `on_bytes` receives the number of bytes downloaded so far.
@@ -213,7 +302,10 @@ impl RegistryImage {
                     .into());
                 }
                 Err(PullError::Sink(e)) => return Err(not_written(e, &download)),
-                Err(e) => return Err(self.failed(digest, e)),
+                Err(e) => {
+                    self.fall_back(digest, e)?;
+                    (deadlines, resumes) = (self.puller.layer(), 0);
+                }
             }
         }
         let found = sum(file).on("read", path)?;
@@ -223,6 +315,7 @@ impl RegistryImage {
             let what = format!("layer sha256:{expected}");
             return Err(ImportError::Digest { what, found });
         }
+        self.has_downloaded = true;
         Ok(download)
     }
 

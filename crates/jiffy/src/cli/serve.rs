@@ -12,7 +12,7 @@ use jiffy_fleet::settings::Settings;
 use jiffy_identity::IssuerUrl;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
-use jiffy_registry_pull::RegistryAddress;
+use jiffy_registry_pull::{RegistryAddress, RegistryMirror};
 use jiffy_sandbox_manager::HostLimits;
 use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
@@ -129,6 +129,16 @@ pub struct ServeArgs {
         value_delimiter = ','
     )]
     pub registry_allow: Vec<RegistryAddress>,
+    /// Mirror of a registry, such as docker.io=https://mirror.example:5000. Images of the registry
+    /// come from the mirror, and from the registry if the mirror fails. The mirror receives no
+    /// credentials. Can be repeated: mirrors are used in this order
+    #[arg(
+        long,
+        env = "JIFFY_REGISTRY_MIRROR",
+        value_name = "HOST=URL",
+        value_delimiter = ','
+    )]
+    pub registry_mirror: Vec<RegistryMirror>,
     /// Maximum number of concurrent template builds. Further builds are queued
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub builds: u8,
@@ -259,6 +269,7 @@ impl ServeArgs {
             otlp: self.otlp.clone(),
             plain_http: self.plain_http.clone(),
             registry_allow: self.registry_allow.clone(),
+            registry_mirror: self.registry_mirror.clone(),
             max_builds: self.builds.into(),
             build_cache_days: self.build_cache_days,
             domains,

@@ -6,7 +6,7 @@
 use super::{HostArgs, StoreTargetArgs};
 use crate::units;
 use clap::{Args, Subcommand};
-use jiffy_registry_pull::RegistryAddress;
+use jiffy_registry_pull::{RegistryAddress, RegistryMirror};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -226,6 +226,10 @@ pub struct TemplateBuildArgs {
     /// repeated
     #[arg(long, requires = "image", value_name = "HOST")]
     pub registry_allow: Vec<RegistryAddress>,
+    /// Mirror of a registry, such as docker.io=https://mirror.example:5000, that is used before the
+    /// registry. Can be repeated
+    #[arg(long, requires = "image", value_name = "HOST=URL")]
+    pub registry_mirror: Vec<RegistryMirror>,
     /// Make the template available to all API keys
     #[arg(long)]
     pub public: bool,

@@ -27,6 +27,7 @@ pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
             let registries = Registries {
                 plain_http: args.plain_http.clone(),
                 allowed: args.registry_allow.clone(),
+                mirrors: args.registry_mirror.clone().into(),
                 ..Registries::default()
             };
             let source = ImportSource::Registry {

@@ -1,7 +1,9 @@
 //! Import of images from a registry on the loopback interface.
 
-use super::registry_on_loopback::{Loopback, from_registry};
+use super::registry_on_loopback::{Loopback, from_mirrors, from_registry};
 use super::*;
+use crate::import::RegistryAccess;
+use jiffy_registry_pull::{Credentials, RegistryLogin};
 
 /// Pushes an image to a registry.
 fn push(image: &Image, registry: &Loopback, name: &str) {
@@ -43,6 +45,57 @@ fn an_image_of_a_registry_is_imported_completely_or_not_at_all() {
         Templates::new(&home).get("x").unwrap().images[0].sha256,
         template.images[0].sha256
     );
+}
+
+#[test]
+fn images_come_from_mirrors_and_from_their_registry_if_the_mirrors_fail() {
+    root_or_skip!(images_come_from_mirrors_and_from_their_registry_if_the_mirrors_fail);
+    let test =
+        "import::tests::images_come_from_mirrors_and_from_their_registry_if_the_mirrors_fail";
+    let start = || Loopback::start(test, None);
+    let (Some(origin), Some(mirror)) = (start(), start()) else {
+        return;
+    };
+    let image = Image::new(two_layers());
+    push(&image, &mirror, "two:1");
+    // A registry and a mirror that do not answer, because their ports are closed.
+    let missing = "127.0.0.1:1";
+    let mirrors = ["127.0.0.1:2", mirror.host()];
+    let source = from_mirrors(missing, "two:1", &mirrors);
+    let (_dir, home) = home();
+    let template = imported(&home, &import_of("x", source)).unwrap();
+    assert!(holds(&template, b"upper-new"));
+    let origin_of = template.manifest.origin.clone().unwrap();
+    assert_eq!(origin_of.from, format!("{missing}/two:1"));
+    // The mirror receives no credentials: images that need them come from their registry.
+    let mut source = from_mirrors(missing, "two:1", &mirrors);
+    if let ImportSource::Registry { access, .. } = &mut source {
+        *access = RegistryAccess::Login(RegistryLogin::Password(Credentials {
+            user: "u".to_owned(),
+            password: "p".to_owned(),
+        }));
+    }
+    let message = refused(&home, &import_of("x", source));
+    assert!(message.contains("cannot reach 127.0.0.1:1"), "{message}");
+    // The mirror lacks the image.
+    push(&image, &origin, "other:1");
+    let source = from_mirrors(origin.host(), "other:1", &[mirror.host()]);
+    imported(&home, &import_of("y", source)).unwrap();
+    assert!(mirror.log().contains("/v2/other/manifests/1"));
+    // The mirror lacks one layer of an image.
+    let noise = Image::new(vec![Tar::default().file("noise", b"0123456789").end()]);
+    for registry in [&origin, &mirror] {
+        push(&noise, registry, "noise:1");
+    }
+    let packed = zstd::encode_all(&noise.layers[0][..], 1).unwrap();
+    fs::remove_file(mirror.blob(&sum_of(&packed))).unwrap();
+    let source = from_mirrors(origin.host(), "noise:1", &[mirror.host()]);
+    let template = imported(&home, &import_of("z", source)).unwrap();
+    assert!(holds(&template, b"0123456789"));
+    assert!(origin.log().contains(&sum_of(&packed)));
+    // No server has the image: the error is the error of its registry.
+    let source = from_mirrors(origin.host(), "none:1", &[mirror.host()]);
+    assert!(refused(&home, &import_of("x", source)).contains("does not exist"));
 }
 
 #[test]

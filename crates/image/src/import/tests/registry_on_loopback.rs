@@ -16,8 +16,16 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Source of an image in a registry without TLS, for the host's owner.
 pub(super) fn from_registry(host: &str, name: &str) -> ImportSource {
+    from_mirrors(host, name, &[])
+}
+
+/// Source like [`from_registry`], with mirrors of `host` without TLS.
+pub(super) fn from_mirrors(host: &str, name: &str, mirrors: &[&str]) -> ImportSource {
+    let mirrors = mirrors.iter();
+    let mirrors = mirrors.map(|mirror| format!("{host}=http://{mirror}").parse().unwrap());
     let registries = Registries {
         plain_http: vec![host.to_owned()],
+        mirrors: mirrors.collect::<Vec<_>>().into(),
         program: PullerProgram::Thread,
         ..Registries::default()
     };
@@ -139,6 +147,11 @@ impl Loopback {
 
     pub(super) fn source(&self, name: &str) -> ImportSource {
         from_registry(&self.host, name)
+    }
+
+    /// Address of the registry.
+    pub(super) fn host(&self) -> &str {
+        &self.host
     }
 
     /// File of a blob in the registry.
