@@ -7,11 +7,12 @@
 //! - Hosts are unequal: 16 to 128 processors, 2 to 8 GiB of memory for each.
 //! - Sandboxes have heavy-tailed sizes and 0.5 to 8 GiB for each processor, and arrive in bursts.
 //! - Half of the sandboxes use a template that all hosts have, the others one of 64 templates. A
-//!   host has 4 of these at first, fetches missing ones, and caches 8.
+//!   host has 4 of these 64 at first, fetches missing ones, and caches at most 8.
 //!
 //! The fleet is filled to 85 % of its scarcer resource. Bursts of 100 placements are then timed,
 //! each followed by removals. Finally the fleet is filled to 95 %. `stranded_percent` is the part
-//! of the free scarcer resource on hosts without room for the mean sandbox.
+//! of the free scarcer resource that is unusable, because its hosts have no room for a sandbox of
+//! mean size.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -22,8 +23,9 @@ use std::time::Instant;
 use support::{Random, report, request, resources, spec, with_template};
 
 const TEMPLATES: u64 = 64;
-/// Templates that a host caches.
+/// Maximum number of templates on a host, including the one that all hosts have.
 const CACHED: usize = 9;
+/// Resources of a sandbox of mean size.
 const MEAN: Resources = Resources {
     cpu_milli: 1500,
     memory_mib: 2600,
@@ -199,7 +201,8 @@ fn measure(algorithm: Algorithm, name: &str, count: u32, decisions: u32) {
     let (cpu, memory) = fleet.free();
     let mut random = Random::new(1);
     let mut running = VecDeque::new();
-    // Fill to 85 % of the scarcer resource. Linear algorithms are slow: fill with first fit.
+    // Fill to 85 % of the scarcer resource. Other algorithms may be slow for this many placements:
+    // fill with first fit instead.
     fleet.algorithm = if algorithm == Algorithm::Indexed {
         algorithm
     } else {
@@ -252,7 +255,8 @@ fn measure(algorithm: Algorithm, name: &str, count: u32, decisions: u32) {
     }
     let total: u64 = times.iter().sum();
     times.sort_unstable();
-    // Quality at 95 %: fill up with the same algorithm. Two choices fail often before that.
+    // Quality at 95 %: fill up with the same algorithm. The algorithm `TwoChoices` often fails
+    // earlier.
     let (mut filled, mut filled_local, mut failures) = (0_u32, 0_u32, 0);
     while !fleet.free_parts_at_most(cpu, memory, 0.05) && failures < 1000 {
         let request = next_request(&mut random);

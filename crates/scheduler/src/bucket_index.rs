@@ -1,10 +1,11 @@
 //! Hosts ordered by the free amount of one resource and grouped by the free amount of another.
 //!
-//! A bucket covers at most 1/32 of its amounts of the first resource. The tightest bucket with room
-//! is therefore within about 3 % of the best fit. In a bucket, hosts are grouped by the power of
-//! two of the second resource. A search skips hosts without enough of the second resource, of which
-//! a full fleet has many. An update moves a host between two groups, and a search reads bitmaps,
-//! for any number of hosts.
+//! A bucket covers amounts of the first resource that differ by at most 1/32. A host of the first
+//! bucket with enough room is therefore within about 3 % of the best fit, which is the host with
+//! the smallest sufficient amount. In a bucket, hosts are grouped by the power of two of the second
+//! resource. A search skips hosts without enough of the second resource, of which a full fleet has
+//! many. An update moves a host between two groups, and a search reads bitmaps, for any number of
+//! hosts.
 
 /// Number of buckets for each power of two.
 const PER_POWER: u32 = 32;

@@ -1,4 +1,6 @@
-//! Shares of a budget: parts of an owner's limit that members may use without a request.
+//! Shares of a budget: parts of an owner's limit that members may use without a request. An *owner*
+//! is an API key. A *member* is the daemon of one host of a fleet, and the *coordinator* is the
+//! member that divides the limits.
 //!
 //! The coordinator hands out shares, whose sum never exceeds the limit. Members can therefore admit
 //! sandboxes without a request to the coordinator, and the limit holds while members and

@@ -82,7 +82,7 @@ impl Verdict {
 pub struct Considered {
     /// The host.
     pub host: HostId,
-    /// Free resources without reserved ones.
+    /// Reported free resources, minus the reserved ones.
     pub free: Resources,
     /// The host has the template of the sandbox.
     pub has_template: bool,
@@ -93,8 +93,8 @@ pub struct Considered {
 /// Explanation of a placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// Hosts: the selected one, other suitable ones from the tightest on, rejected ones. At most
-    /// [`MAX_CONSIDERED`].
+    /// Hosts, at most [`MAX_CONSIDERED`]: first the selected one, then other suitable ones, then
+    /// rejected ones. Within a group, hosts with fewer free resources are first.
     pub hosts: Vec<Considered>,
     /// Number of suitable hosts.
     pub suitable: usize,

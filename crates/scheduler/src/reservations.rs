@@ -37,7 +37,7 @@ impl Reservations {
         let id = ReservationId(self.next);
         self.next += 1;
         self.open.insert(id, reservation);
-        // A clock that steps back must not make the deadlines unordered.
+        // Deadlines stay in order even if the clock steps back.
         let latest = self.deadlines.back().map_or(0, |&(deadline, _)| deadline);
         self.deadlines
             .push_back((latest.max(now_ms.saturating_add(RESERVATION_TIME_MS)), id));

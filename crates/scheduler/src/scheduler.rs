@@ -1,7 +1,8 @@
 //! [`Scheduler`]: selects a host for each new sandbox of a fleet. The coordinator of the fleet
 //! calls it; it performs no I/O.
 //!
-//! A *placement* is the selection of the host of a new sandbox.
+//! A *placement* is the selection of the host of a new sandbox. The *tightest* host is the one with
+//! the smallest free amount that suffices for the sandbox.
 
 mod class;
 mod entry;
@@ -18,10 +19,10 @@ use std::collections::HashMap;
 /// the tightest host. In percent of the tightest host's capacity.
 pub const LOCALITY_PERCENT: u32 = 5;
 
-/// Resources by which hosts are ordered. Disk space is only checked.
+/// Resources by which hosts are ordered. Disk space must suffice, but hosts are not ordered by it.
 const ORDERS: [Resource; 2] = [Resource::Memory, Resource::Cpu];
 
-/// Returns the amounts by which an order sorts and groups hosts.
+/// Returns the amounts by which an order sorts and groups hosts. `order` is an index of [`ORDERS`].
 fn amounts(resources: &Resources, order: usize) -> (u32, u32) {
     (
         resources.get(ORDERS[order]),
@@ -62,8 +63,9 @@ pub enum PlacementError {
 /// takes less than a microsecond for any number of hosts.
 #[derive(Debug, Default)]
 pub struct Scheduler {
-    /// Hosts by their number in the indexes. Removed hosts leave a gap for the next one.
+    /// Hosts by their number in the indexes. The number of a removed host is reused.
     hosts: Vec<Option<HostEntry>>,
+    /// Numbers of removed hosts.
     gaps: Vec<u32>,
     /// Positions of hosts by id.
     numbers: HashMap<HostId, u32>,
@@ -97,7 +99,8 @@ impl Scheduler {
         self.reservations.len()
     }
 
-    /// Returns the free resources of a host without reserved ones. `None` if the host is unknown.
+    /// Returns the reported free resources of a host, minus the reserved ones. `None` if the host
+    /// is unknown.
     #[must_use]
     pub fn free(&self, host: HostId) -> Option<Resources> {
         self.entry(host).map(HostEntry::free)

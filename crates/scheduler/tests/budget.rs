@@ -1,4 +1,5 @@
-//! Shares of a budget under random use by many members.
+//! Shares of a budget under random use by many members (hosts). A share is the part of an API key's
+//! limit that one member may use.
 
 use crate::support::Random;
 use jiffy_scheduler::{BudgetShares, MemberId};

@@ -15,7 +15,8 @@ fn label(name: &str, value: &str) -> Label {
     }
 }
 
-/// Hosts of 64 processors, 256 GiB of memory and 1 TiB of disk with so much free memory each.
+/// Returns a scheduler with hosts of 64 processors, 256 GiB of memory and 1 TiB of disk. Host N has
+/// the Nth amount of free memory.
 fn fleet(free_memory_mib: &[u32]) -> Scheduler {
     let mut scheduler = Scheduler::new();
     for (number, &memory_mib) in (1..).zip(free_memory_mib) {
@@ -148,7 +149,8 @@ fn draining_and_removed_hosts_are_not_selected() {
 
 #[test]
 fn a_host_with_the_template_is_preferred_if_it_is_hardly_emptier() {
-    // 5 % of 262,144 MiB are 13,107 MiB.
+    // A host with the template may have more free memory by 5 % of the capacity. 5 % of 262,144 MiB
+    // are 13,107 MiB.
     let mut scheduler = fleet(&[10_000, 23_000, 24_000]);
     let mut add = |host: u32, memory: u32, template: u64| {
         let free = resources(64_000, memory, 1 << 20);

@@ -70,7 +70,7 @@ impl HostEntry {
         !self.report.is_draining && !self.is_silent
     }
 
-    /// Returns the free resources without reserved ones.
+    /// Returns the reported free resources, minus the reserved ones.
     pub fn free(&self) -> Resources {
         self.report.free.minus(&self.reserved)
     }

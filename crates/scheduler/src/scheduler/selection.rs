@@ -1,5 +1,6 @@
 //! Selection of the host: the best fit by free resources, with a preference for hosts that have the
-//! template.
+//! template. The *tightest* host is the one with the smallest free amount that suffices for the
+//! sandbox.
 
 use super::entry::HostEntry;
 use super::{LOCALITY_PERCENT, ORDERS, PlacementError, Scheduler, amounts};
