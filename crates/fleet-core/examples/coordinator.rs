@@ -2,10 +2,12 @@
 //!
 //!     cargo run --release -p jiffy-fleet-core --example coordinator [MEMBERS [SECONDS [ROWS]]]
 //!
-//! Simulates the members of a shard for some seconds. Heartbeats every 2 s contain shares of 20
-//! owners and 50 templates. Each member reports one change of a sandbox per second. The coordinator
-//! makes 100 placements per second, and replaces the shard's record every 3 s. Messages and records
-//! are encoded and decoded as on a network.
+//! Simulates the members of a shard (a part of a fleet's sandboxes) for some seconds. The first
+//! member is the coordinator: it registers the others and selects the hosts of new sandboxes. Each
+//! member sends a heartbeat every 2 s, with the templates on its host (50) and its shares (20). A
+//! *share* is the part of an API key's limit that one member may use. Each member reports one
+//! change of a sandbox per second. The coordinator makes 100 placements per second, and replaces
+//! the shard's record every 3 s. Messages and records are encoded and decoded as on a network.
 //!
 //! Prints the processor time of the coordinator in percent of the simulated time, and the speed of
 //! a directory of ROWS sandboxes.
@@ -31,6 +33,7 @@ use random::Random;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+/// API keys whose limits are divided between the members.
 const OWNERS: usize = 20;
 
 /// Members of a shard. Only the time of the first one, the coordinator, is measured.
@@ -40,7 +43,7 @@ struct Fleet {
     record: Vec<u8>,
     version: u64,
     random: Random,
-    /// Time of the coordinator.
+    /// Processor time that the coordinator has used.
     spent: Duration,
     messages: u64,
     replaces: u64,
@@ -175,7 +178,8 @@ impl Fleet {
         ShardRecord::decode(&self.record, &samples::fleet(), ShardId(0)).unwrap()
     }
 
-    /// Encodes and decodes a message. The part of the coordinator is measured.
+    /// Encodes and decodes a message. Only the time of the coordinator is measured: it encodes the
+    /// messages that it sends, and decodes the ones that it receives.
     fn transmit(&mut self, from: usize, to: MemberId, message: &Message) -> Message {
         let start = Instant::now();
         let bytes = message.encode().unwrap();
@@ -193,6 +197,7 @@ impl Fleet {
         message
     }
 
+    /// Reports a new sandbox on a random member.
     fn change_row(&mut self) {
         let index = self.random.below(self.members.len() as u32) as usize;
         let row = Row {
@@ -206,6 +211,7 @@ impl Fleet {
         self.perform(index, effects);
     }
 
+    /// Selects a host for a sandbox of a random owner, and counts the sandbox on this host.
     fn place(&mut self) {
         let request = PlacementRequest {
             needs: Resources {
@@ -248,7 +254,7 @@ fn main() {
     let seconds = arguments.next().unwrap_or(60);
     let rows = arguments.next().unwrap_or(5_000_000);
     let mut fleet = Fleet::new(members as u32);
-    // The first member takes over and registers all others.
+    // Within 40 s, the first member becomes the coordinator and registers all others.
     for _ in 0..4_000 {
         fleet.advance();
     }
@@ -257,6 +263,7 @@ fn main() {
     (fleet.spent, fleet.messages, fleet.replaces) = (Duration::ZERO, 0, 0);
     for tick in 0..seconds * 100 {
         fleet.advance();
+        // A tick lasts 10 ms: each member changes one sandbox per second on average.
         (0..members / 100).for_each(|_| fleet.change_row());
         fleet.place();
         if tick % 100 == 0 {
@@ -278,7 +285,7 @@ fn main() {
     directory(rows);
 }
 
-/// Measures inserts and lookups of a directory.
+/// Measures inserts and lookups of a directory, which maps sandboxes to their hosts.
 fn directory(rows: u64) {
     let mut directory = Directory::new();
     let mut random = Random::new(1);

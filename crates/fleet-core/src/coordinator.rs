@@ -4,12 +4,16 @@
 //!
 //! The shard's record has one row per member. The coordinator changes rows in a draft of the
 //! record. The draft replaces the record every 3 s. If the draft contains a registration or a
-//! verdict, it replaces the record 0.5 s after the last replace (group commit). A change takes
-//! effect only when the replace is known to have succeeded, because another member may have taken
-//! over meanwhile.
+//! verdict, it replaces the record as soon as 0.5 s have passed since the last replacement (group
+//! commit). A change takes effect only when the replacement is known to have succeeded, because
+//! another member may have taken over meanwhile.
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead.
+//! declares the member dead. This decision is a *verdict*.
+//!
+//! The *directory* lists the hosts of all sandboxes of the shard. Its entries, one per sandbox, are
+//! also called rows. A *budget* is the limit of an API key, and a *share* is the part of it that
+//! one member may use.
 
 mod budgets;
 mod demand;
@@ -43,7 +47,7 @@ struct InFlight {
     write: WriteId,
     record: ShardRecord,
     first_sent: Millis,
-    /// An attempt of the write may still arrive.
+    /// True if an earlier attempt of this write may still arrive at the store.
     is_uncertain: bool,
     /// Time at which the write is repeated. `None` while a call is in progress.
     repeat_at: Option<Millis>,
@@ -67,6 +71,7 @@ struct Peer {
     last_seq: u64,
     /// Work in progress according to the last heartbeat.
     load: HostLoad,
+    /// Transfer of the member's list of sandboxes into the directory.
     rows: RowReceiver,
 }
 
@@ -92,7 +97,8 @@ pub(crate) struct Coordinator {
     /// Time of the first attempt of the last successful replacement. The authority of the
     /// coordinator is counted from it, because any later time could exceed the wait of a takeover.
     renewed: Millis,
-    /// Time before which no verdict is made.
+    /// Time before which no verdict is made: all members must have had the time to send a heartbeat
+    /// to this new coordinator.
     grace_ends: Millis,
     /// Time after which shares are granted although members have not reported theirs. `None` in
     /// production ([`Timing::unreported_shares`]).
@@ -102,6 +108,7 @@ pub(crate) struct Coordinator {
     registrations: BTreeMap<MemberId, (Instance, u64)>,
     /// Number of answered registrations, which distinguishes their lists of rows.
     answered_registrations: u64,
+    /// True while more than half of the members send no heartbeats. No verdicts are made then.
     is_mass_silence: bool,
     /// Wall clock in milliseconds since 1970, for operators. Zero if it is unknown.
     pub(crate) wall_ms: u64,
@@ -207,7 +214,8 @@ impl Coordinator {
         WriteId(self.next_write)
     }
 
-    /// Processes time: repeats or starts a replace, and decides verdicts.
+    /// Performs the actions that are due: repeats or starts a replacement of the record, and
+    /// decides verdicts.
     pub fn tick(&mut self, now: Millis, effects: &mut Vec<Effect>) {
         if self.shares_known.is_some_and(|at| at <= now) {
             self.shares_known = None;
@@ -233,7 +241,7 @@ impl Coordinator {
         }
     }
 
-    /// Returns the time of the next replace that contains an urgent change.
+    /// Returns the earliest time at which an urgent change may replace the record.
     fn soon(&self) -> Millis {
         let earliest = self.replaced.plus(self.timing.repeat);
         self.next_renew.min(earliest)
@@ -261,7 +269,8 @@ impl Coordinator {
         });
     }
 
-    /// Processes the outcome of a replace. Returns the reason if the term has ended.
+    /// Processes the outcome of a replacement of the record. Returns the reason if the term has
+    /// ended.
     pub fn written(
         &mut self,
         now: Millis,
@@ -272,12 +281,13 @@ impl Coordinator {
         let in_flight = self.in_flight.as_mut().filter(|f| f.write == write)?;
         match outcome {
             WriteOutcome::Rejected if !in_flight.is_uncertain => {
-                // The record is unchanged: the next replace contains newer changes.
+                // The record is unchanged. The next replacement writes the draft, which may contain
+                // newer changes.
                 self.in_flight = None;
                 self.next_renew = now.plus(self.timing.repeat);
                 None
             }
-            // The rejection of a repetition does not concern earlier attempts.
+            // This may be the rejection of a repetition: an earlier attempt can still arrive.
             WriteOutcome::Rejected | WriteOutcome::Unknown => {
                 in_flight.is_uncertain = true;
                 in_flight.repeat_at = Some(now.plus(self.timing.repeat));
@@ -299,7 +309,7 @@ impl Coordinator {
         }
     }
 
-    /// Emits the effects of the changes that a replace has committed.
+    /// Emits the effects of the changes that a replacement of the record has committed.
     fn committed_changes(&mut self, now: Millis, former: &ShardRecord, effects: &mut Vec<Effect>) {
         let committed = self.committed.clone();
         for row in &committed.members {
@@ -307,8 +317,8 @@ impl Coordinator {
             if previous == Some(row) {
                 continue;
             }
-            // A member may be declared dead and removed by one replace. A member that leaves ends
-            // its epoch as well.
+            // One replacement may contain both the verdict on a member and its removal. A member
+            // that leaves ends its epoch as well.
             let ended = previous.filter(|previous| {
                 previous.state.is_live() && (previous.epoch != row.epoch || !row.state.is_live())
             });

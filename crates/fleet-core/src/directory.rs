@@ -1,13 +1,16 @@
-//! Directory: host, state and revision of each sandbox of a shard, in the memory of the
-//! coordinator. Members report their sandboxes ([`RowMessage`]). A member that receives a request
-//! for a sandbox of another host looks up the host here. The directory is not stored: a new
-//! coordinator receives all rows again.
+//! Directory: host, state and revision of each sandbox of a shard (a part of the fleet's
+//! sandboxes), in the memory of the coordinator. Members report their sandboxes ([`RowMessage`]). A
+//! member that receives a request for a sandbox of another host looks up the host here. The
+//! directory is not stored: a new coordinator receives all rows again.
 //!
-//! A row occupies 24 bytes: 16 of the hash, and 8 with revision, host, state and mark. The rows are
-//! in 256 hash tables that grow by an eighth each time, so that at most a quarter of the memory is
-//! unused at any number of sandboxes.
+//! A row occupies 24 bytes: 16 of the hash, and 8 with revision, host, state and a mark (`table.rs`
+//! explains it). The rows are in 256 hash tables that grow by an eighth each time, so that at most
+//! a quarter of the memory is unused at any number of sandboxes.
 //!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. Each
+//! replacement of the head increments its *revision*. A sandbox has a head from the first time that
+//! its snapshot is in the shared store. The *owner* is the member that runs the sandbox. The *home*
+//! has its files while no member owns it.
 
 mod stream;
 mod table;
@@ -46,9 +49,10 @@ impl SandboxHash {
 pub enum RowState {
     /// Runs on its host, which is the owner.
     Running,
-    /// Paused and not stored. The host is the owner.
+    /// Paused, and the snapshot is not in the store. The host is the owner.
     Paused,
-    /// Paused and stored. The host is the home, and the sandbox has no owner.
+    /// Paused, and the snapshot is in the store. The host is the home, and the sandbox has no
+    /// owner.
     Stored,
 }
 
@@ -168,9 +172,9 @@ impl Directory {
     }
 
     /// Stores a row that a host reports. A report is ignored if its revision is lower than the
-    /// current one, or equal to the revision of another host: the sandbox has moved. A host can
-    /// therefore not report another host's sandboxes that were never stored: their revision is
-    /// zero.
+    /// current one, or equal to the revision of another host: the sandbox has moved. The revision
+    /// of a sandbox that was never stored is zero, so its row cannot be replaced by a row of
+    /// another host with this revision.
     ///
     /// # Errors
     /// [`DirectoryError`] if the row cannot be stored. The directory is unchanged then.

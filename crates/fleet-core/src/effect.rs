@@ -5,7 +5,8 @@
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
 //! *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
-//! not.
+//! not. A *verdict* is the decision that an epoch is dead. The record of a *shard* (a part of the
+//! fleet's sandboxes) names the members and the coordinator.
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};
@@ -125,7 +126,8 @@ pub enum Effect {
         /// Reason.
         reason: TermEnd,
     },
-    /// The verdict on an epoch is committed: act upon it.
+    /// The verdict on an epoch is committed in the record of the shard. Other members may now claim
+    /// the sandboxes of this epoch.
     Verdict(Owner),
     /// Mass silence has started or ended. While it lasts, silence leads to no verdict unless an
     /// operator confirms the death.
@@ -155,8 +157,9 @@ pub enum Effect {
         /// Reason.
         error: DirectoryError,
     },
-    /// The record of the shard is older than an earlier read. It was probably restored from a
-    /// backup. It is ignored until [`crate::Member::accept_restore`].
+    /// The record of the shard is older than the one that an earlier read returned. It was probably
+    /// restored from a backup. This member ignores the record until
+    /// [`crate::Member::accept_restore`] is called.
     Regressed {
         /// Term of the record.
         term: Term,

@@ -3,7 +3,7 @@
 //! sandbox.
 //!
 //! A head changes only by conditional writes. A write of unknown outcome is repeated until its
-//! outcome is known, also after the caller has received an error.
+//! outcome is known, even if the caller has received an error meanwhile.
 
 mod publish;
 mod reconcile;

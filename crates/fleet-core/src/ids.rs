@@ -1,6 +1,8 @@
 //! Names and numbers of members, terms, records and sandboxes. The crate's documentation explains
 //! the terms.
 //!
+//! A *front* is a machine without sandboxes that passes requests of clients to the members. A
+//! *shard* is a part of the fleet's sandboxes, for which one member at a time is the coordinator.
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
 //! dead.
@@ -38,11 +40,12 @@ macro_rules! number {
     };
 }
 
-/// Bit of the numbers of fronts.
+/// Bit that distinguishes the numbers of fronts from the numbers of hosts.
 const FRONT: u32 = 1 << 31;
 
-/// Number of a member of the fleet. Numbers are not reused. Fronts have numbers of their own, which
-/// their certificates contain. The record of the shard names only removed fronts.
+/// Number of a member of the fleet. Numbers are not reused. Hosts and fronts are numbered
+/// independently. The record of the shard has a row for each host, but lists only those fronts that
+/// were removed.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]

@@ -7,6 +7,7 @@
 //!
 //! # Words
 //! - A *member* is the daemon of one host. An *instance* is one process of this daemon.
+//! - A *front* is a machine without sandboxes that passes requests of clients to the members.
 //! - A *record* is a small versioned object in the object store or in etcd, which all members read
 //!   and write. A record changes only by conditional writes, of which at most one succeeds per
 //!   version.

@@ -5,8 +5,10 @@
 //! restore stored sandboxes until a deadline. If acknowledgements fail to arrive, the member reads
 //! the shard's record, and may take over the role of the coordinator (`takeover`).
 //!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead.
+//! A *shard* is a part of the fleet's sandboxes. Its record in the shared store has one row per
+//! member, and names the coordinator. A *share* is the part of an API key's limit that one member
+//! may use. An *epoch* of a member lasts from its registration with the coordinator until the
+//! coordinator declares it dead.
 
 mod messages;
 mod placement;
@@ -304,8 +306,8 @@ impl Member {
         self.send_to_coordinator(Body::Leave, effects);
     }
 
-    /// Declares a silent member dead, also during mass silence. Takes effect with the next replace
-    /// of the shard's record.
+    /// Declares a silent member dead, also during mass silence. Takes effect with the next
+    /// replacement of the shard's record.
     ///
     /// # Errors
     /// [`MembershipError`] if the member sends heartbeats, or this member is not the coordinator.
@@ -313,7 +315,7 @@ impl Member {
         self.coordinator()?.confirm_dead(now, id)
     }
 
-    /// Starts or ends the drain of a member.
+    /// Starts or ends the drain of a member, which accepts no new sandboxes meanwhile.
     ///
     /// # Errors
     /// [`MembershipError`] if the state of the member does not permit it.
@@ -321,10 +323,10 @@ impl Member {
         self.coordinator()?.set_draining(id, drain)
     }
 
-    /// Removes a dead member from the fleet.
+    /// Removes a dead member, or a front (a machine that only passes requests), from the fleet.
     ///
     /// # Errors
-    /// [`MembershipError`] if the member is not dead.
+    /// [`MembershipError`] if a host is not dead, or was removed before.
     pub fn remove(&mut self, now: Millis, id: MemberId) -> Result<(), MembershipError> {
         self.coordinator()?.remove(now, id)
     }

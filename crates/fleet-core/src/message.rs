@@ -4,7 +4,11 @@
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
 //! *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
-//! not.
+//! not. A *verdict* is the decision that an epoch is dead.
+//!
+//! A *budget* is the limit of an API key for its sandboxes on all hosts, and a *share* is the part
+//! of it that one member may use. The coordinator *grants* shares and *recalls* unused parts. A
+//! *row* describes one sandbox in the *directory* of the coordinator.
 
 use crate::directory::{MAX_ROWS_PER_MESSAGE, RowMessage, RowRequest};
 use crate::ids::{Epoch, FleetId, Instance, Term, Version};
@@ -166,7 +170,8 @@ pub struct ShareReport {
     pub owner: BudgetOwner,
     /// Share that the member holds.
     pub share: u64,
-    /// Part of the share that sandboxes use. May exceed the share after the return of a member.
+    /// Part of the share that sandboxes use. It may exceed the share: a member that was declared
+    /// dead loses its share, but may return with running sandboxes.
     pub in_use: u64,
     /// Latest grant that the share contains.
     pub grant: GrantNumber,
@@ -225,7 +230,7 @@ pub struct Acknowledgement {
     pub recalls: Vec<Recall>,
     /// Rows that the coordinator needs next.
     pub rows: RowRequest,
-    /// Version of the shard's record after the last replace of the coordinator.
+    /// Version of the shard's record after the coordinator last replaced it.
     pub record: Version,
     /// Warm pools of the host, the largest first. Pools of other templates have their usual size.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,9 +1,10 @@
 //! Records that all hosts of a fleet share, as JSON: the root of the fleet, shards, heads and
 //! tables. The crate `jiffy-fleet` stores them.
 //!
-//! That crate encrypts records and binds each to its key. The functions here still check
-//! everything: a record may be damaged, of a newer format, or of another fleet or sandbox. Records
-//! contain no fractional numbers, so that unknown fields are preserved exactly.
+//! That crate encrypts records and binds each to its key (the name under which it is stored). The
+//! functions here still check everything: a record may be damaged, of a newer format, or of another
+//! fleet or sandbox. Records contain no fractional numbers, so that unknown fields are preserved
+//! exactly.
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
@@ -69,7 +70,7 @@ pub enum RecordError {
         /// Format of the record.
         format: u64,
     },
-    /// The record belongs to another key.
+    /// The record belongs to another fleet, shard or sandbox than the requested one.
     #[error("{record} belongs to {actual}, but {expected} was requested")]
     ForeignKey {
         /// Kind of the record.
@@ -114,6 +115,7 @@ fn decode<R: Checked>(bytes: &[u8]) -> Result<R, RecordError> {
     check_size::<R>(bytes.len())?;
     let value: Value =
         serde_json::from_slice(bytes).map_err(|error| RecordError::damaged(R::NAME, error))?;
+    // The field `version` of a record is the number of its format.
     match value.get("version").and_then(Value::as_u64) {
         Some(format) if format == u64::from(FORMAT) => {}
         Some(format) if format > u64::from(FORMAT) => {

@@ -27,7 +27,7 @@ struct Held {
     grant: GrantNumber,
     /// Amount that this member needs beyond its share. 0 without a request.
     wanted: u64,
-    /// Time of the last request or release of a sandbox.
+    /// Time at which a sandbox was last admitted, rejected or released.
     unused_since: Millis,
 }
 
@@ -46,13 +46,13 @@ impl SharedShares {
 #[derive(Debug, Default)]
 pub struct MemberShares {
     owners: BTreeMap<BudgetOwner, Held>,
-    /// The sandboxes of former processes are not counted yet.
+    /// True if sandboxes that former processes of the daemon started are not counted yet.
     is_incomplete: bool,
 }
 
 impl MemberShares {
-    /// Reports whether the sandboxes of former processes are counted. The coordinator ignores
-    /// missing shares until then.
+    /// Sets whether the sandboxes that former processes started are counted. Until they are, the
+    /// coordinator does not conclude from a report that a share is unused.
     pub fn set_complete(&mut self, is_complete: bool) {
         self.is_incomplete = !is_complete;
     }
@@ -63,8 +63,9 @@ impl MemberShares {
         !self.is_incomplete
     }
 
-    /// Replaces the part of a share that is in use. A part that is used already counts, even beyond
-    /// the share. Returns false for a new owner if a report has the maximum number of owners.
+    /// Replaces the part of a share that is in use. The share grows if it is smaller than this
+    /// part, because the sandboxes run already. Returns false for a new owner if a report has the
+    /// maximum number of owners.
     pub fn set_in_use(&mut self, now: Millis, owner: &BudgetOwner, in_use: u64) -> bool {
         let is_known = self.owners.contains_key(owner);
         if !is_known && in_use == 0 {

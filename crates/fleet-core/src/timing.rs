@@ -1,7 +1,11 @@
 //! Times of heartbeats, terms and verdicts. All values must fit together: a coordinator may declare
 //! a member dead only after the member has lost its authority ([`Timing::is_safe`]).
 //!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//! The *authority* of a member is its permission to claim, resume and restore stored sandboxes,
+//! until a deadline. A *verdict* is the decision that a member is dead. A *takeover* makes another
+//! member the coordinator of a shard (a part of the fleet's sandboxes). A *share* is the part of an
+//! API key's limit that one member may use. The *head* of a sandbox is the record that decides
+//! which member may run the sandbox.
 
 /// Durations in milliseconds. All members of a fleet use [`Timing::PRODUCTION`]. Tests use other
 /// values to show that the checks of the simulator detect unsafe ones.
@@ -16,7 +20,7 @@ pub struct Timing {
     /// Delay before a write of unknown outcome is repeated.
     pub repeat: u64,
     /// Time for which a coordinator acknowledges heartbeats after it sent its last successful
-    /// replace of the record.
+    /// replacement of the record.
     pub acknowledge: u64,
     /// Time without a heartbeat after which a coordinator decides that a member is dead.
     pub silence: u64,
@@ -70,10 +74,13 @@ impl Timing {
     /// Returns whether no verdict is possible while an acknowledged heartbeat is valid, for clocks
     /// that differ by at most 1 %.
     ///
-    /// A coordinator decides `silence` after the receipt of a heartbeat, whose validity ends
-    /// `deadline` after its sending. The former coordinator acknowledges heartbeats until
-    /// `acknowledge` after the sending of a replace. The observer of a takeover has seen this
-    /// replace for `unchanged`, and decides `grace` later.
+    /// A coordinator makes a verdict at the earliest `silence` after it received a heartbeat. The
+    /// authority from this heartbeat ends `deadline` after its sending.
+    ///
+    /// After a takeover, a heartbeat that the former coordinator acknowledged may still be valid.
+    /// It was sent at most `acknowledge` after the last replacement of the record. The new
+    /// coordinator has observed this replacement for at least `unchanged`, and makes no verdict for
+    /// a further `grace`.
     #[must_use]
     pub const fn is_safe(&self) -> bool {
         let deadline = self.deadline + self.deadline / 50;

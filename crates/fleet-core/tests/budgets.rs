@@ -1,4 +1,6 @@
-//! Shares of budgets across members and coordinators.
+//! Shares of budgets across members and coordinators. A *budget* is the limit of an API key for its
+//! sandboxes on all hosts. A *share* is the part of it that one member may use without a request to
+//! the coordinator. A *verdict* declares a member dead.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -15,12 +17,14 @@ use jiffy_fleet_core::{
 use jiffy_scheduler::{PlacementRequest, Resources};
 use std::collections::BTreeMap;
 
+/// Limit of the owner's budget.
 const LIMIT: u64 = 10;
 
 fn owner() -> BudgetOwner {
     BudgetOwner("key".to_owned())
 }
 
+/// Returns the need of one sandbox.
 fn one() -> [BudgetNeed; 1] {
     [BudgetNeed {
         owner: owner(),
@@ -50,6 +54,7 @@ fn admit(fleet: &mut Fleet, id: MemberId, amount: u64) -> bool {
     fleet.member(id).shares().admit(now, &owner(), amount)
 }
 
+/// Returns the sum of the shares of all members.
 fn shares(fleet: &mut Fleet) -> u64 {
     let members = fleet.members.values_mut();
     members
@@ -172,7 +177,7 @@ fn a_placement_beyond_the_limit_or_without_the_store_is_rejected() {
 fn a_lowered_limit_holds_for_the_next_placement_although_shares_exceed_it() {
     let mut fleet = fleet_with_limit();
     let coordinator = fleet.coordinator();
-    // The first placement hands out a share of eight.
+    // The first placement hands out a share of eight, the minimum.
     for _ in 0..3 {
         place(&mut fleet).unwrap();
     }
@@ -249,7 +254,8 @@ fn a_share_that_is_requested_is_granted_at_once_or_recalled_from_others() {
     };
     request(&mut fleet, ids[0], 1).unwrap();
     assert!(admit(&mut fleet, ids[0], 1));
-    // Eight were handed out: two are free, and seven are unused.
+    // The first member received a share of eight and uses one. Two of the limit are free, and seven
+    // are unused.
     let error = request(&mut fleet, ids[1], 6).unwrap_err();
     assert!(matches!(&error, CreateError::Budget(error) if error.is_unused_elsewhere));
     fleet.advance(6_000);
@@ -293,7 +299,7 @@ fn recalls_beyond_the_maximum_of_a_message_are_sent_later() {
             .request_share(now, other, &need(owner, 1));
         assert!(denied.is_err());
     }
-    // Shorter than the time after which unused shares are returned.
+    // Members also return unused shares by themselves, but after a longer time.
     fleet.advance(6_000);
     for owner in owners.iter().chain([&last]) {
         let (share, _) = fleet.member(holder).shares().share(owner);
@@ -311,6 +317,7 @@ fn a_restarted_member_keeps_its_share_until_it_has_counted_its_sandboxes() {
     fleet.advance(4_000);
     assert!(admit(&mut fleet, restarted, LIMIT));
     fleet.advance(2_000);
+    // The same boot as before: the daemon is restarted, and the host is not.
     fleet.start(restarted, restarted.0 as u8);
     fleet.member(restarted).shares().set_complete(false);
     fleet.advance(6_000);
@@ -330,13 +337,14 @@ fn a_restarted_member_keeps_its_share_until_it_has_counted_its_sandboxes() {
     assert!(place(&mut fleet));
 }
 
-/// Creates in progress: front, host and admission, in random order.
+/// Simulates creates whose two steps, the placement and the arrival at the selected host,
+/// interleave in random order.
 #[test]
 fn fifty_thousand_concurrent_creates_reach_a_limit_of_ten_thousand_and_never_exceed_it() {
     const CREATES: u64 = 50_000;
     const MAX: u64 = 10_000;
-    const FRONTS: u32 = 16;
-    let mut fleet = Fleet::new(FRONTS);
+    const MEMBERS: u32 = 16;
+    let mut fleet = Fleet::new(MEMBERS);
     for member in fleet.members.values_mut() {
         member.set_limit(&owner(), Some(MAX));
         member.set_status(HostStatus {
@@ -359,7 +367,7 @@ fn fifty_thousand_concurrent_creates_reach_a_limit_of_ten_thousand_and_never_exc
     let (mut waiting, mut started, mut denied, mut retried) = (Vec::new(), 0, 0, 0);
     while started < CREATES || !waiting.is_empty() {
         let now = Millis(fleet.now);
-        // Half of the steps are placements by a front, and half are arrivals at a host.
+        // Half of the steps are placements, and half are arrivals at a host.
         if started < CREATES && (waiting.len() < 400 || random(2) == 0) {
             started += 1;
             let memory_mib = 128 << random(4);
@@ -391,11 +399,11 @@ fn fifty_thousand_concurrent_creates_reach_a_limit_of_ten_thousand_and_never_exc
                 .member(coordinator)
                 .end_placement(reservation, is_running);
         }
-        // A front also creates locally, for example by a fork.
+        // A member also admits sandboxes without a placement, for example forks.
         if random(50) == 0 {
-            let front = ids[random(ids.len())];
-            if admit(&mut fleet, front, 1) {
-                *in_use.entry(front).or_default() += 1;
+            let id = ids[random(ids.len())];
+            if admit(&mut fleet, id, 1) {
+                *in_use.entry(id).or_default() += 1;
             }
         }
         if random(100) == 0 {

@@ -1,4 +1,5 @@
-//! Directory: memory of a row, streams of members, gaps and full lists.
+//! Directory of the coordinator: memory of a row, streams of changes from members, gaps and full
+//! lists. The directory has one row per sandbox, with its host and state.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -121,7 +122,7 @@ fn deliver(receiver: &mut RowReceiver, directory: &mut Directory, message: RowMe
         .unwrap()
 }
 
-/// Answers requests for pages until the list is complete.
+/// Answers the coordinator's requests for pages until the list is complete.
 fn list(
     sender: &mut RowSender,
     receiver: &mut RowReceiver,
@@ -188,7 +189,8 @@ fn lost_changes_are_repeated_and_repeated_changes_are_ignored() {
     assert_eq!(receiver.request(), RowRequest::Changes { from: 5 });
     assert!(directory.find(hashes[0]).is_none() && directory.find(hashes[2]).is_some());
     assert_eq!(sender.changes(5), None);
-    // A new process does not have the list of its predecessor.
+    // The member is restarted during a list. The new process does not have the list of its
+    // predecessor, so the coordinator requests list 8 instead of 7.
     let mut restarted = RowSender::default();
     let mut receiver = RowReceiver::new(7);
     sender.start_page(7, None);

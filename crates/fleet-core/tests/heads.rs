@@ -1,6 +1,8 @@
-//! Claims, pauses and kills, step by step.
+//! Claims, pauses and kills of sandboxes, step by step.
 //!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *claim*
+//! is the write of a head that makes a member the owner. The *root* of a snapshot is the digest by
+//! which the store identifies it. The *home* has the files of a sandbox while no member owns it.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -19,6 +21,10 @@ use jiffy_fleet_core::{
 
 const ME: Owner = owner(1, 3);
 const OTHER: Owner = owner(2, 1);
+/// Epoch that is dead according to [`input`].
+const DEAD_EPOCH: u64 = 99;
+/// Wall clock at each change of a head, in milliseconds since 1970.
+const AT_MS: u64 = 1_000;
 
 const fn owner(member: u32, epoch: u64) -> Owner {
     Owner {
@@ -31,7 +37,7 @@ fn version(number: u8) -> Version {
     Version([number].into())
 }
 
-/// Returns the head of the samples in another state.
+/// Returns the successor of the sample head in another state. Member 9 writes it.
 fn head_in(state: HeadState) -> Head {
     head().successor(MemberId(9), state).unwrap()
 }
@@ -41,7 +47,7 @@ fn input(now: u64, authority: Option<Owner>) -> ResumeInput<'static> {
         now: Millis(now),
         member: ME.member,
         authority,
-        is_dead: &|owner| owner.epoch == Epoch(99),
+        is_dead: &|owner| owner.epoch == Epoch(DEAD_EPOCH),
     }
 }
 
@@ -132,7 +138,7 @@ fn a_claim_of_unknown_outcome_is_repeated_and_released() {
         step(&mut resume, &input(at.0, Some(ME)), ResumeEvent::Timer),
         same
     );
-    // The rejection of a repetition does not concern the first attempt.
+    // The repetition is rejected, but the first attempt may still arrive.
     let effects = step(
         &mut resume,
         &input(at.0, Some(ME)),
@@ -209,7 +215,7 @@ fn only_permitted_states_are_claimed() {
         at_ms: 1,
         home: None,
     });
-    let dead = owner(2, 99);
+    let dead = owner(2, DEAD_EPOCH);
     for (state, from_stored, authority, answer) in [
         (
             HeadState::Running(OTHER),
@@ -250,7 +256,7 @@ fn only_permitted_states_are_claimed() {
     assert_eq!(effects[0], ResumeEffect::Answer(ResumeAnswer::NotStored));
 }
 
-/// Starts the publication of root 2 after root 1.
+/// Starts the publication of a snapshot with root 2. The sample head names root 1.
 fn publishing() -> Publish {
     let (publish, first) = Publish::new(PublishInput {
         member: ME.member,
@@ -322,7 +328,7 @@ fn a_lost_pause_retracts_only_a_root_that_no_head_names() {
 
 fn update_step(update: &mut HeadUpdate, event: UpdateEvent) -> Vec<UpdateEffect> {
     let mut effects = Vec::new();
-    update.handle(Millis(1), 1_000, event, &mut effects);
+    update.handle(Millis(1), AT_MS, event, &mut effects);
     effects
 }
 
@@ -363,11 +369,11 @@ fn a_killed_head_is_retained_until_its_home_has_confirmed() {
         by: ME.member,
         home: Some(home),
     };
-    // Also a sandbox that was never stored.
+    // The kill is recorded although the sandbox was never stored.
     let killed = update(kill, None).unwrap();
     let day = 24 * 3_600 * 1_000;
-    assert!(!may_purge(&killed, 1_000 + 100 * day, &timing, &|_| false));
-    assert!(may_purge(&killed, 1_000 + day, &timing, &|member| member == home));
+    assert!(!may_purge(&killed, AT_MS + 100 * day, &timing, &|_| false));
+    assert!(may_purge(&killed, AT_MS + day, &timing, &|member| member == home));
     let held = HeldSandbox {
         is_running: true,
         revision: None,
@@ -379,8 +385,8 @@ fn a_killed_head_is_retained_until_its_home_has_confirmed() {
         None
     );
     let confirmed = update(Purpose::Confirm(home), Some(killed)).unwrap();
-    assert!(!may_purge(&confirmed, 999 + day, &timing, &|_| false));
-    assert!(may_purge(&confirmed, 1_000 + day, &timing, &|_| false));
+    assert!(!may_purge(&confirmed, AT_MS + day - 1, &timing, &|_| false));
+    assert!(may_purge(&confirmed, AT_MS + day, &timing, &|_| false));
 }
 
 #[test]

@@ -1,7 +1,10 @@
-//! Members and coordinators without faults of the network: times of the protocol, and rejections.
+//! Members and coordinators without random faults of the network: times of the protocol, and
+//! rejections.
 //!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead.
+//! A *front* is a machine without sandboxes that passes requests of clients to the members. The
+//! certificate of a removed front remains valid, so the record of the shard lists removed fronts
+//! for all later coordinators. A *verdict* declares a member dead. An *epoch* of a member lasts
+//! from its registration with the coordinator until the coordinator declares it dead.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -20,6 +23,8 @@ use jiffy_scheduler::PlacementRequest;
 const H1: MemberId = MemberId(1);
 const H2: MemberId = MemberId(2);
 const H3: MemberId = MemberId(3);
+/// Boot of a host that was rebooted, or of another host. `Fleet::new` gives host N the boot N.
+const OTHER_BOOT: u8 = 99;
 
 #[test]
 fn a_removed_front_remains_removed_under_the_next_coordinator() {
@@ -32,7 +37,7 @@ fn a_removed_front_remains_removed_under_the_next_coordinator() {
     }
     let again = fleet.member(first).remove(now, one).unwrap_err();
     assert!(again.to_string().contains("f9 was removed"), "{again}");
-    // A front has no row, so that no other command concerns it.
+    // A front has no row in the record, so other commands do not find it.
     let drained = fleet.member(first).set_draining(one, true).unwrap_err();
     assert_eq!(drained, MembershipError::Unknown(one));
     fleet.advance(4_000);
@@ -48,10 +53,12 @@ fn authority_ends_10_s_after_the_last_acknowledged_heartbeat() {
     let mut fleet = Fleet::new(3);
     fleet.has_store = false;
     let ended = fleet.wait(20_000, |fleet| fleet.authority(H2).is_none());
-    // The coordinator acknowledges for 9 s after its last replace.
+    // The coordinator acknowledges heartbeats for 9 s after it last replaced the record in the
+    // store.
     assert!((14_000..=19_100).contains(&ended), "{ended}");
     fleet.advance(300_000);
-    // Without the store nothing is decided, and everything continues afterwards.
+    // Without the store, the coordinator decides nothing. When the store returns, the same
+    // coordinator continues.
     let is_rejection = |effect: &Effect| *effect == Effect::Rejected(RejectionReason::NoAuthority);
     assert!(
         fleet
@@ -211,10 +218,11 @@ fn members_that_fall_silent_together_are_not_condemned_one_by_one() {
 fn a_restarted_daemon_keeps_its_epoch_and_a_rebooted_host_receives_a_new_one() {
     let mut fleet = Fleet::new(3);
     let id = if fleet.coordinator() == H2 { H3 } else { H2 };
+    // The boot is the same: only the daemon is restarted.
     fleet.start(id, id.0 as u8);
     let restarted = fleet.wait(10_000, |fleet| fleet.authority(id).is_some());
     assert_eq!(fleet.state(id), (MemberState::Up, 1));
-    fleet.start(id, 99);
+    fleet.start(id, OTHER_BOOT);
     let rebooted = fleet.wait(30_000, |fleet| fleet.authority(id).is_some());
     assert_eq!(fleet.state(id), (MemberState::Up, 2));
     println!("restart: {restarted} ms, reboot: {rebooted} ms");
@@ -226,8 +234,8 @@ fn a_copied_data_directory_is_rejected_while_the_first_host_is_active() {
     let coordinator = fleet.coordinator();
     let id = if coordinator == H2 { H3 } else { H2 };
     let first = fleet.members.remove(&id).unwrap();
-    // Both send for a while: the copy is rejected.
-    fleet.start(id, 99);
+    // Both hosts send for a while, in turns. The copy is rejected.
+    fleet.start(id, OTHER_BOOT);
     let copy = fleet.members.remove(&id).unwrap();
     let mut hosts = [first, copy];
     for _ in 0..300 {
@@ -276,7 +284,7 @@ fn a_host_that_is_declared_dead_and_removed_by_one_write_receives_its_verdict() 
     assert_eq!(verdicts.count(), 1);
 }
 
-/// Returns a member that takes the place of another one.
+/// Returns a member that does nothing, as a placeholder.
 fn idle_member() -> Member {
     let mut fleet = Fleet::empty(1);
     fleet.start(H1, 1);
@@ -375,7 +383,8 @@ fn messages_with_unknown_values_are_rejected_with_the_reason() {
         answer(&mut fleet, other, large),
         Some(RejectionReason::Invalid)
     );
-    // A heartbeat in the name of another member is of another process.
+    // The coordinator sends the heartbeat of the other member as its own. The heartbeat's process
+    // is not registered under the coordinator's id, so the answer is a request to register.
     assert_eq!(
         answer(&mut fleet, coordinator, heartbeat),
         Some(RejectionReason::Unregistered)

@@ -1,4 +1,5 @@
-//! Records of a fleet that are damaged, too long, of a newer format or of another key.
+//! Records of a fleet that are damaged, too long, of a newer format, or of another fleet, shard or
+//! sandbox.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::samples::{fleet, head, root, row, sandbox, shard};
@@ -69,8 +70,9 @@ fn truncated_and_repeated_records_are_damaged() {
     }
 }
 
-/// A flipped bit in a number or text can produce another valid record, which only the seal of the
-/// record detects. It must not produce a record that violates a rule.
+/// A flipped bit in a number or text can produce another valid record. Only the encryption of
+/// stored records (in the crate `jiffy-fleet`) detects this. It must not produce a record that
+/// violates a rule.
 #[test]
 fn bit_flipped_records_violate_no_rule() {
     for (kind, bytes, decode) in kinds() {

@@ -1,6 +1,9 @@
 //! Simulation of a fleet: hosts, clocks, network and store are simulated by seed; members,
 //! coordinators, scheduler, directory, claims and records are the production code.
 //!
+//! A *mutant* is the same system with one deliberate defect. Its test passes if the checks of the
+//! simulator detect the defect.
+//!
 //! `JIFFY_SEEDS` is the number of seeds, `JIFFY_SEED` replays one seed.
 #![allow(
     clippy::unwrap_used,
@@ -51,7 +54,8 @@ impl World {
     /// After the faults, the fleet is complete: one coordinator, all members registered, the
     /// directory correct, and each stored sandbox can be resumed.
     fn check_recovery(&mut self) {
-        // Single requests and messages are still lost: an acknowledgement may be missing.
+        // Single requests and messages are still lost, so a missing acknowledgement may delay the
+        // recovery: check several times.
         let mut obstacle = self.obstacle();
         for _ in 0..6 {
             if obstacle.is_some() {
@@ -70,6 +74,7 @@ impl World {
         self.check_resumes();
     }
 
+    /// Returns the hosts whose members are coordinators.
     fn coordinators(&self) -> Vec<usize> {
         let is_coordinator = |host: &usize| {
             let member = self.hosts[*host].member.as_ref();
@@ -98,6 +103,7 @@ impl World {
         incomplete.map(|entry| format!("{} has not recovered", entry.id))
     }
 
+    /// Checks that the directory of the coordinator names the host of each running sandbox.
     fn check_directory(&mut self, coordinator: usize) {
         let member = self.hosts[coordinator].member.as_ref().unwrap();
         let directory = member.directory().unwrap();
@@ -124,12 +130,12 @@ impl World {
         }
     }
 
-    /// Resumes each stored sandbox that does not run. Running ones have a guest on their owner.
+    /// Resumes each stored sandbox that does not run, and checks that it then runs.
     fn check_resumes(&mut self) {
         self.has_no_limits = true;
         for (head, _) in self.store.heads() {
             let id = head.id;
-            // Single requests to the store are still lost.
+            // Single requests to the store are still lost: try several times.
             let is_resumed = (0..8).any(|_| {
                 let is_resumed = self.is_resumed_or_killed(id);
                 if !is_resumed {

@@ -68,7 +68,7 @@ impl Budgets {
         }
     }
 
-    /// Permits grants although members have not reported their shares.
+    /// Permits grants, also if some members have not reported their shares.
     pub fn complete(&mut self) {
         self.unreported.clear();
         self.owners
@@ -110,7 +110,8 @@ impl Budgets {
         self.reported(member);
     }
 
-    /// Forgets the grants of a former process of a member, whose next report is complete.
+    /// Called when a member was registered: forgets the grants to its former process. The first
+    /// complete report of the new process contains all shares that the member still holds.
     pub fn restart(&mut self, member: MemberId) {
         for budget in self.owners.values_mut() {
             budget.grants.remove(&member);
@@ -156,7 +157,7 @@ impl Budgets {
         let owners = self.pending.get(&member).cloned().unwrap_or_default();
         let grants = owners
             .iter()
-            .filter_map(|owner| self.pending(owner, member))
+            .filter_map(|owner| self.latest_grant(owner, member))
             .take(MAX_SHARES_PER_MESSAGE)
             .collect();
         let mut recalls = Vec::new();
@@ -197,7 +198,7 @@ impl Budgets {
                 *unused = unused.saturating_sub(need.amount);
             }
             if self.limits.contains_key(&need.owner) {
-                grants.extend(self.pending(&need.owner, member));
+                grants.extend(self.latest_grant(&need.owner, member));
             }
         }
         Ok(grants)
@@ -260,13 +261,13 @@ impl Budgets {
         if need.amount == 0
             || self.hand_out(&need.owner, member, need.amount, members) >= need.amount
         {
-            return Ok(self.pending(&need.owner, member));
+            return Ok(self.latest_grant(&need.owner, member));
         }
         Err(self.exhausted(&need.owner, member))
     }
 
-    /// Error for a member that gets no more of a budget. It has a flag for unused parts that other
-    /// members hold.
+    /// Returns the error for a member whose share cannot grow. The error states whether other
+    /// members hold unused parts of the budget.
     fn exhausted(&mut self, owner: &BudgetOwner, member: MemberId) -> BudgetExhausted {
         let is_known = self.unreported.is_empty();
         let unused = self.budget(owner).unused.iter();
@@ -364,7 +365,7 @@ impl Budgets {
 
     /// Returns the latest grant of a member in this term, whether or not the member has applied it.
     /// `None` if the member has no grant of this term.
-    fn pending(&self, owner: &BudgetOwner, member: MemberId) -> Option<Grant> {
+    fn latest_grant(&self, owner: &BudgetOwner, member: MemberId) -> Option<Grant> {
         let budget = self.owners.get(owner)?;
         let &number = budget.grants.get(&member)?;
         Some(Grant {
@@ -382,8 +383,8 @@ impl Budgets {
         }
     }
 
-    /// Budget of an owner. A new coordinator does not know the granted parts until all members have
-    /// reported, so it starts differently.
+    /// Returns the budget of an owner, and creates it if necessary. Until all members have reported
+    /// their shares to a new coordinator, a created budget grants nothing.
     fn budget(&mut self, owner: &BudgetOwner) -> &mut Budget {
         let limit = self.limits.get(owner).copied().unwrap_or(0);
         let is_complete = self.unreported.is_empty();

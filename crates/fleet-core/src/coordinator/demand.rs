@@ -1,4 +1,5 @@
-//! Demand for templates on each host, from which the sizes of warm pools follow.
+//! Demand for templates on each host, from which the sizes of warm pools follow. A *warm pool*
+//! contains started guests of one template, which future creates use.
 //!
 //! Each placement counts for the selected host, and for the host that would be selected next. If
 //! the selected host has no more room, the following creates find guests on the other one. The
@@ -16,9 +17,10 @@ const ONE: u64 = 1_000;
 const DECAY_INTERVAL_MS: u64 = 1_000;
 /// Number of intervals after which a count has decayed to 1/e.
 const TIME_CONSTANT: u64 = 60;
-/// A smaller count is removed: a single create counts for about four minutes.
+/// Smaller counts are removed. A single create therefore counts for about four minutes.
 const MIN_COUNT: u64 = 20;
-/// Maximum delay of a refill in seconds while creates arrive continuously, with its restores.
+/// Maximum time in seconds until a used guest of a pool is replaced, while creates arrive
+/// continuously. Includes the restore of the new guest.
 const REFILL_S: u64 = 4;
 /// A pool covers the demand of this number of refills.
 const REFILLS: u64 = 2;

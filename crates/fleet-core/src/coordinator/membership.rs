@@ -1,7 +1,8 @@
 //! Registrations, heartbeats and verdicts of the members of a shard.
 //!
-//! The record of a shard has one row per member. The coordinator changes rows in a draft of the
-//! record. The committed record is the version that was last written successfully.
+//! A *shard* is a part of the fleet's sandboxes. Its record has one row per member. The coordinator
+//! changes rows in a draft of the record. The committed record is the version that was last written
+//! successfully.
 //!
 //! Words of this module:
 //! - A *silent* member has sent no heartbeat for so long that the coordinator may declare its epoch
@@ -10,6 +11,9 @@
 //!   members are counted to detect mass silence, during which the coordinator decides no verdicts.
 //! - A *verdict* is the decision that the epoch of a member is dead. It takes effect when the draft
 //!   is committed. Until then, the member is *condemned*.
+//! - During the *grace period*, a new coordinator makes no verdicts: members may still send their
+//!   first heartbeats to it.
+//! - A *front* is a machine without sandboxes that passes requests of clients to the members.
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
@@ -413,8 +417,8 @@ impl Coordinator {
         }
     }
 
-    /// Removes a front from the fleet, or a dead member. The fleet has no state of a front, so that
-    /// a running one is removed as well.
+    /// Removes a dead member or a front from the fleet. A front may still run: it has no sandboxes
+    /// that could be lost. Members reject its certificate afterwards.
     pub fn remove(&mut self, now: Millis, id: MemberId) -> Result<(), MembershipError> {
         if id.is_front() {
             return self.remove_front(id);

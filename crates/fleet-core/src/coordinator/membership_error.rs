@@ -1,4 +1,7 @@
-//! Errors of operators' commands on members.
+//! Errors of operators' commands on members, such as the drain or the removal of a host.
+//!
+//! A *front* is a machine without sandboxes that passes requests of clients to the members. A front
+//! has a `MemberId` as well.
 
 use crate::ids::MemberId;
 use crate::record::MemberState;
@@ -19,7 +22,7 @@ pub enum MembershipError {
         /// Time since its last heartbeat.
         silent_ms: u64,
     },
-    /// The coordinator has not observed the member for long enough.
+    /// The coordinator is new: the member may still send its first heartbeat to it.
     #[error("the coordinator is new and must wait for heartbeats of {0}: retry in 12 s")]
     Grace(MemberId),
     /// The state of the member does not permit the command.
@@ -33,7 +36,8 @@ pub enum MembershipError {
     /// No other host accepts sandboxes.
     #[error("{0} is the last host that accepts sandboxes: add a host before the drain")]
     LastHost(MemberId),
-    /// The record of the shard has no space for further removed fronts.
+    /// The coordinator's record has no space for further removed fronts. Removed fronts stay listed
+    /// in it, because their certificates remain valid: without the list, they could return.
     #[error("too many fronts were removed: create a new fleet")]
     TooManyFronts,
     /// This member is not the coordinator.

@@ -1,5 +1,6 @@
 //! Placement of new sandboxes by the coordinator: selects a host, reserves its resources, and
-//! grants the host the shares of budgets that the sandbox needs.
+//! grants the host the shares of budgets that the sandbox needs. A *budget* is the limit of an API
+//! key, and a *share* is the part of it that one member may use.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
 //! *epoch* of a member lasts from its registration with the coordinator until the coordinator
@@ -64,7 +65,8 @@ impl Coordinator {
             return Err(CreateError::NoCoordinator);
         }
         match self.place_within(now, needs, request) {
-            // The free part of a limit is used up, but other members may hold unused shares.
+            // The whole limit is divided between the members, but some of them hold unused shares.
+            // Try again with all other members excluded.
             Err(CreateError::Budget(error)) if error.is_unused_elsewhere => {
                 let rows = self.committed.members.iter();
                 let others = rows.filter(|row| !self.budgets.holds(needs, row.id));
@@ -77,14 +79,15 @@ impl Coordinator {
         }
     }
 
-    /// Excludes hosts from placements that have sent no heartbeat for [`Timing::unplaceable`]. A
-    /// create on a lost host would otherwise wait for the verdict.
+    /// Excludes hosts that have sent no heartbeat for [`Timing::unplaceable`] from placements. A
+    /// create that is sent to a lost host waits until the host is declared dead.
     ///
     /// [`Timing::unplaceable`]: crate::Timing::unplaceable
     pub(super) fn exclude_silent(&mut self, now: Millis) {
         let limit = self.timing.unplaceable;
         for (id, peer) in &self.peers {
-            // Without a heartbeat in this term, a host has no free resources yet.
+            // A host without a heartbeat in this term needs no exclusion: it has no free resources
+            // yet.
             if peer.heard.is_some_and(|heard| now.since(heard) >= limit) {
                 self.scheduler.set_silent(id.host());
             }
@@ -137,7 +140,8 @@ impl Coordinator {
     ) -> Result<(String, Admission), CreateError> {
         let member = MemberId(host.0);
         let members = self.live_count();
-        // The row precedes the budgets: an error must not count the sandbox.
+        // Look up the row before the budgets are changed: if the row is missing, the sandbox must
+        // not be counted.
         let row = self.committed.row(member).ok_or(PlacementError::NoHosts)?;
         let admission = Admission {
             term: self.committed.term,

@@ -1,4 +1,5 @@
-//! Rows of the members' sandboxes, which fill the directory of the coordinator.
+//! Rows of the members' sandboxes, which fill the directory of the coordinator. The *directory*
+//! lists the host and the state of each sandbox. A *row* is its entry for one sandbox.
 
 use super::Coordinator;
 use crate::directory::RowMessage;
@@ -15,10 +16,10 @@ impl Coordinator {
         message: &RowMessage,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(row) = self.committed.row(from) else {
+        let Some(member_row) = self.committed.row(from) else {
             return;
         };
-        if Some(row.epoch) != epoch || !row.state.is_live() {
+        if Some(member_row.epoch) != epoch || !member_row.state.is_live() {
             return;
         }
         let Some(peer) = self.peers.get_mut(&from) else {
@@ -46,7 +47,7 @@ impl Coordinator {
         };
         if is_wanted {
             let request = peer.rows.request();
-            effects.push(self.message(row, Body::RowsWanted(request)));
+            effects.push(self.message(member_row, Body::RowsWanted(request)));
         }
     }
 }
@@ -54,7 +55,8 @@ impl Coordinator {
 /// Returns the number of the first list of a registration in a term. [`RowReceiver`] increments the
 /// low 16 bits of the number for each further list. Lists of different registrations have different
 /// numbers, so that late pages of a former process are ignored. After 65,536 registrations in a
-/// term the numbers repeat, and never have the term of a later coordinator.
+/// term, the numbers repeat. They never equal a number of a later coordinator, because the high
+/// bits are its term.
 pub(super) fn list_number(term: Term, registration: u64) -> u64 {
     term.0 << 32 | (registration & 0xffff) << 16
 }

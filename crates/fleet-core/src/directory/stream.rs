@@ -142,10 +142,12 @@ impl RowSender {
         })
     }
 
-    /// Prepares a page. Must be called before the rows are read.
+    /// Prepares a page. Must be called before the rows are read: changes after the call are sent
+    /// after the list, so that none is missed.
     pub fn start_page(&mut self, list: u64, after: Option<SandboxHash>) {
-        // A restarted process has not started the list, and has another number of the last change.
-        // The coordinator then finds another `at` in this page, and requests a new list.
+        // If this process was restarted during the list, the number of its last change differs from
+        // the one in earlier pages. The coordinator then finds another `at` in this page, and
+        // requests a new list.
         let is_started = self.list.is_some_and(|(current, _)| current == list);
         if after.is_none() || !is_started {
             self.list = Some((list, self.last));

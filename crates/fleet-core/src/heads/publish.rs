@@ -38,7 +38,8 @@ pub enum PublishEffect {
     WriteManifest(Digest),
     /// Write the head.
     WriteHead(HeadWrite),
-    /// The snapshot is stored: acknowledge `durable`, and change the state to `stored`.
+    /// The snapshot is in the store, and the head names it. Report the pause as durable, and the
+    /// sandbox as stored.
     Stored {
         /// Revision of the head.
         revision: Revision,
@@ -54,13 +55,13 @@ pub enum PublishEffect {
     /// Another member has replaced the head: the local state is not the newest one. `None` if the
     /// sandbox was killed and its head was removed.
     Superseded(Option<Box<(Head, Version)>>),
-    /// Remove this root from the store.
+    /// Remove the snapshot with this root from the store.
     Retract(Digest),
     /// The operation is complete: another operation on the sandbox may start.
     Finished,
 }
 
-/// Content of the head.
+/// Content of the new head, and the head that it replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishInput {
     /// This member.
@@ -131,7 +132,7 @@ impl Publish {
     }
 
     /// Cancels the publication before its head is written, because the sandbox resumes on this
-    /// host. Returns false if the outcome of the head must be awaited.
+    /// host. Returns false if the write of the head has started: its outcome must be awaited.
     pub fn cancel(&mut self) -> bool {
         self.prepared.take().is_some()
     }

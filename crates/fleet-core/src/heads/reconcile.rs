@@ -4,8 +4,11 @@
 //! Their heads record this. A sandbox without a head was never stored, so no other member can run
 //! it.
 //!
-//! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds.
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds. A
+//! sandbox has a head from the first time that its snapshot is in the store. The *home* of a
+//! sandbox is the member that has its files while no member owns it. The *root* of a snapshot is
+//! the digest by which the store identifies it. The *head* of a sandbox is the record that decides
+//! which member may run the sandbox.
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead.
@@ -20,7 +23,7 @@ pub struct HeldSandbox {
     pub is_running: bool,
     /// Revision of the head that this member wrote last. `None` if the sandbox was never stored.
     pub revision: Option<Revision>,
-    /// Root of the local state if it is stored. `None` if the local state is newer.
+    /// Root of the snapshot of the local state. `None` if the local state is not in the store.
     pub root: Option<Digest>,
 }
 
@@ -56,7 +59,8 @@ pub fn reconcile(me: MemberId, held: &HeldSandbox, head: Option<&Head>) -> Recon
         HeadState::Killed(_) => Reconciliation::Kill,
         HeadState::Running(owner) if owner.member == me && is_current => Reconciliation::Adopt,
         HeadState::Running(owner) if owner.member == me && held.revision < Some(head.revision) => {
-            // A claim of this member without a guest, or an adoption whose answer was lost.
+            // This member claimed the sandbox but did not start a guest, or the answer to its
+            // adoption was lost.
             if held.is_running || held.root.is_none() {
                 Reconciliation::Adopt
             } else {

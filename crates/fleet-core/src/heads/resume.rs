@@ -69,7 +69,8 @@ pub enum ResumeAnswer {
     Running,
     /// The sandbox runs on another member: forward the request.
     Forward(Owner),
-    /// The host of the sandbox was lost: `resume` with the stored state must be requested.
+    /// The host of the sandbox was lost. The client must explicitly request a resume from the
+    /// stored state, which may be older.
     HostLost(Owner),
     /// The sandbox was killed.
     Killed,
@@ -85,7 +86,7 @@ pub enum ResumeAnswer {
     RestoreFailed,
 }
 
-/// Knowledge of the member that an operation needs.
+/// State of this member that a resume needs.
 pub struct ResumeInput<'m> {
     /// Time, read after the event was received.
     pub now: Millis,
@@ -211,7 +212,8 @@ impl Resume {
         match head.state() {
             HeadState::Paused => None,
             HeadState::Killed(_) => Some(ResumeAnswer::Killed),
-            // A claim of this member whose guest was dropped, or whose host has restarted.
+            // This member claimed the sandbox before, but has no guest: the guest was dropped, or
+            // the host was restarted.
             HeadState::Running(owner) if owner.member == input.member => None,
             HeadState::Running(owner) if !(input.is_dead)(owner) => {
                 Some(ResumeAnswer::Forward(owner))

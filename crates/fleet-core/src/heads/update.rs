@@ -6,6 +6,7 @@
 //! - release: a member gives up a sandbox that it has claimed, but whose guest does not exist
 //!
 //! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds.
+//! The *home* of a sandbox is the member that has its files while no member owns it.
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead.
@@ -69,9 +70,10 @@ pub enum UpdateEffect {
         /// Version of the head.
         version: Version,
     },
-    /// The change is not needed, or no longer possible: the current head, `None` if none exists.
+    /// The change is not needed, or no longer possible. Contains the current head. `None` if no
+    /// head exists.
     Unchanged(Option<Box<Head>>),
-    /// Remove this root from the store.
+    /// Remove the snapshot with this root (digest) from the store.
     Retract(Digest),
     /// The operation is complete: another operation on the sandbox may start.
     Finished,
@@ -213,7 +215,7 @@ impl HeadUpdate {
         }
     }
 
-    /// Ends the update after its write, or after it was found unnecessary.
+    /// Reports the written head. After a kill, the snapshot is also removed from the store.
     fn done(&self, head: Box<Head>, version: Version, effects: &mut Vec<UpdateEffect>) {
         let root = match self.purpose {
             Purpose::Kill { .. } => head.root(),
@@ -232,8 +234,8 @@ impl HeadUpdate {
 /// Returns whether the head of a killed sandbox may be removed. `now_ms` is the wall clock in
 /// milliseconds since 1970, and `is_removed` returns whether a member has left the fleet.
 ///
-/// A home that has not confirmed the kill would run the sandbox again after its return, if the head
-/// did not exist.
+/// Without the head, a home that has not confirmed the kill would run the sandbox again after its
+/// return.
 #[must_use]
 pub fn may_purge(
     head: &Head,

@@ -16,12 +16,12 @@ const REPEAT_MS: u64 = 500;
 pub(super) struct Writer {
     current: Option<HeadWrite>,
     repeat_at: Option<Millis>,
-    /// An attempt of the current write may still arrive.
+    /// True if an earlier attempt of the current write may still arrive at the store.
     is_uncertain: bool,
     count: u64,
 }
 
-/// Known outcome of a write.
+/// State of a write after an answer of the store.
 #[derive(Debug)]
 pub(super) enum Known {
     /// The head was written.
@@ -67,7 +67,7 @@ impl Writer {
             WriteOutcome::Done(version) => Known::Done(current.head, version),
             WriteOutcome::Lost(head) => Known::Lost(head),
             WriteOutcome::Rejected if !self.is_uncertain => Known::Rejected(current),
-            // The rejection of a repetition does not concern earlier attempts.
+            // This may be the rejection of a repetition: an earlier attempt can still arrive.
             WriteOutcome::Rejected | WriteOutcome::Unknown => {
                 self.is_uncertain = true;
                 self.current = Some(current);

@@ -119,6 +119,8 @@ impl Member {
             }
             Body::Rejected(rejection) => self.rejected(now, rejection, effects),
             Body::RowsWanted(request) => self.rows_wanted(*request, effects),
+            // `Coordinating` has no content: its term has already made this member read the record.
+            // The others are requests to a coordinator.
             Body::Coordinating
             | Body::Register(_)
             | Body::Heartbeat(_)

@@ -1,4 +1,6 @@
-//! Placements and budget shares of a [`Member`]. A *placement* selects the host of a new sandbox.
+//! Placements and budget shares of a [`Member`]. A *placement* selects the host of a new sandbox. A
+//! *share* is the part of an API key's limit that one member may use. A *grant* is the new size of
+//! a share.
 //!
 //! The first methods pass a call to the coordinator in this member, and fail if this member is not
 //! the coordinator. [`Member::accept_placement`] runs on the selected host.
@@ -84,8 +86,8 @@ impl Member {
             .collect()
     }
 
-    /// Accepts a placement on this member and applies its grant. The host then checks its own
-    /// admission and [`MemberShares::admit`].
+    /// Accepts a placement on this member and applies the grants that it contains. The host then
+    /// checks its own admission and [`MemberShares::admit`].
     ///
     /// # Errors
     /// [`RejectionReason`] if the placement was made for another process or epoch of this member,
@@ -101,7 +103,8 @@ impl Member {
         if admission.instance != self.config.instance {
             return Err(RejectionReason::Superseded);
         }
-        // A new coordinator does not count unknown grants of its predecessors.
+        // A new coordinator does not know the grants of this placement: if they were applied, the
+        // shares could exceed the limit.
         if self.term() != Some(admission.term) {
             return Err(RejectionReason::Term);
         }

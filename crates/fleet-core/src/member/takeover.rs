@@ -29,7 +29,7 @@ pub(super) struct Takeover {
     pub record: ShardRecord,
     pub expected: Version,
     pub first_sent: Millis,
-    /// An attempt of the write may still arrive.
+    /// True if an earlier attempt of the write may still arrive at the store.
     pub is_uncertain: bool,
     pub repeat_at: Option<Millis>,
 }
@@ -119,9 +119,9 @@ impl Member {
 
     /// Records that the shard's record has this version, and when this member learned of it.
     ///
-    /// The coordinator sent the replace with this version before the first receipt here. A takeover
-    /// may therefore count `Timing::unchanged` from this receipt, also if it was an acknowledgement
-    /// of a heartbeat and no read.
+    /// The coordinator wrote this version before this member learned of it. A takeover may
+    /// therefore count `Timing::unchanged` from this receipt, also if it was an acknowledgement of
+    /// a heartbeat and no read.
     pub(super) fn newest_version(&mut self, now: Millis, version: &Version) {
         if self
             .newest

@@ -100,7 +100,8 @@ pub enum SandboxRecord {
     },
 }
 
-/// Head of a sandbox that was stored at least once, or killed while its home was unreachable.
+/// Head of a sandbox that was stored at least once, or killed while its home was unreachable. The
+/// *home* is the member that has the files of a sandbox while no member owns it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     version: Format,

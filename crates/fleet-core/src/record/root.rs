@@ -1,6 +1,7 @@
 //! [`Root`]: the record of fleet-wide settings, which every host reads first. It contains the
 //! certificate authority, the shards, and the encrypted secret of the fleet.
 //!
+//! A *shard* is a part of the fleet's sandboxes, for which one member at a time is the coordinator.
 //! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
@@ -37,7 +38,7 @@ pub struct SlotRange {
     pub shard: ShardId,
 }
 
-/// Record `fleet/root`.
+/// Content of the record `fleet/root`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Root {
     version: Format,

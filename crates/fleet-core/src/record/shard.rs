@@ -5,7 +5,8 @@
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
 //! *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
-//! not.
+//! not. A *verdict* is the decision that an epoch is dead. A *front* is a machine without sandboxes
+//! that passes requests of clients to the members.
 
 use super::label::{HostLabel, MAX_LABELS};
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
@@ -163,7 +164,8 @@ pub struct ShardRecord {
     pub seq: u64,
     /// Members, in the order of their ids.
     pub members: Vec<MemberRow>,
-    /// Fronts whose certificates are no longer accepted, in the order of their numbers.
+    /// Fronts whose certificates are no longer accepted, in the order of their numbers. They stay
+    /// listed, because a certificate remains valid after the removal of its front.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed_fronts: Vec<MemberId>,
     /// Fields of newer formats.

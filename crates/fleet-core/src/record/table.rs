@@ -2,10 +2,10 @@
 //! format in the records.
 //!
 //! A table is stored in parts. A hash of the row's key selects its part. One more record, the
-//! *index*, lists the last commits of all parts. One member writes the tables: the coordinator. A
-//! change is committed by one replace of the index, which contains the changed rows until the parts
-//! of the tables are rewritten. Each commit replaces the same record, so a former writer cannot
-//! commit any longer.
+//! *index*, lists the last commits of all parts. Only the coordinator writes the tables. A change
+//! is committed by one replace of the index, which contains the changed rows until the parts of the
+//! tables are rewritten. Each commit replaces the same record, so a former writer cannot commit any
+//! longer.
 
 mod index;
 mod part;

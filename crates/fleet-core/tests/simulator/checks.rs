@@ -1,4 +1,6 @@
-//! Checks after each step.
+//! Guarantees of a fleet, which are checked after each step of the simulation. A *verdict* is the
+//! decision of the coordinator, committed in the record of the shard, that an epoch is dead. A
+//! *share* is the part of an API key's limit that one member may use.
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
@@ -19,14 +21,17 @@ impl World {
         }
     }
 
-    /// No verdict is committed while an acknowledged heartbeat is valid, also of a stopped process.
+    /// Called after each write of the record of the shard. No verdict is committed while the member
+    /// still has authority from an acknowledged heartbeat. This must also hold for a stopped
+    /// process, which may continue at any time.
     pub fn check_verdicts(&mut self) {
         for host in 0..self.hosts.len() {
             self.check_authority(host);
         }
     }
 
-    /// Counts the sandboxes of hosts that have been registered again after their verdict.
+    /// Counts the running sandboxes of hosts that were registered again after their verdict. These
+    /// sandboxes may exceed the limit: others were created while the host was dead.
     pub fn count_returned(&mut self) {
         for member in std::mem::take(&mut self.store.truth.returned) {
             let entry = &mut self.hosts[member.0 as usize - 1];
@@ -42,9 +47,10 @@ impl World {
         }
     }
 
-    /// No heartbeat is acknowledged more than 9 s after the sending of the last replace.
+    /// A coordinator acknowledges no heartbeat more than 9 s after it sent the last replacement of
+    /// the record of the shard. `renewed` is the time of this sending.
     pub fn check_acknowledgement(&mut self, host: usize) {
-        // Mutants must be detected by their consequences.
+        // A mutant that acknowledges for longer must be detected by the consequences, not here.
         if self.mutation != Mutation::None {
             return;
         }
@@ -73,7 +79,7 @@ impl World {
         for entry in &mut self.hosts {
             let row = shard.row(entry.id).filter(|row| row.state.is_live());
             let epoch = entry.member.as_ref().and_then(|member| member.epoch());
-            // Shares of an epoch that has ended are not counted.
+            // Shares of dead members and of ended epochs are not counted.
             if row.is_none_or(|row| epoch.is_some_and(|epoch| epoch != row.epoch)) {
                 continue;
             }
@@ -135,12 +141,15 @@ impl World {
         self.check_overlap(host, id);
     }
 
+    /// Checks that no other host runs the sandbox with authority.
     fn check_overlap(&mut self, host: usize, id: SandboxId) {
         let others = self
             .hosts
             .iter()
             .enumerate()
             .filter(|&(other, _)| other != host);
+        // `owner_of_head` names the epoch that claimed the head. A guest does not count if that
+        // epoch is dead, even if its member was registered again in a later epoch.
         let overlapping = others.filter_map(|(_, entry)| {
             let held = entry
                 .held
@@ -150,13 +159,13 @@ impl World {
             (!self.store.is_dead(owner)).then_some(owner)
         });
         let overlapping: Vec<Owner> = overlapping.collect();
-        // An owner whose head was claimed by a dead epoch of the same member is not live.
         if let Some(owner) = overlapping.first() {
             self.violate(format!("{id} also runs on {owner}"));
         }
     }
 
-    /// A host that accepts requests runs no sandbox whose kill was acknowledged before.
+    /// A host that accepts requests again after its return runs no sandbox whose kill was
+    /// acknowledged before the return.
     pub fn check_kills(&mut self, host: usize) {
         let entry = &self.hosts[host];
         let revived = entry.held.iter().find(|(id, held)| {

@@ -1,4 +1,4 @@
-//! Random faults, and random requests of clients.
+//! Random faults of hosts, network and store, and random requests of clients.
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
@@ -52,7 +52,8 @@ impl World {
                 self.outages.fill(end);
             }
             8 => {
-                // The coordinator loses the store and one member, which takes over.
+                // The coordinator loses the store and the connection to one member, which may then
+                // take over.
                 let host = coordinator.unwrap_or(host);
                 let end = self.now + self.between(10_000, 50_000);
                 self.outages[host] = end;
@@ -76,7 +77,7 @@ impl World {
                 }
             }
             12 => {
-                // Isolated for longer than a killed head is retained.
+                // The host is isolated for longer than the head of a killed sandbox is retained.
                 let end = self.now + self.between(90_000, 150_000);
                 for other in 0..self.hosts.len() {
                     self.cut(host, other, end);
@@ -92,6 +93,7 @@ impl World {
         }
     }
 
+    /// Cuts the link from one host to another until `end`.
     fn cut(&mut self, from: usize, to: usize, end: u64) {
         if from != to {
             self.cuts.insert((from, to), end);
@@ -191,6 +193,7 @@ impl World {
         }
     }
 
+    /// Uploads a paused sandbox whose snapshot is not in the store yet.
     fn retry_publications(&mut self, host: usize) {
         let entry = &self.hosts[host];
         let unstored = entry.held.iter().find(|(id, held)| {
@@ -203,7 +206,8 @@ impl World {
         }
     }
 
-    /// Creates a sandbox on the host that the coordinator selects, or within local shares.
+    /// Creates a sandbox on the host that the coordinator selects. Without a coordinator, creates
+    /// it on this host, within its share of the limit.
     fn create_anywhere(&mut self, host: usize, owner: usize) {
         let key = self.owners[owner].0.clone();
         let local = self.hosts[host].clock(self.now);
@@ -275,6 +279,7 @@ impl World {
         }
     }
 
+    /// Cancels the upload of a paused sandbox, because a request resumes it.
     fn resume_during_publication(&mut self, host: usize, id: SandboxId) {
         let Some(Operation::Publish { machine, .. }) = self.hosts[host].operations.get_mut(&id)
         else {
@@ -321,7 +326,8 @@ impl World {
         }
     }
 
-    /// Requests a live home to remove its copy of a killed sandbox and to confirm this.
+    /// Requests the home (the host that still has files of a killed sandbox) to remove them and to
+    /// confirm this.
     fn request_confirmation(&mut self, home: usize, id: SandboxId) {
         let entry = &self.hosts[home];
         if entry.is_accepting

@@ -1,4 +1,5 @@
-//! Processes of hosts: they execute the effects of members.
+//! Processes of hosts: they pass events to the state machine `Member` and execute the effects
+//! (actions) that it returns.
 
 use super::mutation::Mutation;
 use super::operations::{Operation, OperationEvent};
@@ -22,6 +23,7 @@ pub enum Target {
     Operation {
         id: SandboxId,
         operation: u64,
+        /// Number of the write. `None` for a read.
         write: Option<u64>,
     },
     Reconcile {
@@ -57,22 +59,32 @@ pub enum Input {
 /// A host. Sandboxes and boot id outlive its process.
 pub struct Host {
     pub id: MemberId,
+    /// Time of the local clock at the start of the simulation, in milliseconds.
     clock_offset: u64,
+    /// Speed of the local clock in millionths: 1,000,000 is exact.
     clock_ppm: u64,
     pub boot: u8,
+    /// Number of the process. Changes at each start and end.
     pub process: u32,
+    /// State machine of the running process. `None` if no process runs.
     pub member: Option<Member>,
+    /// Time until which the process is stopped, as by `SIGSTOP`. Zero if it is not.
     pub stopped_until: u64,
+    /// Inputs that arrived while the process was stopped.
     waiting: Vec<Input>,
+    /// Time of the next scheduled timer.
     wake_at: u64,
+    /// Sandboxes in the journal of the host.
     pub held: BTreeMap<SandboxId, Held>,
     pub operations: BTreeMap<SandboxId, Operation>,
     pub next_operation: u64,
     /// The host accepts requests.
     pub is_accepting: bool,
+    /// Sandboxes that are not compared with their heads yet, since the last registration.
     pub reconciling: BTreeSet<SandboxId>,
+    /// Start of this comparison.
     pub reconcile_started: u64,
-    /// First sending of the writes of the shard's record.
+    /// Time on the local clock at which each write of the shard's record was first sent.
     pub sent: HashMap<u64, Millis>,
 }
 
@@ -319,7 +331,7 @@ impl World {
                     self.check_acknowledgement(host);
                 }
                 if let Body::Registered { .. } | Body::Heartbeat(_) = message.body {
-                    // The text of messages is a part of the simulation.
+                    // Check the encoding of messages as well.
                     let text = message.encode().unwrap();
                     assert_eq!(Message::decode(&text).unwrap(), *message);
                 }
@@ -377,7 +389,8 @@ impl World {
         }
     }
 
-    /// Acknowledges heartbeats of members that are about to be declared dead, in one mutant.
+    /// In the mutant `AcknowledgeCondemned`, acknowledges heartbeats of members that are about to
+    /// be declared dead.
     fn mutate_message(&self, host: usize, message: &mut Message) {
         if self.mutation != Mutation::AcknowledgeCondemned {
             return;

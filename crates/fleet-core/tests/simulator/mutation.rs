@@ -1,20 +1,28 @@
-//! Mutants: unsafe times, and executors that perform effects in a wrong order.
+//! Mutants: deliberate defects that the checks of the simulator must detect. They are unsafe times,
+//! and executors that perform effects in a wrong order.
+//!
+//! A *verdict* declares a member dead. The *head* of a sandbox is the record that decides which
+//! member may run the sandbox. A *root* identifies the snapshot of a sandbox in the store, and a
+//! *manifest* lists its files. The *home* is the host that has files of a sandbox that runs
+//! nowhere.
 
 use jiffy_fleet_core::Timing;
 
-/// Deviation from the production code.
+/// Deviation from the production code. `None` is the production code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     None,
-    /// A coordinator acknowledges heartbeats for 18 s after its last replace.
+    /// A coordinator acknowledges heartbeats for 18 s, instead of 9 s, after it last replaced the
+    /// record of the shard.
     CoordinatorLimit,
-    /// Verdicts directly after a takeover.
+    /// A coordinator makes verdicts directly after its takeover.
     NoGrace,
-    /// Verdicts 8 s after the last heartbeat.
+    /// A coordinator makes verdicts 8 s after the last heartbeat, before the authority of the
+    /// member ends.
     EarlyVerdict,
     /// A heartbeat is acknowledged although the verdict on its sender is being committed.
     AcknowledgeCondemned,
-    /// The guest receives its identity when it is restored.
+    /// The guest receives its identity when it is restored, before the claim has succeeded.
     IdentityBeforeClaim,
     /// The head is written while the manifest is being uploaded.
     HeadBeforeManifest,
@@ -22,7 +30,8 @@ pub enum Mutation {
     RetractBeforeHead,
     /// Shares are granted directly after a takeover.
     SharesDuringGrace,
-    /// A write without an answer has failed if the record is unchanged.
+    /// A write without an answer is treated as failed if the record is unchanged, although it may
+    /// still arrive.
     UnchangedIsFailed,
     /// A killed head is removed although its home has not confirmed the kill.
     PurgeBeforeReturn,

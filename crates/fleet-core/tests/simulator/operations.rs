@@ -1,6 +1,8 @@
-//! Operations on heads: they execute the effects of resume, publish and update.
+//! Operations on heads: they pass events to the state machines of resume, publish and update, and
+//! execute the effects (actions) that these return.
 //!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *root*
+//! identifies the snapshot of a sandbox in the store.
 
 use super::host::{Input, Target};
 use super::mutation::Mutation;
@@ -20,14 +22,18 @@ pub enum Operation {
     Resume {
         number: u64,
         machine: Resume,
+        /// Index of the budget.
         owner: usize,
+        /// Snapshot that is being restored.
         root: Option<Digest>,
+        /// True while the sandbox is admitted within the share of the host, but does not run.
         is_counted: bool,
     },
     Publish {
         number: u64,
         machine: Box<Publish>,
         root: Digest,
+        /// State of the guest in the snapshot.
         value: u64,
     },
     Update {
@@ -167,6 +173,7 @@ impl World {
         (operation.number() == number).then_some(operation)
     }
 
+    /// Delivers an event to the operation of a sandbox after a delay.
     fn operation_later(&mut self, host: usize, id: SandboxId, delay: u64, event: OperationEvent) {
         let Some(operation) = self.hosts[host].operations.get(&id) else {
             return;
@@ -411,6 +418,7 @@ impl World {
         }
     }
 
+    /// Changes the journal of a host after an update of a head.
     fn updated(
         &mut self,
         host: usize,

@@ -1,4 +1,6 @@
-//! Simulated store: records with conditional writes, and roots of snapshots.
+//! Simulated store: records with conditional writes, and roots (identities) of the stored
+//! snapshots. A *verdict* is the decision of the coordinator, committed in the record of the shard,
+//! that an epoch is dead.
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
@@ -17,7 +19,8 @@ pub enum Key {
     Head(SandboxId),
 }
 
-/// Content of a write: process, operation and number. Equal tokens mean equal bytes.
+/// Identity of a write: host, process, operation and number. Equal tokens mean equal bytes, so a
+/// repeated write is recognised.
 pub type Token = (usize, u32, u64, u64);
 
 /// Request that arrives at the store.
@@ -59,10 +62,12 @@ pub struct Truth {
     pub dead: BTreeMap<Owner, u64>,
     /// Time at which each term started.
     pub terms: BTreeMap<Term, u64>,
-    /// Time of the sending of the last applied replace, by process and on its clock.
+    /// Time at which a process sent the replacement of the shard's record that was applied last. By
+    /// host and process, on the clock of the host.
     pub renewed: HashMap<(usize, u32), Millis>,
     pub verdicts: u64,
-    /// Members that the last replace has registered again after a verdict.
+    /// Members that the last replacement of the record has registered in a new epoch, after a
+    /// verdict.
     pub returned: Vec<MemberId>,
 }
 
@@ -186,7 +191,8 @@ impl Store {
                 };
                 self.truth.dead.insert(owner, now);
                 self.truth.verdicts += 1;
-                // 12 s on a clock that is 100 ppm fast.
+                // The grace period is 12 s on the clock of the coordinator, which may be 100 ppm
+                // fast.
                 if self.checks_grace && now - started < 11_990 && record.term != Term(1) {
                     violation = Some(format!(
                         "verdict on {owner} {} ms after the start of {}",

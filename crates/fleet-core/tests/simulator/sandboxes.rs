@@ -1,4 +1,5 @@
-//! Sandboxes in the journals of hosts.
+//! Sandboxes in the journals of hosts. The *journal* is the database in which a host records its
+//! own sandboxes.
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
@@ -65,6 +66,7 @@ impl Held {
     }
 }
 
+/// Returns a hash of a sandbox id. The real one is keyed by a secret.
 pub fn hash(id: SandboxId) -> SandboxHash {
     let text = id.to_string();
     let mut value = 0xcbf2_9ce4_8422_2325_u64;
@@ -171,7 +173,7 @@ impl World {
         self.publish(host, id);
     }
 
-    /// Starts the publication of a paused sandbox.
+    /// Starts the upload of a paused sandbox, after which its head names the new snapshot.
     pub fn publish(&mut self, host: usize, id: SandboxId) {
         let held = self.hosts[host].held[&id].clone();
         let mut root = [0; 32];
@@ -200,9 +202,11 @@ impl World {
         self.publish_effects(host, id, vec![effect]);
     }
 
-    /// Resumes a sandbox: the head decides.
+    /// Starts the resume of a sandbox by a read of its head. The head decides whether this host may
+    /// run it.
     pub fn resume(&mut self, host: usize, id: SandboxId, owner: usize, from_stored: bool) {
-        // Admission precedes the claim.
+        // Admit the sandbox within the share of the host before the claim: a claimed sandbox must
+        // be able to run.
         let is_counted = self.admit(host, owner);
         if !is_counted && !self.has_no_limits {
             return;
@@ -261,7 +265,8 @@ impl World {
                 return self.call(host, target, Key::Head(id), Request::Read);
             }
         };
-        // A change of a former epoch may still be written: the head is read again after it.
+        // A change of the head from a former epoch may still be in progress. Read the head again,
+        // until the change is finished.
         let operation = self.hosts[host].operations.get(&id);
         if matches!(operation, Some(Operation::Update { .. })) {
             let target = Target::Reconcile { id, epoch };

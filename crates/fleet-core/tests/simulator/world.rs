@@ -1,6 +1,8 @@
 //! Simulated hosts, clocks, network and store.
 //!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *root*
+//! identifies the snapshot of a sandbox in the store, and its *manifest* lists the files. A
+//! *mutation* is a deliberate defect that the checks must detect.
 
 use super::host::{Host, Input, Target};
 use super::mutation::Mutation;
@@ -9,7 +11,7 @@ use crate::random::Random;
 use jiffy_fleet_core::{BudgetOwner, Digest, MemberId, Message, SandboxId, Timing, Version};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Limit of a call to the store.
+/// Time in milliseconds after which a caller stops waiting for the answer of the store.
 const CALL_MS: u64 = 6_000;
 /// Characters of sandbox ids.
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
@@ -33,7 +35,7 @@ pub enum Action {
         /// Delay of the answer. `None` if the answer is lost.
         answer_after: Option<u64>,
     },
-    /// The limit of a call is reached.
+    /// The caller stops waiting for the answer of the store.
     Limit {
         host: usize,
         process: u32,
@@ -72,13 +74,14 @@ pub struct Counts {
     pub purged: u64,
 }
 
-/// Everything outside of the processes.
+/// Simulated hosts, store and network, and the facts that the checks compare.
 pub struct World {
     pub seed: u64,
     pub now: u64,
     pub mutation: Mutation,
     pub timing: Timing,
     pub random: Random,
+    /// Actions by time and number.
     queue: BTreeMap<(u64, u64), Action>,
     next_action: u64,
     pub hosts: Vec<Host>,
@@ -91,13 +94,15 @@ pub struct World {
     pub outages: Vec<u64>,
     pub violation: Option<String>,
     pub counts: Counts,
+    /// Owners of budgets, with their limits.
     pub owners: Vec<(BudgetOwner, u64)>,
-    /// Use of budgets that hosts brought back after their verdict.
+    /// Number of sandboxes by owner that hosts still ran when they returned after their verdict.
+    /// They may exceed the limit.
     pub returned: Vec<u64>,
     pub next_sandbox: u64,
-    /// Sandbox and value of each root.
+    /// Sandbox of each root, and the state of its guest (a number that grows while it runs).
     pub roots: HashMap<Digest, (SandboxId, u64)>,
-    /// Highest value that was acknowledged as stored.
+    /// Newest state of the guest that was acknowledged as stored.
     pub acknowledged: BTreeMap<SandboxId, u64>,
     /// Time of the acknowledgement of each kill.
     pub killed: BTreeMap<SandboxId, u64>,
@@ -175,12 +180,14 @@ impl World {
         }
     }
 
+    /// Schedules an action.
     pub fn after(&mut self, delay: u64, action: Action) {
         self.next_action += 1;
         self.queue
             .insert((self.now + delay, self.next_action), action);
     }
 
+    /// Records the first violation of a guarantee, which ends the simulation.
     pub fn violate(&mut self, violation: String) {
         if self.violation.is_none() {
             self.violation = Some(format!("seed {}, {} ms: {violation}", self.seed, self.now));
@@ -281,7 +288,8 @@ impl World {
         );
     }
 
-    /// The limit of a call is reached without an answer.
+    /// Reports to the caller that the store has not answered in time. The outcome of a write is
+    /// then unknown.
     fn limit(&mut self, host: usize, process: u32, target: Target, key: Key, request: &Request) {
         let answer = match request {
             Request::Read | Request::Purge { .. } => Answer::Failed,
@@ -350,7 +358,8 @@ impl World {
                 },
             );
         }
-        // A late read has no effect.
+        // A write arrives also after its caller has stopped waiting. A read would have no effect
+        // then.
         if is_answered || !matches!(*request, Request::Read) {
             self.after(
                 there,
@@ -412,7 +421,8 @@ impl World {
     }
 
     fn deliver(&mut self, delay: u64, host: usize, input: Input) {
-        // The address belongs to the host: any process on it receives the message.
+        // `u32::MAX` is the process that runs at the time of the arrival: messages are addressed to
+        // a host.
         self.after(
             delay,
             Action::Process {

@@ -19,7 +19,9 @@ pub struct Fleet {
     pub members: BTreeMap<MemberId, Member>,
     /// Members that neither send nor receive.
     pub silent: BTreeSet<MemberId>,
+    /// False while no member can reach the store.
     pub has_store: bool,
+    /// Record of the shard in the store.
     pub record: ShardRecord,
     version: u64,
     /// Effects that are reported to operators, with their time.
@@ -40,6 +42,8 @@ impl Fleet {
         }
     }
 
+    /// Returns a fleet whose members are all registered. The boot of each host is the number of its
+    /// member.
     pub fn new(members: u32) -> Self {
         let mut fleet = Self::empty(members);
         (1..=members).for_each(|id| fleet.start(MemberId(id), id as u8));
@@ -50,6 +54,8 @@ impl Fleet {
         fleet
     }
 
+    /// Starts a process of a member. `boot` identifies the boot of its host: the same boot means a
+    /// restart of the daemon, another one a reboot or another host.
     pub fn start(&mut self, id: MemberId, boot: u8) {
         let row = samples::row(id.0);
         let config = MemberConfig {
@@ -74,6 +80,7 @@ impl Fleet {
         self.members[&id].authority(Millis(self.now))
     }
 
+    /// Returns the coordinator. A silent member may still believe to be the coordinator.
     pub fn coordinator(&self) -> MemberId {
         let coordinators = self
             .members
@@ -89,11 +96,13 @@ impl Fleet {
         self.members.get_mut(&id).unwrap()
     }
 
+    /// Returns the state and the epoch of a member in the record.
     pub fn state(&self, id: MemberId) -> (MemberState, u64) {
         let row = self.record.row(id).unwrap();
         (row.state, row.epoch.0)
     }
 
+    /// Advances the time in steps of 100 ms, after each of which all members process their timers.
     pub fn advance(&mut self, ms: u64) {
         let end = self.now + ms;
         while self.now < end {
@@ -115,6 +124,7 @@ impl Fleet {
         self.now - start
     }
 
+    /// Passes an event to a member, and executes all effects until none is left.
     pub fn event(&mut self, id: MemberId, event: Event) {
         let mut events = VecDeque::from([(id, event)]);
         while let Some((id, event)) = events.pop_front() {
@@ -178,6 +188,7 @@ impl Fleet {
         }
     }
 
+    /// Returns the reasons for which the coordinator has rejected messages of a member.
     pub fn rejections(&self, id: MemberId) -> BTreeSet<RejectionReason> {
         let rejections = self
             .reported

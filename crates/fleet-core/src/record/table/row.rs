@@ -235,7 +235,8 @@ pub struct TemplateRow {
     pub tag: String,
     /// Version of the template.
     pub template_version: String,
-    /// Root of the template in the store. `None` if the store does not have the template.
+    /// Digest by which the store identifies the template. `None` if the store does not have the
+    /// template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<String>,
     /// Member that manages the template: it has its builds.

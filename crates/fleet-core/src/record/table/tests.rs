@@ -102,7 +102,7 @@ fn the_index_has_pending_rows_until_their_part_is_folded() {
     index.fold(Table::Keys, part);
     assert!(index.pending.is_empty());
     assert_eq!(index.folded(Table::Keys)[usize::from(part)], 3);
-    // A pending row of a commit that its part contains.
+    // A pending row must be newer than its part, which already contains commit 3.
     index.pending.push(key("abc", 3));
     assert!(index.encode().is_err());
     index.pending[0].revision = 5;
