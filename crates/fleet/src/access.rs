@@ -159,7 +159,7 @@ impl FleetAccess {
         Err(SetupError::Rejected(reason))
     }
 
-    /// Renews the certificate of this member if it must be renewed. Returns whether it was.
+    /// Renews the certificate of this member if necessary. Returns whether it was renewed.
     ///
     /// # Errors
     /// [`SetupError`]. The former certificate remains in use.

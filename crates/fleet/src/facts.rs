@@ -87,7 +87,8 @@ impl HostFacts {
     }
 }
 
-/// Compares programs that both hosts have: a snapshot of one cannot be restored by another.
+/// Fails if both hosts have a program in different versions: a snapshot that one of them made could
+/// not be restored by the other.
 fn different(what: &str, ours: &Option<String>, theirs: &Option<String>) -> Result<(), String> {
     match (ours, theirs) {
         (Some(ours), Some(theirs)) if ours != theirs => Err(format!(

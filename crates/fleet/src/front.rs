@@ -2,8 +2,8 @@
 //! balancer. This module has the hosts that a front knows, and their delivery.
 //!
 //! A front has a certificate only. It has neither the master keys of the store nor the records, and
-//! no record names it: it takes no part in any decision. Any host sends it the addresses of the
-//! hosts, and renews its certificate.
+//! takes no part in any decision. A record names it only after its removal, so that its certificate
+//! is rejected. Any host sends it the addresses of the hosts, and renews its certificate.
 
 use crate::SetupError;
 use crate::access::FleetAccess;
@@ -27,6 +27,8 @@ pub const FRONT_PATH: &str = "/front/hosts";
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum duration of a request.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of hosts that a front contacts in one interval, if they do not answer.
+const MAX_TRIED: usize = 3;
 /// Maximum number of hosts of a fleet.
 const MAX_HOSTS: usize = 1000;
 
@@ -145,7 +147,7 @@ impl KnownHosts {
         })))
     }
 
-    /// Returns all hosts. Each call starts with the next one.
+    /// Returns all hosts. Each call starts with another host, so that requests are spread.
     pub fn in_turn(&self) -> Vec<FrontHost> {
         let hosts = self.0.hosts.read().clone();
         let start = self.0.next.fetch_add(1, Ordering::Relaxed) % hosts.len().max(1);
@@ -183,7 +185,7 @@ pub async fn follow_hosts(client: Client, identity: Identity, known: KnownHosts)
     loop {
         let hosts = known.in_turn();
         let mut failure = None;
-        for host in hosts.iter().take(3) {
+        for host in hosts.iter().take(MAX_TRIED) {
             match request(&client, &identity, host).await {
                 Ok(answer) => {
                     failure = None;
@@ -195,7 +197,7 @@ pub async fn follow_hosts(client: Client, identity: Identity, known: KnownHosts)
                 Err(error) => failure = Some((host.member, error)),
             }
         }
-        // For example because this front was removed.
+        // The hosts are unreachable, or reject this front because it was removed.
         if let Some((host, error)) = failure {
             tracing::warn!(%host, error, "no host of the fleet serves this front");
         }

@@ -2,9 +2,10 @@
 //! the store that decides which host may run the sandbox. The sandbox manager calls this module at
 //! each pause, resume and kill of a stored sandbox.
 //!
-//! A head changes by conditional replaces only. A host publishes the head when the snapshot of a
-//! pause is in the store. It claims the head before a resumed guest receives its identity, and
-//! marks it when the sandbox is killed. Of two hosts that claim one head, exactly one succeeds.
+//! A head changes by conditional replacements only. A host publishes the head when the snapshot of
+//! a pause is in the store. The *root* of a snapshot is the digest by which the store identifies
+//! it. It claims the head before a resumed guest receives its identity, and marks it when the
+//! sandbox is killed. Of two hosts that claim one head, exactly one succeeds.
 //!
 //! The outcome of a write may be unknown. The host then drops the guest, and repeats the same write
 //! in the background until the outcome is known. If the write has made this host the owner, the
@@ -105,7 +106,8 @@ pub struct LocalSandbox<'a> {
     pub is_running: bool,
     /// Revision of the head that this process wrote last, if any.
     pub revision: Option<Revision>,
-    /// Root of the local state in the store, in hexadecimal. `None` if it is not stored.
+    /// Root of the snapshot of the local state, in hexadecimal. `None` if the store does not have
+    /// it.
     pub root: Option<&'a str>,
 }
 
@@ -258,7 +260,7 @@ impl Heads {
                 record: SandboxRecord::Inline(pause.record.clone()),
                 policy: policy.unwrap_or_default(),
             };
-            // The manifest is in the store.
+            // The caller has uploaded the manifest, so its event follows at once.
             let (mut publish, _) =
                 Publish::new(input).ok_or_else(|| damaged(&"its revisions are exhausted"))?;
             let mut effects = Vec::new();
@@ -332,6 +334,7 @@ impl Heads {
                     outcome: file.write(&write).await,
                 };
                 effects = step(&mut resume, &*self.host, event);
+                // The claim was written, and the state machine waits for the restore of the guest.
                 if effects.is_empty() {
                     return Ok(Some(Claim::new(resume, file, self.host.clone(), owner)));
                 }
@@ -348,7 +351,7 @@ impl Heads {
                     spawn_finish(resume, file, self.host.clone(), effects);
                     return Err(error);
                 }
-                // Another host was first, or an earlier claim of this host arrived late.
+                // Another host was first, or an earlier claim of this host arrived late: try again.
                 _ => {}
             }
         }

@@ -1,6 +1,7 @@
 //! `jiffy fleet init`: creates a fleet whose first member is this host. It checks the store, and
-//! writes the first records (root record with the secrets, record of the members). The files of
-//! this host are written last: `fleet.toml` makes it a member.
+//! writes the first records (root record with the secrets, record of the members). The record of
+//! the members belongs to a *shard*, a part of the sandboxes; a new fleet has one shard. The files
+//! of this host are written last: `fleet.toml` makes it a member.
 
 use crate::access::{FleetAccess, root_key};
 use crate::certificates::{Authority, MEMBER_LIFETIME, MemberKey};

@@ -7,7 +7,9 @@
 //!
 //! [`Heads`] decides which host may run a sandbox that is stored. [`node`] is the process of a
 //! member: heartbeats, coordinator and directory. [`tables`] has the API keys and template names,
-//! which every host holds in memory. Members call each other through the `channel`.
+//! which every host holds in memory. Members call each other through the `channel`. [`roster`] has
+//! the list of each host's sandboxes in the store, which other hosts read after its loss. `front`
+//! is for machines without sandboxes that pass requests of clients to the hosts.
 
 #[cfg(feature = "client")]
 mod access;

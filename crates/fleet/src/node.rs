@@ -1,4 +1,6 @@
-//! Node: the part of a daemon that takes part in the fleet. A daemon has one node.
+//! Node: the part of a daemon that takes part in the fleet. A daemon has one node. A *member* is
+//! the daemon of one host. A *shard* is a part of the fleet's sandboxes. Its record lists the
+//! members and names the coordinator.
 //!
 //! One task, the executor, drives [`jiffy_fleet_core::Member`]: it reports messages and answers to
 //! the state machine, waits for the next event, and executes the effects. Reads and writes of the

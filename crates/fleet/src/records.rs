@@ -45,7 +45,8 @@ pub const MAX_PAGE_KEYS: usize = 1000;
 
 /// Versioned records. All calls are linearizable per key, and end within 6 s.
 ///
-/// A lock or token is released or used by a replace, because a removal is not conditional.
+/// A lock is released, and a token is used, by a replacement of its record, because a removal is
+/// not conditional.
 #[async_trait]
 pub trait Records: fmt::Debug + Send + Sync {
     /// Reads a record. `None` if it does not exist.

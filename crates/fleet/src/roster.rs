@@ -6,7 +6,8 @@
 //! last seconds before the loss is not in the roster. No decision about the right to run a sandbox
 //! depends on rosters: heads decide.
 //!
-//! One more roster contains the paused sandboxes that drained hosts have given up.
+//! One more roster contains the *released* sandboxes: paused ones that drained hosts have given up,
+//! so that any host may resume them.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox.
@@ -23,12 +24,15 @@ const MAX_PLAIN_BYTES: usize = 64 << 20;
 const MAX_COMPRESSED_BYTES: usize = crate::MAX_RECORD_BYTES - (4 << 10);
 /// Maximum number of sandboxes.
 const MAX_ENTRIES: usize = 100_000;
-/// Attempts at a change that other hosts precede.
+/// Maximum number of attempts at a change, if other hosts write the roster concurrently.
 const ATTEMPTS: usize = 16;
+/// Level of the compression with zstd.
+const COMPRESSION_LEVEL: i32 = 3;
 /// Version of the format.
 const VERSION: u32 = 1;
 
-/// State of a sandbox in a roster. The order is the order of importance if a roster is too large.
+/// State of a sandbox in a roster. If a roster is too large, sandboxes in the first states are
+/// retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RosterState {
@@ -94,7 +98,8 @@ impl Roster {
             };
             let plain = serde_json::to_vec(&format).map_err(|e| e.to_string())?;
             if plain.len() <= MAX_PLAIN_BYTES {
-                let bytes = zstd::bulk::compress(&plain, 3).map_err(|e| e.to_string())?;
+                let bytes =
+                    zstd::bulk::compress(&plain, COMPRESSION_LEVEL).map_err(|e| e.to_string())?;
                 if bytes.len() <= MAX_COMPRESSED_BYTES {
                     return Ok(bytes);
                 }
@@ -181,7 +186,8 @@ impl Rosters {
     pub async fn read(&self, of: RosterOf) -> Result<Option<ReadRoster>, RecordError> {
         let key = of.key()?;
         let record = match self.records.get(&key).await {
-            // No decision depends on the order of versions.
+            // The store returned to an older state, for example after a restore from a backup.
+            // Accept it, because no decision depends on rosters.
             Err(RecordError::Regressed { .. }) => {
                 self.records.forget(&key);
                 self.records.get(&key).await?
@@ -208,7 +214,9 @@ impl Rosters {
         let key = of.key()?;
         for _ in 0..ATTEMPTS {
             let current = match self.read(of).await {
-                // The owner writes the next roster anyway.
+                // Replace a damaged roster. A host writes all its sandboxes each time. The roster
+                // of released sandboxes loses its former entries, but the heads of these sandboxes
+                // remain.
                 Err(RecordError::Damaged { .. }) => {
                     self.records.get(&key).await?.map(|record| ReadRoster {
                         roster: Roster::default(),

@@ -36,7 +36,7 @@ pub enum Role {
     /// The member runs sandboxes.
     #[default]
     Host,
-    /// The member passes connections of clients to hosts.
+    /// The member is a front: it has no sandboxes, and passes connections of clients to hosts.
     Front,
 }
 

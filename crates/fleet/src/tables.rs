@@ -1,10 +1,11 @@
 //! Tables of the fleet: API keys, and names and tags of templates.
 //!
 //! Each member holds all rows in memory. One member, the coordinator, writes the tables; the others
-//! send changes to it. A commit is pushed to all members. A member also reads the index every 30 s,
-//! and loads the parts that changed. A member without contact for 60 s reports
-//! [`TableError::Disconnected`], so that a revoked key does not remain valid on a host that was cut
-//! off.
+//! send changes to it. A commit is pushed to all members. The rows are stored in parts (records),
+//! and one more record, the *index*, lists the last commits. A member also reads the index every 30
+//! s, and loads the parts that changed. The *term* counts the coordinators. A member without
+//! contact for 60 s reports [`TableError::Disconnected`], so that a revoked key does not remain
+//! valid on a host that was cut off.
 
 mod change;
 #[cfg(feature = "client")]

@@ -74,6 +74,7 @@ fn pause<'a>(snapshot: &'a str, root: &'a str) -> Publication<'a> {
     }
 }
 
+/// Claims the sandbox for a resume from a snapshot, and retains the claim.
 async fn claim(host: &Heads, snapshot: &str) -> Result<(), HeadError> {
     let claim = host.claim(None, ID, snapshot, false).await?;
     claim.unwrap().retain();
@@ -219,7 +220,7 @@ async fn a_failed_read_of_a_release_is_repeated_after_one_pause() {
     // The read fails within its limit.
     tokio::time::sleep(10 * SHORT).await;
     fleet.records.heal();
-    // The pause is one second. Two pauses were three seconds.
+    // The first pause is one second. With a second pause, the release would take three seconds.
     while let Err(e) = claim(&two, "s1").await {
         assert!(start.elapsed() < Duration::from_millis(2_500), "{e}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -299,24 +300,26 @@ async fn a_kill_without_the_home_names_the_state_to_remove_once() {
     let state = two.kill_away(None, ID, home).await.unwrap().unwrap();
     assert_eq!((&*state.snapshot, &*state.root), ("s1", ROOT));
     assert_eq!(two.kill_away(None, ID, home).await.unwrap(), None);
-    // A sandbox that was never stored.
+    // The kill of a sandbox that was never stored leaves no state to remove.
     let other = "bcdefghijkmnpqrstuva";
     assert_eq!(two.kill_away(None, other, home).await.unwrap(), None);
 }
 
 #[tokio::test]
 async fn a_change_that_other_hosts_precede_is_written_at_most_eight_times() {
+    const MAX_WRITES: usize = 8;
     let fleet = Fleet::new();
     let one = fleet.host(1);
     one.publish(None, &pause("s1", ROOT)).await.unwrap();
-    // The first request is a read.
-    fleet.records.inject(Fault::Precede, 1 + 8);
+    // The fault affects one read and all writes.
+    fleet.records.inject(Fault::Precede, 1 + MAX_WRITES);
     let contended = one.kill(None, ID).await;
     assert!(
         matches!(contended, Err(HeadError::Contended { .. })),
         "{contended:?}"
     );
-    fleet.records.inject(Fault::Precede, 1 + 7);
+    // The last write succeeds.
+    fleet.records.inject(Fault::Precede, MAX_WRITES);
     one.kill(None, ID).await.unwrap();
     let killed = claim(&one, "s1").await;
     assert!(

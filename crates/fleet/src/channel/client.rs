@@ -107,7 +107,8 @@ impl Client {
 
     /// Sends a request with a body of any length, and returns the response when its head arrives,
     /// at most `limit` later. The bodies have no time limit: the connection is lost if the peer
-    /// does not answer pings for 10 s. If the URI has no authority, it is the name of the member.
+    /// does not answer pings for 10 s. A URI without an authority receives the name of the member
+    /// as its authority.
     ///
     /// # Errors
     /// [`ChannelError`]. A response of any status is not an error.

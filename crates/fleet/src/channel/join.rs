@@ -1,6 +1,6 @@
 //! Join request, from the side of the host that joins. This host has no certificate yet. It
 //! identifies the fleet by the fingerprint of the authority's certificate, which its token
-//! contains.
+//! contains. A *token* is a text with which an operator permits hosts to join.
 
 use super::identity::{ALPN, provider};
 use super::pool::reason;
@@ -151,7 +151,7 @@ async fn connect(address: &str, authority: [u8; 16]) -> Result<TokioIo<TlsStream
         address: address.to_owned(),
         reason,
     };
-    // The user waits, and may use a name that must be resolved: more time than between members.
+    // Wait longer than between members: a user may give a name that must be resolved first.
     let limit = CONNECT_TIMEOUT * 5;
     let stream = tokio::time::timeout(limit, TcpStream::connect(address))
         .await

@@ -44,7 +44,7 @@ pub(super) struct Connections(Mutex<Counters>);
 /// Numbers of open connections.
 #[derive(Debug, Default)]
 struct Counters {
-    /// Unauthenticated connections by address.
+    /// Open connections by address, including the connections of members.
     by_address: HashMap<IpAddr, usize>,
     unauthenticated: usize,
     members: usize,

@@ -51,7 +51,8 @@ struct Slot {
     connecting: tokio::sync::Mutex<Option<(Instant, String, ChannelError)>>,
 }
 
-/// Connection to a member. `Arc`s of it count its requests in flight.
+/// Connection to a member. Each request in flight holds an `Arc` of it, so the number of `Arc`s
+/// shows how busy the connection is.
 pub(super) struct Connection {
     member: MemberId,
     address: String,
@@ -109,6 +110,7 @@ impl Pool {
         if let Some(connection) = slot.open(address) {
             return Ok(connection);
         }
+        // Do not repeat a connect that has failed since this call started.
         match &*failure {
             Some((at, of, error)) if *at >= started && of == address => return Err(error.clone()),
             _ => {}
@@ -148,6 +150,8 @@ impl Slot {
         // open until their requests in flight are complete.
         connections.retain(|c| !c.sender.is_closed() && c.address == address);
         let least = connections.iter().min_by_key(|c| Arc::strong_count(c))?;
+        // Open another connection when the least busy one has half of its maximum number of
+        // requests.
         let is_full = Arc::strong_count(least) > MAX_STREAMS as usize / 2
             && connections.len() < MAX_BULK_CONNECTIONS;
         (!is_full).then(|| least.clone())

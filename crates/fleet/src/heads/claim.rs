@@ -6,7 +6,7 @@
 //! which releases the head: any host may resume the sandbox again.
 
 use super::file::HeadFile;
-use super::{Authority, HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE, update};
+use super::{Authority, HeadError, MAX_REPEAT_PAUSE, REPEAT_PAUSE, REPEATEDLY, update};
 use crate::node::{BootClock, Clock};
 use jiffy_fleet_core::{
     HeadWrite, Owner, Purpose, Resume, ResumeAnswer, ResumeEffect, ResumeEvent, ResumeInput,
@@ -98,7 +98,7 @@ impl Drop for Claim {
             // The claim was confirmed, but the caller has dropped the guest since.
             let purpose = Purpose::Release(held.owner);
             tokio::spawn(async move {
-                if let Err(e) = update::run(&mut held.file, purpose, true).await {
+                if let Err(e) = update::run(&mut held.file, purpose, REPEATEDLY).await {
                     tracing::warn!(sandbox = %held.file.id, error = %e, "cannot release a sandbox");
                 }
             });

@@ -13,6 +13,9 @@ use jiffy_fleet_core::record::Head;
 use jiffy_fleet_core::{HeadWrite, ReadOutcome, SandboxId, Version, WriteId, WriteOutcome};
 use std::sync::Arc;
 
+/// Maximum number of remembered versions of the record.
+const MAX_KNOWN: usize = 3;
+
 /// Record of a head with the versions that a state machine may name.
 pub(super) struct HeadFile {
     pub id: SandboxId,
@@ -137,8 +140,9 @@ impl HeadFile {
     /// Retains a record, because a later write names it by its version as the expected one.
     fn remember(&mut self, record: Record) -> Version {
         let version = version_of(&record);
-        // A state machine names its last write or the version after it.
-        if self.known.len() == 3 {
+        // Older versions are not needed: a state machine expects the version that it has read last,
+        // or the one that its last write has created.
+        if self.known.len() == MAX_KNOWN {
             self.known.remove(0);
         }
         self.known.push(record);

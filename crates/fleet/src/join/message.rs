@@ -29,7 +29,8 @@ pub struct JoinRequest {
     /// Random number of the data directory. It identifies a host whose earlier join was
     /// interrupted, so that the host receives the same member number again.
     pub installation: String,
-    /// True if the host serves the API and the gateway only.
+    /// True if the host is a front: a machine without sandboxes that passes requests of clients to
+    /// the members.
     #[serde(default)]
     pub is_front: bool,
     /// Properties of the host.

@@ -1,5 +1,8 @@
 //! Registry of host names: the record `fleet/hosts/<name>` maps a name to a member number. The
 //! member that admits a joining host registers the name, so that two hosts cannot have one name.
+//!
+//! A *front* is a machine without sandboxes that passes requests of clients to the members. The
+//! record of the *shard* (all sandboxes of the fleet) lists the members and the removed fronts.
 
 use super::message::JoinRequest;
 use crate::access::FleetAccess;
@@ -12,8 +15,10 @@ use serde::{Deserialize, Serialize};
 /// Record of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostRecord {
+    /// Format of the record.
     pub version: u32,
     pub member: MemberId,
+    /// Random number of the data directory, by which a repeated join is recognised.
     pub installation: String,
     pub address: String,
 }
@@ -47,8 +52,9 @@ pub(crate) async fn register(
                 let text = format!("the name {name} belongs to {member}, which is alive: {reason}");
                 return Err(SetupError::Rejected(text));
             }
-            // The host was removed or lost, and starts again with a new number.
+            // The former owner of the name was removed or is dead: the name receives a new number.
             Some(_) => {}
+            // The number of a host cannot be used by a front, and vice versa.
             None if host.member.is_front() != request.is_front => {}
             None => existing = is_own.then_some(host.member),
         }
@@ -84,7 +90,8 @@ fn decode(key: &RecordKey, content: &[u8]) -> Result<HostRecord, RecordError> {
     })
 }
 
-/// Returns the state of a member. `None` if it was never started, or is a front.
+/// Returns the state of a member. `None` if it was never started, or is a front that was not
+/// removed.
 async fn state(access: &FleetAccess, member: MemberId) -> Result<Option<MemberState>, SetupError> {
     let shard = ShardId(0);
     let key: RecordKey = format!("fleet/shards/{}", shard.0).parse()?;

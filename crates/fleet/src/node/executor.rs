@@ -2,7 +2,8 @@
 //!
 //! The executor passes it events (messages, results of reads and writes, commands, time), and
 //! executes the returned effects in order. If this member is the coordinator, it also selects the
-//! hosts of new sandboxes (`placement`) and answers queries about the directory of sandboxes.
+//! hosts of new sandboxes (`placement`) and answers queries about its directory. The directory has
+//! a row for each sandbox.
 
 mod decisions;
 mod placement;

@@ -47,7 +47,7 @@ const MAX_CONCURRENT_QUERIES: usize = 32;
 pub struct NodeConfig {
     /// Settings of the member.
     pub member: MemberConfig,
-    /// Shard of the member.
+    /// Shard of the member: the part of the fleet's sandboxes for which its coordinator decides.
     pub shard: ShardId,
     /// Records of the fleet.
     pub records: Arc<SealedRecords>,

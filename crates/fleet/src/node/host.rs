@@ -2,8 +2,10 @@
 //! implements it.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox. An *epoch* of a member lasts from its registration with the coordinator until the
-//! coordinator declares it dead.
+//! the sandbox. The *journal* is the database in which a host records its sandboxes. A *warm pool*
+//! contains started guests for future creates. A *verdict* is the decision of the coordinator that
+//! an epoch is dead. An *epoch* of a member lasts from its registration with the coordinator until
+//! the coordinator declares it dead.
 
 use super::query::HostSummary;
 use async_trait::async_trait;
@@ -15,8 +17,8 @@ pub trait Host: Send + Sync {
     /// Returns free resources and templates. Called before each heartbeat, and must not block.
     fn status(&self) -> HostStatus;
 
-    /// Returns whether the shares include all existing sandboxes when the node starts. Otherwise
-    /// another part of the daemon counts them, and calls
+    /// Returns whether the shares (parts of the limits of API keys) include all existing sandboxes
+    /// when the node starts. If not, another part of the daemon counts them later, and calls
     /// [`jiffy_fleet_core::MemberShares::set_complete`].
     fn starts_counted(&self) -> bool {
         true
@@ -26,8 +28,8 @@ pub trait Host: Send + Sync {
     /// the fleet, not periodically. Must not block.
     fn summary(&self) -> HostSummary;
 
-    /// Changes the warm pools of this host to the demand of the fleet: the list contains all pools
-    /// of a demand, the largest first. Must not block.
+    /// Changes the sizes of the warm pools of this host to the demand of the fleet. The list
+    /// contains all templates that are in demand, the largest pool first. Must not block.
     fn set_pools(&self, _pools: Vec<PoolDemand>) {}
 
     /// Compares the heads of all sandboxes of this host with its journal, and stops the sandboxes

@@ -129,7 +129,8 @@ fn merge(batch: impl Iterator<Item = (String, Message)>) -> Vec<(String, Message
     merged
 }
 
-/// Merges consecutive changes of rows in effects, which are otherwise unchanged.
+/// Merges consecutive changes of rows (entries of sandboxes in the directory) in effects. Other
+/// effects are unchanged.
 pub(super) fn merge_changes(effects: Vec<Effect>) -> Vec<Effect> {
     let mut merged: Vec<Effect> = Vec::new();
     for mut effect in effects {

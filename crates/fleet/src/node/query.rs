@@ -5,6 +5,11 @@
 //! has a directory with a row for each sandbox: its host and its state. A row is found by a hash of
 //! the sandbox id. Names and idempotency keys have rows as well, so that they are unique in the
 //! fleet.
+//!
+//! A *front* is a machine without sandboxes that passes requests of clients to the members. A
+//! *budget* is the limit of an API key (for example the number of sandboxes) on all hosts. The
+//! coordinator divides it into *shares*, within which the members create sandboxes without a
+//! request.
 
 mod placement;
 
@@ -56,7 +61,7 @@ pub enum Query {
     Place(Box<PlaceRequest>),
     /// The selected host runs the sandbox, or has rejected it.
     Ended(PlacementEnd),
-    /// Larger shares of budgets for the sender.
+    /// Request of the sender for larger shares of budgets.
     Share(ShareRequest),
     /// Recent placement decisions. The receiver returns the decisions about the sandbox of the row
     /// and, if the string is the id of a decision (`dTERM-NUMBER`), that decision. The string is
@@ -72,9 +77,10 @@ pub enum Operation {
     Drain(MemberId),
     /// The member receives sandboxes again.
     Undrain(MemberId),
-    /// The dead member, or the front, leaves the fleet.
+    /// The dead member or front with this id leaves the fleet.
     Remove(MemberId),
-    /// The silent member is declared dead, also during mass silence.
+    /// The silent member is declared dead. This is possible even if most members are silent, in
+    /// which case the coordinator declares none dead by itself.
     ConfirmDead(MemberId),
 }
 

@@ -39,10 +39,12 @@ struct State {
     changes: BTreeMap<SandboxHash, Changes>,
 }
 
-/// Unprocessed changes of a row: its latest state, its removal, or its removal after this state.
+/// Unprocessed changes of a row: its latest state, its removal, or both if it was added and then
+/// removed.
 ///
 /// A row that was removed before the executor has processed its addition is reported as both. The
-/// coordinator ends the reservation of a name only when a row that it knows is removed.
+/// coordinator ends the reservation of a name only when a row that it knows is removed, so it must
+/// receive the addition.
 #[derive(Debug, Default)]
 struct Changes {
     put: Option<Row>,

@@ -5,7 +5,9 @@
 //! not. The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox.
+//! the sandbox. A *shard* is a part of the fleet's sandboxes. Its record lists the members and
+//! names the coordinator. During *mass silence*, more than half of the members send no heartbeats,
+//! and no member is declared dead.
 
 use super::query::HostSummary;
 use jiffy_fleet_core::record::{MemberRow, ShardRecord};
@@ -21,7 +23,7 @@ pub struct View {
     pub epoch: Option<Epoch>,
     /// End of the authority, on the node's clock.
     pub deadline: Option<Millis>,
-    /// Epoch in which the heads of all sandboxes were compared.
+    /// Epoch in which all local sandboxes were compared with their heads.
     pub reconciled: Option<Epoch>,
     /// This member is the coordinator.
     pub is_coordinator: bool,
@@ -33,7 +35,7 @@ pub struct View {
     pub rejected: Option<RejectionReason>,
     /// Numbers of silent members and of all members during mass silence, on the coordinator only.
     pub mass_silence: Option<(usize, usize)>,
-    /// The record of the shard is older than an earlier read: term and number of the record.
+    /// Term and number of the record of the shard, if it is older than at an earlier read.
     pub regressed: Option<(Term, u64)>,
 }
 
@@ -61,7 +63,8 @@ impl View {
         self.is_directory_complete = member.is_directory_complete();
         let number = |record: &ShardRecord| (record.term, record.seq);
         let known = self.shard.as_deref().map(number);
-        // Each replace increments the number: the large record is copied only if it has changed.
+        // Each replacement increments the number. The large record is copied only if it has
+        // changed.
         if member.shard().map(number) != known {
             self.shard = member.shard().cloned().map(Arc::new);
         }

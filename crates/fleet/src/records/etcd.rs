@@ -183,7 +183,8 @@ impl Records for EtcdRecords {
         let body = json!({"key": self.key(key)});
         let removed = self.client.call("/v3/kv/deleterange", &body).await;
         removed.map(drop).map_err(|failure| match failure {
-            // Removing a record twice is harmless, so that an unknown outcome is not special.
+            // Removing a record twice is harmless, so an unknown outcome is reported like a removal
+            // that was not executed.
             Failure::Unavailable(_) => failure.of_read(key),
             failure => failure.of_write(key),
         })

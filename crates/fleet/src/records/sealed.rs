@@ -86,6 +86,7 @@ impl SealedRecords {
         !self.has_failed.load(Ordering::Relaxed)
     }
 
+    /// Notes whether the back end has answered a request.
     fn note<T>(&self, result: Result<T, RecordError>) -> Result<T, RecordError> {
         let has_failed = matches!(
             result,

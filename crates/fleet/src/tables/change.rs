@@ -33,7 +33,8 @@ pub enum Action {
     RevokeKey {
         /// Id.
         id: String,
-        /// Also marks the resources of the key for removal, also of a key that is revoked.
+        /// True to mark the resources of the key for removal as well. This is possible even if the
+        /// key is revoked already.
         end: bool,
     },
     /// Replaces the secret of a key.
@@ -242,7 +243,7 @@ impl<'a> Staged<'a> {
         last.ok_or_else(|| TableError::Invalid("the import is empty".to_owned()))
     }
 
-    /// Adds a row, if it and its table have space for it. `removed` marks the object as removed.
+    /// Adds a row, if it and its table have space for it. `removed` marks the row as removed.
     fn put(
         &mut self,
         request: RequestId,

@@ -8,8 +8,8 @@
 //! - Another member that has the same tables has verified them.
 //!
 //! If the records are unavailable to all members, no table can change. A member that cannot read
-//! the records is therefore also in contact if more than half of all members cannot read them
-//! either, and have the same tables.
+//! the records is therefore also in contact if more than half of all members, including itself,
+//! answer that they have no newer tables.
 
 use super::message::{TableAnswer, TableRequest};
 use super::{CONTACT_TIMEOUT, PEER_TIMEOUT, Shared, TableError};
@@ -35,7 +35,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(super) struct Contact {
     /// Time at which the tables were current, as far as this member knows.
     verified: Option<Duration>,
-    /// Time at which more than half of the members had no newer tables and no records.
+    /// Time at which more than half of the members had no newer tables than this one.
     majority: Option<Duration>,
 }
 

@@ -1,6 +1,7 @@
 //! Messages between members about the tables of the fleet (API keys, template names), as JSON. Any
 //! member sends changes to the writer, the only member that commits them. The writer sends its
-//! commits to all members, each of which has all rows in memory.
+//! commits to all members, each of which has all rows in memory. The writer is the coordinator of
+//! the fleet, and the *term* counts the coordinators.
 
 use super::TableError;
 use super::change::Change;

@@ -2,8 +2,8 @@
 //! members send their changes to it.
 //!
 //! The rows of the tables are stored in parts, which are records. One more record, the index, lists
-//! the last commits. A commit is one conditional replace of the index, which contains the changed
-//! rows until a *fold* moves them to their parts.
+//! the last commits. A commit is one conditional replacement of the index, which contains the
+//! changed rows until a *fold* moves them to their parts.
 //!
 //! Changes within [`COMMIT_INTERVAL`] share a commit. A revocation is committed at once, together
 //! with all changes that wait. A writer whose term was taken over cannot replace the index: its

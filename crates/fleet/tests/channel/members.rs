@@ -17,9 +17,11 @@ use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+/// Maximum duration of a call.
 pub const LIMIT: Duration = Duration::from_secs(20);
 pub const SERVER: MemberId = MemberId(1);
 pub const CLIENT: MemberId = MemberId(2);
+/// Member that every host rejects, because it was removed from the fleet.
 pub const REMOVED: MemberId = MemberId(9);
 
 pub fn fleet() -> FleetId {

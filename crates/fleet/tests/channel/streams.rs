@@ -1,4 +1,4 @@
-//! Raw streams.
+//! Streams of bytes between two members.
 
 use super::members::{CLIENT, Fleet, Host, LIMIT, SERVER};
 use hyper::Request;
@@ -62,7 +62,7 @@ async fn open_streams_of_a_removed_member_end_and_its_requests_are_rejected_at_o
     assert!(error.contains("h2 was removed from the fleet"), "{error}");
     let ended = timeout(LIMIT, stream.read(&mut [0; 8])).await;
     ended.unwrap().unwrap_err();
-    // Another connection is not better.
+    // A request on a new connection is rejected as well.
     let error = host.message(&client, "who").await.unwrap_err();
     assert!(error.contains("h2 was removed from the fleet"), "{error}");
 }

@@ -1,3 +1,6 @@
+//! Location of sandboxes from every member, and reservation of names. The coordinator has a
+//! directory with one row per sandbox or name.
+
 use super::support::{Fleet, hash, row};
 use jiffy_fleet::node::{LocateError, ReserveError};
 use jiffy_fleet_core::{MemberId, RowChange, RowState};
@@ -30,7 +33,8 @@ async fn a_sandbox_is_located_from_every_member_and_gone_after_its_kill() {
     for id in 1..=3 {
         let node = fleet.node(id);
         if let Some(place) = node.locate(hash("s0")).await.unwrap() {
-            // The answer was remembered, and is corrected by the owner.
+            // The member remembered an earlier answer. A request to the owner would show that it is
+            // wrong.
             assert!(place.is_remembered);
             node.forget(hash("s0"));
         }
@@ -122,7 +126,7 @@ async fn exactly_one_member_reserves_a_name() {
             assert_eq!(result, Err(taken.clone()));
         }
     }
-    // The name is in use.
+    // The sandbox with the name exists for longer than a reservation.
     nodes[winner].change_row(RowChange::Put(row("name", RowState::Running)));
     sleep(Duration::from_secs(60)).await;
     let other = &nodes[(winner + 1) % 3];
@@ -130,7 +134,7 @@ async fn exactly_one_member_reserves_a_name() {
     nodes[winner].change_row(RowChange::Removed(hash("name")));
     sleep(Duration::from_secs(1)).await;
     assert_eq!(other.reserve(hash("name")).await, Ok(()));
-    // Without a coordinator nothing is decided.
+    // Without a coordinator, no name can be reserved.
     let others = fleet.others();
     fleet.network.cut.lock().insert(fleet.coordinator());
     let result = fleet.node(others[0]).reserve(hash("other")).await;

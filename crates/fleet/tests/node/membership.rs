@@ -1,4 +1,8 @@
-use super::support::{Fleet, fleet_id};
+//! Registration, verdicts and authority of members. A *verdict* is the coordinator's decision that
+//! a member is dead. The *authority* of a member is its permission to claim sandboxes, which ends
+//! some seconds after its last acknowledged heartbeat.
+
+use super::support::{Fleet, START_MS, fleet_id};
 use jiffy_fleet::node::Members;
 use jiffy_fleet::records::Fault;
 use jiffy_fleet_core::record::MemberState;
@@ -143,8 +147,9 @@ async fn a_member_that_does_not_answer_delays_no_other_member() {
             let node = fleet.node(id);
             let view = node.view();
             let left = view.deadline.unwrap().0;
-            let now = 1_000_000 + fleet.elapsed_ms();
-            // Heartbeats are acknowledged at once, each 2 s.
+            let now = START_MS + fleet.elapsed_ms();
+            // Heartbeats are sent each 2 s and acknowledged at once. Each extends the authority to
+            // 10 s.
             assert!(left >= now + 7_000, "h{id}: {left} at {now}");
         }
     }
@@ -175,7 +180,7 @@ async fn messages_of_another_fleet_and_of_unknown_members_are_rejected() {
     };
     for (message, expected) in [
         (heartbeat("other"), Some(RejectionReason::ForeignFleet)),
-        // The address of an unknown member is not known.
+        // An unknown member has no address, so it receives no answer.
         (heartbeat("7kq2"), None),
     ] {
         let replies = coordinator.deliver(MemberId(9), message).await.unwrap();

@@ -63,8 +63,8 @@ async fn fleet() -> Fleet {
 #[tokio::test]
 async fn every_member_places_on_the_tightest_host_that_has_the_template() {
     let fleet = fleet().await;
-    for front in 1..=3 {
-        let placed = fleet.node(front).place(request()).await.unwrap();
+    for through in 1..=3 {
+        let placed = fleet.node(through).place(request()).await.unwrap();
         let host = placed.admission.host.member;
         assert_eq!(host, MemberId(2));
         assert_eq!(placed.address, "10.0.0.2:7946");
@@ -95,17 +95,19 @@ async fn warm_pools_follow_the_creates_of_each_host_and_of_the_host_that_is_next
         pools.collect::<Vec<_>>()
     };
     assert_eq!(guests(2), []);
-    for front in [1, 2, 3].into_iter().cycle().take(7) {
-        let placed = fleet.node(front).place(request()).await.unwrap();
+    for through in [1, 2, 3].into_iter().cycle().take(7) {
+        let placed = fleet.node(through).place(request()).await.unwrap();
         assert_eq!(placed.admission.host.member, MemberId(2));
     }
-    // h2 is full. Only h1 has received the last ones, so no host is next.
+    // h2 is full. h1 receives the following sandboxes. No other host is suitable, so none is
+    // counted as the next one.
     for _ in 0..15 {
         let placed = fleet.node(3).place(request()).await.unwrap();
         assert_eq!(placed.admission.host.member, MemberId(1));
     }
     sleep(Duration::from_secs(3)).await;
-    // Creates for 8 s: seven in a minute need one guest, 22 need three.
+    // A pool covers the creates of 8 s. 7 creates per minute need one guest. h1 is counted for all
+    // 22 creates, which need three.
     assert_eq!(guests(2), [(TEMPLATE, 1)]);
     assert_eq!(guests(1), [(TEMPLATE, 3)]);
     // h3 does not have the template.
@@ -204,7 +206,8 @@ async fn creates_through_all_members_reach_the_limit_of_a_key_and_never_exceed_i
         running += u64::from(node.shares().lock().admit(now, &owner(), 1));
     }
     assert_eq!(running, LIMIT);
-    // A fork on a member that has no share.
+    // A fork requests a share, because it is not placed on another host. The budget has no free
+    // part.
     let request = ShareRequest {
         needs: vec![need(LIMIT)],
     };
@@ -251,7 +254,8 @@ async fn one_of_two_creates_with_the_same_idempotency_key_is_placed() {
     });
     sleep(Duration::from_secs(60)).await;
     let freed = taken(fleet.node(3).place(other.clone()).await, host);
-    // The directory may still have the row of a killed sandbox. One create receives the name.
+    // The host has killed the sandbox, but the directory still has its row. The create states that
+    // the name is freed, and receives it.
     other.freed = Some(freed);
     let placed = fleet.node(3).place(other.clone()).await.unwrap();
     let next = placed.admission.host.member;
@@ -264,7 +268,8 @@ async fn one_of_two_creates_with_the_same_idempotency_key_is_placed() {
     sleep(Duration::from_secs(1)).await;
     let freed = taken(fleet.node(1).place(other.clone()).await, next);
     assert_eq!(freed.reservation, Some(placed.decision));
-    // A client that found no row on the host cannot free the name: the create was in progress.
+    // A member that found no row on the host cannot free the name: the create on this host was
+    // still in progress.
     other.freed = Some(freed);
     let name = super::support::row("name", RowState::Running);
     fleet.node(next.0).change_row(RowChange::Put(name));
@@ -289,8 +294,8 @@ async fn creates_per_minute_are_counted_for_the_whole_fleet() {
     let mut request = request();
     request.rate = Some(("k1".to_owned(), 2));
     request.memory_mib = 1;
-    for front in [1, 2] {
-        fleet.node(front).place(request.clone()).await.unwrap();
+    for through in [1, 2] {
+        fleet.node(through).place(request.clone()).await.unwrap();
     }
     let error = fleet.node(3).place(request.clone()).await.unwrap_err();
     assert!(matches!(

@@ -25,12 +25,15 @@ pub fn fleet_id() -> FleetId {
     "7kq2".to_owned().try_into().unwrap()
 }
 
+/// Time of the nodes at the start of a test.
+pub const START_MS: u64 = 1_000_000;
+
 #[derive(Debug)]
 pub struct TokioClock(pub Instant);
 
 impl Clock for TokioClock {
     fn now(&self) -> Millis {
-        Millis(1_000_000 + self.0.elapsed().as_millis() as u64)
+        Millis(START_MS + self.0.elapsed().as_millis() as u64)
     }
 }
 
@@ -101,6 +104,7 @@ pub struct Network {
     pub mute: Mutex<BTreeSet<MemberId>>,
 }
 
+/// Sends messages and queries of one member to the nodes of the others.
 #[derive(Debug)]
 struct Link {
     from: MemberId,
@@ -299,7 +303,8 @@ impl Fleet {
         node.stop().await;
     }
 
-    /// Waits for at most `seconds`, and returns the duration.
+    /// Waits for at most `seconds` until the state of a member fulfils the condition. Returns the
+    /// duration.
     pub async fn wait(
         &self,
         id: u32,

@@ -1,4 +1,4 @@
-//! Contract of [`Records`], which all kinds fulfil.
+//! Contract of [`Records`], which all kinds fulfil: in memory, in an S3 store, and in etcd.
 
 use super::servers;
 use bytes::Bytes;
@@ -82,6 +82,7 @@ async fn listings_are_complete_and_in_order([one, other]: &Clients) {
     for key in &permanent {
         put(one, key, key.as_str()).await;
     }
+    // A record whose key starts with the name of the folder, but is not in it.
     put(one, &key("contract/list2"), "neighbour").await;
     let ended = AtomicBool::new(false);
     let changing = async {

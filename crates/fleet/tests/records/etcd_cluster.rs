@@ -1,4 +1,4 @@
-//! Cluster of three members with mutual TLS.
+//! Records in an etcd cluster of three members (servers of etcd) with mutual TLS.
 
 use super::contract::{key, value};
 use super::servers::{COMPACTION, Server, free_port, tool};

@@ -90,13 +90,13 @@ async fn sealed_records_reject_damaged_moved_and_older_content() {
     assert_eq!((first.counter(), second.counter()), (1, 2));
     assert_eq!(sealed.get(&one).await.unwrap().unwrap().content, b"second");
 
-    // A copy under another key.
+    // A copy under another key is rejected.
     let raw = memory.get(&one).await.unwrap().unwrap();
     memory.create(&two, raw.value.clone()).await.unwrap();
     let error = sealed.get(&two).await.unwrap_err();
     assert!(matches!(error, RecordError::Damaged { .. }), "{error}");
 
-    // Each change of a byte, and each truncation.
+    // Changed bytes and truncated content are rejected.
     let mut version = raw.version;
     let mut damaged: Vec<Bytes> = (0..raw.value.len())
         .step_by(3)
@@ -121,7 +121,7 @@ async fn sealed_records_reject_damaged_moved_and_older_content() {
         assert!(matches!(error, RecordError::Damaged { .. }), "{error}");
     }
 
-    // The first content again, and no record at all.
+    // The first content, and a missing record, are older than the content that was seen.
     memory
         .replace(&one, raw_first.value, &version)
         .await
@@ -176,6 +176,7 @@ async fn a_read_beside_a_write_may_return_the_former_content_and_a_later_read_ma
     slow.reads.acquire().await.unwrap().forget();
     let second = sealed.replace(&one, b"second".to_vec(), &first).unwrap();
     done(sealed.send(&second).await.unwrap());
+    // One permit for this read and one for the last read of the test.
     slow.answers.add_permits(2);
     assert_eq!(read.await.unwrap().unwrap().unwrap().content, b"first");
     // The records return to the former content after the write was seen.

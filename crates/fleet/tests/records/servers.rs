@@ -120,6 +120,8 @@ pub fn etcd(dir: &Path) -> Option<(Server, SocketAddr)> {
     ))
 }
 
+/// Starts one member of etcd without TLS. `peer` is its port for other members, and `token`
+/// distinguishes clusters.
 pub fn etcd_member(
     program: &Path,
     dir: &Path,
@@ -151,7 +153,7 @@ pub fn etcd_member(
     Server::start(&mut command, address)
 }
 
-/// Compaction that Jiffy requires of etcd.
+/// Arguments for the compaction that Jiffy requires of etcd.
 pub const COMPACTION: [&str; 2] = [
     "--auto-compaction-mode=periodic",
     "--auto-compaction-retention=5m",

@@ -1,4 +1,5 @@
-//! Fronts: a certificate, the addresses of the hosts, and nothing else.
+//! Fronts: machines without sandboxes that pass requests of clients to the hosts. A front receives
+//! a certificate and the addresses of the hosts, and nothing else.
 
 use super::lab::{Lab, Member, facts, rejected};
 use bytes::Bytes;

@@ -73,7 +73,7 @@ async fn an_interrupted_init_is_completed_by_its_repetition() {
     let lab = Lab::new();
     let home = lab.home("one");
     let (settings, access) = lab.init(&home).await.unwrap();
-    // The last step did not happen.
+    // As if the last step, which renames the draft, had not been executed.
     std::fs::rename(home.join("fleet.toml"), home.join("fleet/fleet.draft.toml")).unwrap();
     let remote = lab.remote(&home);
     let (again, other) = create_fleet(&home, &lab.init_options(), &facts(), &remote)

@@ -93,6 +93,7 @@ impl Lab {
     }
 }
 
+/// Returns the properties of all hosts.
 pub fn facts() -> HostFacts {
     HostFacts {
         version: "0.1.0".to_owned(),
@@ -103,6 +104,7 @@ pub fn facts() -> HostFacts {
     }
 }
 
+/// Stock templates that are all in the store.
 #[derive(Debug)]
 struct Stored;
 

@@ -88,6 +88,7 @@ async fn guesses_are_rejected_without_records_and_then_limited() {
             assert!(error.contains("does not belong to this fleet"), "{error}");
         }
     }
+    // An address may fail ten times per minute.
     assert_eq!(limited, 90);
     assert!(started.elapsed() < Duration::from_secs(30));
     std::fs::rename(&hidden, &store).unwrap();
@@ -108,7 +109,7 @@ fn with_any_token(member: &str) -> JoinOptions {
 
 /// Returns a token that no fleet created.
 fn any_token() -> Token {
-    // 38 bytes of zeros with their checksum.
+    // 36 bytes of zeros, and a checksum of 2 bytes.
     let mut bytes = vec![0_u8; 36];
     let hash = blake3::hash(&bytes);
     bytes.extend(&hash.as_bytes()[..2]);

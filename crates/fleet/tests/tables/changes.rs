@@ -1,4 +1,5 @@
-//! Changes without faults.
+//! Changes of the tables (API keys, template names) without faults. One member, the writer, commits
+//! the changes of all members.
 
 use super::lab::{Lab, create, hash, is_revoked, key_row, reached, revoke, row};
 use crate::records::servers;
@@ -24,7 +25,7 @@ async fn changes_reach_all_members(records: Arc<dyn Records>) {
     let revoked = three.change(revoke("a")).await.unwrap();
     assert_eq!(revoked.unconfirmed, []);
     assert!([&one, &two, &three].iter().all(|t| is_revoked(t, "a")));
-    // Without the interval of the group commit.
+    // A revocation does not wait for the interval of the group commit.
     assert!(
         began.elapsed() < Duration::from_secs(1),
         "{:?}",
@@ -200,7 +201,7 @@ async fn names_of_templates_are_added_replaced_and_removed() {
     assert!(one.row(&key).is_none() && two.row(&key).is_none());
     let again = two.change(remove()).await;
     assert!(matches!(again, Err(TableError::Unknown(_))), "{again:?}");
-    // Also after the part was rewritten.
+    // The row is also missing after its part was rewritten.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let three = lab.member(3);
     reached(&three, removed.number).await;

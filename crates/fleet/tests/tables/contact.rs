@@ -1,4 +1,5 @@
-//! Members that are cut off.
+//! Members that are cut off from the fleet. A member accepts API keys only while it has contact:
+//! its tables were verified in the last 60 s.
 
 use super::lab::{Gate, Lab, create, is_revoked, reached, revoke};
 use jiffy_fleet::records::Fault;

@@ -1,4 +1,6 @@
-//! Writers that are lost, answers that are lost, and records that are damaged or older.
+//! Writers that are lost, answers that are lost, and records that are damaged or older. The writer
+//! is the member that commits the changes of the tables. It is the coordinator, and the term counts
+//! the coordinators.
 
 use super::lab::{Lab, create, fleet, is_revoked, reached, revoke, row};
 use crate::records::servers;
@@ -131,7 +133,8 @@ fn key(text: &str) -> RecordKey {
     text.parse().unwrap()
 }
 
-/// Returns a lab whose rows are in their parts, and the key of the part of `a`.
+/// Returns a lab whose rows are in their parts (the records that store rows), and the key of the
+/// part that contains the API key `a`.
 async fn folded() -> (Lab, Tables, MemoryRecords, RecordKey) {
     let memory = MemoryRecords::default();
     let lab = Lab::new(Arc::new(memory.clone())).await;

@@ -1,4 +1,5 @@
-//! Members of a fleet, and the network between them.
+//! Members of a fleet with their tables (API keys, template names), and the network between them.
+//! One member, the writer, commits the changes of all members.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,7 +24,7 @@ struct Rules {
     cut: HashSet<MemberId>,
     /// Number of answers that are lost after the request was executed.
     lost_answers: usize,
-    /// Members that still believe to be the writer of a former term.
+    /// Members that still believe to be the writer, with the term that has ended.
     deposed: HashMap<MemberId, Term>,
     members: HashMap<MemberId, Tables>,
     requests: usize,
@@ -150,6 +151,7 @@ impl Lab {
         tables
     }
 
+    /// Makes a member the writer in this term, as after a takeover.
     pub fn set_writer(&self, member: u32, term: u64) {
         self.net.0.lock().writer = Some((MemberId(member), Term(term)));
     }
@@ -172,6 +174,7 @@ impl Lab {
         self.net.0.lock().cut.clear();
     }
 
+    /// Drops the next answers, after their requests were executed.
     pub fn lose_answers(&self, count: usize) {
         self.net.0.lock().lost_answers = count;
     }
@@ -195,6 +198,7 @@ pub fn now_ms() -> u64 {
     now.unwrap().as_millis() as u64
 }
 
+/// Returns the hash of the secret of a key. It depends on the id.
 pub fn hash(id: &str) -> KeyHash {
     let mut hash = [0; 32];
     let bytes = id.as_bytes();

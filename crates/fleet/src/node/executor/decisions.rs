@@ -2,7 +2,9 @@
 //! coordinator. `jiffy fleet why` shows them. If the selected host rejects a sandbox, the create is
 //! repeated with another host: the next decision names the *former* one.
 //!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. A
+//! *row* is an entry of the coordinator's directory: the hash of the id, the name or the
+//! idempotency key of a sandbox.
 
 use crate::node::query::Decision;
 use jiffy_fleet_core::{MemberId, Millis, SandboxHash, Term};
@@ -13,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 const MAX_DECISIONS: usize = 4096;
 /// Maximum length of an explanation.
 const MAX_REASON: usize = 2048;
-/// Maximum number of creates of one sandbox that an answer contains.
+/// Maximum number of decisions about one sandbox in an answer.
 const MAX_ANSWER: usize = 8;
 
 /// A decision.
@@ -21,9 +23,13 @@ const MAX_ANSWER: usize = 8;
 pub(super) struct Entry {
     pub number: u64,
     pub at: Millis,
+    /// Selected host. `None` if no host was suitable.
     pub host: Option<MemberId>,
+    /// Reservation of resources on the host, until the create has ended.
     pub reservation: Option<ReservationId>,
+    /// Explanation of the selection.
     pub reason: String,
+    /// Reason for which the selected host has rejected the sandbox.
     pub rejected: Option<String>,
     /// Former decision for the same create.
     former: Option<u64>,

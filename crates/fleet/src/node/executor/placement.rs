@@ -1,5 +1,6 @@
-//! The coordinator's decisions about new sandboxes (placements) and about shares of budgets. The
-//! requests come from any member of the fleet.
+//! The coordinator's decisions about new sandboxes (placements) and about shares of budgets. A
+//! *budget* is the limit of an API key, and a *share* is the part of it that one member may use.
+//! The requests come from any member of the fleet.
 //!
 //! A create can have a name and an idempotency key. Both have a row in the coordinator's directory,
 //! so that two hosts cannot create the same sandbox. A decision reserves both rows until the
@@ -20,6 +21,8 @@ use std::collections::{HashMap, VecDeque};
 const RATE_WINDOW_MS: u64 = 60_000;
 /// Maximum number of hosts that build a template in an answer.
 const MAX_BUILDERS: usize = 4;
+/// Maximum number of characters of the reason for which a host rejects a sandbox.
+const MAX_REJECTION_CHARS: usize = 512;
 /// Maximum number of owners whose creates are counted.
 const MAX_RATES: usize = 65_536;
 
@@ -72,8 +75,8 @@ impl Executor {
     }
 
     /// Places a sandbox. Looks up the rows of idempotency key and name, finds the template, counts
-    /// the create, selects a host with the scheduler, and reserves the rows. An inner `None` means
-    /// that this member cannot decide.
+    /// the create, selects a host with the scheduler, and reserves the rows. `Err(None)` means that
+    /// this member cannot decide.
     fn try_place(
         &mut self,
         now: Millis,
@@ -109,8 +112,7 @@ impl Executor {
             self.member.set_limit(&need.owner, Some(*limit));
             needs.push(need.clone());
         }
-        // The limit applies to creates, not to the requests of one create that several hosts have
-        // rejected.
+        // A create is counted once, also if hosts reject it and it is requested again.
         if let (Some((owner, limit)), false) = (&request.rate, request.is_counted)
             && let Err(wait_ms) = self.rates.count(now, owner, *limit)
         {
@@ -194,7 +196,8 @@ impl Executor {
     /// create has reserved it since. If so, removes the row: the host's own message about the
     /// removal has not arrived yet.
     fn is_freed(&mut self, hash: SandboxHash, freed: Option<TakenName>) -> bool {
-        // The host of a create in progress may have received the row since the client checked it.
+        // If the directory did not have the row, the host may have created the sandbox since the
+        // sender checked it.
         let Some(freed) = freed.filter(|freed| freed.is_reported) else {
             return false;
         };
@@ -257,7 +260,7 @@ impl Executor {
         };
         entry.rejected = end
             .rejected
-            .map(|reason| reason.chars().take(512).collect());
+            .map(|reason| reason.chars().take(MAX_REJECTION_CHARS).collect());
         if let Some(reservation) = entry.reservation.take() {
             self.member.end_placement(reservation, is_running);
         }

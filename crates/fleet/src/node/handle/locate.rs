@@ -105,8 +105,8 @@ impl Places {
         (now.since(*at) < PLACE_MS).then_some(*place)
     }
 
-    /// Remembers the place of a sandbox for a short time, so that repeated requests need no
-    /// question to a shard.
+    /// Remembers the place of a sandbox for a short time, so that repeated requests need no query
+    /// to the coordinator.
     fn remember(&self, hash: SandboxHash, place: RowPlace, now: Millis) {
         let mut places = self.places.lock();
         if places.len() >= MAX_PLACES && !places.contains_key(&hash) {
@@ -217,8 +217,8 @@ impl Node {
         self.place_of(place, false)
     }
 
-    /// Returns the place of a sandbox at `place`. `is_remembered` is true if the place comes from
-    /// an earlier answer of the coordinator, so that it may be wrong.
+    /// Returns a place with the address and the state of its member. `is_remembered` is true if the
+    /// place comes from an earlier answer of the coordinator, so that it may be wrong.
     fn place_of(&self, place: RowPlace, is_remembered: bool) -> Place {
         let members = self.members();
         let row = members.row(place.host);

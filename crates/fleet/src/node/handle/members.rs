@@ -1,5 +1,7 @@
-//! Members of the fleet with their addresses and states, as this member knows them. The record of
-//! the shard, which the coordinator writes, has one row per member. (A fleet has one shard.)
+//! Members of the fleet with their addresses and states, as this member knows them. A *shard* is a
+//! part of the fleet's sandboxes, and a fleet has one shard at present. The record of the shard,
+//! which the coordinator writes, has one row per member. A *front* is a machine without sandboxes
+//! that passes requests of clients to the members.
 //!
 //! A member reads the record of its shard only if its heartbeats are not acknowledged. It therefore
 //! requests the rows of the members from the coordinator, which answers with rows only if they have
@@ -114,7 +116,7 @@ impl Members {
             .collect()
     }
 
-    /// Returns whether the rows of another member may be used.
+    /// Returns whether an answer of another member obeys the rules of the record.
     fn is_valid(&self) -> bool {
         self.rows.len() <= MAX_MEMBERS
             && self.removed_fronts.len() <= MAX_REMOVED_FRONTS
@@ -230,7 +232,8 @@ impl Node {
         }
     }
 
-    /// Returns the coordinator and its term. This member only while it is the coordinator.
+    /// Returns the coordinator and its term. `None` if the coordinator is unknown, or if the record
+    /// names this member although this process does not have the role.
     #[must_use]
     pub fn coordinator(&self) -> Option<(MemberId, Term)> {
         let view = self.view();

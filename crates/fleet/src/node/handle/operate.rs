@@ -53,8 +53,8 @@ impl Node {
         Ok(Answer::Operated(result.err()))
     }
 
-    /// Accepts records on this member that are older than those read before. Returns whether they
-    /// were.
+    /// Accepts records on this member that are older than those read before. Returns whether the
+    /// records were older.
     pub(super) async fn accept_restore(&self) -> Result<bool, NodeError> {
         let (sender, accepted) = oneshot::channel();
         self.try_send(Command::AcceptRestore(sender))?;

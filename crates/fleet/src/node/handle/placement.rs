@@ -53,7 +53,7 @@ impl Node {
         });
     }
 
-    /// Accepts a placement on this member, and applies its grants.
+    /// Accepts a placement on this member, and applies its grants (new sizes of shares).
     ///
     /// # Errors
     /// [`NodeError::Placement`] if the placement was made for another process or epoch of this
@@ -81,8 +81,8 @@ impl Node {
         Some(granted)
     }
 
-    /// Returns the decisions of the coordinator about the sandbox of a row, or with an id. `None`
-    /// without a coordinator.
+    /// Returns the decisions of the coordinator about the sandbox of a row, and the decision whose
+    /// id is `text`. `None` without a coordinator.
     pub async fn decisions(&self, row: SandboxHash, text: &str) -> Option<Vec<Decision>> {
         let (member, address) = self.members().coordinator()?;
         let query = Query::Why(row, text.to_owned());
@@ -98,7 +98,7 @@ impl Node {
         let _ = self.try_send(Command::HastenHeartbeat);
     }
 
-    /// Returns whether a member has a row. `None` without an answer.
+    /// Returns whether a member has the sandbox of a row. `None` without an answer.
     pub async fn has_row(&self, member: MemberId, row: SandboxHash) -> Option<bool> {
         let address = self.members().row(member)?.address.clone();
         match self.query(member, &address, Query::Local(row)).await? {

@@ -1,5 +1,6 @@
 //! Queries for the placement of a new sandbox and for shares of budgets. The receiver is the
-//! coordinator.
+//! coordinator. A *placement* selects the host of a sandbox. A *budget* is the limit of an API key,
+//! and a *share* is the part of it that one member may use.
 //!
 //! The coordinator's directory has a row for each sandbox, found by a hash of its id. The name of a
 //! sandbox and the idempotency key of a create have rows as well, so that both are unique in the

@@ -1,4 +1,5 @@
-//! HTTP client of an etcd cluster: endpoints, timeouts, retries and authentication.
+//! HTTP client of an etcd cluster: endpoints, timeouts, retries and authentication. A *member* is a
+//! server of this cluster, not of the fleet.
 
 use super::super::etcd_answer::{Headed, Message, parse};
 use super::super::{RecordError, RecordKey};
@@ -20,7 +21,7 @@ const MAX_ANSWER_BYTES: usize = 2 << 20;
 const MAX_PASSWORD_BYTES: u64 = 4096;
 /// Pause after a failed attempt.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Space in bytes above which the database is reported as nearly full, in percent of its quota.
+/// Part of the quota, in percent, above which the database is reported as nearly full.
 const FULL_PERCENT: u64 = 75;
 /// Quota of etcd unless it is configured.
 const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
@@ -154,7 +155,8 @@ impl Client {
             self.authenticate(endpoint).await?;
         }
         if self.cluster.lock().is_none() {
-            // Learn the cluster's id from a read, before the first write.
+            // Learn the cluster's id from a read, before the first write. The read requests the key
+            // of one zero byte (base64), which does not exist.
             let probe = json!({"key": "AA==", "limit": "1", "keys_only": true});
             self.post_checked(endpoint, "/v3/kv/range", &probe).await?;
         }
@@ -246,6 +248,7 @@ impl Client {
             (404, _) => rejected(RecordError::Unsuitable(format!(
                 "{reason}; the HTTP gateway is disabled, or etcd is older than 3.4"
             ))),
+            // 7 and 16 are the gRPC codes PERMISSION_DENIED and UNAUTHENTICATED.
             (401 | 403, _) | (_, 7 | 16) => rejected(RecordError::Denied { reason }),
             _ if text.contains("authentication") || text.contains("user name is empty") => {
                 rejected(RecordError::Denied { reason })

@@ -1,6 +1,7 @@
 //! Address and credentials of an etcd cluster.
 //!
-//! A fleet stores its *records* (heads of sandboxes, members, tables) in the store, or in etcd.
+//! A fleet stores its *records* (heads of sandboxes, members, tables) in the store, or in etcd. A
+//! member in this module is a server of the etcd cluster.
 
 use super::super::RecordError;
 use std::fmt;
