@@ -183,7 +183,7 @@ impl Fleet {
         &self.node
     }
 
-    /// Returns the templates of this host, for heartbeats. The list is updated every second.
+    /// Returns the templates of this host, for heartbeats. The list is updated every 2 s.
     #[must_use]
     pub fn templates(&self) -> Arc<TemplateHashes> {
         self.templates.current()

@@ -22,7 +22,7 @@ use jiffy_fleet_core::{MemberId, SandboxHash};
 use jiffy_sandbox_manager::Creation;
 use serde::Deserialize;
 
-/// Fields of a body that name a sandbox, and its template or snapshot.
+/// Field of a body that names a sandbox.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Named {
@@ -106,7 +106,7 @@ impl Fleet {
     pub(super) async fn reserve(&self, hash: SandboxHash) -> Result<Option<MemberId>, ApiError> {
         match self.node.reserve(hash).await {
             Ok(()) => Ok(None),
-            // This member checks its own sandboxes.
+            // The handler of this member checks whether one of its own sandboxes has the name.
             Err(ReserveError::Taken(member)) if member == self.node.id() => Ok(None),
             Err(ReserveError::Taken(member)) => Ok(Some(member)),
             Err(e @ ReserveError::NoCoordinator) => Err(unavailable(format!(

@@ -61,7 +61,7 @@ impl Fleet {
             body: serde_json::to_vec(&body)
                 .map_err(|e| ApiError::internal(e.to_string()))?
                 .into(),
-            // The caller is an administrator.
+            // Only administrators may drain hosts, so the call is sent with full access.
             caller: Caller::Owner,
             client: None,
             purpose: Purpose::Call,

@@ -1,4 +1,5 @@
-//! Requests to functions of other members of the fleet, by the host name of the function.
+//! Requests to functions of other members of the fleet, by the host name of the function. The
+//! *label* is the part of this host name that identifies the function.
 //!
 //! A *member* is a host of the fleet.
 

@@ -128,7 +128,7 @@ fn merge(parts: Vec<Lineage>) -> Lineage {
     });
     if merged.nodes.len() > MAX_LINEAGE_NODES {
         merged.truncated = true;
-        // The newest nodes are the nearest ones of most objects.
+        // For most objects, the newest nodes are the most closely connected ones.
         merged.nodes.drain(..merged.nodes.len() - MAX_LINEAGE_NODES);
         let shown: std::collections::HashSet<_> = merged.nodes.iter().map(|n| &n.id).collect();
         merged

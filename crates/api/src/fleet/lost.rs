@@ -6,7 +6,8 @@
 //! on a roster.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox.
+//! the sandbox. The *home* is the host that has its files. A *draining* host receives no new
+//! sandboxes, and gives up its stored ones.
 
 mod tasks;
 
@@ -45,13 +46,13 @@ pub(crate) struct LostSandbox {
 /// Roster that was read, with the sandboxes to show.
 struct Loaded {
     read: ReadRoster,
-    /// Time of the verdict.
+    /// Time at which the host was declared dead, in milliseconds since 1970.
     since_ms: Option<u64>,
     /// Sandboxes by id.
     sandboxes: BTreeMap<String, LostSandbox>,
 }
 
-/// Sandboxes without a living home, as this host knows them.
+/// Sandboxes whose home is lost, or that have no home, as this host knows them.
 #[derive(Default)]
 pub(crate) struct LostSandboxes {
     rosters: Option<Rosters>,
@@ -92,7 +93,8 @@ impl LostSandboxes {
         }
     }
 
-    /// Returns whether hosts share the sandboxes that have no living home.
+    /// Returns whether the fleet has rosters, so that any host can show and resume sandboxes of
+    /// lost hosts.
     pub fn has_rosters(&self) -> bool {
         self.rosters.is_some()
     }
@@ -290,7 +292,8 @@ impl LostSandboxes {
         }
         self.release(&entries).await?;
         for entry in &entries {
-            // The head decides who may run a sandbox that was resumed meanwhile.
+            // The sandbox may have been resumed meanwhile. It then stays on this host, and is
+            // removed from the roster.
             if !sandboxes.give_up(&entry.id).await {
                 self.remove(&entry.id);
             }

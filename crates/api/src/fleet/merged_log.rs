@@ -46,8 +46,8 @@ pub(super) trait PageOfLog: DeserializeOwned + Send + 'static {
 }
 
 impl Fleet {
-    /// Merges the page of this member with the pages that all others return for `uri`, a page of
-    /// `query`. Returns the members without an answer.
+    /// Merges the page of this member with the pages that all others return for `uri`, which
+    /// requests the page `query`. Returns the members without an answer.
     pub(super) async fn merged<P: PageOfLog>(
         &self,
         caller: &Caller,

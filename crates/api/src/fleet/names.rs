@@ -97,8 +97,8 @@ impl TemplateNames for TableNames {
 }
 
 impl Fleet {
-    /// Adds the names of the templates of all members. Without them, members find templates by
-    /// probes only.
+    /// Adds the names of the templates of all members. Without them, members find templates only by
+    /// probes: calls to all members, which answer whether they have the template.
     pub fn set_template_names(&mut self, names: Arc<dyn TemplateNames>) {
         self.template_names = Some(names);
     }

@@ -34,7 +34,7 @@ impl Fleet {
             let why = format!("all sandboxes of the private network `{network}` are on it");
             return Err(host_lost(place.member, &why));
         }
-        // Also if the host may lack the template or snapshot: it reports that.
+        // The host may lack the template or snapshot. It then reports this itself.
         *allowed = vec![place.member];
         Ok(())
     }

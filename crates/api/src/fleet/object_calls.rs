@@ -1,7 +1,8 @@
 //! Executes calls on snapshots, templates and other objects that another member has: sends probes,
 //! and forwards the call to the member that answers best.
 //!
-//! A *member* is a host of the fleet.
+//! A *member* is a host of the fleet. A *probe* is a call that a member only answers by how well
+//! one of its objects matches. The *home* of an object is the member that manages it.
 
 use super::forward::{BufferedCall, Forwarded, Purpose, prepare};
 use super::objects::{Match, Object};
@@ -23,7 +24,7 @@ const MAX_PROBE_BYTES: usize = 1024;
 /// Reason of an error for a template whose home (the member that manages it) is dead.
 const HOME_LOST: &str = "it has the builds of the template, and was declared dead";
 
-/// Field of a body that names a template.
+/// Fields of bodies, one of which names a template.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Named {

@@ -1,8 +1,9 @@
 //! Calls on snapshots, templates, builds, pools and functions of other members.
 //!
 //! No record names the members that have an object. A member that does not have it therefore sends
-//! a probe to all other members, and forwards the call to the member with the best answer. A call
-//! fails with 404 only if all live members have answered the probe.
+//! a *probe* (the question whether they have it) to all other members. It forwards the call to the
+//! member with the best answer. A call fails with 404 only if all live members have answered the
+//! probe.
 //!
 //! A *member* is a host of the fleet.
 
@@ -42,8 +43,11 @@ pub(super) struct Match {
     pub is_home: bool,
 }
 
+/// Precedence of a template that is shared with the caller.
 const SHARED: u8 = 1;
+/// Precedence of a snapshot in a call that accepts templates and snapshots.
 const SNAPSHOT: u8 = 2;
+/// Precedence of an object of the caller.
 const OWN: u8 = 3;
 
 /// Returns a decoded part of a path.

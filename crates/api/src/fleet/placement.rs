@@ -36,9 +36,10 @@ const MAX_ALLOWED: usize = 16;
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// Pause before a request is repeated while unused shares are recalled.
 const RECALL_PAUSE: Duration = Duration::from_millis(250);
-/// Maximum time for which the report of a create that has ended is in transit to the coordinator.
+/// Maximum time for which a taken name is requested again although its host has no such sandbox.
+/// The report of its end may be in transit to the coordinator.
 const TRANSIT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause before the coordinator is queried again for such a name.
+/// Pause before such a name is requested again.
 const TRANSIT_PAUSE: Duration = Duration::from_millis(20);
 /// Size with which the coordinator selects a host if this host does not have the template, and so
 /// does not know its size.

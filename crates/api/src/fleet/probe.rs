@@ -58,6 +58,7 @@ impl Fleet {
         let Some(it) = &self.probe else {
             return (None, None);
         };
+        // The roster of this host, the list of its sandboxes, is always in the store.
         let own = format!("fleet/rosters/{}", self.node.id().0);
         let kind = if it.is_etcd { "etcd" } else { "s3" };
         let (records, store) = tokio::join!(
@@ -67,8 +68,9 @@ impl Fleet {
         (Some(records), Some(store))
     }
 
-    /// Checks that a front with this number may exist. Otherwise a front that joins later would be
-    /// rejected for no apparent reason.
+    /// Checks that a front (a machine that only passes requests to the hosts) has received this
+    /// number. If a number was removed before it is assigned, the front that receives it would be
+    /// rejected.
     pub(crate) async fn check_front(&self, front: MemberId) -> Result<(), ApiError> {
         let Some(it) = &self.probe else {
             return Ok(());

@@ -35,8 +35,8 @@ pub(super) struct FleetRows {
     heads: Mutex<HashMap<String, Head>>,
     /// Sandboxes by the hash of their idempotency key.
     created: Mutex<HashMap<SandboxHash, String>>,
-    /// Sandboxes that are not killed by the hash of their private network. A network has one row,
-    /// as long as it has sandboxes.
+    /// Sandboxes by the hash of their private network, except killed ones. A network has one row as
+    /// long as it has sandboxes.
     networks: Mutex<HashMap<SandboxHash, HashSet<String>>>,
     lost: Arc<LostSandboxes>,
     /// Notified when a sandbox no longer runs, or is removed.
@@ -147,7 +147,7 @@ impl FleetRows {
         hashes.into_iter().flatten().map(row).collect()
     }
 
-    /// Reports the difference between two lists of rows to the shard of the fleet.
+    /// Reports the difference between two lists of rows to the directory of the fleet.
     fn replace(&self, before: &[Row], now: &[Row]) {
         for row in before {
             if !now.iter().any(|other| other.hash == row.hash) {

@@ -1,5 +1,10 @@
-//! Background tasks: one writes the roster of this host (the list of its sandboxes) to the store,
-//! and one reads the rosters of lost hosts.
+//! Background tasks for rosters. The *roster* of a host is the list of its sandboxes in the store,
+//! which the other hosts read after its loss. The tasks are:
+//! - `write_own` writes the roster of this host
+//! - `read_lost` reads the rosters of lost hosts
+//! - `release_while_draining` gives up sandboxes while this host is draining
+//! - `write_taken` removes sandboxes that this host has resumed or killed from the rosters of lost
+//!   hosts
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox.
@@ -26,8 +31,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(2);
 const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 
 impl LostSandboxes {
-    /// Starts the tasks that write this host's roster, and read the rosters of lost hosts. They end
-    /// when the control plane is dropped.
+    /// Starts the tasks. They end when the control plane is dropped.
     pub(in crate::fleet) fn start(
         self: &Arc<Self>,
         node: &Node,
