@@ -1,4 +1,5 @@
-//! Fleet of several hosts: every member answers all calls.
+//! Fleet of several hosts: every *member* (the daemon of one host) answers all calls. A *verdict*
+//! is the decision of the coordinator, one of the members, that a host is dead.
 
 mod lab;
 mod loss;
@@ -100,7 +101,7 @@ async fn no_member_shows_routes_to_or_counts_anything_of_another_tenant() {
             assert_eq!(foreign.status, 404, "{method} {suffix}: {}", foreign.body);
             let text = |body: &Value| body.to_string().replace(&id, "ID").replace(&unknown, "ID");
             assert_eq!(text(&foreign.body), text(&absent.body));
-            // Names of other owners are not found, and are free.
+            // Names of other owners are not found. The caller may use them as well.
             let path = format!("/sandboxes/private{suffix}");
             let named = lab.call(host, &two, method, &path, body.clone()).await;
             assert_eq!(named.status, 404, "{method} {suffix}: {}", named.body);
@@ -205,7 +206,8 @@ async fn all_sandboxes_of_a_private_network_are_on_one_host() {
     let lab = Lab::start(3).await;
     let (key, _) = lab.key(Scope::Create);
     let body = json!({ "templateID": "base", "network": { "join": "lab" } });
-    // Concurrent creates through all members. A host that has lost the race tries the other one.
+    // Concurrent creates through all members. Only one host can create the network; a create on
+    // another host is repeated there, or rejected.
     let calls = (0..9).map(|n| lab.call(n % 3 + 1, &key, "POST", "/sandboxes", body.clone()));
     let answers = futures_util::future::join_all(calls).await;
     let mut created = Vec::new();
@@ -299,7 +301,7 @@ async fn names_are_unique_in_the_fleet_and_idempotency_keys_hold_on_all_members(
         .map(|answer| answer.expect(201).id())
         .collect();
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
-    // Also after a restart of the daemon that has the sandbox.
+    // The key still returns the sandbox after a restart of all daemons.
     for host in 1..=3 {
         lab.restart(host).await;
     }
@@ -310,7 +312,7 @@ async fn names_are_unique_in_the_fleet_and_idempotency_keys_hold_on_all_members(
         let answer = lab.create_with("k-1", host, &key, different).await;
         assert_eq!(answer.expect_error(422), "idempotency_key_reused");
     }
-    // Keys of other owners do not collide.
+    // An equal idempotency key of another owner creates another sandbox.
     let (two, _) = lab.key(Scope::Create);
     let answer = lab.create_with("k-1", 2, &two, body).await;
     assert_ne!(answer.expect(201).id(), ids[0]);
@@ -382,7 +384,7 @@ async fn a_frozen_owner_ends_its_requests_and_slows_no_other_sandbox() {
 async fn a_stored_sandbox_of_a_lost_host_is_resumed_through_any_member() {
     let lab = Lab::with_store(3).await;
     let (key, _) = lab.key(Scope::Create);
-    // The coordinator stays.
+    // Stop a host that is not the coordinator, so that no takeover delays the test.
     let lost = (1..=3).find(|&host| !lab.is_coordinator(host)).unwrap();
     let resumer = (1..=3).find(|&host| host != lost).unwrap();
     let body = json!({ "templateID": "base", "name": "mine" });

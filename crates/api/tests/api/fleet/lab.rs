@@ -1,7 +1,8 @@
 //! Several control planes in one process, whose nodes and calls are connected in memory.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox.
+//! the sandbox. The record of the *shard* (all sandboxes of the fleet) lists the members and names
+//! the coordinator.
 
 mod faults;
 mod host;
@@ -82,6 +83,7 @@ fn timing() -> Timing {
     }
 }
 
+/// Member of the fleet: its sandboxes, its node and its connections.
 struct Member {
     bench: Bench,
     figures: Arc<TestFigures>,
@@ -282,7 +284,7 @@ impl Lab {
         address
     }
 
-    /// Connects a new control plane of a member.
+    /// Starts a new control plane of a member, and connects it to the others.
     fn serve(&self, member: &Member) {
         let router = router(self.app(member, Arc::new(base_templates())));
         let mut routers = self.network.routers.lock().unwrap();
@@ -329,7 +331,7 @@ impl Lab {
         self.keys.revoke(&key.key.id).unwrap();
     }
 
-    /// Waits until the coordinator knows the place of a sandbox.
+    /// Waits until another member than the host of a sandbox can locate the sandbox.
     pub async fn located(&self, id: &str) {
         let node = &self.members[&1].node;
         let fleet = Fleet::new(node.clone(), SECRET, self.members[&1].link.clone());

@@ -1,4 +1,5 @@
-//! Loss and return of a host.
+//! Loss and return of a host. The other hosts show its sandboxes from its *roster*, the list of its
+//! sandboxes in the store.
 
 use super::lab::Lab;
 use crate::support::{Answer, TestCaller};
@@ -21,6 +22,8 @@ struct Lost {
 }
 
 impl Lost {
+    /// Starts a fleet, creates the sandboxes on one host, and cuts this host off until it is
+    /// declared dead.
     async fn cut() -> Self {
         let lab = Lab::with_store(3).await;
         let (key, _) = lab.key(Scope::Create);
@@ -69,6 +72,7 @@ impl Lost {
         self.lab.call(host, &self.key, method, path, body).await
     }
 
+    /// Returns the start of the text that names the lost host and the time (20..) of its loss.
     fn cause(&self) -> String {
         format!("host h{} was lost at 20", self.lost)
     }
@@ -126,7 +130,7 @@ async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
             assert_eq!(answer.expect_error(503), "host_lost");
         }
     }
-    // A stored pause is resumed on demand, and shown once.
+    // A sandbox whose pause is stored is resumed by any host. It is then listed once.
     let [one, two] = it.others;
     let path = format!("/sandboxes/{}/connect", it.paused[0]);
     it.call(one, "POST", &path, json!({ "timeout": 60 }))
@@ -153,11 +157,12 @@ async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
     let resumed = it.call(two, "POST", &path, body.clone()).await;
     assert_eq!(resumed.header("jiffy-resumed-from"), Some("stored"));
     resumed.expect(201);
-    // Without a stored state there is none to use.
+    // A sandbox that was never stored cannot be resumed.
     let path = format!("/sandboxes/{}/resume", it.running[0]);
     let refused = it.call(two, "POST", &path, body).await;
     assert_eq!(refused.expect_error(503), "host_lost");
-    // The host returns: the sandboxes that stayed are back, the others are where they are.
+    // The host returns. Its sandboxes that no other host has resumed run on it. The resumed ones
+    // stay on the other hosts.
     it.lab.thaw(it.lost).await;
     for id in &it.running {
         let path = format!("/sandboxes/{id}");

@@ -1,4 +1,5 @@
-//! Operators' commands, through every member.
+//! Operators' commands, through every member. A *front* is a machine without sandboxes that passes
+//! requests of clients to the hosts.
 
 use super::lab::Lab;
 use crate::support::TestCaller;
@@ -45,7 +46,7 @@ async fn commands_on_hosts_work_through_every_member_and_reject_wrong_states() {
         let drained = operate(&lab, through, "h2", "drain").await.expect(200);
         assert_eq!(drained.text("state"), "draining");
         until_state(&lab, 2, "draining").await;
-        // Twice.
+        // A repeated command is rejected.
         let twice = operate(&lab, through, "h2", "drain").await;
         assert!(
             twice.text("message").contains("undrain h2"),
@@ -62,7 +63,7 @@ async fn commands_on_hosts_work_through_every_member_and_reject_wrong_states() {
         );
         assert_eq!(twice.expect_error(409), "refused");
     }
-    // The own host, and the last host that accepts sandboxes.
+    // A host cannot drain itself, and the last host that accepts sandboxes cannot be drained.
     let own = operate(&lab, 2, "h2", "drain").await;
     assert!(
         own.text("message").contains("on another host"),
@@ -76,14 +77,14 @@ async fn commands_on_hosts_work_through_every_member_and_reject_wrong_states() {
     assert!(last.text("message").contains("last host"), "{}", last.body);
     assert_eq!(last.expect_error(409), "refused");
     until_state(&lab, 1, "up").await;
-    // Fronts.
+    // A front is removed once. Its number is `f` and digits.
     let removed = operate(&lab, 2, "f7", "remove").await.expect(200);
     assert_eq!(removed.text("state"), "left");
     let twice = operate(&lab, 3, "f7", "remove").await;
     let message = twice.text("message").to_owned();
     assert!(message.contains("f7 was removed"), "{message}");
     assert_eq!(twice.expect_error(409), "refused");
-    // Living hosts.
+    // Hosts that send heartbeats cannot be removed.
     for action in ["remove", "confirm-dead"] {
         let living = operate(&lab, 1, "h2", action).await;
         let message = living.text("message").to_owned();
@@ -105,7 +106,7 @@ async fn commands_on_hosts_work_through_every_member_and_reject_wrong_states() {
     let path = "/fleet/accept-restore";
     let accepted = lab.call(3, &lab.admin(), "POST", path, Value::Null).await;
     assert_eq!(accepted.expect_error(409), "refused");
-    // Other keys.
+    // Only administrators may send commands.
     for scope in [Scope::Create, Scope::Read] {
         let (key, _) = lab.key(scope);
         for path in [
@@ -193,7 +194,8 @@ async fn a_drained_host_gives_up_its_sandboxes_which_resume_on_other_hosts() {
             assert_eq!(shown.expect(200).text("state"), "paused");
         }
     }
-    // Through each host, also the drained one, and never on it.
+    // Resumes through each host, also through the drained one. No sandbox is resumed on the drained
+    // host.
     for (n, host) in [others[0], others[1], drained, drained]
         .into_iter()
         .enumerate()

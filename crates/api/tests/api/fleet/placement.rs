@@ -1,4 +1,6 @@
-//! Placement of sandboxes on the hosts of a fleet, and limits for all hosts together.
+//! Placement of sandboxes on the hosts of a fleet, and limits for all hosts together. The
+//! *coordinator* is the member that selects the hosts. The *tightest* host has the least free
+//! memory that suffices.
 
 use super::lab::{Lab, with_free};
 use jiffy_api::{Limits, Scope};
@@ -33,10 +35,14 @@ async fn lab() -> Lab {
 async fn a_create_through_any_member_runs_on_the_tightest_host() {
     let lab = lab().await;
     let (key, _) = lab.key(Scope::Create);
-    for (front, path) in [(1, "/sandboxes"), (2, "/v2/sandboxes"), (3, "/sandboxes")] {
-        let body = json!({ "templateID": "base", "metadata": { "front": front.to_string() } });
-        let made = lab.call(front, &key, "POST", path, body).await.expect(201);
+    for (through, path) in [(1, "/sandboxes"), (2, "/v2/sandboxes"), (3, "/sandboxes")] {
+        let body = json!({ "templateID": "base", "metadata": { "front": through.to_string() } });
+        let made = lab
+            .call(through, &key, "POST", path, body)
+            .await
+            .expect(201);
         assert_eq!(host_of(&lab, &made.id()), 3);
+        // Members forward a create with this header. It must not reach the client.
         assert!(made.header("jiffy-forwarded-placement").is_none());
     }
     // A host that does not report the template is not selected.
@@ -50,10 +56,10 @@ async fn a_create_through_any_member_runs_on_the_tightest_host() {
 async fn a_create_runs_on_a_host_with_the_required_labels_only() {
     let lab = lab().await;
     let (key, _) = lab.key(Scope::Create);
-    for (front, host) in [(1, 1), (3, 1), (1, 2)] {
+    for (through, host) in [(1, 1), (3, 1), (1, 2)] {
         let labels = json!({ "number": host.to_string() });
         let body = json!({ "templateID": "base", "hostLabels": labels });
-        let made = lab.call(front, &key, "POST", "/sandboxes", body).await;
+        let made = lab.call(through, &key, "POST", "/sandboxes", body).await;
         assert_eq!(host_of(&lab, &made.expect(201).id()), host);
     }
     // The only suitable host rejects the sandbox.
@@ -147,7 +153,6 @@ async fn the_next_host_is_tried_after_a_rejection_and_all_reasons_are_reported()
 async fn a_template_that_one_host_has_is_found_before_its_next_heartbeat() {
     let lab = lab().await;
     let (key, _) = lab.key(Scope::Create);
-    // No host reports the snapshot: its host answers a question.
     let body = json!({ "templateID": "base" });
     let made = lab.call(1, &key, "POST", "/sandboxes", body).await;
     let (id, body) = (made.expect(201).id(), json!({ "name": "snap" }));
@@ -155,9 +160,11 @@ async fn a_template_that_one_host_has_is_found_before_its_next_heartbeat() {
     lab.located(&id).await;
     let taken = lab.call(1, &key, "POST", &path, body).await.expect(201);
     let snapshot = taken.text("snapshotID");
-    for front in 1..=3 {
+    // Heartbeats do not contain the new snapshot. The member that receives the create queries the
+    // hosts, and the host of the snapshot answers.
+    for through in 1..=3 {
         let body = json!({ "templateID": snapshot });
-        let made = lab.call(front, &key, "POST", "/sandboxes", body).await;
+        let made = lab.call(through, &key, "POST", "/sandboxes", body).await;
         assert_eq!(host_of(&lab, &made.expect(201).id()), 3);
     }
     let body = json!({ "templateID": "unknown" });
@@ -172,7 +179,7 @@ async fn a_template_that_one_host_has_is_found_before_its_next_heartbeat() {
     let message = waits.text("message");
     assert!(message.contains("h2 builds it"), "{message}");
     waits.expect_error(503);
-    // The templates of a host are listed for its heartbeats.
+    // Each host lists its templates in the background, to report them in its heartbeats.
     let start = Instant::now();
     while !lab.templates(1).contains(&lab.template_hash("base")) {
         assert!(start.elapsed() < Duration::from_secs(20));
@@ -214,7 +221,7 @@ async fn the_limits_of_a_key_hold_for_creates_forks_and_resumes_on_all_hosts() {
         ..Limits::default()
     };
     let (key, new) = lab.limited_key(Scope::Create, limits);
-    // Each host can be selected.
+    // All hosts have the same free memory, so each can be selected.
     for host in 1..=3 {
         lab.set_status(host, with_template(&lab, 64_000)).await;
     }
@@ -263,13 +270,13 @@ async fn the_limits_of_a_key_hold_for_creates_forks_and_resumes_on_all_hosts() {
         .await;
     assert_eq!(resumed.expect_error(429), "max_sandboxes");
     // A kill on one host permits a create on any other one.
-    for (id, front) in ids[2..8].iter().zip([1, 2, 3, 1, 2, 3]) {
+    for (id, through) in ids[2..8].iter().zip([1, 2, 3, 1, 2, 3]) {
         lab.located(id).await;
         let path = format!("/sandboxes/{id}");
-        lab.call(front, &key, "DELETE", &path, Value::Null)
+        lab.call(through, &key, "DELETE", &path, Value::Null)
             .await
             .expect(204);
-        let made = lab.call(front, &key, "POST", "/sandboxes", body()).await;
+        let made = lab.call(through, &key, "POST", "/sandboxes", body()).await;
         made.expect(201);
     }
 }
@@ -279,13 +286,13 @@ async fn a_create_without_a_coordinator_runs_on_the_host_that_receives_it() {
     let lab = lab().await;
     let (key, _) = lab.key(Scope::Create);
     let coordinator = (1..=3).find(|&host| lab.is_coordinator(host)).unwrap();
-    let front = coordinator % 3 + 1;
+    let through = coordinator % 3 + 1;
     lab.freeze(coordinator);
     let body = json!({ "templateID": "base" });
-    let made = lab.call(front, &key, "POST", "/sandboxes", body).await;
-    assert_eq!(host_of(&lab, &made.expect(201).id()), front);
+    let made = lab.call(through, &key, "POST", "/sandboxes", body).await;
+    assert_eq!(host_of(&lab, &made.expect(201).id()), through);
     let body = json!({ "templateID": "base", "name": "named" });
-    let named = lab.call(front, &key, "POST", "/sandboxes", body).await;
+    let named = lab.call(through, &key, "POST", "/sandboxes", body).await;
     assert_eq!(named.expect_error(503), "fleet_unavailable");
 }
 
@@ -299,12 +306,12 @@ async fn creates_send_no_request_to_the_records_and_cost_little_through_another_
     }
     let (key, _) = lab.key(Scope::Create);
     let mut medians = Vec::new();
-    for front in [3, 1, 2] {
+    for through in [3, 1, 2] {
         let mut times = Vec::new();
         for _ in 0..CREATES {
             let (before, start) = (lab.record_requests(), Instant::now());
             let body = json!({ "templateID": "base", "memoryMB": 128 });
-            let made = lab.call(front, &key, "POST", "/sandboxes", body).await;
+            let made = lab.call(through, &key, "POST", "/sandboxes", body).await;
             times.push(start.elapsed());
             let requests = lab.record_requests() - before;
             let id = made.expect(201).id();

@@ -1,4 +1,5 @@
-//! Streams to ports of sandboxes on other members.
+//! Streams to ports of sandboxes on other members, and leases. A lease removes a sandbox when the
+//! connection of its client ends.
 
 use super::lab::Lab;
 use crate::support::TestCaller;

@@ -1,7 +1,8 @@
 //! Faults of members, and waiting for their effects.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox.
+//! the sandbox. The *roster* of a host is the list of its sandboxes in the store, which the others
+//! read after its loss. A *verdict* is the decision that a host is dead.
 
 use super::{LIMIT, Lab};
 use crate::support::{Answer, TestCaller};

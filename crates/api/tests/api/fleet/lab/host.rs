@@ -7,7 +7,8 @@ use jiffy_sandbox_manager::{HostFigures, HostReader, Sandboxes};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Daemon of a node.
+/// Daemon of a node: its sandboxes, and the state that it reports. `None` until the sandboxes are
+/// open, and for the default state.
 #[derive(Default)]
 pub struct TestHost(pub Mutex<Option<Sandboxes>>, pub Mutex<Option<HostStatus>>);
 
@@ -46,7 +47,7 @@ pub fn with_free(free_memory_mib: u32) -> HostStatus {
     }
 }
 
-/// Figures of a host, which rejects all sandboxes while it is full.
+/// Figures of a host. If the value is true, the host is full and rejects all sandboxes.
 #[derive(Debug, Default)]
 pub struct TestFigures(pub AtomicBool);
 
