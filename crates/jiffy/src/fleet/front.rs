@@ -1,4 +1,5 @@
-//! `jiffy front`: runs the front of a fleet, which passes connections of clients to the hosts.
+//! `jiffy front`: runs a front of a fleet, a process without sandboxes that passes connections of
+//! clients to the hosts.
 
 use super::join::member_of;
 use super::local::host_name;

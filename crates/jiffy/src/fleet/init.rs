@@ -1,4 +1,4 @@
-//! `jiffy fleet init`: creates a fleet whose first member is this host.
+//! `jiffy fleet init`: creates a fleet whose first member (host) is this one.
 
 use super::local::{OwnContent, member_address};
 use super::token::join_command;

@@ -1,4 +1,5 @@
-//! `jiffy fleet status`, `drain` and other commands that the daemon of this host executes.
+//! `jiffy fleet status`, `drain` and other commands that the daemon of this host executes. A
+//! *verdict* is the decision of the fleet that a host is dead.
 
 use crate::cli::{FleetCommand, FleetMemberArgs};
 use crate::columns::{Align, Table};

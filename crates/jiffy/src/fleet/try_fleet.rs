@@ -32,7 +32,7 @@ const STORE: &str = "s3://fleet/try";
 /// Address of the S3 server, on the bridge.
 const SERVER: &str = "10.231.77.1";
 const S3_PORT: u16 = 7070;
-/// Ports of members and of their APIs.
+/// Port at which a host accepts connections of other hosts, and port of its API.
 const FLEET_PORT: u16 = 7946;
 const API_PORT: u16 = 3000;
 /// Maximum time until a server or daemon accepts connections.
@@ -55,7 +55,8 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
     let programs = Programs::find(args.records)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        // The kernel ends the namespaces with the thread that created them.
+        // The kernel ends the namespaces with the thread that created them, so threads must not end
+        // when they are idle.
         .thread_keep_alive(THREAD_LIFETIME)
         .build()?;
     // Register the signals first, so that a signal during the start removes everything as well.
@@ -101,7 +102,8 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
             // The end of the input does not end the fleet.
             Some(None) => is_open = false,
             Some(Some(line)) => {
-                // Run on a thread of the runtime, which exists as long as the namespaces.
+                // Namespaces end with the thread that created them: use a thread of the runtime,
+                // which does not end before.
                 let execution = runtime.spawn_blocking(move || {
                     let answer = fleet.execute(&line);
                     (fleet, answer)
@@ -357,7 +359,8 @@ fn create_home(home: &Path, has_template: bool) -> anyhow::Result<()> {
     }
     for name in ["kernel", "disks"] {
         symlink(own.join(name), home.join(name))?;
-        // Only one user of a shared directory creates its missing files.
+        // Lock files are shared as well, so that only one user of a shared directory creates its
+        // missing files.
         symlink(own.join("locks").join(name), locks.join(name))?;
     }
     let template = own.join("templates").join(TEMPLATE);

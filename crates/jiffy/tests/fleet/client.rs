@@ -1,4 +1,4 @@
-//! HTTP client of a key, in the network of the laboratory.
+//! HTTP client of an API key, in the network of the laboratory (the fleet of `jiffy fleet try`).
 
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum time until a host of the laboratory accepts a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// Maximum time until an answer is complete. A resume may wait for a verdict.
+/// Maximum time until an answer is complete. A resume may wait for a verdict, the decision that a
+/// host is dead.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Answer to a call.
@@ -38,7 +39,8 @@ impl Reply {
     }
 }
 
-/// Address of a host or front, and a key.
+/// Address of a host or front, and an API key. A front is a process without sandboxes that passes
+/// requests to the hosts.
 #[derive(Debug, Clone)]
 pub struct Client {
     /// Process in the network of the laboratory.

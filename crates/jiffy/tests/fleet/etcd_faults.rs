@@ -8,7 +8,8 @@ use super::store_faults::{
 use jiffy_test_attributes::jiffy_test;
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a commit while a member of etcd is lost, also the leader.
+/// Maximum duration of a commit while one member (process) of etcd is lost, which may be the
+/// leader.
 const COMMIT: Duration = Duration::from_secs(8);
 /// Time for which etcd has no quorum: longer than the time without heartbeats after which a host is
 /// declared dead.

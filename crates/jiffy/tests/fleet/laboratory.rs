@@ -1,4 +1,8 @@
 //! Running fleet of `jiffy fleet try`.
+//!
+//! A *front* is a process without sandboxes that passes requests of clients to the hosts. The
+//! *roster* of a host is the list of its sandboxes in the store, which the other hosts read after
+//! its loss. The host writes it in the background after each change of its sandboxes.
 
 use super::client::Client;
 use super::sink::Sink;
@@ -15,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time until a state is reached.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Maximum time until a host has written its roster after a change.
+/// Maximum time until a host has written its roster after a change of its sandboxes.
 const ROSTER: Duration = Duration::from_secs(4);
 /// Interval of reads.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -276,8 +280,9 @@ impl Drop for Laboratory {
 }
 
 impl Laboratory {
-    /// Waits until a host has written its latest changes to its roster. The roster is encrypted, so
-    /// that the test cannot read it.
+    /// Waits until all hosts have written their rosters. Must be called before the loss of a host
+    /// whose sandboxes the other hosts must know. The roster is encrypted, so that the test cannot
+    /// read it.
     pub fn wait_for_roster() {
         std::thread::sleep(ROSTER);
     }

@@ -53,7 +53,8 @@ impl Client {
     pub fn connected(&self, id: &str) -> Reply {
         wait_for("a resume", || {
             let reply = self.connect(id);
-            // A host that was declared dead during the call: the state may be resumed elsewhere.
+            // The host may have been declared dead during the call. A repeated call may then resume
+            // the sandbox on another host.
             let is_in_transition = reply.body["message"]
                 .as_str()
                 .is_some_and(|message| message.contains("does not answer"));
@@ -87,7 +88,9 @@ impl Laboratory {
         }
     }
 
-    /// Creates sandboxes on one host that count, each with a file that contains its id.
+    /// Creates sandboxes on one host. Each sends an increasing counter to the sink, and has a file
+    /// that contains its id. The other hosts are drained meanwhile, so that none of them is
+    /// selected.
     pub fn counting_on(&self, host: &Host, count: usize) -> Vec<String> {
         let others = self.others(host);
         for other in &others {
@@ -120,7 +123,8 @@ impl Laboratory {
         })
     }
 
-    /// Asserts that exactly one live host runs a sandbox, with its file, and that it counts on.
+    /// Asserts that exactly one live host runs a sandbox, that the sandbox has its file, and that
+    /// its counter continues.
     #[track_caller]
     pub fn assert_runs_once(&self, hosts: &[Host], id: &str) {
         let client = self.at(&hosts[0]);

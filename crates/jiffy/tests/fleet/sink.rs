@@ -1,4 +1,5 @@
-//! Receiver of datagrams that guests send during their whole life.
+//! Receiver of datagrams that guests send during their whole life. An *incarnation* is one running
+//! copy of a sandbox: at most one may exist.
 
 use super::client::in_network;
 use std::collections::BTreeMap;
@@ -28,14 +29,15 @@ pub struct Count {
 #[derive(Default)]
 struct Received {
     counts: BTreeMap<String, Count>,
-    /// Datagrams of a second incarnation.
+    /// Descriptions of datagrams that came from a second incarnation.
     foreign: Vec<String>,
 }
 
 /// Server outside of all hosts that receives `NAME COUNTER` from guests.
 ///
-/// In this laboratory no guest returns to a former host. Datagrams from a former host are therefore
-/// of a second incarnation. An incarnation from an older state would send lower values.
+/// In this laboratory, no guest returns to a former host. Datagrams from a former host therefore
+/// come from a second incarnation. Much lower values come from an incarnation that was started from
+/// an older state.
 pub struct Sink {
     pub address: String,
     received: Arc<Mutex<Received>>,
@@ -100,6 +102,7 @@ impl Drop for Sink {
     }
 }
 
+/// Records a datagram, and detects a second incarnation of its guest.
 fn record(received: &Mutex<Received>, text: &str, host: IpAddr) {
     let mut words = text.split_whitespace();
     let (Some(name), Some(Ok(value))) = (words.next(), words.next().map(str::parse)) else {

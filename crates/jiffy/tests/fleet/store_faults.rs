@@ -1,4 +1,6 @@
-//! Faults of hosts and of the store, with the records in the store.
+//! Faults of hosts and of the store. The records by which the hosts agree are in the store as well.
+//! A *verdict* is the decision of the coordinator that a host is dead. The *roster* of a host is
+//! the list of its sandboxes in the store, for the time after its loss.
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead.
@@ -9,8 +11,9 @@ use jiffy_test_attributes::jiffy_test;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum time until a lost host is declared dead, also if it was the coordinator.
+/// Maximum time until a lost host is declared dead, unless it was the coordinator.
 const VERDICT: Duration = Duration::from_secs(20);
+/// Maximum time until a lost coordinator is replaced and declared dead.
 const VERDICT_ON_COORDINATOR: Duration = Duration::from_secs(30);
 /// Maximum time until all hosts reject a revoked key.
 const REVOCATION: Duration = Duration::from_secs(1);
@@ -102,7 +105,7 @@ fn nothing_fails_while_the_store_is_away(laboratory: &mut Laboratory) {
         let started = Instant::now();
         laboratory.fault(start);
         under_load(laboratory, &ids, || {
-            // The duration of the fault.
+            // The load continues for the duration of the fault.
             std::thread::sleep(Duration::from_secs(seconds));
         });
         laboratory.fault(end);
@@ -176,7 +179,8 @@ pub fn sandboxes_of_a_lost_host_resume_elsewhere_or_are_reported(laboratory: &mu
     for id in stored {
         laboratory.assert_runs_once(&laboratory.hosts, id);
     }
-    // Their guests have ended with the host, which answers again.
+    // The guests of the running sandboxes ended with the host. The host, which has returned,
+    // reports this.
     for id in running {
         for client in laboratory.hosts.iter().map(|host| laboratory.at(host)) {
             let ended = client.sandbox(id);

@@ -1,6 +1,6 @@
 //! etcd cluster of `jiffy fleet try --records etcd`: three members with mutual TLS.
 //!
-//! A *member* is a host of the fleet.
+//! A *member* in this module is a process of etcd, not a host of the fleet.
 
 use super::namespace::Namespace;
 use super::service::Service;

@@ -21,7 +21,7 @@ pub struct Host {
     number: usize,
     /// Arguments of its daemon.
     daemon: Vec<String>,
-    /// `None` after a power failure.
+    /// Processes and namespaces. `None` after a simulated power failure.
     running: Option<Running>,
     is_connected: bool,
 }

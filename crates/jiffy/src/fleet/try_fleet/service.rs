@@ -97,7 +97,7 @@ impl Service {
     pub fn thaw(&mut self) -> anyhow::Result<()> {
         anyhow::ensure!(self.is_frozen, "it is not suspended");
         send(self.process()?, Signal::SIGCONT)?;
-        // `nsenter` stops with its child.
+        // `nsenter` stops itself when its child is stopped, so continue it as well.
         send(self.holder.as_ref().map_or(0, Child::id), Signal::SIGCONT)?;
         self.is_frozen = false;
         Ok(())
