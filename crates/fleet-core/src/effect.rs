@@ -7,6 +7,8 @@
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
 //! not. A *verdict* is the decision that an epoch is dead. The record of a *shard* (a part of the
 //! fleet's sandboxes) names the members and the coordinator.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox.
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};

@@ -9,6 +9,10 @@
 //! member, and names the coordinator. A *share* is the part of an API key's limit that one member
 //! may use. An *epoch* of a member lasts from its registration with the coordinator until the
 //! coordinator declares it dead.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. To
+//! *claim* a stored sandbox means to become its owner in the record (head) that decides which
+//! member may run it.
 
 mod messages;
 mod placement;

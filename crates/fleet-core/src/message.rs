@@ -9,6 +9,9 @@
 //! A *budget* is the limit of an API key for its sandboxes on all hosts, and a *share* is the part
 //! of it that one member may use. The coordinator *grants* shares and *recalls* unused parts. A
 //! *row* describes one sandbox in the *directory* of the coordinator.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
 
 use crate::directory::{MAX_ROWS_PER_MESSAGE, RowMessage, RowRequest};
 use crate::ids::{Epoch, FleetId, Instance, Term, Version};

@@ -7,6 +7,9 @@
 //! exactly.
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
 
 mod head;
 mod label;

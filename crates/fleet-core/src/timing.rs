@@ -6,6 +6,8 @@
 //! member the coordinator of a shard (a part of the fleet's sandboxes). A *share* is the part of an
 //! API key's limit that one member may use. The *head* of a sandbox is the record that decides
 //! which member may run the sandbox.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 /// Durations in milliseconds. All members of a fleet use [`Timing::PRODUCTION`]. Tests use other
 /// values to show that the checks of the simulator detect unsafe ones.

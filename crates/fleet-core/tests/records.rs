@@ -1,5 +1,8 @@
 //! Records of a fleet that are damaged, too long, of a newer format, or of another fleet, shard or
 //! sandbox.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::samples::{fleet, head, root, row, sandbox, shard};

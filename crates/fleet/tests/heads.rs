@@ -2,6 +2,8 @@
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox.
+//!
+//! To *claim* a sandbox means to become its owner in the head.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use bytes::Bytes;

@@ -1,4 +1,6 @@
 //! Several nodes in one process: membership, verdicts, directory and reservations.
+//!
+//! A *verdict* is the decision of the coordinator that a member is dead.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod directory;

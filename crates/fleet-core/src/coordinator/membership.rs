@@ -18,6 +18,9 @@
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
 //! not.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. A
+//! *share* is the part of an API key's limit that one member may use.
 
 use super::membership_error::MembershipError;
 use super::rows::list_number;

@@ -1,5 +1,7 @@
 //! Rows of the members' sandboxes, which fill the directory of the coordinator. The *directory*
 //! lists the host and the state of each sandbox. A *row* is its entry for one sandbox.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::Coordinator;
 use crate::directory::RowMessage;

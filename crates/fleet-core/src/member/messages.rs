@@ -6,6 +6,10 @@
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator. A *share* is the part of an API key's limit that one member may use. The
+//! coordinator *grants* shares and *recalls* unused parts.
 
 use super::Member;
 use crate::coordinator::message_of;

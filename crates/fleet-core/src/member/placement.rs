@@ -7,6 +7,8 @@
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::Member;
 use crate::coordinator::{Admission, CreateError, CreatePlacement, HostLoad};

@@ -11,6 +11,9 @@
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead.
+//!
+//! A *shard* is a part of the fleet's sandboxes. A *share* is the part of an API key's limit that
+//! one member may use.
 
 use super::{Member, Observed};
 use crate::coordinator::Coordinator;

@@ -5,6 +5,9 @@
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
 //! dead.
+//!
+//! A *shard* is a part of the fleet's sandboxes. A *claim* of a sandbox is the write that makes a
+//! member its owner in the head.
 
 use super::mutation::Mutation;
 use super::sandboxes::Local;

@@ -3,6 +3,8 @@
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
 //! dead.
+//!
+//! A *share* is the part of an API key's limit that one member may use.
 
 use super::host::{Input, Target};
 use super::mutation::Mutation;

@@ -1,5 +1,8 @@
 //! Processes of hosts: they pass events to the state machine `Member` and execute the effects
 //! (actions) that it returns.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *shard*
+//! is a part of the fleet's sandboxes. Its record lists the members and names the coordinator.
 
 use super::mutation::Mutation;
 use super::operations::{Operation, OperationEvent};

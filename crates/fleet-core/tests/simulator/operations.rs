@@ -3,6 +3,9 @@
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. A *root*
 //! identifies the snapshot of a sandbox in the store.
+//!
+//! A *share* is the part of an API key's limit that one member may use. The *journal* is the
+//! database in which a host records its own sandboxes.
 
 use super::host::{Input, Target};
 use super::mutation::Mutation;

@@ -5,6 +5,10 @@
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
 //! dead.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. A
+//! *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
 
 use jiffy_fleet_core::record::{Head, HeadState, ShardRecord};
 use jiffy_fleet_core::{

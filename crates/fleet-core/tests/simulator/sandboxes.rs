@@ -4,6 +4,9 @@
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. An *epoch*
 //! of a member lasts from its registration with the coordinator until the coordinator declares it
 //! dead.
+//!
+//! A *share* is the part of an API key's limit that one member may use. A *claim* of a sandbox is
+//! the write that makes a member its owner in the head.
 
 use super::host::Target;
 use super::operations::Operation;

@@ -3,6 +3,8 @@
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. A *root*
 //! identifies the snapshot of a sandbox in the store, and its *manifest* lists the files. A
 //! *mutation* is a deliberate defect that the checks must detect.
+//!
+//! A *verdict* is the decision of the coordinator that a member is dead.
 
 use super::host::{Host, Input, Target};
 use super::mutation::Mutation;

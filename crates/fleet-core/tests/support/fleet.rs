@@ -1,4 +1,8 @@
 //! Fleet whose messages and records arrive at once.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator. An *epoch* of a member lasts from its registration with the coordinator until the
+//! coordinator declares it dead.
 #![allow(
     clippy::unwrap_used,
     clippy::match_bool,

@@ -1,4 +1,7 @@
 //! Valid records for tests.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
 #![allow(
     dead_code,
     clippy::unwrap_used,

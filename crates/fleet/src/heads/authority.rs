@@ -3,6 +3,9 @@
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead.
+//!
+//! To *claim* a sandbox means to become its owner in its head: the record in the store that decides
+//! which host may run it.
 
 use crate::node::Node;
 use jiffy_fleet_core::{MemberId, Owner};

@@ -1,5 +1,7 @@
 //! Errors of the access to heads. The head of a sandbox is the record in the store that decides
 //! which host may run it. The usual cause is that another host has the sandbox or has changed it.
+//!
+//! To *claim* a sandbox means to become its owner in the head.
 
 use crate::RecordError;
 use jiffy_store::host::RemoteError;

@@ -6,6 +6,8 @@
 //! contains started guests for future creates. A *verdict* is the decision of the coordinator that
 //! an epoch is dead. An *epoch* of a member lasts from its registration with the coordinator until
 //! the coordinator declares it dead.
+//!
+//! To *claim* a sandbox means to become its owner in the head.
 
 use super::query::HostSummary;
 use async_trait::async_trait;

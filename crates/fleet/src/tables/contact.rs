@@ -10,6 +10,8 @@
 //! If the records are unavailable to all members, no table can change. A member that cannot read
 //! the records is therefore also in contact if more than half of all members, including itself,
 //! answer that they have no newer tables.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::message::{TableAnswer, TableRequest};
 use super::{CONTACT_TIMEOUT, PEER_TIMEOUT, Shared, TableError};

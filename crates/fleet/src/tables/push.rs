@@ -1,6 +1,9 @@
 //! Push: after each commit of the tables, the writer sends the changed rows to all members. They
 //! then need not wait for their next read of the records. Members that miss a push read the commit
 //! from the records.
+//!
+//! The *writer* is the coordinator of the fleet: the only member that changes tables. The *term*
+//! counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::message::{Push, TableAnswer, TableRequest};
 use super::{PEER_TIMEOUT, Shared};

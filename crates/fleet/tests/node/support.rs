@@ -1,4 +1,7 @@
 //! Fleet of nodes whose messages are transmitted in memory. Time is simulated.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
 
 use async_trait::async_trait;
 use jiffy_fleet::node::{

@@ -1,5 +1,7 @@
 //! Members of a fleet with their tables (API keys, template names), and the network between them.
 //! One member, the writer, commits the changes of all members.
+//!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use async_trait::async_trait;
 use bytes::Bytes;

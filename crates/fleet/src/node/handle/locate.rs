@@ -6,6 +6,9 @@
 //! and state. All members are also queried if the directory does not contain the sandbox. The row
 //! of a new sandbox may be in transit, or was lost and is repeated with the next heartbeat. A
 //! client may use the sandbox through another member before that.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
 
 use super::Node;
 use crate::node::query::{Answer, Query, RowPlace};
