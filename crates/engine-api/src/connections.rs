@@ -2,7 +2,8 @@
 //! network records them for engines with a network slot.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
+//! each is assigned to one guest. *Header rules* ([`HeaderRules`](crate::HeaderRules)) name hosts;
+//! the host of the sandbox adds headers, for example with secrets, to HTTP requests to them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ pub enum ConnectionProtocol {
     Icmp,
     /// DNS query to the sandbox's name server.
     Dns,
-    /// HTTP request to a host that rules for headers name.
+    /// HTTP request to a host that the header rules name.
     Http,
     /// Another protocol, with its number in the IP header.
     Other(u8),
@@ -62,7 +63,8 @@ pub enum RefusalReason {
     Limit,
     /// The address belongs to the host.
     Host,
-    /// The authority that the sandbox trusts cannot be used on this host.
+    /// The certificate authority that the sandbox trusts for header rules cannot be used on this
+    /// host.
     Authority,
     /// The egress proxy of the sandbox did not connect.
     Proxy,
@@ -81,7 +83,7 @@ impl RefusalReason {
     }
 }
 
-/// Request to a host that rules for headers name.
+/// Request to a host that the header rules name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderUse {
     /// Method, at most 16 characters.
@@ -117,7 +119,7 @@ pub struct ConnectionRecord {
     pub bytes: Option<(u64, u64)>,
     /// Reason for the rejection. `None` if the connection was allowed.
     pub refused: Option<RefusalReason>,
-    /// Request to a host that rules for headers name. `None` for other records.
+    /// Request to a host that the header rules name. `None` for other records.
     pub header_use: Option<HeaderUse>,
     /// Number of connections that this record represents: equal connections differ only in their
     /// times.

@@ -15,7 +15,8 @@
 //! before its sandbox can be used.
 //!
 //! The *site* is the network in which the sandboxes run. Its settings are certificate authorities
-//! and a proxy.
+//! and a proxy. The *working set* of a snapshot is the memory that a restored guest touches first.
+//! A snapshot is *captured* when its memory is frozen in a process that survives this one.
 
 use crate::{
     EngineDescription, EngineError, Guest, GuestHandle, NetworkRules, SandboxIdentity, SandboxSize,

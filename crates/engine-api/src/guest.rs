@@ -3,7 +3,8 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. The *site* is the network in which the sandboxes run. Its
-//! settings are certificate authorities and a proxy.
+//! settings are certificate authorities and a proxy. A *hook* is an executable in the guest that
+//! the agent runs before the state of the guest is stored, and after the guest continues.
 
 use crate::{
     BootReport, ConnectionLog, EngineError, ExitReason, GuestCounters, GuestStream, GuestUsage,

@@ -1,8 +1,5 @@
 //! [`ProcessInstance`]: identifies a process by its id and start time. The id alone is not
 //! sufficient, since the kernel reuses ids.
-//!
-//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
 
 use serde::{Deserialize, Serialize};
 use std::fs;

@@ -1,5 +1,7 @@
 //! Garbage collection of files that killed processes left in a data directory. Snapshots are
 //! collected by their stores.
+//!
+//! The *stamp* `X.stamp` records that the image `X` was verified.
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;

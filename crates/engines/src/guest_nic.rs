@@ -103,7 +103,7 @@ impl GuestNic {
     }
 }
 
-/// Returns the interface of the slot `lease`. `None` if it was taken before.
+/// Takes the interface of the slot `lease`. `None` if an earlier call has taken the interface.
 pub(crate) fn spec(lease: &mut SlotLease) -> Option<NetSpec> {
     Some(NetSpec {
         // The descriptor moves to the VMM, so it can be taken only once.

@@ -2,7 +2,9 @@
 //! template, from which sandboxes are booted and restored.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. The *first use* is the request or command with which most uses
+//! of a template's sandboxes start, as the template describes it. It runs once in a temporary
+//! guest, to record which pages it touches and writes.
 
 use crate::agent_identity::identity;
 use crate::programs::{ProgramError, Programs};
@@ -326,9 +328,9 @@ impl PreparedTemplate {
         })
     }
 
-    /// Opens the recorded indexes of the pages that a guest of `lineage` writes first. The first
-    /// index covers the time until its first command ends, the second until its first use ends.
-    /// `None` if an index is not recorded: a restore works without it.
+    /// Opens the recorded indexes of the pages that a guest of `lineage` writes first: until the
+    /// end of its first command, and until the end of its first use. `None` if an index is not
+    /// recorded: a restore works without it.
     pub(crate) fn first_writes(&self, lineage: &Lineage) -> (Option<File>, Option<FirstUsePages>) {
         match lineage.written_pages() {
             Ok(Some(pages)) => {
@@ -345,8 +347,9 @@ impl PreparedTemplate {
         }
     }
 
-    /// Pages that the template's first use has read, which the restore loads in advance, and the
-    /// event that starts the loading.
+    /// Returns the pages that a guest writes until the end of its first use, and the event that
+    /// marks the start of the first use. The restore makes private copies of these pages in
+    /// advance. `index` is the index of the pages.
     fn first_use_pages(&self, lineage: &Lineage, index: File) -> FirstUsePages {
         let first_use = self.template.manifest.startup.first_use.as_ref();
         // An invalid action counts as none: the template was checked when it was built.

@@ -8,7 +8,7 @@ use jiffy_microvm_engine::Vmm;
 use std::env;
 use std::path::PathBuf;
 
-/// VMM, guest agent, gVisor helper and function host.
+/// VMM, guest agent, gVisor helper and function runtime.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// `jiffy-vmm`.

@@ -48,10 +48,12 @@ async fn the_balloon_reaches_its_target_and_returns_the_memory() {
     guest.finish().await;
 }
 
-/// The balloon driver must receive interrupts for configuration changes, which involve no queue. A
-/// device with quiet interrupts, whose vendor id is `0x4646494a`, would have to repeat such an
-/// interrupt until the guest notices it. The balloon is therefore an ordinary device, whose
-/// interrupts are acknowledged.
+/// The guest handles a *quiet* interrupt without reading or acknowledging a status register, which
+/// saves two exits. Devices with quiet interrupts have the vendor id `0x4646494a`.
+///
+/// The balloon driver must also receive interrupts for configuration changes, which involve no
+/// queue. A quiet device would have to repeat such an interrupt until the guest notices it. The
+/// balloon is therefore an ordinary device, whose interrupts are acknowledged.
 #[tokio::test]
 async fn only_the_balloon_has_ordinary_interrupts() {
     let Some(prepared) = base("only_the_balloon_has_ordinary_interrupts") else {

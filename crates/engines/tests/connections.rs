@@ -15,9 +15,12 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 const ECHO: u16 = 7;
-const MARK: u16 = 9;
 const HOST6: &str = "fd00:4a49::1";
 const GUEST6: &str = "fd00:4a49::2";
+
+/// Port of the host for *marks*: datagrams that the guest sends, so that the test knows which
+/// frames arrived before them.
+const MARK: u16 = 9;
 
 /// Program that holds connections. It reports over a Unix socket whether a word sent over each
 /// connection is received, or which error occurs.
@@ -92,8 +95,8 @@ for name in 'mine', 'alone':
     s = socket.socket(socket.AF_UNIX); s.connect('/tmp/' + name)
     while data := s.recv(1000): print(data.decode(), end=' ')";
     let states = guest.python(program).await;
-    // Both ends of this connection are reset. The second end may receive the reset of the first
-    // one.
+    // Both ends of the connection `alone` are in the guest, and both are reset. The second end may
+    // receive the reset of the first end instead.
     states
         .trim()
         .replace("alone=ECONNRESET", "alone=ECONNABORTED")

@@ -1,4 +1,7 @@
 //! A jailed VMM withstands a guest whose kernel writes garbage to every device.
+//!
+//! A *script* is a list of accesses to devices, generated from a seed (`support/script.rs`). The
+//! kernel of the guest executes it.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use crate::support::script::{END, MEMORY_MIB, ramdisk};
@@ -67,7 +70,8 @@ fn start() -> (Child, Channel) {
     let namespaces = vmm.namespaces().unwrap().unwrap();
     let (control, theirs) = Channel::pair().unwrap();
     let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
-    // The VMM becomes process 1 of the new namespace. This process returns to its own afterwards.
+    // The VMM becomes process 1 of the new PID namespace. This process returns to its own namespace
+    // afterwards.
     control.send(&(), &namespaces).unwrap();
     let own = File::open("/proc/self/ns/pid").unwrap();
     unshare(CloneFlags::CLONE_NEWPID).unwrap();

@@ -132,7 +132,8 @@ impl GreetingTask {
 
     async fn on_hello(&mut self, hello: &Hello) {
         self.has_greeted = true;
-        // A former report stays in force only for the same guest, which greets once.
+        // Each greeting states whether the guest has hooks. It replaces the report of an earlier
+        // greeting, for example of the guest before a rollback.
         self.hooks.store(hello.hooks, Ordering::Release);
         if let Some(steps) = &self.steps {
             let hello = hello.clone();

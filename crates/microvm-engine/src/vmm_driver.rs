@@ -2,7 +2,9 @@
 //! the operations that wait, until the process exits.
 //!
 //! The *greeting* is the first message of the agent, which then receives the identity of its
-//! sandbox. A daemon *adopts* the guests that continued to run while no daemon ran.
+//! sandbox. A *hook* is an executable in the guest that the agent runs before the state of the
+//! guest is stored, and after the guest continues. A daemon *adopts* the guests that continued to
+//! run while no daemon ran.
 
 use crate::boot_steps::{BootStep, NextSteps};
 use crate::control_socket::ControlSocket;
@@ -41,7 +43,8 @@ pub(crate) struct VmmDriver {
     /// Sender for the steps of the current boot or rollback. `None` for an adopted guest until its
     /// first rollback.
     pub steps: Option<mpsc::Sender<BootStep>>,
-    /// Set when the agent reports that the guest may have hooks.
+    /// Set when the agent reports that the guest may have hooks. The daemon skips hooks of guests
+    /// without any.
     pub hooks: Arc<AtomicBool>,
     /// Sender that replaces `steps` when the VMM starts a rollback.
     pub next_steps: NextSteps,

@@ -2,7 +2,8 @@
 //!
 //! The VMM requests missing chunks when the guest accesses them (userfaultfd). It requests them
 //! from the *fetcher*, a process of this host that downloads chunks from the shared store. A
-//! *grant* is a file that permits one VMM to read the layers of its snapshot.
+//! *grant* is a file that permits one VMM to read the layers of its snapshot. Fetched chunks are
+//! stored in a cache. A *pin* is a file of a snapshot that prevents the cache from evicting chunks.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 

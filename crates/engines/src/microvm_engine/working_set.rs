@@ -1,7 +1,9 @@
 //! Working sets: the memory that a guest touches first. The engine records them for the snapshots
 //! of templates, and reads them into the page cache when a restore starts.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *first use* is
+//! the request or command with which most uses of a template's sandboxes start, as the template
+//! describes it. A *rehearsal* runs simple commands, with which most first uses start.
 
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};

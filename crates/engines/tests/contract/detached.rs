@@ -30,6 +30,7 @@ pub async fn a_detached_guest_is_adopted_by_its_handle_and_continues(place: &Pla
         assert_eq!(running.guest.pid(), pid);
         running.wait_count_above(at).await;
         assert!(running.guest.usage().is_some());
+        // Only the text of the handle is passed from one daemon to the next.
         handle = GuestHandle(handle.0.clone());
         drop((running, engine));
     }

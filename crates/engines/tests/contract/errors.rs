@@ -87,7 +87,7 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
             refused.contains("engine gvisor") && refused.contains("it was removed"),
             "{refused}"
         );
-        // Another engine can still use the snapshot.
+        // The snapshot still exists.
         assert_eq!(
             engine.snapshot_files().ids().unwrap(),
             std::slice::from_ref(&id)

@@ -243,9 +243,10 @@ impl Script {
             self.register(device, 0x24, page);
             let features = match self.random.below(10) {
                 0 => self.random.next(),
-                // VERSION_1. Among the other features, the features that every device has: event
-                // indices and indirect descriptors.
+                // Page 1, features 32 to 63: VERSION_1.
                 _ if page == 1 => 1,
+                // Page 0, features 0 to 31: event indices and indirect descriptors, which every
+                // device offers.
                 _ => self.random.of(&[0, 1 << 28, 1 << 29, 3 << 28]),
             };
             // Features that are not offered would only be rejected.

@@ -2,7 +2,8 @@
 //! the directory. Later snapshots of the microVM have the published one as their parent.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran. A *hold* on a snapshot
-//! prevents its removal.
+//! prevents its removal. A *draft* is the directory of a snapshot that is not published yet. A
+//! snapshot is *captured* when its memory is frozen in a process of the VMM.
 
 use super::{SaveError, SnapshotContext, UnpublishedSnapshot};
 use jiffy_engine_api::now_ms;
@@ -18,16 +19,16 @@ impl SnapshotContext {
         };
         let published = self.try_publish(&mut unpublished);
         if published.is_err() {
-            // Only this process may retry. The draft is removed on drop, so that a daemon that
-            // adopts the VM does not find it.
+            // This process publishes the draft before the next snapshot. If this process exits, the
+            // draft is removed, so that a daemon that adopts the VM does not find it.
             unpublished.draft.remove_on_drop();
             self.unpublished = Some(unpublished);
         }
         published.map(Some)
     }
 
-    /// Completes a captured snapshot: writes its manifest and renames its draft. The snapshot
-    /// becomes the parent of the next one.
+    /// Completes a snapshot that the VMM has written: writes its manifest and renames its draft.
+    /// The snapshot becomes the parent of the next one.
     fn try_publish(
         &mut self,
         unpublished: &mut UnpublishedSnapshot,
@@ -94,8 +95,10 @@ fn manifest(
             bytes: size(&draft.memory)?,
             stored: report.stored,
             zero: report.zero,
-            // A guest that stops without memory leaves none to later snapshots. Otherwise, the
-            // memory layer is empty, and later snapshots are based on the memory below.
+            // True if the memory does not depend on the parent's memory. This is also the case
+            // after a pause without memory: the guest stops, and its next boot starts with empty
+            // memory. If the guest resumes after a snapshot without memory, later snapshots are
+            // based on the memory of the ancestors.
             complete: context.parent.is_some()
                 && (context.fresh_memory || spec.disk_only && spec.then == AfterSnapshot::Stop),
         },

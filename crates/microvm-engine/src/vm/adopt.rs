@@ -6,7 +6,9 @@
 //! The *greeting* is the first message of the agent, which then receives the identity of its
 //! sandbox. A *detached* VMM continues to run when its daemon exits.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the directory of a snapshot that is not published yet. A snapshot is *captured*
+//! when its memory is frozen in a process of the VMM, which then completes the snapshot even if the
+//! daemon exits. A *prepared* snapshot is complete, but neither committed nor aborted.
 
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
 use crate::control_socket::ControlSocket;
@@ -189,8 +191,10 @@ impl MicroVm {
         let memory_layers = adopted.memory_layers;
         let parent = spec.parent.and_then(|id| {
             let parent = spec.store.get(&id);
-            // The earlier process exited while it stopped the guest for a pause without memory. The
-            // memory of the guest is based on a snapshot below, which the pause does not refer to.
+            // The earlier process published a snapshot of the disk only, to pause the sandbox, and
+            // exited before it stopped the guest. The guest's memory is based on an ancestor of
+            // this snapshot. The snapshot's manifest excludes that memory (`memory.complete`), so
+            // a later snapshot with this parent would lose it.
             lineage_lost = memory_layers > Some(1)
                 && parent.as_ref().is_ok_and(|parent| {
                     let manifest = parent.manifest();
@@ -229,8 +233,8 @@ impl MicroVm {
     }
 }
 
-/// Connects to a VMM and brings it into a defined state: no undecided snapshot, and a running
-/// guest.
+/// Connects to a VMM and brings it into a defined state: no prepared snapshot except a captured
+/// one, and a running guest.
 async fn take_control(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, AdoptError> {
     let store = spec.store;
     let link = ControlSocket::new(connect_to(path)?)?;

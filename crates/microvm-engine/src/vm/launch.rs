@@ -3,7 +3,9 @@
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used.
 //!
-//! A daemon *adopts* the guests that continued to run while no daemon ran.
+//! A daemon *adopts* the guests that continued to run while no daemon ran. The *greeting* is the
+//! first message of the agent. A *hook* is an executable in the guest that the agent runs before
+//! the state of the guest is stored, and after the guest continues.
 
 use super::{ConnectGate, MicroVm, VmmRequests};
 use crate::boot_error::BootError;
@@ -136,7 +138,7 @@ impl MicroVm {
         let (identity, identity_receiver) = watch::channel(parts.identity);
         let disk_failure = Arc::new(OnceLock::new());
         let next_steps = NextSteps::default();
-        // The greeting of an adopted guest is unknown, so it may have hooks.
+        // Without `steps`, the guest is adopted. Its greeting is unknown, so it may have hooks.
         let hooks = Arc::new(AtomicBool::new(parts.steps.is_none()));
         let driver = VmmDriver {
             link: link.clone(),

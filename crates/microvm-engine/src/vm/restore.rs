@@ -3,7 +3,7 @@
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. The *lineage* of a snapshot is the snapshot and the chain of its
 //! ancestors. A *layer* is the part of a memory or disk that one snapshot stores: the content that
-//! differs from its ancestors.
+//! differs from its ancestors. The *first use* is the first request or command of a user.
 
 use crate::boot_error::BootError;
 use crate::boot_steps::BootStep;

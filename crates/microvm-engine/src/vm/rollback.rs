@@ -2,7 +2,8 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. The *greeting* is the first message of the agent, which then
-//! receives the identity of its sandbox.
+//! receives the identity of its sandbox. The *first use* is the first request or command of a user
+//! after the rollback.
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;

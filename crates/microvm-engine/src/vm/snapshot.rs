@@ -1,7 +1,9 @@
 //! Snapshots of a running microVM, from the side of the daemon: opens the files, sends the request
 //! to the VMM, and publishes the result.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the directory of a snapshot that is not published yet. A snapshot is *captured*
+//! when its memory is frozen in a process of the VMM, which then completes the snapshot even if the
+//! daemon exits.
 
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{
