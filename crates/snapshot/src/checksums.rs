@@ -2,7 +2,8 @@
 //! chunks between snapshots identifies the chunks by their checksums.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. A *unit* is the smallest part that a layer stores: a chunk of 64 KiB of
+//! memory, or a block of 4 KiB of a disk.
 
 use crate::SnapshotError;
 use crate::snapshot::{MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer};

@@ -2,7 +2,8 @@
 //! is opened.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk. A *unit* is the smallest part
+//! that a layer stores: a chunk of memory, or a block of 4 KiB of a disk.
 
 pub(crate) mod missing;
 pub(crate) mod working_set;

@@ -5,7 +5,9 @@
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *overlay* is the
 //! file that receives the disk writes of a guest.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the directory of a snapshot that is not published yet. A draft is *captured* when
+//! the memory of its snapshot is frozen in a VMM process, which completes the draft even if this
+//! process exits.
 
 pub(crate) mod fold;
 pub(crate) mod import;

@@ -44,7 +44,8 @@ impl IndexedLayers {
     fn runs(&self, set: &UnitSet) -> Vec<LayerRun> {
         let mut remaining = set.clone();
         let mut runs: Vec<LayerRun> = Vec::new();
-        // From newest to oldest: the newest layer that decides a chunk determines its content.
+        // From newest to oldest: the newest layer that stores a chunk or marks it as zero
+        // determines its content.
         for (number, (_, index)) in self.0.iter().enumerate().rev() {
             let decided: Vec<u64> = remaining
                 .iter()

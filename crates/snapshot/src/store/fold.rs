@@ -16,7 +16,8 @@
 //!   With a small limit, content that is never superseded is copied a logarithmic number of times.
 //!   A chain of folded snapshots then takes at most twice the space of its content.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the directory of a snapshot that is not published yet. A *unit* is the smallest
+//! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk.
 
 use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;
@@ -296,7 +297,8 @@ impl Fold {
             [MANIFEST, CHECKSUMS_FILE].contains(&name) || indexes.iter().any(|index| *index == name)
         };
         link_files(upper.path(), &draft, is_replaced)?;
-        // The sets of the parent are sets of another memory if the memory is complete.
+        // If the memory is complete, it does not depend on the parent's memory. The recorded sets
+        // of the parent then do not apply to it.
         let sets: &[_] = if upper.manifest().memory.complete {
             &[]
         } else {

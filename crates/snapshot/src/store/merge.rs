@@ -7,7 +7,9 @@
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the directory of a snapshot that is not published yet. A *unit* is the smallest
+//! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk. A layer
+//! *decides* a unit that it stores or marks as zero.
 
 use crate::draft::{SnapshotDraft, sync_dir};
 use crate::manifest::Manifest;

@@ -2,7 +2,8 @@
 //! from its ancestors.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. A *unit* is the smallest part that a layer stores: a chunk of 64 KiB of
+//! memory, or a block of 4 KiB of a disk. A layer *decides* a unit that it stores or marks as zero.
 
 use crate::manifest::Manifest;
 use crate::snapshot::missing::MISSING_FILE;

@@ -392,8 +392,9 @@ fn a_folded_snapshot_reports_the_files_that_a_guest_has_open() {
     assert_eq!(folded.upper.memory, identity(&open(&store, "b")[0][1].0));
 }
 
-/// Environment variable with the step at which the child of
-/// [`a_process_killed_during_a_fold_leaves_a_complete_snapshot`] kills itself, and its directory.
+/// Environment variable for the child process of
+/// [`a_process_killed_during_a_fold_leaves_a_complete_snapshot`]. It contains the *order*: the
+/// number of the step at which the child kills itself, a space, and the directory of the store.
 const KILL_AT: &str = "JIFFY_TEST_FOLD_KILL_AT";
 
 #[test]
@@ -443,8 +444,8 @@ fn a_process_killed_during_a_fold_leaves_a_complete_snapshot() {
     assert!((1..8).contains(&survived), "{survived} of 8");
 }
 
-/// Folds `a` into `b` in the directory of `order`, and kills this process at the given step. Steps
-/// are the pieces of the copy, and the moments before the commit, after it, and at the end.
+/// Folds `a` into `b` in the store of `order` ([`KILL_AT`]), and kills this process at its step.
+/// The steps are the pieces of the copy, and the moments before and after the commit.
 fn fold_and_die(order: &str) {
     let (step, root) = order.split_once(' ').unwrap();
     let mut remaining: u32 = step.parse().unwrap();

@@ -138,7 +138,7 @@ fn an_incomplete_snapshot_can_only_be_restored() {
         copy_of(&remote, "a")(dir)?;
         std::fs::write(dir.join(PIN_FILE), "")
     };
-    // Without holes, no pin is needed.
+    // The pin is the file that lists the present chunks. It is rejected if no chunk is missing.
     let import = local.import("a", None, ImportMode::New, None, pinned);
     assert!(import.is_err());
     local

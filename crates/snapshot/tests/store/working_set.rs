@@ -170,7 +170,8 @@ fn a_working_set_is_read_ahead_from_the_layers_that_are_not_in_memory() {
 fn touched_chunks_are_stored_unless_there_are_too_few_or_too_many() {
     let (_dir, store) = store();
     let root = put(&store, "root", None).unwrap();
-    // Earlier VMMs leave the file empty. The last set belongs to a guest that did more than resume.
+    // Rejected: an empty file, which earlier VMMs leave, an index without chunks, and an index with
+    // more than the maximum of 1,024 chunks. A guest with so many chunks did more than resume.
     let all: Vec<u64> = (0..1025).collect();
     for none in [
         tempfile::tempfile().unwrap(),
