@@ -2,7 +2,8 @@
 //! built from a configuration or a snapshot, and from descriptors of the controller (the daemon).
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. The *first use* of a restored guest is the first request or command of a
+//! user.
 
 pub mod bus;
 pub mod ioapic;

@@ -205,7 +205,8 @@ struct Vm {
     prepared: Option<PreparedSnapshot>,
     /// True if a new controller waits for the state of the VM.
     reattach_pending: bool,
-    /// Disks (by device number) that could not be thawed after a failed snapshot.
+    /// Disks (by device number) that could not be thawed after a failed snapshot: their writes
+    /// still go to the overlay of that snapshot.
     disks_to_thaw: Vec<usize>,
     /// Layers to fold whose disks were in use at the time of the request.
     unfolded: Vec<FoldedLayers>,

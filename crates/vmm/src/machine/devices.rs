@@ -1,4 +1,5 @@
-//! Virtio devices of a machine: creation, interrupts, kicks and event loop slots.
+//! Virtio devices of a machine: creation, interrupts, kicks and event loop slots. A *slot* is the
+//! number with which a device registers its descriptors in the event loop ([`crate::poll`]).
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors.

@@ -2,7 +2,8 @@
 //! runs. Then the machine's state is replaced.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. The *captured pages* are the guest's private pages at the time of its newest
+//! snapshot.
 
 use super::bus::lock;
 use super::devices::take_disk_layers;

@@ -14,7 +14,8 @@ impl Vm {
         let poller = self.machine.poller.clone();
         loop {
             let timeout = if self.copies_are_due() {
-                // Copies remain: handle ready events, but do not wait for more.
+                // Copies of pages (`first_use.rs`) are due: handle ready events, but do not wait
+                // for more events.
                 EpollTimeout::ZERO
             } else {
                 EpollTimeout::NONE

@@ -1,5 +1,6 @@
 //! Captured snapshots: the guest already runs again, but its memory is still being written. Such a
-//! snapshot is completed even if the controller disconnects or the guest ends.
+//! snapshot is completed even if the controller disconnects or the guest ends. It is then
+//! *prepared*: complete, but neither committed nor aborted.
 
 use super::Vm;
 use jiffy_proto::snapshot::CapturedSnapshot;

@@ -2,8 +2,12 @@
 //! VMM has copied causes no page fault in the guest. The event loop copies in small steps, between
 //! events.
 //!
+//! The *first use* is the first request or command of a user. The VMM assumes that it starts with
+//! the first connection from the host, or with the first frame for the network interface
+//! ([`PopulateMoment`]).
+//!
 //! If the guest is the only guest that is starting, copying begins at its start, while its agent
-//! connects. Otherwise it begins at the first use: the work would delay the other guests.
+//! connects. Otherwise copying begins at the first use: earlier, it would delay the other guests.
 
 use super::Vm;
 use crate::machine::bus::lock;

@@ -100,8 +100,9 @@ impl Vm {
             None => UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE)),
         };
         let mut candidates = pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE));
-        // Check this after the search: memory that is missing now had no page during the search. It
-        // equals the layers below, but would read as zero in the writer process.
+        // Exclude memory that is not fetched yet: it equals the layers below, but would read as
+        // zero in the writer process. Check this after the search: memory that is missing now had
+        // no page during the search.
         if let Some(lazy) = &self.machine.lazy {
             lazy.missing()
                 .iter()

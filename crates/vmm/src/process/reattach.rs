@@ -1,7 +1,8 @@
 //! Detaches the VM from its controller (the daemon), which exits, and attaches it to the next one.
 //! The guest runs meanwhile.
 //!
-//! A *detached* VMM continues to run when its daemon exits.
+//! A *detached* VMM continues to run when its daemon exits. A *captured* snapshot is completed even
+//! if the controller disconnects or the guest ends.
 
 use super::snapshot::BackgroundCopy;
 use super::{SLOT_CONTROL, SLOT_LISTENER, Vm, watch};

@@ -2,7 +2,7 @@
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. The *greeting* is the first message of the agent, which then receives the
-//! identity of its sandbox.
+//! identity of its sandbox. A *prepared* snapshot is complete, but neither committed nor aborted.
 
 use super::disk_thread::DisksPaused;
 use super::{Vm, micros};
@@ -128,8 +128,8 @@ impl Vm {
         let state = Instant::now();
         self.former_disks = self.machine.revert_state(target, &self.vcpus)?;
         report.state_us = micros(state);
-        // A prepared snapshot and disks to thaw belong to the discarded state: memory layers and
-        // overlays were replaced.
+        // A prepared snapshot belongs to the discarded state, because memory layers and overlays
+        // were replaced. So do disks whose thaw failed after a failed snapshot.
         self.prepared = None;
         self.disks_to_thaw.clear();
         self._greeting = None;

@@ -1,7 +1,12 @@
 //! Snapshots in the event loop: pause the guest, read its state, fork a writer, resume.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk. To *freeze* a disk is to turn
+//! its writes into a layer and to direct further writes to a new overlay. A *thaw* undoes this.
+//!
+//! A *captured* snapshot is completed even if the controller disconnects or the guest ends
+//! (`captured.rs`). `Machine::captured`, however, are the guest's private pages at the time of the
+//! newest snapshot.
 
 use super::frozen_machine::FrozenMachine;
 use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};
@@ -162,14 +167,17 @@ impl Vm {
         }
 
         let copying = Instant::now();
-        // If the VM stops, no later snapshot will use the hashes.
-        // Without memory there is nothing to write while the guest runs.
+        // The guest resumes while a forked process writes memory. Without memory to write, no
+        // process is needed.
         let resumes = config.then == AfterSnapshot::Resume && !config.disk_only;
-        // Candidates may have few pages to store: see `LARGE_LAYER_PAGES`.
+        // Count the pages that may differ, not the candidate chunks: a candidate may have few of
+        // these pages.
         let large = frozen.pages.count() >= LARGE_LAYER_PAGES;
         let direct = files.memory.direct.as_ref().filter(|_| large);
         let hashes = match direct {
-            // Ignore an error: the next snapshot then compares memory with the layer's file.
+            // Direct I/O bypasses the page cache, so the next snapshot compares hashes. Without
+            // hashes (after an error), it reads the layer's file. If the VM stops, no snapshot
+            // follows.
             Some(_) if resumes => ChunkHashes::new(linear.chunks()).ok(),
             _ => None,
         };

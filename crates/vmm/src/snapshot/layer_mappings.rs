@@ -11,8 +11,9 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-/// Mappings of the files of layers, each created at its first use. Only makes system calls after
-/// its creation.
+/// Mappings of the files of layers, each created when it is first needed. After its creation, this
+/// value allocates no memory and takes no lock. It may be used in a process forked from a
+/// multi-threaded process, in which another thread may have locked the allocator.
 #[derive(Debug)]
 pub struct LayerMappings {
     bytes: NonZeroUsize,

@@ -1,6 +1,9 @@
 //! Writes a memory layer: the chunks of guest memory that differ from the layers below. After its
 //! creation, the writer allocates no memory, because it may run in a process forked from a
 //! multi-threaded process, in which another thread may have locked the allocator.
+//!
+//! A *chunk* is 64 KiB of memory. A *candidate* is a chunk that may differ from the layers below. A
+//! *run* is a series of bytes that are adjacent in memory and in the layer.
 
 use super::chunk_hashes::{ChunkHashes, hash_chunk};
 use super::layer_mappings::LayerMappings;

@@ -179,9 +179,10 @@ fn scan_by_ioctl(
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
         let count = usize::try_from(count).map_err(|_| Errno::last())?;
         for region in regions.iter().take(count) {
-            // The kernel marks a protected page that was returned to the host as protected, and
-            // reports the mark as a swapped page that is not written. Pages that are swapped out
-            // count as written, too.
+            // Only a page that is present and not written counts as unwritten. If the guest has
+            // returned a protected page to the host, the kernel reports it as swapped and not
+            // written, but its content has changed. Pages that are swapped out count as written,
+            // too.
             let is_written = region.categories & (PRESENT | WRITTEN) != PRESENT;
             part.mark(found, region.start, region.end, is_written);
         }

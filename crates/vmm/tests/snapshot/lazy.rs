@@ -15,8 +15,11 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SLOW: Mode = Mode::Answer(Duration::from_millis(3));
+/// Number of 64 KiB chunks in the memory whose content the guest checks: 64 MiB.
+const CHECKED_CHUNKS: u64 = 1024;
 
-/// Snapshot of a guest with 64 MiB of checked memory, in a store.
+/// Snapshot of a guest with 64 MiB of checked memory, in a store. `dirty 64` fills this memory, and
+/// `verify` checks it.
 struct Stored {
     store: Arc<TestStore>,
     whole: OpenSnapshot,
@@ -43,6 +46,8 @@ impl Stored {
         self.store.lazy_files(present, timeout).unwrap()
     }
 
+    /// Restores the snapshot, and returns when the guest has greeted. Every `present`-th chunk is
+    /// cached first, or none if `present` is 0.
     fn restore(&self, present: u64) -> (TestVm, FetcherLink) {
         let files = self.files(present, LIMIT);
         let link = self.store.serve(&files);
@@ -89,14 +94,15 @@ fn a_guest_fetches_only_accessed_chunks() {
     vm.verify();
     let request_count = stored.request_count();
     assert!(
-        (1024..=all).contains(&request_count),
+        (CHECKED_CHUNKS..=all).contains(&request_count),
         "{request_count} of {all} chunks"
     );
     vm.verify();
     // A second guest maps the chunks in the cache. Its other pages are fetched as well.
     let (mut sibling, _link) = stored.restore(3);
     sibling.verify();
-    // Fetched chunks that were not changed are not stored again.
+    // Fetched chunks that were not changed are not stored again: fewer than the checked chunks are
+    // stored.
     let next = sibling.snapshot(AfterSnapshot::Stop);
     assert!(next.report.stored < 700, "{:?}", next.report);
 }
@@ -120,7 +126,7 @@ fn snapshots_include_missing_memory_and_memory_fetched_meanwhile() {
     snapshots.push(stays);
     stored.store.set_mode(Mode::Answer(Duration::ZERO));
     for snapshot in &snapshots {
-        // The guest's 64 MiB are not stored again.
+        // The checked memory of 1,024 chunks is not stored again.
         assert!(snapshot.report.stored < 1000, "{:?}", snapshot.report);
         let whole = stored.completed(snapshot);
         TestVm::restore(whole, &stored.base, MemorySource::Map).verify();

@@ -30,7 +30,7 @@ fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
     assert!(report.stored * 64 >= 64 * 1024, "{report:?}");
     assert!(report.stopped_us <= report.total_us, "{report:?}");
     assert_eq!(vm.run_command("mark after"), "ok");
-    // Number of times that the guest has connected to its host.
+    // The last number of the status: how often the guest has greeted its host.
     let greetings = vm.status()[4];
     let mut restored = restore(&snapshot, &vm.base());
     assert_eq!(restored.run_command("marks"), "before before");

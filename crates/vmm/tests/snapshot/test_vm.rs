@@ -328,7 +328,8 @@ impl TestVm {
         ours
     }
 
-    /// Returns the status: failures, sequence, loops of two computers, greetings.
+    /// Returns five numbers: failures, the sequence number of the last record written, loops of
+    /// each of two computing threads, and greetings.
     pub fn status(&mut self) -> Vec<u64> {
         let words = self.run_command("status");
         words.split(' ').map(|w| w.parse().unwrap()).collect()

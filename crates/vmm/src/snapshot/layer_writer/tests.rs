@@ -112,14 +112,16 @@ fn a_chunk_is_stored_if_a_page_that_may_differ_differs() {
     };
     let mut pages = UnitSet::empty(linear.bytes() / u64::from(MEMORY_PAGE));
     let mut may_differ = |chunk, page| pages.insert(chunk * CHUNK_PAGES + page);
-    // Pages that are equal, in each position of the differing page.
+    // One page of each chunk differs: the first, the last, and one in the middle. All other pages
+    // of the chunk may differ, but are equal.
     for (chunk, page) in [(1, 0), (2, 15), (3, 7)] {
         write(chunk, page);
         (0..CHUNK_PAGES).for_each(|equal| may_differ(chunk, equal));
     }
+    // Chunk 4 has no page that differs, so it is not stored.
     may_differ(4, 2);
     may_differ(4, 3);
-    // Chunk 9 is zero in the layer.
+    // Chunks 9 and 10 are zero in the layer. Only chunk 9 has changed.
     write(9, 1);
     may_differ(9, 0);
     may_differ(9, 1);
