@@ -297,8 +297,8 @@ impl Admission {
     }
 
     /// Returns the limit of the sum of disk sizes, in MiB. `None` if the free space is unknown.
-    /// Space that guests have written counts twice, since it is no longer free; the error is on the
-    /// safe side.
+    /// Space that guests have written counts twice: it is a part of their reservations and is no
+    /// longer free. The limit is therefore lower than necessary, which is safe.
     fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let free_mib = figures.disk_free_mib?;
         let free_mib = free_mib.saturating_sub(self.reserve_disk(figures));

@@ -125,8 +125,8 @@ pub(crate) enum JournalChange {
 pub(crate) struct JournalledSnapshot {
     /// The snapshot.
     pub snapshot: Box<Snapshot>,
-    /// False until the commit that ends the snapshot's operation. A captured snapshot (`storing`)
-    /// is acknowledged to its client before.
+    /// False until the commit that ends the snapshot's operation. A captured snapshot (`storing`),
+    /// whose memory is frozen but not stored, is acknowledged to its client before this commit.
     pub complete: bool,
 }
 

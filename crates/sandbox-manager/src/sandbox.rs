@@ -214,7 +214,7 @@ impl From<Sandbox> for SandboxInfo {
             agent_token: record.agent_token,
             traffic_token: record.traffic_token,
             snapshot: record.snapshot,
-            // Known to the catalog of snapshots.
+            // Only the catalog of snapshots has this value. The caller sets it.
             pause_mode: None,
             forked_from: record.forked_from,
             boot_mode: record.boot_mode,

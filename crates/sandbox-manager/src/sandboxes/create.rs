@@ -4,7 +4,9 @@
 //! *unassigned* guest has started, but has not received the identity of a sandbox (id, host name,
 //! entropy, clock) yet. The `op_lock` of a sandbox serialises the operations on it.
 //!
-//! A daemon *adopts* the guests that continued to run while no daemon ran.
+//! A daemon *adopts* the guests that continued to run while no daemon ran. The *head* of a sandbox
+//! is the record in the store that decides which host of a fleet may run the sandbox. A host
+//! *claims* the head before the sandbox runs (`shared.rs`).
 
 use super::entry::SandboxEntry;
 use super::resume_options::{RestoreReason, is_rewound};
@@ -372,8 +374,8 @@ impl Sandboxes {
         if result.is_err() && entry.guest().is_none() {
             entry.set_reservation(None);
         }
-        // Another host has taken over the sandbox or killed it. `end_adoption` below removes an
-        // adopted sandbox.
+        // Another host has taken over the sandbox or killed it. `is_adopted` is true for a sandbox
+        // that another host stored; `end_adoption` below removes it.
         if let Err(OperationError::Head(e)) = &result
             && e.is_moved()
             && !entry.is_adopted()

@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(at(1700, 700, false), IdleVerdict::Idle);
         // A use in progress counts until it ends.
         assert_eq!(at(9000, 0, true), in_use(10_000));
-        // A use after the check was read.
+        // The sandbox was used after the caller had read the time of the check.
         assert_eq!(at(1000, 1001, false), in_use(2001));
     }
 

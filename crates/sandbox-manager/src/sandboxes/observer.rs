@@ -2,7 +2,7 @@
 //! to the other hosts, so that they find the sandbox (`crates/api/src/fleet/rows.rs`).
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox.
+//! the sandbox. A host *claims* the head before it resumes the sandbox.
 
 use super::Sandboxes;
 use crate::sandbox::Sandbox;

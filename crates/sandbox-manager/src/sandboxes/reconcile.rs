@@ -111,8 +111,9 @@ impl Sandboxes {
         };
         let _op_guard = entry.op_lock().lock().await;
         let record = entry.record();
-        // Skipped: a sandbox that is being created has no head, the kill of a killed sandbox marks
-        // its head, and the resume of an adopted sandbox claims its head.
+        // Three kinds of sandboxes are skipped. A sandbox that is being created has no head. The
+        // kill of a killed sandbox marks its head. A sandbox that another host stored
+        // (`is_adopted`) is being resumed, and the resume claims its head.
         let is_skipped = matches!(record.state, SandboxState::Creating | SandboxState::Killed);
         if is_skipped || !(all || entry.may_be_stored()) || entry.is_adopted() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! [`ResumeHold`]: prevents the start of paused sandboxes on this host while it is drained.
+//! [`ResumeHold`]: prevents the start of paused sandboxes on this host while it is drained. A
+//! *drain* moves all sandboxes of a host to other hosts, for example before its maintenance.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};

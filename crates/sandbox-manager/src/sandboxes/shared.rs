@@ -1,8 +1,9 @@
 //! Sandboxes that any host of a store can resume.
 //!
-//! The head of a sandbox in the store decides which host may run it ([`jiffy_fleet::Heads`]). This
-//! host publishes the head when the snapshot of a pause is stored, claims it before a resumed guest
-//! receives its identity, and marks it when the sandbox is killed. Sandboxes whose pauses were
+//! The *head* of a sandbox is a record in the store that decides which host may run the sandbox
+//! ([`jiffy_fleet::Heads`]). This host publishes the head when the snapshot of a pause is stored,
+//! claims it before a resumed guest receives its identity, and marks it when the sandbox is killed.
+//! A *claim* makes this host the only one that may run the sandbox. Sandboxes whose pauses were
 //! never stored have no head, and cause no request.
 //!
 //! All functions that change a sandbox hold its `op_lock`: an upload that ends while the sandbox is
@@ -201,8 +202,8 @@ impl Sandboxes {
         self.0.heads.is_some()
     }
 
-    /// Marks the head of a sandbox as killed whose host `home` is dead, and removes its stored
-    /// state. `None` if no host has files of the sandbox.
+    /// Kills a sandbox whose host `home` is dead: marks its head as killed, and removes its stored
+    /// state. `home` is `None` if no host has files of the sandbox.
     ///
     /// # Errors
     /// [`OperationError::Head`] if the sandbox runs on another host, or the head cannot be written.
@@ -214,7 +215,8 @@ impl Sandboxes {
     ) -> Result<(), OperationError> {
         let heads = self.0.heads.clone().ok_or(OperationError::NoStore)?;
         let unneeded = heads.kill_away(owner, id, home).await?;
-        // The host of the sandbox may never return. If it does, its removal finds nothing.
+        // The host of the sandbox may never return, so this host removes the state. If the former
+        // host returns, it removes the state again, which has no effect.
         if let Some(state) = unneeded {
             let place = self.place_of_owner(owner);
             let root = Some(state.root.as_str());
@@ -254,7 +256,8 @@ impl Sandboxes {
                 Err(e) => tracing::warn!(id, error = %e, "resuming a sandbox without its name"),
             }
         }
-        // All members of a network are on one host. Another member may remain on the former host.
+        // All members of a private network are on one host. Another member may remain on the former
+        // host.
         let network = &mut record.settings.network;
         if let Some(name) = network.join.take() {
             network.address = None;

@@ -251,8 +251,8 @@ impl TemplateSnapshots<'_> {
             guest.stop().await;
             return Err(e);
         }
-        // Rehearse after the start command, so that its programs are in the page cache of all
-        // clones.
+        // The guest runs a few commands once, so that the programs are in the page cache of all
+        // clones. The start command comes first, so that its programs are included.
         guest.rehearse().await;
         let record = Snapshot {
             id: new_id()?,

@@ -99,7 +99,7 @@ impl Sandboxes {
         Ok(guest)
     }
 
-    /// Serves mounts of a sandbox again whose server has exited, in the background.
+    /// Starts a task that serves the mounts of a sandbox again if their server has exited.
     pub(super) fn serve_lost_volumes(&self, entry: &Arc<SandboxEntry>) {
         if entry.with_record(|record| record.settings.volumes.is_empty()) {
             return;

@@ -92,7 +92,8 @@ async fn a_snapshot_in_use_is_not_folded() {
     let forked = forked.unwrap();
     host.snapshots().remove(&taken[2]).unwrap();
     until("gc", || *bench.world.gc_runs.lock().unwrap() > 3).await;
-    // The fork's snapshot depends on the third. It is in use, so the third is folded into it.
+    // The fork's snapshot depends on the third snapshot and is in use, so the third snapshot is
+    // folded into the fork's snapshot.
     let fork = forked.snapshot().unwrap().to_owned();
     until("a fold", || {
         folds(&bench) == [(taken[2].clone(), fork.clone())]

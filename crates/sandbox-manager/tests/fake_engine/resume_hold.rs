@@ -1,4 +1,4 @@
-//! Resumes during a forced drain.
+//! Resumes during a forced drain. A *drain* moves all sandboxes of a host to other hosts.
 
 use crate::fake::{Bench, base};
 use jiffy_sandbox_manager::{ErrorKind, SandboxState};

@@ -4,7 +4,8 @@
 //! with their number. After the start, rounds follow each other until everything was checked once,
 //! since an earlier daemon may have left garbage. Later there is one round in each interval.
 //!
-//! A *pin* protects a snapshot from garbage collection.
+//! A *pin* protects a snapshot from garbage collection. The snapshot of a template is *retired* if
+//! new sandboxes must not use it any longer, for example after a change of the template.
 
 use super::super::snapshot_engine::{DiskWalk, SnapshotOnDisk};
 use super::super::{OperationError, Sandboxes};

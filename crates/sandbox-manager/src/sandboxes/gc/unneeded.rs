@@ -1,7 +1,8 @@
 //! Decides which snapshots are unneeded, and removes their records. The removal of a snapshot may
 //! make its ancestors unneeded, which are then removed as well.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *pin* protects a
+//! snapshot from garbage collection.
 
 use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;

@@ -20,7 +20,7 @@ impl HostReader for Plenty {
     }
 }
 
-/// Data directory and its world.
+/// Data directory, and the state of its fake guests, which survives a daemon ([`World`]).
 pub struct Bench {
     pub dir: tempfile::TempDir,
     pub world: Arc<World>,

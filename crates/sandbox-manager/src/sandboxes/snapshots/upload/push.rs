@@ -253,7 +253,7 @@ impl Sandboxes {
                 lineage,
                 named,
                 resumable: record.purpose == SnapshotPurpose::Pause,
-                // After a discarded copy, the id may still name this copy in the store.
+                // If an earlier copy was discarded, the id may still refer to it in the store.
                 renamed: revision > 0,
                 cancelled: cancelled.clone(),
             })

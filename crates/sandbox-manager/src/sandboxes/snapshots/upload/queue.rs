@@ -32,7 +32,8 @@ pub(in crate::sandboxes) struct Uploads {
     pub wake: Arc<Notify>,
     /// Notified when a removal is queued or the store is reachable again.
     pub wake_retractions: Arc<Notify>,
-    /// Notified when the layers that this host needs of the store may have changed.
+    /// Wakes the task that registers this host in the store as a *reader* of layers: of the layers
+    /// that still contain memory of its snapshots. Notified when these layers may have changed.
     pub wake_readers: Arc<Notify>,
     /// Notified when an upload has ended, with any result.
     pub ended: watch::Sender<()>,
@@ -246,8 +247,9 @@ impl Uploads {
         self.wake.notify_one();
     }
 
-    /// Returns the next copy to remove from the store at `url`. Changes of heads stay queued while
-    /// this host does not share its sandboxes (`has_heads`): another host could otherwise resume a
+    /// Returns the next copy to remove from the store at `url`. While this host does not share its
+    /// sandboxes (`has_heads` is false), it cannot change heads. Kills of sandboxes, which are
+    /// changes of heads, then stay queued. If they were dropped, another host could later resume a
     /// killed sandbox.
     pub(super) fn next_retraction(&self, url: &str, has_heads: bool) -> Option<StoreRetraction> {
         let queue = self.queue.lock();
