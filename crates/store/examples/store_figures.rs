@@ -1,6 +1,8 @@
-//! Figures of push and pull as one line of JSON: `store_figures STORE_URL MIB DIRECTORY`. Pushes a
-//! layer of that many MiB, of which half compresses to a third, then one of which a tenth differs;
-//! pulls its working set, then the rest.
+//! Figures of push and pull as one line of JSON: `store_figures STORE_URL MIB DIRECTORY`.
+//!
+//! Pushes a layer of that many MiB. Half of its chunks compress to a third of their size, and the
+//! others do not compress. Then pushes a layer with a tenth of the chunks changed, twice, and pulls
+//! it: first its working set, then the rest.
 
 use jiffy_store::*;
 use serde_json::json;

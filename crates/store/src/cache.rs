@@ -1,5 +1,5 @@
-//! Cache of layers on a host. Each layer has a sparse file and a bitmap of present chunks, both
-//! named by the layer's root.
+//! Cache of layers on a host. Each layer has a sparse file and a bitmap of present chunks. Both are
+//! named by the layer's *root*, the hash that identifies its content.
 //!
 //! Users hold a shared lock on the bitmap file ([`presence`]), which protects a layer in use from
 //! eviction. A second hard link to that file ([`CachedLayer::pin`]) has the same effect without a

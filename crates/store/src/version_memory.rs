@@ -1,9 +1,9 @@
 //! Highest versions of records that this host has seen, in a file of the data directory. They
 //! detect that a store returned to older records.
 //!
-//! Records of tenants and names that move (such as names of templates) have versions. The encrypted
-//! content includes the version, except in a tenant's first record and in records of earlier
-//! versions of Jiffy.
+//! Records of tenants have versions, and so have names that can be assigned to other objects (such
+//! as names of templates). The encrypted content of a record includes its version, except in a
+//! tenant's first record and in records that earlier releases of Jiffy wrote.
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys.
@@ -25,11 +25,11 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordVersion {
-    /// Version.
+    /// Version of the record.
     pub version: u64,
     /// Newest generation of data keys in a tenant's record; 0 for names. Detects an old record that
-    /// was copied to the key of a newer version. The version does not detect this for records of
-    /// earlier versions of Jiffy, which do not contain it.
+    /// was copied to the object name of a newer record. Records written by earlier releases of
+    /// Jiffy do not contain their version, so the version alone does not detect this.
     #[serde(default)]
     pub generation: u32,
 }

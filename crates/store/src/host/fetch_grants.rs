@@ -3,7 +3,8 @@
 //! the VMM waits for the fetcher ([`jiffy_proto::fetch`]).
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. The *root* of a snapshot or layer is the hash that identifies it in the
+//! store.
 
 use crate::host::RemoteError;
 use crate::{FormatError, Hash};

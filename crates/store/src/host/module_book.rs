@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
+//! are encrypted with its keys. The *root* of a snapshot is the hash that identifies it in the
+//! store.
 
 use crate::Hash;
 use crate::host::fetch_grants::hash;

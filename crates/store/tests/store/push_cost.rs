@@ -76,6 +76,7 @@ impl Host {
     }
 }
 
+/// Returns the numbers of writes, listings and removals.
 fn billed(traffic: &Traffic) -> [u64; 3] {
     [traffic.puts, traffic.lists, traffic.deletes]
 }

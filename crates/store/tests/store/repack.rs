@@ -18,7 +18,8 @@ async fn tick() {
     tokio::time::sleep(Duration::from_millis(3)).await;
 }
 
-/// Creates a store with one large pack that is mostly dead: the retained snapshot uses two chunks.
+/// Creates a store with one large pack that is mostly dead: the retained snapshot uses two of its
+/// 16 chunks of memory, and its chunk of the state.
 async fn mostly_dead(
     store: &SharedStore,
     tenant: &Arc<Tenant>,
@@ -49,7 +50,7 @@ async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
     tick().await;
     let first = store.collect(&tenant, AT_ONCE).await.unwrap();
     assert_eq!((first.repacked, first.removed), (1, 0));
-    // Three of sixteen chunks were live, and the chunk of the state.
+    // Two of 16 chunks of memory were live, and the chunk of the state.
     assert!(
         first.rewritten_bytes * 3 < first.repacked_bytes,
         "{first:?}"

@@ -94,7 +94,8 @@ async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
         assert!(found.objects[0].object.contains(kind), "{found:?}");
         flip_from_end(file, 10);
     }
-    // Damage a chunk of both snapshots: the third frame of the first pack.
+    // Damage a chunk: the second frame of the largest pack. The header of a pack has 64 bytes, and
+    // a frame has 41 bytes besides its chunk.
     let mut bytes = fs::read(pack).unwrap();
     bytes[64 + (CHUNK + 41) + 1000] ^= 4;
     fs::write(pack, &bytes).unwrap();

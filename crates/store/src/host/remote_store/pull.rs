@@ -2,7 +2,8 @@
 //! host.
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
-//! usually an API key. The objects of a tenant are encrypted with its keys.
+//! usually an API key. The objects of a tenant are encrypted with its keys. The *resume bundle* of
+//! a snapshot is an object with copies of the content that a host reads first to resume it.
 
 use crate::host::{LOCAL_TENANT, LayerOrigin, RemoteError, RemoteStore};
 use crate::{

@@ -3,7 +3,8 @@
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys. The *root* of a snapshot is the hash that identifies it in the
 //! store. A *chunk* is 64 KiB of memory or of a disk. The *lineage* of a snapshot is the snapshot
-//! and the chain of its ancestors.
+//! and the chain of its ancestors. The *resume bundle* of a snapshot is an object with copies of
+//! the content that a host reads first to resume it.
 
 use crate::host::remote_store::pull::RECORD_PART;
 use crate::host::{RemoteError, RemoteStore};

@@ -4,7 +4,8 @@
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *resume bundle*
+//! of a snapshot is an object with copies of the content that a host reads first to resume it.
 
 use crate::host::FoundSnapshot;
 use parking_lot::Mutex;

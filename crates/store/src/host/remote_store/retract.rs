@@ -1,6 +1,7 @@
 //! Retraction: removes snapshots of this host from the store.
 //!
-//! The *root* of a snapshot is the hash that identifies it in the store.
+//! The *root* of a snapshot is the hash that identifies it in the store. The *resume bundle* of a
+//! snapshot is an object with copies of the content that a host reads first to resume it.
 
 use crate::Hash;
 use crate::host::{RemoteError, RemoteStore};
