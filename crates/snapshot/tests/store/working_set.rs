@@ -171,7 +171,7 @@ fn touched_chunks_are_stored_unless_there_are_too_few_or_too_many() {
     let (_dir, store) = store();
     let root = put(&store, "root", None).unwrap();
     // Rejected: an empty file, which earlier VMMs leave, an index without chunks, and an index with
-    // more than the maximum of 1,024 chunks. A guest with so many chunks did more than resume.
+    // more than the maximum of 1,024 chunks. A guest with more chunks did more than resume.
     let all: Vec<u64> = (0..1025).collect();
     for none in [
         tempfile::tempfile().unwrap(),

@@ -399,7 +399,7 @@ async fn verify_names_each_chunk_that_changed_and_repair_mends_it() {
     let pack = packs.unwrap();
     let mut bytes = std::fs::read(&pack).unwrap();
     // Change a bit in the third frame, which is chunk 1: chunks 2 and 0, the working set, precede
-    // it. The header of a pack has 64 bytes, and a frame has 41 bytes besides its chunk.
+    // it. The header of a pack has 64 bytes, and a frame has 41 bytes in addition to its chunk.
     bytes[64 + 2 * (CHUNK + 41) + 1000] ^= 4;
     std::fs::write(&pack, &bytes).unwrap();
     let damages = store.verify(&remote).await.unwrap();

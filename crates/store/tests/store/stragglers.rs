@@ -1,6 +1,6 @@
 //! Urgent chunks, which a guest waits for, during fills of whole layers and after crashes. A *fill*
-//! fetches the missing chunks of a layer into the cache of a host. A *straggler* is a request for an
-//! urgent chunk.
+//! fetches the missing chunks of a layer into the cache of a host. A *straggler* is a request for
+//! an urgent chunk.
 
 use crate::support::*;
 use jiffy_store::*;

@@ -95,7 +95,7 @@ async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
         flip_from_end(file, 10);
     }
     // Damage a chunk: the second frame of the largest pack. The header of a pack has 64 bytes, and
-    // a frame has 41 bytes besides its chunk.
+    // a frame has 41 bytes in addition to its chunk.
     let mut bytes = fs::read(pack).unwrap();
     bytes[64 + (CHUNK + 41) + 1000] ^= 4;
     fs::write(pack, &bytes).unwrap();
