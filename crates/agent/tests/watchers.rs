@@ -164,8 +164,7 @@ fn a_watch_stream_starts_sends_keepalives_and_ends_in_time() {
     std::fs::create_dir(agent.path("w")).unwrap();
     let file = agent.path("w/f");
     let writer = std::thread::spawn(move || {
-        // The watch exists soon after the agent holds an inotify instance. An earlier write would
-        // not be reported.
+        // Wait until the agent has added the watch: an earlier write would not be reported.
         std::thread::sleep(std::time::Duration::from_millis(500));
         std::fs::write(file, "").unwrap();
     });

@@ -19,7 +19,9 @@ pub fn check_named_ports(test_home: &TestHome, id: &str, rules: &Value) {
     );
     let all = format!("{resolved}, {unresolved}, tcp('8.8.8.8', 22)");
     assert_eq!(say(id, &all), "internet internet ConnectionResetError");
-    // A name must not lead to a private or special-purpose address (DNS rebinding).
+    // A name must not lead to a private or special-purpose address (DNS rebinding). The lab
+    // resolves names with `trap` and a digit to such an address. Port 22 of the lab's servers is
+    // reached directly, without the host's proxy.
     let traps = "resolve('trap5.example'), tcp('trap5.example', 22), tcp('trap1.git.example', 22)";
     assert_eq!(
         say(id, traps),

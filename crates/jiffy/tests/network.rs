@@ -23,8 +23,9 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
         for host in PUBLIC {
             assert_eq!(reach(test_home, &id, host), "internet", "{host}");
         }
-        // All guests have the same address; the host identifies the other guest by the address of
-        // its slot.
+        // All guests have the same address inside (169.254.0.21) and the same gateway
+        // (169.254.0.22). Outside, the other guest has the address of its slot, one of
+        // 198.18.0.0/28.
         test_home.sh(&other, "nohup python3 -m http.server 80 >/dev/null 2>&1 &");
         let slots: Vec<String> = (0..16).map(|i| format!("198.18.0.{i}")).collect();
         let refused = PRIVATE.iter().map(|a| (*a).to_owned());
@@ -174,6 +175,8 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
 
 #[jiffy_test(lab)]
 fn the_send_rate_is_limited_until_the_limit_is_lifted() {
+    /// The limit of the sandbox (1 Mbit/s) in bytes per second.
+    const RATE_BYTES: f64 = 125_000.0;
     networked(&[], |test_home, lab| {
         let id = create(test_home, json!({ "network": { "egressMbps": 1 } }));
         let flood = "import socket, time\n\
@@ -194,7 +197,7 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
         };
         let (took, bytes) = arrived();
         // The burst may be one second's worth.
-        let most = 125_000.0 * (took + 1.5);
+        let most = RATE_BYTES * (took + 1.5);
         assert!(bytes > 20_000, "{bytes} bytes in {took} s");
         assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
         // The limit also applies after a pause, and new rules remove it.
@@ -202,7 +205,7 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
         test_home.ok(&["resume", &id]);
         let (took, bytes) = arrived();
         // The burst may be one second's worth.
-        let most = 125_000.0 * (took + 1.5);
+        let most = RATE_BYTES * (took + 1.5);
         assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
         let path = format!("/sandboxes/{id}/network");
         assert_eq!(call(test_home, "PUT", &path, &json!({})).0, 204);
@@ -211,7 +214,8 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
     });
 }
 
-/// Opens a connection with a greeting; prints the received data.
+/// Functions of Python for guests. `greet`, `http` and `tls` return the first word of the answer:
+/// `internet` from a server of the lab, or `HTTP/1.1` if the host's proxy rejects the name.
 pub const GREET: &str = r#"
 import ssl
 def greet(host, port, greeting, patience=10):
@@ -241,23 +245,26 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
         let id = create(test_home, json!({ "network": rules }));
         let say = |what: &str| python(test_home, &id, &format!("{GREET}\nprint({what})"));
         check_named_ports(test_home, &id, &rules);
-        // The address that the guest selected is ignored.
+        // The host ignores the address that the guest selected (8.8.8.8), and resolves the name.
         assert_eq!(
             say("http('good.example'), tls('good.example'), http('a.b.wild.example:80')"),
             "internet internet internet"
         );
+        // The proxy answers a name that is not allowed with an HTTP error.
         assert_eq!(
             say("http('evil.example', '9.9.9.9'), http('wild.example')"),
             "HTTP/1.1 HTTP/1.1"
         );
+        // At port 443, the proxy closes the connection: it cannot answer before the handshake.
         assert_eq!(
             say(
                 "tls('evil.example', '9.9.9.9'), greet('9.9.9.9', 443, b'GET / HTTP/1.1\\r\\n\\r\\n')"
             ),
             "closed closed"
         );
-        // A permitted name does not resolve to a private or special-purpose range, and no other
-        // port is open.
+        // The proxy does not connect to a private or special-purpose address of an allowed name.
+        // The lab resolves `trap5.example` to 168.63.129.16, `trap6.example` to 192.0.2.9 and
+        // `trap.example` to 10.9.9.9.
         assert_eq!(
             say("http('trap5.example'), http('trap6.example'), tls('trap5.example')"),
             "HTTP/1.1 HTTP/1.1 closed"
@@ -266,6 +273,7 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
             say("http('trap.example'), http('good.example', '10.9.9.9')"),
             "HTTP/1.1 ConnectionRefusedError"
         );
+        // Guests cannot reach other ports, and not the port of the proxy (3180) directly.
         assert_eq!(
             say("tcp('9.9.9.9', 7), tcp('169.254.0.22', 3180)"),
             "ConnectionRefusedError ConnectionRefusedError"

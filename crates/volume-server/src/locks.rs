@@ -1,9 +1,12 @@
 //! Advisory locks of files between all clients of a volume.
 //!
-//! A request that must wait is queued, and its client receives the reply later, so that no thread
-//! waits. A client that ends loses its locks. If the process ends, all locks are lost; agents then
-//! request the locks of their guests again. A process that was preceded by a process with locks
-//! therefore grants no other locks for [`RECLAIM_TIME`].
+//! A client is the mount of a volume in one guest, with its stream to this process. A request that
+//! must wait is queued, and its client receives the reply later, so that no thread waits. A client
+//! that ends loses its locks.
+//!
+//! If the process ends, all locks are lost. The agents of the guests then *reclaim* the locks: they
+//! request the locks that their guests held from the next process. If the previous process could
+//! have had locks, the next process grants only these locks for [`RECLAIM_TIME`].
 
 mod file;
 mod table;
@@ -29,7 +32,8 @@ const RECLAIM_TIME: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Locks {
     table: Mutex<Table>,
-    /// File that exists while the locks of the process could be lost.
+    /// File that exists from the first lock until the process ends without clients. If it exists at
+    /// the start of a process, the previous process has failed with locks.
     marker: PathBuf,
 }
 
@@ -80,7 +84,8 @@ impl Locks {
     pub(crate) fn request(&self, client: u64, request: LockRequest) -> Result<Outcome, Errno> {
         let mut table = self.table.lock();
         if request.range.kind.is_some() && !table.is_marked() {
-            // Before the lock is granted: a process that ends then has the file.
+            // Create the file before the lock is granted: if this process crashes in between, the
+            // next process finds the file and waits for reclaims.
             File::create(&self.marker).map_err(|e| crate::contents::errno(&e))?;
             table.set_marked();
         }
@@ -97,7 +102,7 @@ impl Locks {
         self.table.lock().release(client, (node, family), owner);
     }
 
-    /// Lets a request that waits fail with `EINTR`. Has no effect on other requests.
+    /// Lets the request `id` fail with `EINTR` if it waits. Otherwise has no effect.
     pub(crate) fn interrupt(&self, client: u64, id: u64) {
         self.table.lock().interrupt(client, id);
     }

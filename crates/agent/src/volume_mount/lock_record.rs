@@ -66,9 +66,10 @@ fn u64_at(message: &[u8], at: usize) -> Option<u64> {
     number(message, at).map(u64::from_le_bytes)
 }
 
-/// Marks an INIT request: locks hold between sandboxes only if the agent requests them again.
+/// Marks an INIT request. The mark states that this agent requests the locks again after a restart
+/// of the server. The server offers locks between sandboxes only to such agents.
 pub(super) fn mark_init(request: &mut [u8]) {
-    // Flags, further flags and reserved fields.
+    // Last reserved field of `struct fuse_init_in`.
     let last = request.get_mut(HEADER + 60..HEADER + 64);
     if let Some(last) = last {
         last.copy_from_slice(&LOCKS_MARK.to_le_bytes());

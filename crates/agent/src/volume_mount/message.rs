@@ -29,6 +29,10 @@ const ONCE: [u32; 10] = [
 ];
 /// WRITE, which must not be executed twice at the end of a file.
 const WRITE: u32 = 16;
+/// Id of a message to the kernel that is a notification, and not a reply to a request.
+const NO_REQUEST: u64 = 0;
+/// `FUSE_NOTIFY_INVAL_INODE`: type of a notification, which stands in the field of the error.
+const NOTIFY_INVAL_INODE: i32 = 2;
 
 /// Returns the bytes of a number.
 pub(super) fn number<const N: usize>(message: &[u8], at: usize) -> Option<[u8; N]> {
@@ -50,8 +54,8 @@ pub(super) fn error(reply: &[u8]) -> i32 {
     number(reply, 4).map_or(0, i32::from_le_bytes)
 }
 
-/// Returns whether the host replies to a request.
-pub(super) fn has_reply(request: &[u8]) -> bool {
+/// Returns whether the kernel expects a reply to a request.
+pub(super) fn expects_reply(request: &[u8]) -> bool {
     !WITHOUT_REPLY.contains(&opcode(request))
 }
 
@@ -81,9 +85,9 @@ pub(super) fn reply(id: u64, error: i32, body: &[u8]) -> Vec<u8> {
 
 /// Returns the notification with which the kernel drops cached content and attributes of a node.
 pub(super) fn drop_content(node: u64) -> Vec<u8> {
-    // FUSE_NOTIFY_INVAL_INODE, in place of an error. Offset and length 0 mean the whole file.
+    // Node, offset and length. Offset and length 0 mean the whole file.
     let mut body = [0; 24];
     let (start, _) = body.split_at_mut(8);
     start.copy_from_slice(&node.to_le_bytes());
-    reply(0, 2, &body)
+    reply(NO_REQUEST, NOTIFY_INVAL_INODE, &body)
 }

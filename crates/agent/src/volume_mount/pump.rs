@@ -1,10 +1,11 @@
-//! Passes messages between the kernel and the host. Requests without a reply are retained, because
-//! a restore or a failure of the host's server breaks the stream.
+//! Passes messages between the kernel and the host's server of the volume. Unanswered requests are
+//! retained: a restore of the guest or a failure of the server breaks the stream, and the next
+//! stream repeats them.
 
 use super::fuse_device::MAX_READ;
 use super::lock_record::{LockRecord, locked_node, mark_init};
 use super::message::{
-    REPLY_HEADER, REQUEST_HEADER, drop_content, error, has_reply, id, is_repeatable, number,
+    REPLY_HEADER, REQUEST_HEADER, drop_content, error, expects_reply, id, is_repeatable, number,
     opcode, reply,
 };
 use std::collections::BTreeMap;
@@ -22,8 +23,9 @@ const MAX_MESSAGE: usize = MAX_READ + 4096;
 /// Time without a stream after which requests fail.
 const LOST_LIMIT: Duration = Duration::from_secs(30);
 
-/// Operations that the agent answers itself, so that locks cost no request to the host: OPEN,
-/// RELEASE and FLUSH.
+/// Opcodes of the FUSE protocol. Without locks, the server rejects OPEN with ENOSYS, and the kernel
+/// then sends neither OPEN nor RELEASE. With locks, the kernel must send them, because RELEASE ends
+/// a flock. The agent answers OPEN itself, and RELEASE and FLUSH unless they end a lock.
 const OPEN: u32 = 14;
 const RELEASE: u32 = 18;
 const FLUSH: u32 = 25;
@@ -49,13 +51,13 @@ pub(super) struct Pump {
     link: Mutex<Link>,
     /// Notified when a stream is attached.
     attached: Condvar,
-    /// Requests without a reply, by id. Locked after `link`.
+    /// Unanswered requests, by id. Locked after `link`.
     pending: Mutex<BTreeMap<u64, Pending>>,
     /// Locks of the guest's processes. Locked after `link`.
     locks: Mutex<LockRecord>,
     /// Sender for the thread that delivers locks.
     grants: Mutex<Option<Sender<Grant>>>,
-    /// True if locks hold between sandboxes. An earlier server has not offered it.
+    /// True if locks hold between sandboxes. Servers of earlier versions do not offer this.
     has_locks: AtomicBool,
 }
 
@@ -76,7 +78,7 @@ enum Receiver {
     Agent,
 }
 
-/// Request without a reply.
+/// Unanswered request.
 struct Pending {
     message: Vec<u8>,
     /// True if the host may have received the request.
@@ -161,10 +163,10 @@ impl Pump {
         if opcode(request) == INIT {
             mark_init(request);
         }
-        let has_reply = has_reply(request);
+        let expects_reply = expects_reply(request);
         let mut link = self.link();
         if link.is_lost {
-            if has_reply {
+            if expects_reply {
                 self.fail(id(request), libc::EIO);
             }
             return;
@@ -175,7 +177,7 @@ impl Pump {
         if opcode(request) == INTERRUPT {
             self.interrupt(request, link.stream.is_some());
         }
-        if has_reply {
+        if expects_reply {
             let pending = Pending {
                 message: request.to_vec(),
                 was_sent: link.stream.is_some(),
@@ -197,6 +199,7 @@ impl Pump {
             self.fail(id(request), libc::EIO);
             return true;
         }
+        // `release_flags` of `struct fuse_release_in`.
         let flags = || number(request, REQUEST_HEADER + 12).map_or(0, u32::from_le_bytes);
         let body: &[u8] = match opcode(request) {
             OPEN => &OPENED,
@@ -269,9 +272,9 @@ impl Pump {
         Ok(())
     }
 
-    /// Makes `stream` the stream of the mount. Returns its generation, and the ids of the requests
-    /// without a reply, each with whether an earlier stream has carried the request. Requests for
-    /// the locks of the guest precede all other requests.
+    /// Makes `stream` the stream of the mount. Returns its generation, and the ids of the
+    /// unanswered requests, each with whether an earlier stream has carried the request. Reclaims
+    /// (requests for the locks that the guest already holds) precede all other requests.
     fn attach(&self, stream: UnixStream, server: u64) -> (u64, Vec<(u64, bool)>) {
         let mut link = self.link();
         if let Some(previous) = link.stream.replace(stream) {
@@ -288,7 +291,8 @@ impl Pump {
             let _ = stream.write_all(&reclaims);
         }
         self.attached.notify_all();
-        // `locks` is held: a reply of the previous stream is recorded before or after both.
+        // `locks` is still held. A concurrent reply of the previous stream is therefore recorded
+        // either before the reclaims and this list are created, or after both.
         let mut pending = self.pending();
         let unanswered = pending.iter_mut().map(|(id, request)| {
             let was_sent = std::mem::replace(&mut request.was_sent, true);
@@ -376,7 +380,7 @@ impl Pump {
             pending.insert(id(reply), request);
             return Receiver::Agent;
         }
-        // Version, read ahead and flags.
+        // `flags` of `struct fuse_init_out`, after the version and `max_readahead`.
         let flags = number(reply, REPLY_HEADER + 12).map_or(0, u32::from_le_bytes);
         if opcode(&request.message) == INIT && flags & LOCK_FLAGS == LOCK_FLAGS {
             self.has_locks.store(true, Ordering::Relaxed);

@@ -257,8 +257,8 @@ fn name_servers(loopback: bool) -> Vec<String> {
     all.iter().map(Ipv4Addr::to_string).collect()
 }
 
-/// Names with this part resolve to an address of [`PRIVATE`]: the one with the number that follows,
-/// or the first.
+/// Names with this part resolve to an address of [`PRIVATE`]. The digit that follows is its index:
+/// `trap5.example` resolves to 168.63.129.16. Without a digit, the index is 0.
 const TRAP: &[u8] = b"trap";
 /// Names below this name resolve only to an IPv6 address.
 const SIX: &[u8] = b"six";

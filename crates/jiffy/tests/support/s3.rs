@@ -91,7 +91,8 @@ impl Drop for S3Server {
     }
 }
 
-/// Returns the variables of a program that uses the server at `address`, by a name to be resolved.
+/// Returns the environment of a program that uses the server at `address`. The URL contains the
+/// name `localhost`, so that the program resolves a name.
 pub fn variables(address: SocketAddr, secret: &str) -> Vec<(&'static str, String)> {
     vec![
         (
@@ -130,7 +131,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns whether the request reads a range of a pack.
+    /// Returns whether the request reads a range of a pack. A pack is an object with chunks of
+    /// snapshots.
     pub fn is_of_pack(&self) -> bool {
         self.path.contains("/packs/") && self.range.is_some()
     }

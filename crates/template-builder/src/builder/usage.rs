@@ -124,7 +124,7 @@ impl BuilderInner {
     }
 
     /// Returns the disk budget of an image import. The reservation is released with the last clone
-    /// of the budget, when the image is already counted.
+    /// of the budget. By then, the image itself is counted.
     pub(super) async fn image_budget(
         &self,
         owner: Option<&str>,

@@ -56,11 +56,11 @@ pub(super) struct Table {
     next_client: u64,
     /// Files with locks or waiting requests.
     files: HashMap<Key, FileLocks>,
-    /// True while only locks are granted that clients held before.
+    /// True while only locks are granted that clients held before a restart of this process.
     is_reclaiming: bool,
-    /// Requests that arrived in this time.
+    /// Other requests for locks that arrived while `is_reclaiming` was true.
     held_back: VecDeque<(u64, LockRequest)>,
-    /// True if the marker exists.
+    /// True if the marker file exists, by which the next process recognises lost locks.
     is_marked: bool,
 }
 
