@@ -64,8 +64,9 @@ impl VolumeMounts {
         pump.pass_replies(stream, request.server)
     }
 
-    /// Returns the mount of a request. Creates it unless it exists. Returns `None` if a request for
-    /// a lost mount needs no stream.
+    /// Returns the mount of a request. Creates the mount unless it exists. For a request that only
+    /// restores lost streams (`only_if_lost`), returns `None` if the mount has a stream, or does
+    /// not exist.
     fn mounted(&self, request: &VolumeAttachment) -> io::Result<Option<Arc<Pump>>> {
         let mut mounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mounted) = mounts.get(&request.path)

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Answers of the guest: cases of `error-code` in wasi:http.
+/// Answers of the guest. The second letter is the case of `error-code` in wasi:http (A for the
+/// first): HTTP-request-denied, destination-IP-prohibited, destination-not-found,
+/// connection-refused, connection-limit-reached.
 const DENIED: &str = "EP";
 const PROHIBITED: &str = "EE";
 const NOT_FOUND: &str = "EC";
@@ -257,6 +259,7 @@ fn outgoing_connections_are_bounded_and_close_with_their_requests() {
         .iter()
         .filter(|a| a.status == 200 && a.text().starts_with(TOO_MANY));
     let ended = answers.iter().filter(|answer| answer.status == 504);
+    // Of 90 requests, 64 have a connection, which is the maximum of a tenant.
     assert_eq!((refused.count(), ended.count()), (26, 64));
     // The connections of completed requests are free again.
     let listed = server(Some(OK));

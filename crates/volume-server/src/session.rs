@@ -84,8 +84,8 @@ impl Session {
         }
     }
 
-    /// Answers a request. Returns false if it has no reply, or a late one; otherwise `reply` is
-    /// replaced by the reply.
+    /// Answers a request. Returns true if `reply` has been replaced by the reply. Returns false if
+    /// the request has no reply, or if its reply follows later ([`LateReply`]).
     ///
     /// # Errors
     /// Fails if the request has no valid header. The client violates the protocol then.

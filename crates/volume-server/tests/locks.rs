@@ -1,4 +1,7 @@
 //! Advisory locks between the clients of a volume.
+//!
+//! Each request of a client has an id, which a late reply repeats. The kernel chooses even ids for
+//! requests, and odd ids for interrupts.
 #![allow(clippy::unwrap_used)]
 
 use jiffy_proto::file_lock::RECLAIM;
@@ -10,7 +13,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+/// Flag of a lock of `flock`. Other locks are locks of `fcntl`.
 const FLOCK: u32 = 1;
+/// End of a range without an end.
 const END: u64 = i64::MAX.cast_unsigned();
 const READ: i32 = libc::F_RDLCK;
 const WRITE: i32 = libc::F_WRLCK;
@@ -86,7 +91,7 @@ impl Client {
         body.put_u64(start);
         body.put_u64(end);
         body.put_u32(kind.cast_unsigned());
-        body.put_u32(7);
+        body.put_u32(7); // pid
         body.put_u32(flags);
         body.put_u32(0);
         self.call(id, opcode, &body)
@@ -105,11 +110,13 @@ impl Client {
         }
     }
 
+    /// Waits for a late reply. Returns the id of its request, and its error number.
     fn late(&self) -> (u64, i32) {
         let reply = self.late.recv_timeout(Duration::from_secs(20)).unwrap();
         (reply.id, reply.error)
     }
 
+    /// Sends FLUSH or RELEASE for an owner: a process has closed a descriptor, or an open file.
     fn close(&self, opcode: u32, owner: u64) {
         let mut body = vec![0; 12];
         // Ends the flock of the owner, if this is a RELEASE.
@@ -127,18 +134,18 @@ fn locks_exclude_other_clients_until_they_are_unlocked_or_their_owner_or_client_
     let reader = Client::new(&volume, true);
     for flags in [0, FLOCK] {
         let whole = |owner, kind| Lock(owner, (0, END), kind, flags);
-        // The same number of an owner means another owner in another client.
+        // Owners with the same number in different clients are different owners.
         a.lock(whole(1, WRITE)).unwrap();
         assert_eq!(b.lock(whole(1, READ)), Err(libc::EAGAIN));
         assert_eq!(a.lock(whole(2, READ)), Err(libc::EAGAIN));
-        // Shared locks.
+        // Shared locks do not exclude each other.
         a.lock(whole(1, READ)).unwrap();
         b.lock(whole(1, READ)).unwrap();
         reader.lock(whole(1, READ)).unwrap();
         assert_eq!(reader.lock(whole(1, WRITE)), Err(libc::EBADF));
         assert_eq!(a.lock(whole(1, WRITE)), Err(libc::EAGAIN));
         reader.lock(whole(1, UNLOCK)).unwrap();
-        // The end of a descriptor.
+        // A lock ends when its owner closes the file.
         b.close(
             if flags == 0 {
                 opcode::FLUSH
@@ -161,7 +168,7 @@ fn locks_exclude_other_clients_until_they_are_unlocked_or_their_owner_or_client_
     assert_eq!((fields.u64().unwrap(), fields.u64().unwrap()), (10, 19));
     assert_eq!(fields.u32().unwrap().cast_signed(), WRITE);
     assert_eq!(fields.u32().unwrap(), 0);
-    // The end of a client.
+    // The locks of a client end with the client, and waiting requests are granted.
     assert_eq!(b.wait(6, Lock(2, (10, 10), READ, 0)), Ok(false));
     assert_eq!(b.wait(8, Lock(2, (0, END), READ, FLOCK)), Ok(false));
     drop(a);
@@ -184,7 +191,8 @@ fn waits_are_granted_in_order_interrupted_and_end_in_no_deadlock() {
     assert_eq!(b.wait(10, whole(1, WRITE, 0)), Ok(false));
     assert_eq!(b.wait(12, whole(2, READ, 0)), Ok(false));
     assert_eq!(a.wait(10, whole(2, READ, 0)), Ok(false));
-    // An interrupt concerns one request of its client. It may be for a request that does not wait.
+    // An interrupt concerns one request of its client. It has no effect on a request that does not
+    // wait any longer (12, the second time), or that does not exist (14 and 99).
     for id in [12_u64, 12, 14, 99] {
         assert!(b.call(13, opcode::INTERRUPT, &id.to_le_bytes()).is_none());
     }
@@ -214,6 +222,10 @@ fn waits_are_granted_in_order_interrupted_and_end_in_no_deadlock() {
 
 #[test]
 fn a_client_cannot_hold_or_wait_for_unlimited_locks() {
+    /// Maximum number of locked ranges of a client.
+    const MAX_LOCKS: u64 = 1024;
+    /// Maximum number of waiting requests of a client.
+    const MAX_WAITING: usize = 256;
     let home = tempfile::tempdir().unwrap();
     let volume = open(home.path());
     let (a, b) = (Client::new(&volume, false), Client::new(&volume, false));
@@ -222,14 +234,15 @@ fn a_client_cannot_hold_or_wait_for_unlimited_locks() {
     while a.lock(byte(2 * held, WRITE)).is_ok() {
         held += 1;
     }
-    assert_eq!(held, 1024);
+    assert_eq!(held, MAX_LOCKS);
     assert_eq!(a.lock(byte(9999, WRITE)), Err(libc::ENOLCK));
     // An unlock may not split ranges without limit either.
     a.lock(Lock(1, (0, END), WRITE, 0)).unwrap();
     let splits = (0..3000).filter(|at| a.lock(byte(2 * at + 1, UNLOCK)).is_ok());
-    assert_eq!(splits.count(), 1023);
+    // Each unlock of a byte adds a range to the first one.
+    assert_eq!(splits.count() as u64, MAX_LOCKS - 1);
     let waits = (0..1000).filter(|n| b.wait(100 + 2 * n, byte(0, WRITE)) == Ok(false));
-    assert_eq!(waits.count(), 256);
+    assert_eq!(waits.count(), MAX_WAITING);
     // Late replies that the client does not receive count as well.
     let silent = Client::new(&volume, false);
     let interrupted = (0..1000).filter(|n| {
@@ -237,7 +250,7 @@ fn a_client_cannot_hold_or_wait_for_unlimited_locks() {
         silent.call(1, opcode::INTERRUPT, &(100 + 2 * n).to_le_bytes());
         waits
     });
-    assert_eq!(interrupted.count(), 256);
+    assert_eq!(interrupted.count(), MAX_WAITING);
     for bad in [
         Lock(1, (5, 4), WRITE, 0),
         Lock(1, (0, 0), 3, 0),
@@ -264,7 +277,8 @@ fn after_the_death_of_a_server_only_earlier_locks_are_granted_for_some_time() {
     let (a, b) = (Client::new(&volume, false), Client::new(&volume, false));
     assert_eq!(a.node, node);
     let begun = Instant::now();
-    // The other client is faster, but must wait, also for a request without a wait.
+    // Requests for new locks arrive first, but must wait until earlier locks are reclaimed. This
+    // also applies to SETLK, which does not wait for other locks.
     assert_eq!(b.wait(2, Lock(1, (0, END), WRITE, 0)), Ok(false));
     assert!(
         b.request(4, opcode::SETLK, Lock(2, (0, 0), READ, 0))

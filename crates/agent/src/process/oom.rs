@@ -72,7 +72,7 @@ pub struct OomVictims {
     log: RefCell<VictimLog>,
 }
 
-/// Log of the kernel's OOM kills, by which an exit is attributed to one.
+/// Kills that the kernel's log reports, to which exits of processes are attributed.
 #[derive(Debug)]
 struct VictimLog {
     /// Kernel log, positioned at the first record that was not read yet. `None` if the log cannot
@@ -172,7 +172,7 @@ mod tests {
     use std::io::Write;
     use tempfile::TempDir;
 
-    /// Fake counter and log of kills.
+    /// Fake counter and log of kills. Three kills precede the start of the agent.
     struct Kernel {
         dir: TempDir,
         log: File,
@@ -195,11 +195,13 @@ mod tests {
             OomVictims::with(self.open("count"), self.open("log"))
         }
 
+        /// Sets the counter.
         fn count(&self, kills: u64) {
             let text = format!("nr_free_pages 1\noom_kill {kills}\n");
             std::fs::write(self.dir.path().join("count"), text).unwrap();
         }
 
+        /// Adds a victim to the log.
         fn record(&mut self, pid: u32) {
             let text = "total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB";
             writeln!(

@@ -36,7 +36,8 @@ pub async fn run(agent: Rc<Agent>, signals: OwnedFd) -> io::Result<()> {
     let signals = sys::register(signals, Interest::READABLE)?;
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
     loop {
-        // Before the exit is reported: the process may have created the directory.
+        // Check for the directory of hooks before the exit is reported: the process may have
+        // created it.
         agent.hooks.check();
         reap(&agent);
         let mut ready = signals.readable().await?;

@@ -112,7 +112,8 @@ pub async fn signal(
     if let Some(start) = query("start") {
         let stat = read(&format!("/proc/{pid}/stat"), MAX_FIELD).unwrap_or_default();
         let stat = String::from_utf8_lossy(&stat);
-        // The name, in parentheses, may contain all characters.
+        // The name (field 2), in parentheses, may contain all characters. The first field after it
+        // is field 3, so field 22 has the index 19.
         let fields = stat.rsplit(')').next().unwrap_or_default();
         if fields.split_whitespace().nth(19) != Some(&start) {
             return Err(missing());

@@ -240,6 +240,7 @@ mod tests {
         message
     }
 
+    /// Returns a request for a lock (`struct fuse_lk_in`) on node 5, by process 7.
     fn lock(owner: u64, range: (u64, u64), kind: i32, flags: u32) -> Vec<u8> {
         let mut body = vec![0; 8];
         for value in [owner, range.0, range.1] {
@@ -260,13 +261,14 @@ mod tests {
     #[test]
     fn held_locks_are_requested_again_and_a_lost_lock_makes_its_file_unusable_until_it_is_closed() {
         let mut record = LockRecord::default();
+        // Replies without error (0) on the first stream (0).
         record.replied(&lock(1, (0, 9), libc::F_WRLCK, 0), 0, 0);
         record.replied(&lock(1, (4, 5), libc::F_UNLCK, 0), 0, 0);
         record.replied(&lock(2, (0, u64::MAX), libc::F_RDLCK, FLOCK), 0, 0);
-        // Not granted.
+        // A lock that was not granted, and is not requested again.
         record.replied(&lock(3, (0, 9), libc::F_WRLCK, 0), -libc::EAGAIN, 0);
         let messages = record.reclaim(1);
-        // A reply of the previous stream: the request is repeated.
+        // A late reply of the previous stream is ignored: the request is repeated.
         assert!(!record.replied(&lock(4, (0, 9), libc::F_RDLCK, 0), 0, 0));
         let all: Vec<_> = messages.chunks(88).collect();
         assert_eq!(all.len(), 3);

@@ -107,7 +107,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Adds `more`, which may be negative, to the number of names of a node. Returns the sum.
+    /// Adds `more`, which may be negative or 0, to the number of names of a node. Sets the time of
+    /// the node's last change. Returns the sum.
     pub(crate) fn add_links(connection: &Connection, node: u64, more: i64) -> Result<u32, Errno> {
         let mut statement = connection
             .prepare_cached(

@@ -42,7 +42,7 @@ struct Client {
 }
 
 impl Client {
-    /// Returns the number of requests without a received reply.
+    /// Returns the number of waiting requests and of late replies that the client has not received.
     fn occupied(&self) -> usize {
         self.waiting + self.undelivered.load(Ordering::Relaxed)
     }

@@ -294,7 +294,7 @@ impl Volume {
             }
             Catalog::remove_entry(connection, from.0, source.position)?;
             Catalog::add_entry(connection, to.0, to.1, node.node)?;
-            // The node itself changed: it has another name.
+            // Only set the time of the last change: the node has another name.
             Catalog::add_links(connection, node.node, 0)?;
             if node.is_directory() {
                 move_directory(connection, node.node, from.0, to.0)?;
@@ -351,6 +351,7 @@ fn exchange(
     Catalog::set_entry(connection, target.position, a.node)?;
     for (node, old, new) in [(a, from, to), (b, to, from)] {
         Catalog::touch(connection, old)?;
+        // Only set the time of the last change.
         Catalog::add_links(connection, node.node, 0)?;
         if node.is_directory() {
             move_directory(connection, node.node, old, new)?;
