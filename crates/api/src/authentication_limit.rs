@@ -32,7 +32,7 @@ impl Bucket {
     /// Returns the bucket at `now`. `None` if it contains no failures.
     fn refilled(self, now: Instant) -> Option<Self> {
         let passed = now.saturating_duration_since(self.since);
-        // Whole intervals only. The rest of the time counts for the next interval.
+        // Count whole intervals only. The rest of the time counts for the next interval.
         let steps = u32::try_from(passed.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);
         let failures = self.failures.checked_sub(steps).filter(|left| *left > 0)?;
         Some(Self {

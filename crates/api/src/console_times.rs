@@ -51,7 +51,7 @@ impl ConsoleTimes {
         let mut times: Vec<u64> = known.iter().map(|(_, at)| *at).collect();
         let count = (lines.len() - times.len()) as u64;
         let first = match read.newest_ms {
-            // The first read: the lines were written since the last change of state.
+            // At the first read, the lines are assumed to be as old as the last change of state.
             0 => changed_ms,
             // The new lines get the last `count` milliseconds, but are always newer than the known
             // lines.

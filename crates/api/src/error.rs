@@ -115,7 +115,8 @@ impl ApiError {
 
     /// This host has no contact with the other hosts of its fleet.
     pub(crate) fn fleet_unavailable(message: impl Into<String>) -> Self {
-        // A takeover by another coordinator takes up to 20 s: two of these delays.
+        // If the host that coordinates the fleet fails, another one takes over within 20 s: two of
+        // these delays.
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "fleet_unavailable",

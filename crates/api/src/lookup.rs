@@ -145,7 +145,7 @@ impl App {
     /// owner and keys with the scope `admin` or `read` share their snapshot names.
     fn snapshot_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Snapshot>, ApiError> {
         let named = |s: &Snapshot| s.name() == Some(name) && self.shows(caller, s);
-        // Newest first.
+        // Newer snapshots precede older ones.
         let all = self.sandboxes.snapshots().like(name).into_iter().rev();
         for found in all.filter(named) {
             let own = match caller.owner_scope() {
@@ -351,7 +351,7 @@ impl App {
             Err(TemplateRefusal::Unknown(_)) => Ok(None),
             Err(e) => Err(ApiError::internal(e.to_string())),
         };
-        // First with the tag as given: a build may have a tag of this name.
+        // Look up the name with its tag first: a build may have this tag.
         let found = resolve(id, caller.owner_scope(), records, &lookup)?;
         match id.split_once(':') {
             Some((name, tag)) if found.is_none() && OWN_TAGS.contains(&tag) => {

@@ -42,7 +42,7 @@ impl Page {
                 usize::try_from(l).unwrap_or(MAX_PAGE_SIZE)
             }),
             after: query.get("nextToken").map(parse_token).transpose()?,
-            // Newest first.
+            // By default, the newest entry is first.
             descending: query.word("order", &orders)?.unwrap_or(true),
         })
     }
@@ -142,7 +142,7 @@ impl Page {
         }
         // The caller may have passed items of earlier pages.
         sorted.retain(|(position, _)| self.reaches(position));
-        // See `fetch_limit`.
+        // One entry more than the limit was fetched, to detect a next page (`fetch_limit`).
         let has_next = has_more || sorted.len() > self.limit;
         sorted.truncate(self.limit);
         let last = sorted.last().filter(|_| has_next);

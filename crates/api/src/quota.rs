@@ -354,7 +354,8 @@ impl Quota {
             let now = used + in_flight;
             refusal::check(&limits, &usage, now, &request)
         };
-        // First without the reservations: if the usage alone exceeds a limit, waiting is useless.
+        // Check without the reservations of other requests first: if the usage alone exceeds a
+        // limit, waiting is useless.
         if let Some(refusal) = check(QuotaAmount::default()) {
             return Err(Denied::Final(refusal));
         }

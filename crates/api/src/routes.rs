@@ -305,7 +305,8 @@ pub fn router(app: App) -> Router {
         // Runs after `authenticate`, which inserts the caller: layers that are added later run
         // earlier.
         .route_layer(from_fn_with_state(app.clone(), members::route))
-        // A route layer: unknown paths are answered with 404 without authentication.
+        // A route layer applies to known paths only: unknown paths are answered with 404 without
+        // authentication.
         .route_layer(from_fn_with_state(app.clone(), authenticate))
         .merge(public_calls().router)
         // An explicit fallback: the default fallback would be replaced by the fallback of a router

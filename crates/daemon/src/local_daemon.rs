@@ -101,7 +101,7 @@ pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<U
                     child = start(&log, options)?;
                 }
             }
-            // Still starting.
+            // The daemon is still starting.
             None if Instant::now() < deadline => {}
             _ => {
                 let reason = last_line(&log, log_offset);

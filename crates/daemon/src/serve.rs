@@ -139,7 +139,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         (Some(volumes), Some(remote)) => {
             let opened = StoredVolumes::open(home.path(), volumes.clone(), remote.clone())?;
             let cleaned = opened.clone();
-            // In the background: the store may not respond.
+            // Clean up in the background: the store may not respond.
             tokio::spawn(async move {
                 if let Err(e) = cleaned.clean().await {
                     tracing::warn!(error = %e, "cannot remove incomplete snapshots of volumes");
@@ -300,8 +300,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         tokio::select! {
             _ = lock_checks.tick() => if !directory_lock.is_in_place() {
                 stopping.cancel();
-                // Otherwise the sandboxes would continue to run without any access. The files are
-                // not removed, because they may belong to another daemon.
+                // Sandboxes cannot be reached without their data directory, and must not continue
+                // to run. The files are not removed, because they may belong to another daemon.
                 sandboxes.stop_all().await;
                 let home = home.path().display();
                 tracing::error!(%home, "data directory was removed or replaced: stopped all sandboxes");
@@ -441,7 +441,8 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let context = || format!("cannot listen on {}", path.display());
     // A daemon that crashed here has left the file.
     let _ = fs::remove_file(&new);
-    // Bound under another name: clients must not find a socket with the default permissions.
+    // Bind the socket under another name and rename it after the change of its permissions: clients
+    // must not find a socket with the default permissions.
     let listener = UnixListener::bind(&new).with_context(context)?;
     fs::set_permissions(&new, Permissions::from_mode(0o600)).with_context(context)?;
     fs::rename(&new, path).with_context(context)?;

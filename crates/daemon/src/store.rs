@@ -68,7 +68,7 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
              --store-keys; without it the store cannot be decrypted"
         );
     }
-    // In the background: an unreachable store must not delay the start.
+    // Check the store in the background: an unreachable store must not delay the start.
     let probe = remote.clone();
     tokio::spawn(async move {
         match probe.check().await {

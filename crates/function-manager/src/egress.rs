@@ -163,7 +163,7 @@ impl Broker {
     /// Serves until the process closes its end or sends an invalid request.
     async fn serve(self) {
         while let Ok(request) = self.receive().await {
-            // Take a permit for rejected requests as well, and release it at once.
+            // A rejected request releases its permit at the end of this `match`.
             let permit = self.permits.clone().try_acquire_owned();
             let failure = match (self.route(&request), permit) {
                 (None, _) => EgressFailure::Denied,

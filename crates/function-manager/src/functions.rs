@@ -170,7 +170,7 @@ impl Functions {
         for entry in directories.into_iter().flatten().flatten() {
             functions.open_owner(entry.path());
         }
-        // A weak reference: the task must not keep the functions alive.
+        // Pass a weak reference, because the task must not keep the functions alive.
         tokio::spawn(maintain(Arc::downgrade(&functions.0)));
         functions
     }

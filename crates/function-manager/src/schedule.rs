@@ -130,7 +130,7 @@ mod tests {
             "it runs"
         );
         schedule.record_end(Some(200));
-        // Suspended for an hour.
+        // The host was suspended for an hour: the call is too late, and is skipped.
         assert!(!schedule.start_if_due(at("2026-01-01T01:12:00Z")));
         assert!(schedule.start_if_due(at("2026-01-01T01:15:00Z")));
         schedule.record_end(None);

@@ -174,7 +174,7 @@ impl Tenant {
             digest: *digest,
             code: self.deserialize(header.world, code)?,
         };
-        // Validated without the lock: requests must not wait for an instantiation.
+        // Validate without the lock: requests must not wait for an instantiation.
         self.validate(ticker, &version, &settings).await?;
         let mut functions = self
             .functions
@@ -250,7 +250,8 @@ impl Tenant {
             what: "instantiated",
             reason: reason.to_owned(),
         };
-        // Outermost: the timeout; then the processor time; then the instantiation.
+        // The outer result is of the timeout, the next one of the limit of processor time, and the
+        // inner one of the instantiation.
         match tokio::time::timeout(VALIDATION_TIMEOUT, instantiation).await {
             Ok(Ok(result)) => result.map_err(failed("instantiated")),
             Ok(Err(RequestFault::Cpu)) => Err(rejected(

@@ -94,7 +94,8 @@ pub enum ConnectionLimitError {
     /// The client's number of connections has reached its limit.
     #[error("Too many connections from this address are open: close or reuse some")]
     PerClient,
-    /// A front reaches no host.
+    /// A front (a process without sandboxes that passes connections of clients to the hosts of a
+    /// fleet) reaches no host.
     #[error("No host of the fleet can be reached: try again later")]
     NoHost,
 }

@@ -65,7 +65,9 @@ pub struct ForwardedConnection {
     pub stream: HostStream,
     /// Client, as the other host reports it.
     pub peer: Peer,
-    /// A front has sent the stream: requests to sandboxes of other hosts are forwarded to them.
+    /// True if a front sent the stream. A *front* is a process without sandboxes that passes
+    /// connections of clients to the hosts of a fleet. Requests of these clients to sandboxes of
+    /// other hosts are forwarded to these hosts.
     pub is_from_front: bool,
 }
 

@@ -70,7 +70,7 @@ impl DerivedTemplate<'_> {
         let lock = templates.lock(&reference, &mut |()| {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
-        // Lock order: the template first, then the images.
+        // The template is locked before the images, as everywhere.
         let store = ImageStore::new(&templates.home);
         let shared = store.share()?;
         // Fails early if an image of the base is missing or damaged.

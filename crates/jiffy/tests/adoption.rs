@@ -302,7 +302,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
                 test_home.ok(&["rm", sandbox["id"].as_str().unwrap()]);
             }
         }
-        // This sandbox runs, and at most one warm-pool sandbox for each of the two sizes.
+        // One sandbox runs, and at most one warm-pool sandbox for each of the two sizes.
         wait_for("orphaned VMMs to exit", || {
             (test_home.sockets() == 1 && test_home.vmms().len() <= 3).then_some(())
         });

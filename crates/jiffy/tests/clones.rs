@@ -345,7 +345,8 @@ fn a_clone_with_its_own_environment_has_none_of_its_parents() {
     let snapshot = test_home.ok(&["snapshot", &id]);
     let clone = test_home.ok(&["create", "--from", &snapshot, "-e", "SHARED=clones"]);
     assert_eq!(test_home.sh(&clone, "echo $TOKEN.$SHARED"), ".clones");
-    // Neither in a process of the guest, nor in files that new processes inherit from.
+    // The parent's value is neither in a process of the guest, nor in a file from which new
+    // processes receive their environment.
     let look = "env; sudo cat /proc/self/environ /proc/1/environ | tr '\\0' '\\n'; sudo grep -rs parents-secret /run /etc /tmp; true";
     assert!(!test_home.sh(&clone, look).contains("parents-secret"));
     assert!(test_home.sh(&id, "env").contains("parents-secret"));

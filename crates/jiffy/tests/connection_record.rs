@@ -45,7 +45,7 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
         let id = create(test_home, json!({ "network": rules }));
         let say = |what: &str| python(test_home, &id, &format!("{EXCHANGE}\nprint({what})"));
 
-        // By address: packets include their headers, as counted by the kernel.
+        // A connection to an address: the kernel counts packets with their headers.
         let back: u64 = say("exchange('9.9.9.9', 80, b'', 100000)").parse().unwrap();
         let direct = line(
             test_home,
@@ -61,7 +61,8 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
             (&json!("tcp"), &json!(1))
         );
 
-        // By name: the requested name, the destination, and the transferred bytes.
+        // A connection to a name: its line has the requested name, the destination, and the bytes
+        // that the proxy transferred, without headers of packets.
         let head = "GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n";
         let length = head.replace("\\r\\n", "  ").len() as u64;
         let back: u64 = say(&format!("exchange('8.8.8.8', 80, b'{head}', 5000)"))
@@ -87,7 +88,7 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
             (&json!("8.8.8.8"), &json!("refused"), &json!("rules"))
         );
 
-        // Denied by rules: one line regardless of the number of attempts.
+        // Connections that rules deny have one line, regardless of the number of attempts.
         assert_eq!(
             say("[tcp('8.8.8.8', 7) for _ in range(3)][0]"),
             "ConnectionRefusedError"

@@ -96,8 +96,8 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
     remote.ok(&["rollback", &id, "here"]);
     assert_closes(&mut old);
     assert_closes(&mut young);
-    // Over either route: a guest that has just reset its connections may answer late on its
-    // interface.
+    // The new connection may use the guest's interface or the agent: a guest that has just reset
+    // its connections may answer late on its interface.
     let (mut stream, _) = connect(&forward, 0);
     echo(&mut stream);
 

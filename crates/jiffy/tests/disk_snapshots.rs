@@ -33,7 +33,7 @@ fn a_sandbox_paused_without_memory_boots_with_its_files_and_settings() {
         assert_eq!(test_home.sh(&id, "echo runs"), "runs");
         return;
     }
-    // Not synced: the changes are in the guest's memory only.
+    // These changes are not synced, and are in the guest's memory only.
     test_home.sh(
         &id,
         "for n in $(seq 300); do echo $n > /tmp/file$n; done; echo gone > /dev/shm/file; \

@@ -83,7 +83,7 @@ fn merging_a_long_lineage_does_not_make_creates_slower() {
     };
     let before = exits_from(&first);
     let mut last = first;
-    // One layer more than a restore reads.
+    // Create one layer more than a restore reads.
     for _ in 0..17 {
         last = test_home.ok(&["snapshot", &id]);
     }

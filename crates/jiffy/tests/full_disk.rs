@@ -12,7 +12,7 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_continues() {
         return;
     };
     let test_home = TestHome::in_directory(disk.path());
-    // Otherwise admission control would reject the call first.
+    // Without a small reserve, admission control would reject calls before the disk is full.
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let id = test_home.ok(&["create"]);
     test_home.sh(
@@ -164,7 +164,7 @@ fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
         });
         assert_eq!(templates(), before, "{what}");
     };
-    // No space for the data that the step writes.
+    // Leave no space for the data that the step writes.
     write(large);
     disk.fill(80 << 20);
     refused("the step", "large");

@@ -246,7 +246,7 @@ fn check(test_home: &TestHome, log: &Path, options: &[&str], daemon: &mut Child)
     assert_eq!(received(), with_secret);
     test_home.kill_daemon();
     let _ = daemon.wait();
-    // With the same options: the next daemon must know the authority of the server, too.
+    // Start the next daemon with the same options: it must know the authority of the server, too.
     *daemon = test_home.serve(options);
     assert_eq!(say(&id, "get('https://api.example/x')"), "200");
     assert_eq!(received(), with_secret);

@@ -96,7 +96,7 @@ fn a_sandbox_in_use_is_not_paused() {
     let idle = create(&test_home, IDLE_OF_USED);
     let served = create(&test_home, IDLE_OF_USED);
     test_home.sh(&served, SERVE);
-    // More than one timeout.
+    // Wait for two timeouts. Only the idle sandbox is paused, and the others remain in use.
     for _ in 0..2 {
         wait_for("the pause of the idle sandbox", || {
             assert_eq!(request(&test_home, &served), 200);

@@ -116,7 +116,7 @@ fn a_paused_sandbox_that_cannot_resume_on_this_host_stays_paused_until_it_can() 
         assert_eq!(state, "paused", "after: {sentence}");
         files.restore();
     }
-    // Also across a restart of the daemon.
+    // With its original files, the snapshot can be resumed, also after a restart of the daemon.
     test_home.ok(&["serve", "--stop"]);
     test_home.ok(&["resume", &id]);
     assert_eq!(test_home.sh(&id, "cat /tmp/state"), "dream");

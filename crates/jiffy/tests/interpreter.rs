@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 const TEMPLATE: &str = "code-interpreter-v1";
 const PORT: u16 = 49_999;
-/// Fewer pages than the first use writes after a first command, and more than before.
+/// Lower bound of the pages that a guest has written after its first use, which is its first
+/// request to the interpreter. A guest that was only started has written fewer.
 const FIRST_USE_PAGES: u64 = 3500;
 
 fn error(events: &[Value]) -> &Value {

@@ -216,7 +216,7 @@ fn a_guest_runs_before_its_memory_is_fetched_and_receives_all_of_it() {
     assert!(hosts.is_incomplete(&hosts.snapshot));
     let layer = hosts.path(&format!("snapshots/{}/memory.layer", hosts.snapshot));
     let before = disk_bytes(&layer);
-    // Before any other access to the memory: a snapshot, a fork, a pause, a rollback.
+    // Take a snapshot, fork, pause and roll back before any other access to the memory.
     let again = here.ok(&["snapshot", &first, "--name", "again"]);
     let child = here.ok(&["fork", &first]);
     here.ok(&["pause", &first]);

@@ -122,7 +122,8 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
         let closed = create(test_home, json!({ "allow_internet_access": false }));
         assert_eq!(now(&closed), [false; 4]);
 
-        // An open, idle connection.
+        // A program in the guest exchanges single bytes on one connection, and writes `on`, or the
+        // error of the connection, to a file.
         let talk = "nohup python3 -c 'import socket, time\n\
             s = socket.create_connection((\"9.9.9.9\", 80))\n\
             s.recv(100)\n\
@@ -359,7 +360,7 @@ fn only_the_network_survives_a_killed_daemon() {
         let right = ["internet".to_owned(), "ConnectionRefusedError".to_owned()];
         assert_eq!(now(), right);
         test_home.kill_daemon();
-        // Not earlier: the daemon was creating slots in advance until then.
+        // List the slots only now: until it was killed, the daemon was creating slots in advance.
         let before = slots();
         assert!(before.len() >= 2, "{before:?}");
         // The next daemon finds the guest's slot, and removes slots without a guest.
@@ -397,7 +398,7 @@ fn a_firewall_that_drops_forwarded_packets_is_passed_and_restored() {
         {
             return crate::support::skip("`iptables` is not installed");
         }
-        // Like the configuration that Docker leaves.
+        // Create the same rules as Docker.
         let iptables = |args: &str| output("iptables", &args.split(' ').collect::<Vec<_>>());
         for rule in [
             "-P FORWARD DROP",

@@ -1,4 +1,5 @@
-//! Tests for private networks with guests in network namespaces, which send any packet.
+//! Tests for private networks with guests in network namespaces, which send any packet. A *member*
+//! of a network is a sandbox that has joined it.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. A daemon *adopts* the guests that continued to run while no
@@ -238,7 +239,7 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         };
         refused(&stranger, "169.254.64.3:80");
         refused(&a, "169.254.64.9:80");
-        // Neither the host, nor the gateway of the network, nor the internet.
+        // A does not reach the host, the gateway of the network or the internet over the link.
         let slot = format!("{}:80", network.range().network());
         for to in [
             "169.254.64.1:80",
@@ -264,7 +265,8 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         assert_eq!(next_source(&datagrams), None);
         send_raw(&a, &[datagram(guest::ADDRESS, address(3))]);
         assert_eq!(next_source(&datagrams), Some(address(2)));
-        // Not through a member to another network: B's slot forwards to its guest only.
+        // No packet passes through a member to another network: B's slot forwards to its guest
+        // only.
         let through = [
             PUBLIC[0].parse().unwrap(),
             guest::GATEWAY,

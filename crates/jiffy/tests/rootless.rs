@@ -78,7 +78,7 @@ impl User {
             .env("PATH", "/usr/bin:/bin")
             .env("HOME", self.dir.path().join("home"))
             .current_dir("/")
-            // Also removes supplementary groups, as the program runs as root until then.
+            // `uid` also removes supplementary groups, because the caller is root.
             .uid(self.uid)
             .gid(self.uid)
             .stdin(Stdio::null())

@@ -1,5 +1,7 @@
 //! Tests for snapshots that two hosts share through a bucket of a real S3 server, with injected
 //! faults of the server and of disks.
+//!
+//! A *pack* is an object of the store with chunks of snapshots.
 
 use crate::support::s3::{self, Fault, Request, S3Proxy, S3Server};
 use crate::support::sandbox_http;
@@ -195,7 +197,7 @@ fn assert_few_and_large(requests: &[Request]) {
         .filter(|request| request.is_of_pack());
     let (files, pieces): (Vec<_>, Vec<_>) =
         ranges.partition(|request| request.range_bytes() < SMALL_FILE_BYTES);
-    // Two snapshots with a few files each.
+    // The small ranges are the files of two snapshots, a few each.
     assert!(files.len() <= 20, "{files:?}");
     // No other required data is adjacent to a small range, which is the rest of a pack or of a
     // layer.
@@ -231,7 +233,7 @@ fn a_resume_reads_its_working_set_in_few_requests_and_survives_an_outage() {
             .then_some(())
     });
     bucket.server.stop();
-    // More attempts for one chunk than the number after which a request fails.
+    // Wait for more attempts for one chunk than the number after which a request fails.
     let (sender, attempts) = std::sync::mpsc::channel();
     bucket.proxy.on(move |request| {
         let _ = sender.send(format!("{} {:?}", request.path, request.range));
@@ -282,7 +284,7 @@ fn a_fetch_that_is_killed_or_out_of_space_leaves_no_files_and_can_be_retried() {
         return;
     };
     let here = TestHome::in_directory(disk.path());
-    // Otherwise admission control would reject the call first.
+    // Without a small reserve, admission control would reject calls before the disk is full.
     let options = ["--reserve-disk", "1MiB"];
     bucket.serve(&here, s3::SECRET, &options);
     bucket.proxy.on(hold_bulk);

@@ -1,5 +1,7 @@
 //! Tests for persistent sandboxes with real guests: a daemon owns them, and every command finds the
 //! daemon.
+//!
+//! The *working set* of a snapshot consists of the pages that a restored guest touches first.
 
 use crate::support::engine::is_gvisor;
 use crate::support::test_home::TestHome;
@@ -291,7 +293,7 @@ fn a_paused_sandbox_on_disk_is_prefetched_and_not_read_fault_by_fault() {
     };
     let read = io.lines().find_map(|l| l.strip_prefix("read_bytes: "));
     let read: u64 = read.unwrap().parse().unwrap();
-    // About 60 MiB if the VMM reads by itself, around each of its faults.
+    // It would be about 60 MiB if the VMM read around each of its page faults.
     assert!(read < 24 << 20, "{read} bytes were read by the VMM");
 }
 

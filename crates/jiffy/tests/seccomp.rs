@@ -140,7 +140,7 @@ fn perform_all_operations(test_home: &TestHome) {
     let data = data.to_str().unwrap();
     test_home.ok(&["cp", data, &format!("{id}:/var/tmp/data")]);
     test_home.ok(&["cp", &format!("{id}:/var/tmp/data"), data]);
-    // More than the limit allows at once.
+    // Write more than the limit allows at once.
     let root = |script: &str| {
         test_home.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
     };

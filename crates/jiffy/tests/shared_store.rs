@@ -144,7 +144,7 @@ fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
         let newer = create();
         assert_continues_counting(&home, &newer, counted);
     }
-    // Rejected without a store.
+    // Without a store, a snapshot with a missing file cannot be repaired, and is rejected.
     home.ok(&["daemon", "restart", "--no-listen"]);
     fs::remove_file(&memory).unwrap();
     let refused = home.call(&["create", "--from", "precious"]);

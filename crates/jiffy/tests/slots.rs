@@ -83,7 +83,7 @@ fn the_maximum_number_of_slots_is_created_and_removed_completely() {
         own_run(MsFlags::MS_PRIVATE);
         let before = (open_files(), namespaces());
         let memory = kernel_memory();
-        // Twice: remains of the first round would block the second.
+        // Use each kind twice: remains of the first round would block the second.
         let rounds = [NicKind::Tap, NicKind::Tap, NicKind::Veth, NicKind::Veth];
         for (round, card) in rounds.into_iter().enumerate() {
             let home = tempfile::tempdir().unwrap();

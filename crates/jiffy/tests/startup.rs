@@ -1,5 +1,8 @@
 //! Tests for templates with a start command: it runs in every sandbox, and a template that does not
 //! become ready is rejected with a message.
+//!
+//! The *working set* of a snapshot consists of the pages that a restored guest touches first. They
+//! are recorded once, and read in advance at later starts.
 
 use crate::support::page_faults;
 use crate::support::test_home::TestHome;

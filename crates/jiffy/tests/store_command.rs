@@ -1,5 +1,7 @@
 //! Tests for `jiffy store` with a directory and with a real S3 server (versitygw on the loopback
 //! device).
+//!
+//! A *pack* is an object of the store with chunks of snapshots.
 
 use crate::support::s3::{self, S3Server};
 use crate::support::skip;

@@ -100,7 +100,7 @@ fn the_terminal_is_restored_after_signals_also_from_a_shell() {
         assert_eq!(terminal.finish(), Some(code), "{signal}");
         assert_restored(&terminal);
     }
-    // Also with a shell in the foreground.
+    // The same applies while a shell is in the foreground.
     let mut terminal = top(&test_home, 80, 24);
     wait_for(&mut terminal, "web", "running");
     terminal.press("s");

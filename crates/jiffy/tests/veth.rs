@@ -171,7 +171,7 @@ fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
         );
         network.reclaim(NicKind::Tap, &[]);
         network.reclaim(NicKind::Veth, &[number]);
-        // Its own namespace, and the one created in advance.
+        // The slot in use and a slot created in advance remain, with two namespaces each.
         wait_for("the remaining namespace to be removed", || {
             (namespaces(&card) == 4).then_some(())
         });

@@ -270,7 +270,7 @@ fn the_death_of_server_daemon_or_vmm_loses_no_written_file_of_a_volume() {
     let server_of_both = server(&test_home).unwrap();
     continues("files after the death of the daemon");
     assert_eq!(server(&test_home), Some(server_of_both));
-    // Server and daemon die.
+    // Kill the server and the daemon.
     test_home.kill_daemon();
     kill_process(server_of_both);
     continues("files after the death of both");

@@ -423,7 +423,8 @@ mod tests {
             _lock: lock,
         };
         let claim = r#"{"home":"/","range":"198.18.0.0/19"}"#;
-        // Claims of a version of Jiffy that wrote no cookie remain.
+        // The namespace has the cookie 7 first, and 8 after its removal. Claims of a version of
+        // Jiffy that wrote no cookie remain.
         fs::write(claims.path("abcdef"), claim).unwrap();
         claims.remove_stale(7).unwrap();
         assert_eq!(claims.all().len(), 1);

@@ -202,7 +202,8 @@ impl DnsRules {
         if query.query_type() == RecordType::AAAA && !ipv6 {
             return refuse(ResponseCode::NoError);
         }
-        // Before the question is sent: its answer must not be recorded after a rollback.
+        // Read the epoch before the question is sent: the answer must not be recorded after a
+        // rollback, which changes the epoch.
         let epoch = *self.resolved.epoch().borrow();
         // The fill levels are in the order of `INTERVALS`.
         let interval = INTERVALS[self.host.gauge.get() as usize];

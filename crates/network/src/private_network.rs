@@ -148,10 +148,10 @@ fn set_up() -> Result<(), NetError> {
     set("/proc/sys/net/ipv4/ip_forward", "1")?;
     set(&format!("{CONF}/all/accept_source_route"), "0")?;
     if supports_ipv6() {
-        // Before any link exists: new links inherit the default.
+        // Disable IPv6 before any link exists: new links inherit the default.
         set(&format!("{IPV6_SYSCTL_DIR}/conf/default/disable_ipv6"), "1")?;
     }
-    // Before any link exists: no packet passes without the rules.
+    // Add the rules before any link exists: no packet must pass without them.
     program::nft(&script())?;
     let mut changes = RouteBatch::default();
     let lo = LinkChange {

@@ -1,6 +1,10 @@
+//! Tests of the names of members. A *member* of a private network is a running sandbox that has
+//! joined it. A member may have several slots (network namespaces) while its guest is replaced.
+
 use super::*;
 use MemberLookup::{Absent, Foreign, Found};
 
+/// Returns the membership of the sandbox `id` with the address 169.254.64.`last`.
 fn membership(last: u8, id: &str, name: Option<&str>) -> NetworkMembership {
     NetworkMembership {
         network: "lab".to_owned(),

@@ -167,7 +167,7 @@ async fn accept(
         match listener.accept().await {
             Ok((stream, _)) => {
                 let route = route.clone();
-                // Now, so that no rollback is missed.
+                // Subscribe before the connection is served, so that no rollback is missed.
                 let mut epoch = route.resolved.epoch();
                 let Ok(permit) = permits.clone().try_acquire_owned() else {
                     route.reset(&stream);
@@ -388,7 +388,7 @@ async fn connect_from(slot: String, address: SocketAddr) -> Option<TcpStream> {
     };
     let socket = blocking(open).await.ok()?;
     let stream = socket.connect(address).await.ok()?;
-    // Otherwise small messages would wait for confirmations. A failure only costs time.
+    // Without this option, small messages wait for confirmations. A failure only costs time.
     let _ = stream.set_nodelay(true);
     Some(stream)
 }

@@ -61,7 +61,7 @@ impl ResolvedAddresses {
     pub fn clear(&self) {
         let mut names = self.names.lock();
         names.clear();
-        // While the lock is held: `record` compares the epoch with the lock held.
+        // Change the epoch while the lock is held: `record` compares it under the lock.
         self.epoch.send_modify(|epoch| *epoch += 1);
     }
 

@@ -16,10 +16,12 @@ fn record(owner: &str, ttl: u32, data: RData) -> Record {
     Record::from_rdata(name(owner), ttl, data)
 }
 
+/// Returns the address 9.0.0.0 + `number`.
 fn v4(number: u32) -> IpAddr {
     IpAddr::V4((0x0900_0000 + number).into())
 }
 
+/// Returns a record with the address `v4(number)` of the name `owner`.
 fn address(owner: &str, ttl: u32, number: u32) -> Record {
     let data = match v4(number) {
         IpAddr::V4(address) => RData::A(A(address)),
@@ -48,6 +50,7 @@ fn seconds(count: u64) -> Duration {
 #[test]
 fn an_address_is_permitted_for_its_ttl_within_bounds() {
     let (table, now) = (ResolvedAddresses::default(), Instant::now());
+    // Names of an address after some seconds.
     let names = |number, after| table.names_of(v4(number), now + seconds(after));
     let records = vec![
         address("a.example.", 0, 1),

@@ -42,8 +42,8 @@ impl VethEnd<'_> {
         let mut attributes = vec![
             LinkAttribute::IfName(self.name.to_owned()),
             LinkAttribute::Mtu(self.mtu),
-            // Otherwise the kernel creates queues for each processor, with files and memory. A pair
-            // sends without locks, so a single queue has the same throughput.
+            // Without these numbers, the kernel creates queues for each processor, with files and
+            // memory. A pair sends without locks, so a single queue has the same throughput.
             LinkAttribute::NumTxQueues(1),
             LinkAttribute::NumRxQueues(1),
         ];

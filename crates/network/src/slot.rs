@@ -217,7 +217,7 @@ fn create_inside(
     nic: NicKind,
     host: BorrowedFd<'_>,
 ) -> Result<(Option<File>, SlotSockets), NetError> {
-    // Before any device exists: new devices inherit the defaults.
+    // Enable forwarding before any device exists: new devices inherit the defaults.
     enable_forwarding(config)?;
     match nic {
         NicKind::Tap => {
@@ -345,8 +345,8 @@ fn configure_host_end(config: &SlotConfig, number: u32) -> Result<(), NetError> 
     }
     changes.send()?;
     if config.ipv6() {
-        // Last: while another thread holds the kernel's lock of network devices, a write of this
-        // setting is repeated in a loop, whereas the requests above sleep.
+        // Make this change last. While another thread holds the kernel's lock of network devices, a
+        // write of this setting is repeated in a loop, whereas the requests above sleep.
         forwarding::enable_forwarding6(&name)?;
     }
     Ok(())

@@ -180,7 +180,7 @@ impl SlotLease {
             }
             None => {}
         }
-        // First, so that the slot also leaves the network if this call is cancelled.
+        // Record the network first, so that the slot also leaves it if this call is cancelled.
         *self.joined.lock() = Some(new);
         let (state, number) = (self.state.clone(), self.number);
         let id = network.clone();
@@ -254,7 +254,8 @@ impl Drop for SlotLease {
         self.end_connections();
         let joined = self.joined.lock().take();
         if let Some((network, address)) = &joined {
-            // At once, so that the name leads nowhere while the slot waits for its removal.
+            // Remove the member now: its name must lead nowhere while the slot waits for its
+            // removal.
             (self.state.networks).remove(network, self.number, *address);
         }
         if !self.is_retained.load(Ordering::Acquire) {

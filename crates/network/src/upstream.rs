@@ -140,7 +140,7 @@ async fn resolve_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) ->
     let Ok(mut name) = Name::from_ascii(name) else {
         return Vec::new();
     };
-    // Otherwise the name would be relative.
+    // Without a final dot, the name would be relative to the search domains.
     name.set_fqdn(true);
     let mut message = Message::new(0, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;

@@ -99,7 +99,8 @@ async fn start_registered(
     let (sink, outputs) = ends
         .register()
         .map_err(|e| RpcError::io("cannot connect a process", &e))?;
-    // No `await` separates these calls, so an adopted process is always registered.
+    // No `await` separates these calls. A process that this task has adopted, and that is therefore
+    // no longer killed when the task is cancelled, is always registered.
     let pid = spawned.adopt();
     let process = Rc::new(GuestProcess {
         pid,
@@ -149,6 +150,7 @@ struct SpawnedProcess {
 }
 
 impl SpawnedProcess {
+    /// Prevents that the process is killed when this value is dropped. Returns its pid.
     fn adopt(mut self) -> u32 {
         std::mem::take(&mut self.pid)
     }

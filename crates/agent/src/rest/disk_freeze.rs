@@ -72,7 +72,7 @@ async fn change(
             format!("{what}: this agent is not process 1"),
         ));
     };
-    // A worker: the freeze writes all changed pages first.
+    // Use a worker thread: the call blocks until all changed pages are written.
     let work = move |_: &_| request_of(disk, ioctl);
     let done = agent.workers.run(CallClass::Archive, what, work).await?;
     done.map_err(|e| RestError::io(what, &e))

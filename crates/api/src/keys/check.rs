@@ -41,7 +41,7 @@ impl Key {
 
 /// Returns the verdict on a key that has the presented secret.
 pub(super) fn verdict(key: Key, from: Option<IpAddr>) -> Verdict {
-    // In this order: a revocation is more informative than an expiry.
+    // Check the revocation before the expiry, because it is the more informative reason.
     if key.revoked_ms.is_some() {
         Verdict::Revoked
     } else if key.is_expired() {

@@ -1,4 +1,5 @@
-//! One interface to the keys of a single host (a database) and of a fleet (a table in memory).
+//! One interface to the keys of a single host (a database) and of a fleet (a table in memory). The
+//! *coordinator* of a fleet is the host that makes all changes of the table.
 
 use super::check::verdict;
 use super::database::Database;

@@ -190,7 +190,7 @@ async fn create_once(
 }
 
 /// Rejects options that this host does not support, instead of ignoring them. `selects_host` states
-/// whether the coordinator of a fleet selects the host of the sandbox.
+/// whether the coordinator, one host of a fleet, selects the host of the sandbox.
 fn reject_unsupported(request: &NewSandbox, selects_host: bool) -> Result<(), ApiError> {
     let is_present = |value: &Option<Unsupported>| value.as_ref().is_some_and(|v| !v.is_empty());
     let refusals = [

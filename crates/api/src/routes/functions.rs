@@ -258,7 +258,7 @@ pub(super) async fn remove(
     let record = app.function(&caller, &name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     functions.remove(owner, &record.name).await?;
-    // After the removal: if the removal fails, the remaining function still needs its key.
+    // Revoke the key after the removal: if the removal fails, the function still needs its key.
     app.revoke_unused_sandbox_key(record.sandbox_key.as_ref(), None);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -49,7 +49,7 @@ pub(super) async fn one(
     caller: Caller,
     Path(which): Path<String>,
 ) -> Result<Json<VolumeAndToken>, ApiError> {
-    // The token permits changes.
+    // A read-only caller must not receive the token, which permits changes.
     if caller.is_read_only() {
         return Err(ApiError::read_only());
     }
@@ -70,7 +70,7 @@ pub(super) async fn create(
     caller: Caller,
     Required(body): Required<NewVolume>,
 ) -> Result<(StatusCode, Json<VolumeAndToken>), ApiError> {
-    // Reported before a quota.
+    // Fail first if this host has no volumes, before a quota is checked.
     app.volumes()?;
     let mut size = body.size_mb.map(|mib| mib.saturating_mul(1 << 20));
     let mut files = body.max_files;

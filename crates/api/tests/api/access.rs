@@ -339,7 +339,7 @@ async fn resources_of_a_key_revoked_without_a_daemon_are_removed_by_the_next_dae
     let api = Api::new();
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let before = api.sandbox_of(&alice).await;
-    // Revoked by another process.
+    // Revoke the key in the database, as another process would.
     let command = jiffy_api::Keys::open(api.bench.dir.path()).unwrap();
     command.revoke_and_end(&made.key.id).unwrap();
     let templates = Arc::new(FakeTemplates::of(Vec::new()));

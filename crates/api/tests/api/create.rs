@@ -250,7 +250,7 @@ async fn a_repeated_create_gets_the_same_response() {
     let api = Api::new();
     let body = json!({ "templateID": "base" });
     let send = || api.send(keyed(&api, "k-1", &body));
-    // Concurrent and later requests.
+    // Concurrent requests and a later request with the same key create one sandbox.
     let (a, b) = tokio::join!(send(), send());
     let c = send().await.expect(201);
     assert_eq!((a.expect(201).id(), b.expect(201).id()), (c.id(), c.id()));

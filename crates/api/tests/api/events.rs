@@ -252,7 +252,7 @@ async fn a_stream_that_cannot_resume_reports_a_gap() {
     let id = api.sandbox_of(&alice).await;
     let first = get(&api, &alice, "/events").await.expect(200);
     let first = first.body["events"][0]["id"].as_str().unwrap().to_owned();
-    // More than the memory and the file of the feed retain.
+    // Record more events than the memory and the file of the feed retain.
     for _ in 0..1100 {
         let renamed = Event {
             owner: Some(key.key.id.clone()),

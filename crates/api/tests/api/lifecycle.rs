@@ -61,7 +61,7 @@ async fn a_sandbox_pauses_and_resumes_under_the_same_id() {
     api.post(&path(&id, "connect"), json!({ "timeout": 5 }))
         .await
         .expect(200);
-    // Older clients.
+    // Older clients use `resume`, which fails for a running sandbox, instead of `connect`.
     assert_eq!(
         api.post(&path(&id, "resume"), json!({}))
             .await

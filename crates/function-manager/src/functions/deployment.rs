@@ -91,7 +91,7 @@ impl Functions {
             }
             None => new_record(owner.key.as_deref(), name, now)?,
         };
-        // Applied to a copy: the function is unchanged if the deployment fails.
+        // `record` is a copy: the function is unchanged if the deployment fails.
         changes.apply(&mut record)?;
         let not_wasm = "the file is not a WebAssembly module or component in binary form";
         let not_wasm = || FunctionError::Module(not_wasm.to_owned());

@@ -102,7 +102,8 @@ impl Functions {
         quota: &DeployQuota,
     ) -> Result<Artifact, FunctionError> {
         let unavailable = |e: tokio::sync::AcquireError| FunctionError::Unavailable(e.to_string());
-        // In this order: an owner that waits for its own lock does not occupy a permit.
+        // Lock before the permit is acquired: an owner that waits for its own lock must not occupy
+        // a permit.
         let _compiling = owner.compiling.lock().await;
         let _permit = self.0.compilers.acquire().await.map_err(unavailable)?;
         let engine = running.process.engine().to_owned();

@@ -169,8 +169,8 @@ impl Functions {
             unneeded.retain(|digest| !needed.contains(digest));
         }
         for digest in unneeded {
-            // Marked as missing first: if a deployment needs the module again, the loop below or
-            // the next synchronisation uploads it.
+            // Mark the module as missing before it is released: if a deployment needs the module
+            // again, the loop below or the next synchronisation uploads it.
             store.modules.doubt(key, &digest);
             // This is checked again after the mark: a deployment may have added the module since.
             if needed().is_none_or(|needed| !needed.contains(&digest)) {

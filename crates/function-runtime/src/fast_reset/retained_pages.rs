@@ -347,7 +347,7 @@ mod tests {
 
     #[tokio::test]
     async fn page_faults_in_any_memory_and_before_a_wait_are_detected() {
-        // Room for the two memories of a request, and no others.
+        // One slot has room for the two memories of a request, and no others.
         let engine = engine(1);
         assert!(ENABLED.load(Ordering::Relaxed), "cannot disable huge pages");
         let binary = wat::parse_str(r#"(module (memory (export "memory") 4))"#).unwrap();

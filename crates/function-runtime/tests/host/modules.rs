@@ -140,8 +140,8 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
     assert!(packs.iter().all(|pack| now.contains(pack)));
     assert_eq!(now.len(), packs.len() + 1, "one pack per owner");
 
-    // Removed from host a: host b still holds the module. Removed from b as well: no holder
-    // remains.
+    // After the removal from host a, the store retains the module for host b. After the removal
+    // from both hosts, the store removes the module.
     a.remove(KEY, NAME).await.unwrap();
     wait("host a releases the module", || {
         hosts.objects("modules").len() == 1

@@ -34,6 +34,8 @@ struct Shape {
     buffer: u32,
 }
 
+/// Returns the sizes of a guest. `memory` has the initial pages and the pages by which it grows,
+/// `table` has the elements and those that the module initializes.
 const fn shape(
     memory: (u32, u32),
     table: (u32, Range<u32>),
@@ -50,8 +52,8 @@ const fn shape(
     }
 }
 
-/// Memories and tables below and above the size that resets retain, large images at both ends, and
-/// no images.
+/// Sizes of each guest: memories and tables below and above the size that resets retain, large
+/// images at both ends of the memory, and no images.
 const SHAPES: [Shape; FUNCTIONS] = [
     shape((1, 3), (10, 0..0), &[], 1024),
     shape((2, 0), (64, 3..11), &[(0, 4096)], 8192),

@@ -1,4 +1,5 @@
-//! Forwarded requests over the members' channel with mutual TLS.
+//! Forwarded requests over the channel between the members (hosts) of a fleet, which uses mutual
+//! TLS.
 
 use crate::support;
 

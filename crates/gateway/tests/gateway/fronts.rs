@@ -1,4 +1,5 @@
-//! Fronts: connections are passed to any host, which forwards them to the host of the sandbox.
+//! Fronts. A *front* is a process without sandboxes that passes each connection of a client to any
+//! host of a fleet. That host forwards requests to the host of their sandbox.
 
 use crate::forwarded::{Fleet, echo};
 use crate::support;

@@ -43,7 +43,7 @@ async fn a_client_that_sends_its_request_too_slowly_is_disconnected() {
         None,
     )
     .await;
-    // No byte, half of the HTTP/2 preface, and half of a head.
+    // The client sends nothing, half of the HTTP/2 preface, or half of a head.
     for sent in ["", "PRI * HTTP/2.0\r\n", "GET / HTTP/1.1\r\nHost: local"] {
         let mut raw = Raw::new(setup.address).await;
         raw.write_text(sent).await;
@@ -108,7 +108,7 @@ async fn a_silent_response_has_no_timeout() {
     let setup = Setup::with(config, &Guests::one(ID, 3000, router), None).await;
     let mut raw = Raw::new(setup.address).await;
     raw.write_text(&request("/")).await;
-    // Ten times the timeout of an idle connection.
+    // Wait for ten times the timeout of an idle connection.
     let early = tokio::time::timeout(Duration::from_secs(1), raw.until("at last")).await;
     assert!(early.is_err());
     answer.send(()).unwrap();

@@ -97,7 +97,8 @@ fn a_template_is_built_once_and_again_only_when_its_recipe_changes() {
     assert_ne!(second.images[0].sha256, first.images[0].sha256);
     assert_eq!(names(&home.templates()), ["one"]);
     assert_eq!(names(&home.templates().join("one")), ["template.json"]);
-    // Two images with their stamps: the first one is still in use.
+    // Both images remain, each with its stamp (a record of its verification): the first one is
+    // still in use.
     assert_eq!(names(&home.images()).len(), 4);
 }
 

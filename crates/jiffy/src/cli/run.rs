@@ -90,7 +90,7 @@ fn volume(text: &str) -> Result<Volume, String> {
         Some(rest) => (rest, true),
         None => (text.strip_suffix(":rw").unwrap_or(text), false),
     };
-    // From the right: a path of the host may contain colons.
+    // Split at the last colon: a path of the host may contain colons.
     let (host, guest) = rest.rsplit_once(':').ok_or(VOLUME_FORM)?;
     let guest = guest.trim_end_matches('/');
     // The part before the leading slash is empty.

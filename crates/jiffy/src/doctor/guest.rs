@@ -62,7 +62,7 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
         Ok(guest) => run_true(guest).await,
         Err(e) => Err(e.into()),
     };
-    // Also after a failure: the guest and its directory must not remain.
+    // Close also after a failure: the guest and its directory must not remain.
     guests.close().await;
     result
 }

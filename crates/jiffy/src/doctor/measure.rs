@@ -1,5 +1,7 @@
 //! `jiffy doctor --measure`: measures restores of microVMs with each memory policy and restores of
 //! gVisor, and configures the host accordingly.
+//!
+//! The *working set* of a snapshot consists of the pages that a restored guest touches first.
 
 use super::Finding;
 use crate::cli::DoctorArgs;

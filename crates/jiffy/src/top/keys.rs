@@ -301,7 +301,7 @@ mod tests {
             };
             decoder.feed(&[byte]);
             assert!(decoder.pending.len() <= MAX_SEQUENCE, "{decoder:?}");
-            // Otherwise the whole input is pasted text after its first start.
+            // End a paste: all further input would be a part of its text.
             decoder.paste = None;
         }
     }

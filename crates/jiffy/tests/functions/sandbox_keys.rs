@@ -259,7 +259,8 @@ for host in (NAME, "localhost"):
         assert_eq!(status[10..], ["200", "421"]);
     }
 
-    // Not accessible without a rule that names it, neither by a pattern nor by its address.
+    // The control plane is not accessible without a rule that names it, neither by a pattern nor by
+    // its address.
     for rules in [
         json!({}),
         json!({ "allow_internet_access": false }),

@@ -1,5 +1,5 @@
-//! The complete run: a daemon that is repeatedly killed and restarted, killed VMMs, and concurrent
-//! clients.
+//! The complete run: a daemon that is repeatedly killed and restarted, killed VMMs and sentries,
+//! and concurrent clients. A *sentry* is the process that runs a sandbox on gVisor.
 
 use super::api::Api;
 use super::client::client;

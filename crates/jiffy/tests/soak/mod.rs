@@ -1,5 +1,5 @@
 //! Random operations on real guests whose memory and disks are compared with a model, while
-//! daemons, VMMs and sentries are killed.
+//! daemons, VMMs and sentries are killed. A *sentry* is the process that runs a sandbox on gVisor.
 //!
 //! `JIFFY_SOAK_SECONDS` sets the duration per engine. `JIFFY_SOAK_SEED` repeats the random choices
 //! of an earlier run, as far as the timing permits.

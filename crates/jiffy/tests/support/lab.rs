@@ -271,7 +271,8 @@ fn private_address(question: &[u8]) -> Ipv4Addr {
     PRIVATE[number as usize].parse().unwrap()
 }
 
-/// Names with this part resolve to the internet and to a slot alternately.
+/// Names with this part resolve to the internet and to a slot, the network namespace of a sandbox,
+/// alternately.
 const REBIND: &[u8] = b"rebind";
 
 /// Returns the address for the next question that contains [`REBIND`].
@@ -327,7 +328,7 @@ fn serve_dns(address: &str) {
             let end = answer[12..].iter().position(|b| *b == 0).unwrap() + 12 + 5;
             answer.truncate(end);
             let below = |name: &[u8]| buffer[..length].windows(name.len()).any(|w| w == name);
-            // A or AAAA.
+            // Type of the record (1: A, 28: AAAA), and the address.
             let (kind, found): (u8, Vec<u8>) = if below(SIX) {
                 (28, PUBLIC6[1].parse::<Ipv6Addr>().unwrap().octets().into())
             } else if below(REBIND) && answer[end - 3] == 1 {

@@ -106,7 +106,7 @@ fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
     assert!(took < END_LIMIT, "{took:?}");
     assert_eq!(keys.raw("GET", link, "", &Value::Null).0, 403);
     assert_eq!(keys.http(alice, "GET", "/sandboxes", &Value::Null).0, 401);
-    // Its sandboxes remain, and public ports remain accessible.
+    // The sandboxes of the revoked key remain, and their public ports remain accessible.
     assert_eq!(keys.port(&id, 8000, "/", "").0, 200);
     assert_eq!(test_home.ok(&["exec", &id, "--", "echo", "ok"]), "ok");
 

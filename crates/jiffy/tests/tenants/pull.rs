@@ -31,7 +31,7 @@ fn tenants(options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Send) {
         let keys = TwoKeys::new(&networked);
         keys.remote.test_home.own_templates();
         work(&keys, lab);
-        // Includes a killed daemon: the next daemon removes its network.
+        // Remove the network also if a test has killed the daemon: the next daemon removes it.
         keys.remote
             .test_home
             .ok(&["daemon", "start", "--no-listen"]);
@@ -184,8 +184,8 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
                 assert!(end.contains(unreachable), "{kind} to {address}: {end}");
             }
         }
-        // Direct names of targets: open, closed, and another protocol, in the internet, on the host
-        // and elsewhere.
+        // Registries whose names are targets themselves: open ports, closed ports, and ports with
+        // another protocol, in the internet, on the host and elsewhere.
         let mut report = Vec::new();
         let hosts = trap[1..].iter().map(|address| format!("{address}:5001"));
         let others = [
@@ -226,7 +226,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         let private = Image::of_file("secret", &b"of alice".repeat(1000));
         let pages = private.pages("app");
         let alices = move |request: &Request, stream: &mut dyn Write| {
-            // alice:secret
+            // The header contains `alice:secret` in base64.
             if request.head.contains("Basic YWxpY2U6c2VjcmV0") {
                 page(&pages, request, stream)
             } else {
@@ -241,7 +241,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         listen_in_internet(lab, 5000, alices);
         let hostile = listen_in_internet(lab, 5001, mallory_registry(&private));
 
-        // One byte per second.
+        // This registry sends one byte per second.
         let slow = Build::of(keys, &keys.mallory, "9.9.9.9:5001/slow:1", None);
         wait_for("the download", || {
             let seen = hostile.lock().unwrap();
@@ -275,7 +275,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         );
         assert!(slow.end().contains("cancelled"));
 
-        // 600 MiB.
+        // The image has 600 MiB.
         fs::write(format!("/proc/{daemon}/clear_refs"), "5").unwrap();
         let before = memory(daemon, "VmRSS");
         let huge = Build::of(keys, &keys.mallory, "9.9.9.9:5001/huge:1", None);
@@ -290,7 +290,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
             let report = ["does not exist", "sha256"];
             assert!(report.iter().any(|t| end.contains(t)), "{name}: {end}");
         }
-        // Not accessible without alice's password.
+        // The image is not accessible without alice's password.
         let end = Build::of(keys, &keys.mallory, "9.9.9.9:5000/app:1", None).end();
         assert!(end.contains("denies access to"), "{end}");
 

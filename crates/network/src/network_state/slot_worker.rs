@@ -220,7 +220,7 @@ impl NetworkState {
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number).collect();
         // Unused slots have no connections: avoid walking the connection tracking table.
         let used: &[u32] = if unused { &[] } else { &numbers };
-        // Before the namespaces are removed: `used_addresses` reads their counters.
+        // Call this before the namespaces are removed: `used_addresses` reads their counters.
         let addresses = self.config.used_addresses(used);
         slot::destroy(&self.config, &numbers);
         let taps = slots.into_iter().filter_map(|slot| slot.tap);

@@ -110,7 +110,7 @@ impl ProxyRoute {
         let dialled = original_destination(&client);
         // The address that the guest chose is not used.
         let carrying = self.record.carry(None, Some(&name));
-        // Otherwise small responses would wait for confirmations. A failure only costs time.
+        // Without this option, small responses wait for confirmations. A failure only costs time.
         let _ = client.set_nodelay(true);
         carrying.count_read(head.len());
         let counted = CountedStream::new(client, carrying.bytes.clone());

@@ -235,7 +235,7 @@ pub fn remove(root: &Path, authorities: &[Authority], changes: StoreChanges) {
     }
     remove_dangling_links(root);
     remove_from_java(root, &changes.new_in(Path::new(DEBIAN_JAVA), &removed));
-    // Children first.
+    // Remove children before their parents.
     for directory in changes.created_directories.iter().rev() {
         // Ignore the error: a directory with other files is not removed.
         let _ = fs::remove_dir(beneath(root, directory));
@@ -345,7 +345,7 @@ fn link(root: &Path, target: &Path, at: PathBuf, changes: &mut StoreChanges) -> 
 fn make_directory(root: &Path, path: Option<&Path>, changes: &mut StoreChanges) -> io::Result<()> {
     let path = path.unwrap_or(Path::new("/"));
     let mut above: Vec<&Path> = path.ancestors().collect();
-    // Parents first.
+    // Create parents before their children.
     above.reverse();
     for directory in above {
         match fs::create_dir(beneath(root, directory)) {

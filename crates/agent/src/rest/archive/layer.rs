@@ -33,7 +33,7 @@ pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
-    // Requires root.
+    // Only root may read a layer, which contains the files of all users.
     let username = ArchiveQuery::of(request.uri()).username;
     crate::rest::only_root(agent, username.as_deref(), "layers are").await?;
     // Removes the certificate authorities and the proxy of this network, since sandboxes of the new

@@ -154,7 +154,7 @@ fn the_selection_follows_its_sandbox_and_moves_to_a_neighbour_when_it_is_removed
     assert_eq!(selected(&model).as_deref(), Some("a"));
     model.replace(Vec::new());
     assert_eq!(selected(&model), None);
-    // Keys without a selection.
+    // Keys have no effect without a selection.
     assert_eq!(type_keys(&mut model, "KpsS\rjG"), []);
     assert!(model.message().is_none_or(|message| message.is_error));
     model.replace(vec![named("z", "z")]);
