@@ -10,6 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::ptr;
 
+/// Size of a huge page in bytes.
 const HUGE_PAGE: usize = 2 << 20;
 /// Setting that selects the processes whose memory may consist of huge pages. By default no process
 /// is selected: the kernel's command line enables only pages of 64 KiB (`thp_anon`).

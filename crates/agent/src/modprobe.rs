@@ -178,6 +178,8 @@ fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    /// Example of `modules.dep`: each line has a module, and after the colon the modules that it
+    /// needs.
     const DEPENDENCIES: &str = "kernel/net/tls/tls.ko:\n\
         kernel/drivers/net/wireguard/wireguard.ko: kernel/net/udp_tunnel.ko kernel/lib/chacha.ko\n\
         kernel/crypto/xts-mode.ko: kernel/crypto/ecb.ko\n";

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 /// Maximum number of digits of a port number.
 const MAX_PORT_DIGITS: usize = 5;
+/// Size of the buffer for each direction of a connection.
 const COPY_BUFFER_BYTES: usize = 16 * 1024;
 /// Timeout of the first attempt to connect, before the random factor. The next attempt follows
 /// immediately.

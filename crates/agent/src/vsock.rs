@@ -14,6 +14,7 @@ use tokio::net::UnixStream;
 /// Context id of the host.
 pub const HOST_CID: u32 = libc::VMADDR_CID_HOST;
 
+/// Length of a socket address.
 const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
 
 fn address(cid: u32, port: u32) -> libc::sockaddr_vm {

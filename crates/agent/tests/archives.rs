@@ -21,6 +21,7 @@ async fn all(mut reader: FileReader) -> Vec<u8> {
     bytes
 }
 
+/// Extracts the archive `bytes` into a directory of the guest.
 async fn put(
     agent: &TestAgent,
     directory: &str,

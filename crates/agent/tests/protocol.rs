@@ -6,8 +6,10 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+/// Paths of calls that start and list processes.
 const START: &str = "/process.Process/Start";
 const LIST: &str = "/process.Process/List";
+/// Header of calls that send or receive a stream of messages.
 const STREAM: &str = "Content-Type: application/connect+json";
 
 #[test]

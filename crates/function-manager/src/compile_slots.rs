@@ -71,6 +71,7 @@ impl Drop for CompileSlot<'_> {
 mod tests {
     use super::*;
 
+    /// Waits until `count` requests are queued.
     fn wait_for_waiting(slots: &CompileSlots, count: usize) {
         while slots.queue.lock().waiting.len() != count {
             std::thread::yield_now();

@@ -54,6 +54,7 @@ impl DeployStep {
     ];
 }
 
+/// Function that tests set to observe steps.
 static OBSERVER: OnceLock<fn(DeployStep)> = OnceLock::new();
 
 /// Calls `observer` before each following step. For tests; later calls have no effect.

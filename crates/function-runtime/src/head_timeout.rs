@@ -155,6 +155,7 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
+    /// Timeout of a request's head in these tests.
     const LIMIT: Duration = Duration::from_millis(200);
 
     #[tokio::test]

@@ -22,6 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+/// Id of the API key that owns the functions.
 const KEY: Option<&str> = Some("k1");
 /// Module of jiffy-core/1 that answers with the received message. `GET /t` traps.
 const MIRROR: &str = r#"(module (memory (export "memory") 2)

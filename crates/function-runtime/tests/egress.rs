@@ -66,6 +66,8 @@ fn respond(stream: TcpStream, answer: &str, requests: &AtomicUsize) {
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
+/// Returns the settings of a function that may connect to the hosts `allow`, with a time limit of
+/// `wall_ms` per request.
 fn settings(allow: &[&str], wall_ms: u32) -> LoadSettings {
     LoadSettings {
         limits: FunctionLimits {
@@ -109,6 +111,8 @@ fn tenant_with(granted: &[&str], allow: &[&str], names: Arc<dyn NameOverrides>) 
     tenant
 }
 
+/// Lets the function send a request to `authority`. Returns the first two characters of its answer:
+/// `R` with the first digit of the status, or `E` with the kind of the error.
 fn fetch(tenant: &TestTenant, authority: &str) -> String {
     let answer = tenant.connect().get("http", &format!("/f{authority}"));
     assert_eq!(answer.status, 200, "{answer:?}");

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
+/// Limits that suffice for the runtimes of all languages.
 const LARGE: FunctionLimits = FunctionLimits {
     memory_mib: 256,
     cpu_ms: 10_000,

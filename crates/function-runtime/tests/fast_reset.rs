@@ -17,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use wasmtime::{Engine, Instance, Linker, Module, Store};
 
+/// Size of a page in bytes, and number of pages that the tests use.
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 /// Timeout for swapping out pages. `MADV_PAGEOUT` skips busy pages, and is repeated.

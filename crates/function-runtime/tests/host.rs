@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 /// Module that searches for marks of earlier requests.
 #[cfg(feature = "fast-reset")]
 const MARKS: &[u8] = include_bytes!("guests/marks.wat");
+/// Name of the function, and id of the API key that owns it.
 const NAME: &str = "hello";
 const KEY: Option<&str> = Some("k1");
 /// Maximum time of a request that waits for a process.

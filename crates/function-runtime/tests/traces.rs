@@ -27,6 +27,7 @@ use wasmtime::{Instance, Module, Store};
 /// Interval of late requests during a search under memory pressure. Other requests complete
 /// earlier.
 const PRESSED_LATE_INTERVAL: u32 = 8;
+/// Number of requests of a search under memory pressure.
 const PRESSED_REQUESTS: u32 = 250;
 
 fn worlds_and_resets() -> impl Iterator<Item = (World, SlotReset)> {

@@ -94,6 +94,7 @@ fn is_first_namespace(map: io::Result<String>) -> bool {
 mod tests {
     use super::*;
 
+    /// Set of all 41 capabilities of Linux.
     const ALL: u64 = 0x1ff_ffff_ffff;
 
     fn root() -> Privileges {

@@ -261,6 +261,7 @@ mod tests {
     use crate::config::GatewayConfig;
     use crate::host_name::{HostTarget, classify};
 
+    /// Present time of the tests in seconds since 1970.
     const NOW: u64 = 1_800_000_000;
     const ID: &str = "i0123456789abcdefghi";
 

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 /// Lock on the directory: shared to open and add images, exclusive to remove images.
 const LOCK: &str = "images";
+/// Parts of a file name before and after the checksum of the image.
 const PREFIX: &str = "sha256-";
 const SUFFIX: &str = ".erofs";
 const REMEDY: &str = "run `jiffy template rm` for the template and build it again";

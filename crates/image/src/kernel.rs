@@ -307,6 +307,8 @@ mod tests {
         (dir, home)
     }
 
+    /// Returns a kernel of some bytes. With `second_line`, its checksums also cover the unpacked
+    /// file.
     fn small(second_line: bool) -> Kernel {
         let compressed = zstd::encode_all(&b"a kernel"[..], 1).unwrap().leak();
         let mut sums = format!("{}  vmlinux.zst\n", sum_of(compressed));
@@ -316,6 +318,7 @@ mod tests {
         packed(compressed, sums)
     }
 
+    /// Returns a kernel with this content and these checksums.
     fn packed(compressed: &'static [u8], sums: String) -> Kernel {
         let kernel = Package {
             compressed,

@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Suffix of the files that describe versions.
 const SUFFIX: &str = ".json";
 
 pub(crate) fn path(home: &Home, version: &str) -> PathBuf {

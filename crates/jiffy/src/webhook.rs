@@ -14,6 +14,7 @@ use jiffy_client::{Client, terminal};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::process::ExitCode;
 
+/// Path of calls for webhooks.
 const CALL: &str = "/events/webhooks";
 
 /// Runs a subcommand.

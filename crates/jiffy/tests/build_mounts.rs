@@ -14,6 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Secret that no file of the data directory may contain.
 const SECRET: &str = "s3cret-kqmvzt-of-a-build";
 
 #[jiffy_test(
@@ -114,7 +115,7 @@ fn contains(file: &fs::File, text: &str) -> bool {
     let mut at = 0;
     let mut chunk = vec![0; 1 << 20];
     loop {
-        // Fails at the end of the data.
+        // The call fails at the end of the data.
         let Ok(data) = lseek(file, at, Whence::SeekData) else {
             return false;
         };

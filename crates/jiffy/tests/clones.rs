@@ -207,7 +207,8 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
 fn wipe_on_fork_memory_is_wiped_in_clones_and_retained_in_the_original() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
-    // Indicator of a copy for libraries: a byte set in memory with MADV_WIPEONFORK.
+    // Libraries detect a copy by a byte that they set in memory with MADV_WIPEONFORK (18). The byte
+    // of a copy is 0.
     test_home.sh(
         &id,
         "cat > mark.py <<'E'

@@ -187,7 +187,7 @@ fn commands_find_their_surroundings(test_home: &TestHome, engine: &str, id: &str
     assert_eq!(test_home.sh(&child, labels), expected(&child), "{engine}");
     test_home.ok(&["kill", &child]);
 
-    // Like programs that do not copy if a rename fails.
+    // The script acts like programs that do not copy if a rename fails.
     let rename = r#"perl -e 'rename($ARGV[0], $ARGV[1]) or die "$!"' "#;
     let renames = format!(
         "set -e; cd /usr/share; {rename} common-licenses moved; test -s moved/GPL-3; \

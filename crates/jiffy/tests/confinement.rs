@@ -20,6 +20,7 @@ fn status(pid: u32, key: &str) -> String {
     value.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Returns whether root runs the test.
 fn root() -> bool {
     nix::unistd::Uid::effective().is_root()
 }
@@ -41,6 +42,8 @@ fn groups(pid: u32) -> Vec<PathBuf> {
     groups
 }
 
+/// Returns the content of the first of `files` that exists in a group. The files have different
+/// names in the two versions of control groups.
 fn limit(groups: &[PathBuf], files: [&str; 2]) -> Option<String> {
     let paths = groups.iter().flat_map(|g| files.map(|f| g.join(f)));
     let mut texts = paths.filter_map(|path| fs::read_to_string(path).ok());

@@ -183,6 +183,7 @@ fn the_log_names_request_and_sandbox_of_each_operation_and_no_secret() {
 struct TestRandom(u64);
 
 impl TestRandom {
+    /// Returns a number below `sides`.
     fn below(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

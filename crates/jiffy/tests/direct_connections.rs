@@ -69,7 +69,7 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
     let ports = [&id[..], ":7000", ":7001", ":7002"];
     let forward = Forward::new(&remote, &ports, 3);
 
-    // Over the interface if it exists on this engine, otherwise through the agent.
+    // Connections lead over the interface if it exists on this engine, otherwise through the agent.
     let has_network = remote.sh(&id, "ls /sys/class/net").contains("eth0");
     let direct = if has_network {
         "169.254.0.22"

@@ -66,6 +66,7 @@ for _ in range(1000):
 sys.exit('the writer does not go on')
 "#;
 
+/// Starts [`WRITER`] with a pause of `rest` seconds after each record.
 fn start_writer(test_home: &TestHome, id: &str, rest: f64) {
     let file = test_home.dir.path().join("writer.py");
     std::fs::write(&file, WRITER).unwrap();

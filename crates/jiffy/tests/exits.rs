@@ -73,7 +73,7 @@ fn merging_a_long_lineage_does_not_make_creates_slower() {
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
     let id = test_home.ok(&["create"]);
     let first = test_home.ok(&["snapshot", &id]);
-    // Minimum of three, as above.
+    // The minimum of three creates counts, as above.
     let exits_from = |snapshot: &str| {
         let exits = (0..3).map(|_| {
             let clone = test_home.ok(&["create", "--from", snapshot]);

@@ -70,6 +70,7 @@ fn images() -> Vec<u8> {
     all
 }
 
+/// Appends an image: a header, and the blocks that are not zero with their numbers.
 fn append(all: &mut Vec<u8>, kind: &str, options: &str, path: &Path) {
     let file = File::open(path).unwrap();
     let size = file.metadata().unwrap().len();
@@ -118,7 +119,7 @@ fn paused_time_counts_in_the_boot_clock_only() {
     };
     let id = place.ok(&["create"]);
     let snapshot = place.ok(&["snapshot", &id]);
-    // A new guest of a template's snapshot, regardless of the snapshot's age.
+    // A new guest has not been paused, regardless of the age of its template's snapshot.
     assert!(asleep(&id).abs() < 0.1, "{}", asleep(&id));
 
     let (_, before) = clocks(&place, &id);

@@ -17,7 +17,9 @@ use std::process::{Child, Command, Stdio};
 
 /// Public address of the daemon in identity tokens.
 const ISSUER: &str = "https://issuer.example";
+/// Audience of identity tokens.
 const AUDIENCE: &str = "sts.amazonaws.com";
+/// Value of the secret.
 const SECRET: &str = "value-of-the-secret-that-no-guest-receives";
 
 /// Web server that appends method, host, path and authorization of each request to a file.

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 const TEMPLATE: &str = "code-interpreter-v1";
+/// Port of the code interpreter in a sandbox.
 const PORT: u16 = 49_999;
 /// Lower bound of the pages that a guest has written after its first use, which is its first
 /// request to the interpreter. A guest that was only started has written fewer.

@@ -258,7 +258,7 @@ fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
             .filter(|line| line.contains("fetched a snapshot"))
     };
     let total = |name| fetched().map(|line| figure(line, name)).sum::<u64>();
-    // Compressed and encrypted; frames between the required frames are read as well.
+    // The ranges are compressed and encrypted, and contain frames between the required frames.
     assert!(
         total("range_bytes") * 10 < total("fetched_bytes") * 13,
         "{log}"

@@ -30,7 +30,8 @@ fn any_protocol_reaches_a_port_of_a_sandbox_even_on_loopback() {
     let id = remote.ok(&["create"]);
     remote.sh(&id, SERVER);
     let mut forward = Forward::new(&remote, &[&id[..6], ":7000", ":7001"], 2);
-    // Not HTTP, larger than any buffer, and with an end that requires a half-closed connection.
+    // The data is not HTTP, and is larger than any buffer. Its end requires a half-closed
+    // connection.
     let output = b"not http\r\n\0".repeat(100_000);
     let mut streams: Vec<TcpStream> = (0..3).map(|_| forward.connect(0)).collect();
     let echo = |stream: &mut TcpStream| -> std::io::Result<Vec<u8>> {

@@ -19,6 +19,7 @@ use std::thread;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
+/// Timeout for a packet or connection that must arrive.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Time after which a packet that must not arrive is considered lost.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -31,6 +32,7 @@ struct Member {
 }
 
 impl Member {
+    /// Takes a slot for the member with the last byte `last` of its address.
     fn new(runtime: &Runtime, network: &Network, owner: &str, last: u8, name: &str) -> Self {
         let lease = runtime.block_on(network.take(NicKind::Veth)).unwrap();
         let rules = NetworkRules {
@@ -104,6 +106,7 @@ impl Member {
     }
 }
 
+/// Returns the address of a member in its private network.
 fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(169, 254, 64, last)
 }
@@ -212,7 +215,8 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         let (stranger, other) = (new("two", 2, "a"), new("two", 9, "other"));
         assert_eq!(networks(&a.namespace).len(), 2);
 
-        // By name and address, both ways and to itself. Each end sees the address of the other.
+        // Members connect by name and by address, in both directions and to themselves. Each end
+        // sees the address of the other.
         let (at_a, at_b) = (a.listen(), b.listen());
         let at_other = other.listen();
         for name in ["b", "B", "id3", "b.net.jiffy.internal"] {
@@ -386,7 +390,7 @@ fn next_daemon(
     });
     network.close();
     clean();
-    // In the network namespace of the laboratory.
+    // The links are those of the network namespace of the lab's host.
     assert!(
         output("ip", &["-br", "link"])
             .lines()

@@ -161,6 +161,7 @@ impl Drop for User {
     }
 }
 
+/// Makes the user the owner of `path` and of everything below.
 fn own(path: &Path, uid: u32) {
     chown(path, Some(uid), Some(uid)).unwrap();
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
@@ -183,6 +184,7 @@ fn with_users6(work: impl FnOnce() + Send) {
     with_users_in(true, work);
 }
 
+/// Skips the test if no program provides an uplink.
 fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
     let pasta = ["/usr/bin/pasta", "/usr/bin/slirp4netns"]
         .iter()

@@ -317,7 +317,8 @@ fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
 
 #[jiffy_test(engine = "gvisor")]
 fn a_run_on_gvisor_leaves_no_resources_however_it_exits() {
-    // Ended by completion, by a signal, and by SIGKILL; then by SIGKILL during the start.
+    // The run ends by completion, by a signal, and by SIGKILL. Then SIGKILL ends it during the
+    // start.
     for (signal, up) in [
         (None, true),
         (Some("-INT"), true),

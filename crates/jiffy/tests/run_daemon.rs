@@ -138,7 +138,7 @@ fn faults(test_home: &TestHome, id: &str) -> u64 {
     assert_eq!(status, 200, "{process}");
     let process: Value = serde_json::from_str(&process).unwrap();
     let stat = fs::read_to_string(format!("/proc/{}/stat", process["pid"])).unwrap();
-    // The tenth field; two fields precede the end of the name.
+    // `minflt` is the tenth field (proc_pid_stat(5)). Two fields precede the end of the name.
     let (_, fields) = stat.rsplit_once(')').unwrap();
     fields.split_whitespace().nth(7).unwrap().parse().unwrap()
 }

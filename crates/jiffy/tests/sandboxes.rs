@@ -406,7 +406,7 @@ fn a_timed_out_command_is_killed_even_if_its_client_disconnected() {
 fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
-    // Like bubblewrap and rootless podman; the user has no privileges.
+    // The command acts like bubblewrap and rootless podman. The user has no privileges.
     test_home.sh(&id, "test $(id -u) != 0 && unshare -Urpf --mount-proc true");
     let boot_id = "cat /proc/sys/kernel/random/boot_id";
     let first = test_home.sh(&id, boot_id);
@@ -430,7 +430,7 @@ fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
     let mount = "truncate -s 8M /tmp/disk && /sbin/mkfs.ext4 -q /tmp/disk && \
         sudo mount -o loop /tmp/disk /mnt && sudo touch /mnt/file && ls /mnt/file";
     assert_eq!(test_home.sh(&id, mount), "/mnt/file");
-    // For directories with entries of both layers of the root.
+    // The directories have entries of both layers of the root.
     let inodes = "sudo touch /etc/new /usr/new && python3 -c '
 import os
 for path in \"/etc\", \"/usr\", \"/\":

@@ -16,6 +16,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+/// Directory with the names of the slots' namespaces.
 const DIRECTORY: &str = "/run/jiffy-net/netns";
 /// Directory of `ip netns`, and of earlier versions.
 const FORMER: &str = "/run/netns";
@@ -138,7 +139,7 @@ fn another_programs_namespaces_pin_no_slot() {
             assert_nothing_left();
         }
     };
-    // With the default propagation, and under systemd.
+    // Mounts are private by default, and shared under systemd.
     with_lab(|_| of_run(MsFlags::MS_PRIVATE));
     with_lab(|_| of_run(MsFlags::MS_SHARED));
 }
@@ -149,7 +150,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
-        // A claim whose file was removed.
+        // This route is a claim whose file was removed.
         ip("route add blackhole 198.18.0.0/19 metric 4294967");
         let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
         assert_eq!(network.range().to_string(), "198.18.0.0/28");
@@ -277,7 +278,7 @@ fn slots_whose_namespaces_were_removed_are_replaced() {
             let network = Network::open(&config).unwrap();
             let all = if card == NicKind::Veth { 6 } else { 3 };
             wait_for("slots", || (names(DIRECTORY).len() == all).then_some(()));
-            // Names without a mount, and no names.
+            // The first name remains without a mount, and the other names are removed.
             let mut removed = names(DIRECTORY);
             removed.sort();
             for (at, name) in removed.iter().enumerate() {

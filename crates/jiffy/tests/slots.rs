@@ -68,7 +68,7 @@ impl Drop for Closing {
 #[jiffy_test(engine = "none", lab)]
 fn the_maximum_number_of_slots_is_created_and_removed_completely() {
     let slot_count = std::env::var("JIFFY_SLOTS").map_or(USUAL, |text| text.parse().unwrap());
-    // A tap and four sockets per slot.
+    // Each slot needs five open files: a tap and four sockets.
     let files = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
     if files.1 < u64::from(slot_count) * 5 + 256 {
         return skip("the limit of open files is too low");

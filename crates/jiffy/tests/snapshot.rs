@@ -54,6 +54,8 @@ fn spec() -> SandboxSpec {
     }
 }
 
+/// Returns the parameters of the snapshot `id`. The guest resumes or stops afterwards, as `then`
+/// specifies.
 fn snapshot_spec(id: &str, then: AfterSnapshot) -> SnapshotSpec {
     SnapshotSpec {
         id: id.to_owned(),
@@ -213,7 +215,7 @@ async fn connections_closed_by_a_restore_do_not_accumulate_in_the_agent() {
 async fn an_abandoned_snapshot_does_not_affect_the_next() {
     let fixture = fixture();
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
-    // Dropped directly after the request, and after several delays.
+    // The call is dropped directly after the request, and after several delays.
     for delay in [0, 1, 2, 4, 8, 16, 32] {
         sh(
             &vm,

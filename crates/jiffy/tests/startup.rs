@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
+/// Timeout for the copy of the pages of the first use.
 const COPY_LIMIT: Duration = Duration::from_secs(20);
 /// Interval without a further start after which the start of a guest counts as isolated.
 const START_PAUSE: Duration = Duration::from_millis(100);

@@ -18,6 +18,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Size of a chunk in bytes.
 const CHUNK: usize = 64 << 10;
 
 /// Data directory, and the store that it uses.

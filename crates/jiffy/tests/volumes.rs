@@ -143,7 +143,7 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
     let test_home = TestHome::new();
     let volume = test_home.ok(&["volume", "create", "shared", "--size", "16M"]);
     let a = create(&test_home, "shared", false);
-    // A path that is no directory.
+    // A volume is not mounted at a path that is no directory.
     let mount = json!({ "name": "shared", "path": "/etc/passwd" });
     let (status, text) = request(&test_home, &mount);
     assert!(status == 400 && text.contains("/etc/passwd"), "{text}");

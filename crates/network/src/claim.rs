@@ -49,6 +49,7 @@ pub(crate) struct RangeClaims {
     _lock: Flock<File>,
 }
 
+/// File whose lock protects the claims.
 const LOCK_FILE: &str = "lock";
 /// File with the cookie of the namespace that the claims belong to.
 const IDENTITY_FILE: &str = "identity";

@@ -29,6 +29,7 @@ use std::time::Duration;
 
 /// Interval between checks of the table. A guest can open a few thousand connections in this time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// Files with the number of entries in the table and with the maximum.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const MAXIMUM: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 /// Maximum number of counted devices: the devices of all slots and of slots that are being removed.

@@ -30,6 +30,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
+/// Port of name servers.
 const PORT: u16 = 53;
 /// Maximum number of questions of one guest in flight. Further ones are dropped, and resolvers
 /// repeat them.

@@ -44,6 +44,7 @@ const LINK_MAC: [[u8; 6]; 2] = [
 const NAME_PART: &str = "net-";
 /// Prefix of the names of links in the namespace of a network. The number of the slot follows.
 const LINK_PREFIX: &str = "m";
+/// Directory with the IPv4 settings of devices.
 const CONF: &str = "/proc/sys/net/ipv4/conf";
 
 /// Identifies the private network of one owner.

@@ -39,6 +39,7 @@ const fn v6([a, b, c, d]: [u16; 4], length: u8, source: &'static str) -> Special
     }
 }
 
+/// All special ranges.
 const TABLE: [SpecialRange; 40] = [
     // IPv4 registry.
     v4([0, 0, 0, 0], 8, "This network, RFC 791"),

@@ -6,6 +6,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+/// Files with the counters of IPv4 and IPv6 packets in the namespace of the thread.
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
 const COUNTERS6: &str = "/proc/thread-self/net/snmp6";
 

@@ -16,7 +16,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::Path;
 
+/// File with the environment of the sandbox, a JSON object.
 const FILE: &str = "/run/jiffy/environment";
+/// New version of [`FILE`], before it replaces the file.
 const NEXT: &str = "/run/jiffy/.environment";
 
 /// Environment of the sandbox. A worker writes it to the file.

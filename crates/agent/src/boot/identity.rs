@@ -166,6 +166,7 @@ struct Step {
     may_be_skipped: fn(&IdentityWork) -> bool,
 }
 
+/// Values of `may_be_skipped`.
 const NEVER: fn(&IdentityWork) -> bool = |_| false;
 const ALWAYS: fn(&IdentityWork) -> bool = |_| true;
 

@@ -32,6 +32,7 @@ const JAVA_STORE: &str = "cacerts.jks";
 /// Directory from which apt reads its settings. If a setting occurs in several files, the last file
 /// applies. The path is relative to the root of the sandbox.
 const APT: &str = "etc/apt/apt.conf.d";
+/// File with the settings of the site in [`APT`].
 const APT_FILE: &str = "90jiffy-site";
 /// Program that apt runs to determine the proxy.
 const APT_PROGRAM: &str = "etc/apt/jiffy-site-proxy";

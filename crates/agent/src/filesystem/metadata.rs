@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::io;
 use std::path::Path;
 
+/// Prefix of the extended attributes that store the metadata.
 const PREFIX: &str = "user.e2b.";
 /// Maximum length of the name of an extended attribute.
 const MAX_NAME_BYTES: usize = 255;

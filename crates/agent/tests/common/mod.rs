@@ -15,6 +15,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// Maximum size of the output that a test collects, in bytes.
 pub const LIMIT: usize = 64 * 1024 * 1024;
 
 pub struct TestAgent {
@@ -213,6 +214,7 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Returns whether a process exists and is not a zombie.
 pub fn alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap().starts_with('Z'))

@@ -193,6 +193,7 @@ fn base64_decoded(text: &str) -> String {
 }
 
 impl Api {
+    /// Lists sandboxes as a client with the address `ip` and the key `secret`.
     async fn from(&self, ip: &str, secret: Option<&str>) -> Answer {
         let address = ClientAddress(ip.parse().unwrap());
         let mut request = Request::get("/v2/sandboxes").extension(address);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use support::{Answer, Api, TestCaller};
 use tower::ServiceExt;
 
+/// Address of a client.
 const ADDRESS: &str = "192.0.2.7";
 
 fn audited() -> (Api, AuditLog, tempfile::TempDir) {
@@ -202,7 +203,7 @@ async fn a_call_whose_client_has_gone_is_recorded() {
     let (api, _, _directory) = audited();
     let id = api.sandbox().await;
     let waiting = format!("/sandboxes/{id}/wait?for=paused&seconds=10");
-    // Polled until it waits, and dropped.
+    // The call is polled until it waits, and is then dropped.
     let call = api.get(&waiting);
     tokio::select! {
         biased;

@@ -41,7 +41,7 @@ async fn cancelling_a_build_removes_a_sandbox_that_is_starting() {
     };
     let cancel = format!("{path}/cancel");
     let release = async {
-        // Released only after the request was processed as far as possible.
+        // The creation continues only after the request was processed as far as possible.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

@@ -281,6 +281,7 @@ impl Call {
         self.path.split('/').any(word) || self.query.contains('{')
     }
 
+    /// Sends the call as `caller`, with the resources of `of`.
     async fn sent_by(&self, api: &Api, caller: &TestCaller, of: &Tenant) -> Answer {
         let mut path = of.fill(&self.path);
         if !self.query.is_empty() {

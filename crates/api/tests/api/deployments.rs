@@ -13,6 +13,7 @@ const MODULE_BYTES: usize = 512 << 10;
 /// Disk budget of the key.
 const BUDGET_MIB: u64 = 1;
 
+/// Returns a form with one file, whose parts are separated by the boundary `x`.
 fn form(part: &str, content: &[u8]) -> Body {
     let mut body =
         format!("--x\r\nContent-Disposition: form-data; name=\"{part}\"; filename=\"m\"\r\n\r\n")
@@ -22,6 +23,7 @@ fn form(part: &str, content: &[u8]) -> Body {
     Body::from(body)
 }
 
+/// Returns a deployment. With `length`, the request has a `Content-Length`.
 fn request(caller: &TestCaller, name: &str, body: Body, length: Option<usize>) -> Request<Body> {
     let TestCaller::Key(secret) = caller else {
         unreachable!("a key deploys")

@@ -7,6 +7,7 @@ use jiffy_secrets::HostKey;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+/// Value of a header that no response may contain.
 const LITERAL: &str = "text-that-is-not-shown";
 
 fn rules(value: &str) -> Value {

@@ -186,7 +186,7 @@ async fn an_idle_sandbox_is_resumed_by_a_request_or_a_connect() {
     let events = format!("/events?sandboxID={id}&types=sandbox.paused");
     let events = api.call_as(&caller, "GET", &events, Value::Null).await;
     assert_eq!(events.expect(200).body["events"][0]["cause"], "idle");
-    // As the gateway does for a request to a port.
+    // The gateway makes this call for a request to a port.
     auto_resume.unwrap().ensure_running(&id).await.unwrap();
     assert_eq!(state(), SandboxState::Running);
     until("the next pause", || state() == SandboxState::Paused).await;

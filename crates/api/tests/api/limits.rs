@@ -53,6 +53,7 @@ fn refused_with(answers: &[Answer], status: u16, word: &str) {
     }
 }
 
+/// Returns limits with a disk budget of `mib` MiB and no other limit.
 fn disk(mib: u64) -> Limits {
     Limits {
         max_disk_mib: Some(mib),

@@ -15,11 +15,13 @@ async fn operate(api: &Api, caller: &TestCaller, id: &str, call: &str, body: Val
     api.call_as(caller, "POST", &path, body).await
 }
 
+/// Takes a snapshot with this name, and returns its id.
 async fn snapshot(api: &Api, caller: &TestCaller, id: &str, name: &str) -> String {
     let taken = operate(api, caller, id, "snapshots", json!({ "name": name })).await;
     taken.expect(201).text("snapshotID")
 }
 
+/// Creates a child. Returns the ids of the snapshot of the fork and of the child.
 async fn fork(api: &Api, caller: &TestCaller, id: &str) -> (String, String) {
     let forked = operate(api, caller, id, "fork", json!({ "count": 1 })).await;
     let forked = forked.expect(201);

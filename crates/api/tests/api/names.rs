@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::fs;
 use support::{Answer, Api, TestCaller};
 
+/// Names of internal templates: of a build, and of an imported image.
 pub const BUILD: &str = "build-01234567-89ab-4cde-8f01-23456789abcd";
 const IMAGE: &str = "image-python-3.12-01234567";
 

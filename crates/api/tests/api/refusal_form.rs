@@ -11,6 +11,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use support::{Api, TestCaller};
 
+/// Returns a request of the administrator with the content type `kind`.
 fn request(api: &Api, method: &str, path: &str, kind: Option<&str>, body: Body) -> Request<Body> {
     let TestCaller::Key(key) = &api.admin else {
         panic!()

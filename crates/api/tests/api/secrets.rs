@@ -4,6 +4,7 @@ use crate::support::{Api, TestCaller};
 use jiffy_api::{Limits, Scope};
 use serde_json::{Value, json};
 
+/// Value of a secret.
 const VALUE: &str = "value-that-no-call-returns";
 
 async fn stored(api: &Api, caller: &TestCaller, name: &str) -> String {

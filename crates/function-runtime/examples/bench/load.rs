@@ -6,6 +6,7 @@ use std::process::Command;
 
 /// Numbers of concurrent connections, as in the reference.
 const CONNECTIONS: [u32; 4] = [8, 16, 32, 64];
+/// Duration of a measurement.
 const SECONDS: u32 = 3;
 /// Name of the server that serves as the baseline.
 const PLAIN: &str = "plain hyper";

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+/// Number of requests that precede the measured requests of a series.
 const WARM_UP: usize = 200;
 /// Number of rounds. Each round measures all series, so that all are subject to the same other
 /// load.

@@ -10,9 +10,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// Number of measured starts.
 const STARTS: usize = 20;
 /// Number of functions loaded in addition to the first. A tenant may have 1,000.
 const FUNCTIONS: u32 = 999;
+/// Time without a daemon after which a process exits.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Measures starts, memory without functions, and memory per function of the examples that are

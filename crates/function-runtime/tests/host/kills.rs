@@ -22,6 +22,7 @@ const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_KEY", "JIFFY_KILL_STEP"]
 const NEW_ANSWER: &str = "of the child";
 /// Time without a daemon after which an unrecorded process exits.
 const SHORT_GRACE: Duration = Duration::from_secs(1);
+/// Timeout for an expected state.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Process that is killed at a step.

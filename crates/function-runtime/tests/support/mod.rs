@@ -26,6 +26,7 @@ use wasm_encoder::{CodeSection, Function, FunctionSection, Module, TypeSection, 
 const WAIT: Duration = Duration::from_secs(20);
 /// Timeout of reads by the client.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Tenant of the process.
 pub const OWNER: &str = "tenant-1";
 
 /// Namespaces require root. Without root, a process applies the remaining restrictions.

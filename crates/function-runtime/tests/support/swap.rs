@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// Size of the swap space.
 const SWAP_BYTES: u64 = 64 << 20;
+/// Directory with the files that add and remove devices of compressed memory.
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 /// `SWAP_FLAG_PREFER` with the highest priority, so that the kernel prefers this swap space.
 const FLAGS: libc::c_int = 0x8000 | 0x7fff;

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// File to which a write starts a compaction of the memory.
 pub const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// Intervals between two rounds, in which guests run.
 const COMPACTION_INTERVAL: Duration = Duration::from_millis(20);

@@ -125,6 +125,8 @@ impl TraceGuest {
         &SHAPES[self.0 - 1]
     }
 
+    /// Returns a template with the numbers and definitions of this guest. `kept` is the value of
+    /// `{keep}`.
     fn fill(self, template: &str, kept: u32) -> Vec<u8> {
         let shape = self.shape();
         let own = &shape.own_elements;
@@ -153,11 +155,13 @@ impl TraceGuest {
         text.into_bytes()
     }
 
+    /// Returns the initial content of a range of memory. No byte is zero.
     fn bytes(self, at: u32, length: u32) -> impl Iterator<Item = u8> {
         let seed = self.0 * 37;
         (at..at + length).map(move |i| (seed + i as usize * 11) as u8 | 1)
     }
 
+    /// Returns the definitions of the initial content.
     fn data(self) -> String {
         let mut text = String::new();
         for (at, length) in self.shape().data {
@@ -188,6 +192,7 @@ impl TraceGuest {
         text
     }
 
+    /// Returns the digest of a range, which the guest computes in the same way.
     fn digest(self, at: u32, length: u32) -> u64 {
         let bytes: Vec<u8> = self.bytes(at, length).collect();
         bytes.chunks_exact(8).fold(0u64, |sum, word| {

@@ -5,6 +5,7 @@ use crate::support::TestTenant;
 use jiffy_proto::function::{ControlRequest, FunctionLimits, LogStream};
 use std::fs::File;
 
+/// Texts in the memory of the components.
 const TEXTS: &[(&str, &str)] = &[("name", "x-a"), ("value", "v")];
 /// Maximum number of logged output bytes of a request.
 const MAX_LOGGED_BYTES: usize = 64 << 10;

@@ -25,6 +25,7 @@ use support::{ID, Setup, collected, with_timeout};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+/// Member that runs the sandbox.
 const OWNER: MemberId = MemberId(2);
 
 fn fleet() -> FleetId {

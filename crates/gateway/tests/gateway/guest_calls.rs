@@ -11,7 +11,9 @@ use support::client::{self, Body};
 use support::guest::{Guests, answering};
 use support::{ID, KEY, Setup, config, control_plane};
 
+/// Second sandbox.
 const OTHER: &str = "iother0123456789abcd";
+/// Port of the agent's API.
 const AGENT_PORT: u16 = 49_983;
 
 #[derive(Debug, Clone, Default)]

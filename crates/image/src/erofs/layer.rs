@@ -10,7 +10,9 @@ use std::io::{self, Write};
 
 /// Maximum depth of directories. The unpacker's limit is lower.
 const MAX_DEPTH: usize = 300;
+/// Size of the buffer for the content of files.
 const BUFFER_BYTES: usize = 1 << 18;
+/// Extended attribute of a directory that hides the directory of the same name in lower layers.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
 /// Error of the conversion.

@@ -16,9 +16,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+/// Subdirectory of a layer with its files.
 const ROOT: &str = "root";
+/// File of a layer with its description.
 const RECORD_FILE: &str = "layer.json";
+/// Lock on the directory of the layers.
 const LOCK: &str = "layers";
+/// Part of a directory name before the digest of the layer.
 const PREFIX: &str = "sha256-";
 
 /// The layers in `<home>/layers`. The directory `sha256-<diff id>/` contains the files in `root`,

@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
 use std::rc::Rc;
 
+/// Size of the buffers for compressed and for uncompressed data.
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// Uncompressed bytes of an archive. The returned [`io::Error`]s may wrap a [`LayerError`].

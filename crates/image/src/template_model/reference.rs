@@ -206,6 +206,7 @@ mod tests {
     use super::*;
     use jiffy_engine_api::is_reserved;
 
+    /// Id of an API key.
     const KEY: &str = "abcdefghijkmnpqrstuv";
 
     #[test]

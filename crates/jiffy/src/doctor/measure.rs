@@ -32,6 +32,7 @@ const FAULT_ROUNDS: usize = 5;
 const PLAIN_SNAPSHOT_ID: &str = "plain";
 /// Snapshot of a booted guest with random pages in memory that only [`TOUCH_SCRIPT`] accesses.
 const PAGES_SNAPSHOT_ID: &str = "pages";
+/// Writes random pages to a file in memory.
 const WRITE_PAGES_SCRIPT: &str = "head -c 32M /dev/urandom > /dev/shm/pages";
 /// Prints the time of the first access to a page of the snapshot and to a new page, in
 /// microseconds. The time of a second pass without page faults, which is the cost of the loop, is

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+/// Maximum number of bytes that are read at once.
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Source or destination of a copy.

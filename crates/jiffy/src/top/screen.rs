@@ -19,7 +19,9 @@ struct Saved {
     mode: Termios,
 }
 
+/// Terminal in full-screen mode. `None` in the normal mode.
 static SAVED: Mutex<Option<Saved>> = Mutex::new(None);
+/// Guard of the panic hook, which is installed once.
 static HOOK: Once = Once::new();
 
 /// Guard of full-screen mode. At most one exists at a time.

@@ -192,8 +192,8 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
             );
             company.clients(&id, HOSTS);
             assert_eq!(request(), [""; 0]);
-            // Without variables, as under `sudo` or `cron`; a command's own variables take
-            // precedence.
+            // apt uses the proxy without variables, as under `sudo` or `cron`. A command's own
+            // variables take precedence.
             let apt = "/usr/lib/apt/apt-helper auto-detect-proxy https://far.example/";
             let bare = test_home.sh(&id, &format!("env -i {apt} 2>&1"));
             assert!(bare.contains(&format!("'{proxy}'")), "{bare}");

@@ -16,6 +16,7 @@ pub const HELLO: &str = "hello from the company";
 const SERVERS: &str = "9.9.9.9";
 /// Address of the proxy.
 pub const PROXY: &str = "8.8.8.8:3128";
+/// Commit of the served Git repository.
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 
 /// Certificate authority.

@@ -97,6 +97,7 @@ enum Operation {
     Remove,
 }
 
+/// Performs a random operation that the state permits. `room` is true if another sandbox may run.
 fn operate(held: &mut LockedSandbox, random: &mut TestRandom, room: bool) -> Result<(), String> {
     let room = usize::from(room);
     let act = match held.model.state {

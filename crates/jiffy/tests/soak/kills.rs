@@ -23,9 +23,11 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+/// Number of concurrent clients.
 const CLIENTS: u64 = 5;
 /// Default duration per engine, in seconds. `JIFFY_SOAK_SECONDS` overrides it.
 const DEFAULT_SECONDS: u64 = 12;
+/// Intervals between kills.
 const VMM_KILL_INTERVAL: Duration = Duration::from_secs(4);
 const DAEMON_KILL_INTERVAL: Duration = Duration::from_secs(40);
 /// Delay before the first daemon is killed. It is short, so that a short run includes it.
@@ -72,7 +74,7 @@ fn start(test_home: &TestHome) -> Child {
 
 impl Daemon<'_> {
     fn kill(&mut self, soak: &SoakModel) {
-        // Odd from the kill until the next daemon listens.
+        // The number is odd from the kill until the next daemon listens.
         soak.daemon_kills.fetch_add(1, SeqCst);
         self.process.kill().unwrap();
         self.process.wait().unwrap();

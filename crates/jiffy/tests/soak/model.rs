@@ -91,6 +91,8 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sandbox {
+    /// Creates the model of a running sandbox. The operation that creates its VMM started at
+    /// `began`.
     pub fn new(id: &str, family: u64, numbers: Numbers, began: Instant) -> Arc<Self> {
         Arc::new(Self {
             id: id.to_owned(),
@@ -116,6 +118,7 @@ impl Sandbox {
 }
 
 impl SandboxModel {
+    /// Appends a line to the history, and removes the oldest line of a full history.
     pub fn note(&mut self, soak: &SoakModel, line: &str) {
         if self.history.len() == MAX_HISTORY {
             self.history.remove(0);
@@ -124,6 +127,7 @@ impl SandboxModel {
             .push(format!("{:8.3} {line}", soak.began.elapsed().as_secs_f64()));
     }
 
+    /// Returns the state and the history for error messages.
     pub fn describe(&self, id: &str) -> String {
         let mut text = format!(
             "sandbox {id}, {:?}, possible numbers {:?}:",
@@ -168,16 +172,19 @@ impl SoakModel {
         }
     }
 
+    /// Counts an operation of the kind `what` as done or as failed.
     pub fn count(&self, what: &'static str, done: bool) {
         locked(&self.tally).entry(what).or_default()[usize::from(!done)] += 1;
     }
 
+    /// Returns the number of running sandboxes. A sandbox whose lock is held counts as running.
     pub fn running(&self) -> usize {
         let all = locked(&self.sandboxes).clone();
         let awake = |s: &&Arc<Sandbox>| s.try_lock().is_none_or(|l| l.state == State::Running);
         all.iter().filter(awake).count()
     }
 
+    /// Adds a snapshot that restores one of `numbers`.
     pub fn add_snapshot(&self, id: &str, family: u64, numbers: Numbers) {
         let mut all = locked(&self.snapshots);
         // A snapshot of a paused sandbox is the one in which it is paused: its id may be listed, or
@@ -288,6 +295,7 @@ impl SoakModel {
         self.permit(model.state, permitted, cause)
     }
 
+    /// Returns an error unless `state` is one of `permitted`.
     fn permit(&self, state: State, permitted: &[State], cause: &str) -> Result<(), String> {
         if permitted.contains(&state) {
             Ok(())

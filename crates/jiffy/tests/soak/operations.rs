@@ -163,7 +163,8 @@ impl LockedSandbox<'_> {
         let numbers = self.model.numbers.clone();
         if !self.soak.is_stored(&name)? && reply.is_done() {
             self.note("captured and lost", &reply);
-            // Includes the process that held its memory: the VMM, or a process of a killed daemon.
+            // The process that held the memory may have been killed: the VMM, or a process of the
+            // daemon.
             let is_hit = self.sandbox.hits.load(SeqCst) > hits;
             let killed = is_hit || self.soak.killed_since(before);
             return killed

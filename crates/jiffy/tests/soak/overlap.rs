@@ -17,6 +17,7 @@ fn run_both(one: impl FnOnce() -> Reply, other: impl FnOnce() -> Reply + Send) -
 }
 
 impl LockedSandbox<'_> {
+    /// Performs a random pair of operations concurrently.
     pub fn overlap(&mut self, random: &mut TestRandom) -> Result<(), String> {
         match random.below(6) {
             0 => self.write_and_snapshot(),
@@ -47,6 +48,7 @@ impl LockedSandbox<'_> {
         Ok(())
     }
 
+    /// Returns the possible numbers while a write of `number` is in progress.
     fn during(&self, number: u64) -> Numbers {
         let mut numbers = self.model.numbers.clone();
         numbers.insert(number);

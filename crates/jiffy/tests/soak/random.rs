@@ -4,6 +4,7 @@
 pub struct TestRandom(u64);
 
 impl TestRandom {
+    /// Creates a generator. Generators of one seed with different streams return different numbers.
     pub fn new(seed: u64, stream: u64) -> Self {
         Self(seed ^ stream.wrapping_mul(0xa076_1d64_78bd_642f))
     }

@@ -111,6 +111,7 @@ fn adopted(soak: &SoakModel, reply: &Reply, tag: &str) -> Result<Option<String>,
     Ok(id.as_str().map(str::to_owned))
 }
 
+/// Accepts a rejected create if a process was killed or the host has insufficient capacity.
 fn refusal(reply: &Reply, killed: bool) -> Result<(), String> {
     if killed || reply.is_capacity_exceeded() {
         Ok(())

@@ -241,7 +241,7 @@ fn internet(
     }
     resolvers.iter().for_each(|address| serve_dns(address));
     ready.send(0).unwrap();
-    // Until the test is over.
+    // The servers run until the test is over.
     let _ = stopped.recv();
 }
 

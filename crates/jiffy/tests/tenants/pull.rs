@@ -140,7 +140,7 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     tenants(&options, |keys, lab| {
         let own = |request: &Request, stream: &mut dyn Write| {
-            // `/v2/<kind>-<address>/…`
+            // The path has the form `/v2/<kind>-<address>/...`.
             let name = request.path.split('/').nth(2).unwrap_or_default();
             let (kind, address) = name.split_once('-').unwrap_or_default();
             let there = format!("http://{address}:5001/there");
@@ -207,7 +207,7 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
         assert_eq!(report, [format!("HOST {unreachable}")]);
         assert_eq!(*outside.lock().unwrap(), Vec::<String>::new());
         assert_eq!(*inside.lock().unwrap(), Vec::<String>::new());
-        // By its exact name, the registry that the operator allows.
+        // The registry that the operator allows is reached by its exact name.
         assert_eq!(*allowed.lock().unwrap(), Vec::<String>::new());
         let end = build("localhost:5002/x:1");
         assert!(
@@ -355,6 +355,8 @@ fn mallory_registry(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send
     }
 }
 
+/// Returns the length that the hostile registry claims for a blob: the real length of the private
+/// layer, and 0 for other blobs.
 fn private_length(path: &str, named: &Image) -> usize {
     if path == named.layer_path("named") {
         named.layer.len()

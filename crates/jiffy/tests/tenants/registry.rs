@@ -48,6 +48,7 @@ pub fn serve_tls(
     serve_with(listener, greet, answer)
 }
 
+/// Serves streams that `greet` returns for accepted connections, for example after a TLS handshake.
 fn serve_with<S: Read + Write + 'static>(
     listener: TcpListener,
     greet: impl Fn(TcpStream) -> Option<S> + Send + Sync + 'static,

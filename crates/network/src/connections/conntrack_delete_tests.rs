@@ -6,6 +6,7 @@ use crate::program;
 use crate::test_slot::in_slot;
 use std::net::UdpSocket;
 
+/// Addresses whose connections the tests delete, and addresses whose connections remain.
 const OWN: [&str; 2] = ["198.18.0.1", "fd6a::1"];
 const OTHER: [&str; 2] = ["198.18.0.3", "fd6a::3"];
 

@@ -17,6 +17,7 @@ fn record() -> Arc<ConnectionRecorder> {
     Arc::new(record)
 }
 
+/// Returns an address of the documentation network 192.0.2.0/24.
 fn to(last: u8, port: u16) -> Option<SocketAddr> {
     Some(([192, 0, 2, last], port).into())
 }

@@ -196,6 +196,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
+    /// Ids of two API keys.
     const ALICE: &str = "aaaaaaaaaaaaaaaaaaaa";
     const MALLORY: &str = "mmmmmmmmmmmmmmmmmmmm";
     const ID: &str = "ttttttttttttttttttt2";

@@ -17,10 +17,12 @@ const PLACES: [&str; 6] = [
     "/usr/bin/java",
     "/usr/local/bin/java",
 ];
+/// Start of a keystore in Java's format JKS, and the version of the format.
 const MAGIC: u32 = 0xfeed_feed;
 const VERSION: u32 = 2;
 /// Tag of an entry with a trusted certificate.
 const TRUSTED: u32 = 2;
+/// Type of a certificate.
 const X509: &str = "X.509";
 /// Well-known default password of Java, with which tools verify the checksum of a store.
 const PASSWORD: &str = "changeit";

@@ -18,7 +18,9 @@ const BUNDLE_VARIABLES: [&str; 5] = [
 const NODE_VARIABLE: &str = "NODE_EXTRA_CA_CERTS";
 /// Variable with options that every Java process reads.
 const JAVA_VARIABLE: &str = "JAVA_TOOL_OPTIONS";
+/// Variables with the proxies for HTTP and HTTPS.
 const PROXIES: [&str; 2] = ["http_proxy", "https_proxy"];
+/// Variable with the hosts that programs access without the proxy.
 const NO_PROXY: &str = "no_proxy";
 /// Hosts that are always reached without a proxy.
 const NO_PROXY_DEFAULT: &str = "localhost,127.0.0.1,::1";

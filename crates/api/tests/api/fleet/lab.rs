@@ -46,7 +46,9 @@ use tower::ServiceExt;
 
 pub use host::with_free;
 
+/// Secret of the fleet.
 const SECRET: [u8; 32] = [9; 32];
+/// Timeout for an expected state or a response.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Times of the protocol, shortened to a fifth.

@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+/// Timeout of reads and of calls.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Requests a stream to a port. Returns the connection and the head of the response.

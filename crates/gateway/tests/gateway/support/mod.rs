@@ -25,7 +25,9 @@ use tokio::time::timeout;
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Sandbox of most tests.
 pub const ID: &str = "i0123456789abcdefghi";
+/// Key that signs preview links.
 pub const KEY: [u8; 32] = [7; 32];
+/// Domain below which sandboxes have host names.
 pub const DOMAIN: &str = "jiffy.example";
 
 pub struct Setup {

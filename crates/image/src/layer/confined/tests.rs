@@ -11,11 +11,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 type Attempt = fn() -> bool;
 
+/// Returns whether the file can be opened with these flags.
 fn opens(path: &std::ffi::CStr, flags: libc::c_int) -> bool {
     // SAFETY: `path` is zero-terminated, and the flags need no argument except the mode.
     unsafe { libc::open(path.as_ptr(), flags, 0o600) >= 0 }
 }
 
+/// Returns whether a system call succeeds.
 fn call(number: libc::c_long, arguments: [libc::c_long; 4]) -> bool {
     let [a, b, c, d] = arguments;
     // SAFETY: each attempt passes the arguments that the system call expects.
