@@ -208,6 +208,7 @@ mod tests {
     use super::*;
     use crate::keys::Limits;
 
+    /// Returns a function that calls with its key, or with its callback secret.
     fn caller(is_callback: bool) -> FunctionCaller {
         FunctionCaller {
             key: Arc::new(Key {

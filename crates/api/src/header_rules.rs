@@ -282,6 +282,7 @@ mod tests {
     use jiffy_secrets::NewSecret;
     use serde_json::{Value, json};
 
+    /// Parses rules in either form, with the secret `token` of the owner `a`.
     fn parsed(rules: Value) -> Result<Vec<HeaderRule>, ApiError> {
         let home = tempfile::tempdir().unwrap();
         let secrets = Secrets::open(home.path()).unwrap();

@@ -242,6 +242,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::sync::Notify;
 
+    /// Executes `work` once for a key. The response is empty.
     async fn execute(
         caches: Arc<ReplayCaches>,
         key: impl Into<String>,

@@ -81,6 +81,7 @@ fn check(tokens: &IdentityTokens) -> Result<(), ApiError> {
 mod tests {
     use super::*;
 
+    /// Returns `count` tokens for an audience. The first has the name `name`.
     fn tokens(name: &str, audience: &str, count: usize) -> IdentityTokens {
         let token = IdentityToken {
             audience: audience.to_owned(),

@@ -227,6 +227,7 @@ mod tests {
     use super::*;
     use axum::body::Body;
 
+    /// Returns a request with additional headers.
     fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request {
         let mut request = Request::new(Body::empty());
         *request.method_mut() = method.parse().unwrap();

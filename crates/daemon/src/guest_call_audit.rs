@@ -48,6 +48,7 @@ mod tests {
     use jiffy_gateway::Peer;
     use std::time::Duration;
 
+    /// Returns a call of the agent of a sandbox.
     fn call(owner: &str, status: u16, local: bool) -> GuestCall {
         GuestCall {
             sandbox: "s".to_owned(),

@@ -46,6 +46,7 @@ impl ConnectionPermit for Permit {
     }
 }
 
+/// Host of functions, which passes direct connections to their process.
 struct DirectHost {
     functions: Functions,
     directory: tempfile::TempDir,
@@ -152,6 +153,7 @@ async fn until(condition: impl Fn() -> bool) {
     }
 }
 
+/// Direct connection to a function.
 struct DirectClient {
     stream: TcpStream,
     host: String,
@@ -195,6 +197,7 @@ impl DirectClient {
     }
 }
 
+/// Returns the response in the received data. `None` if the data is incomplete.
 fn complete(read: &[u8]) -> Option<DirectResponse> {
     let text = String::from_utf8_lossy(read);
     let (head, body) = text.split_once("\r\n\r\n")?;

@@ -52,6 +52,7 @@ fn serve(listener: TcpListener, answer: Option<&'static str>) -> Server {
     Server { address, requests }
 }
 
+/// Answers a request that has a `Host` header, and counts the request.
 fn respond(stream: TcpStream, answer: &str, requests: &AtomicUsize) {
     let mut reader = BufReader::new(stream);
     let (mut line, mut host) = (String::new(), false);

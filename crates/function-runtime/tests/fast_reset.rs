@@ -100,6 +100,7 @@ fn instantiate(engine: &Engine, module: &Module) -> (Store<()>, Instance) {
     (store, created.unwrap())
 }
 
+/// Returns an engine with one slot and this reset, and the compiled module.
 fn engine_with(reset: SlotReset) -> (Engine, Module) {
     let limits = TenantLimits {
         slots: 1,

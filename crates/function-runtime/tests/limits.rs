@@ -61,6 +61,7 @@ fn with_buf(body: &str) -> String {
     with_exports(body, "(i32.const 0)")
 }
 
+/// Returns a module whose functions `jiffy_buf` and `jiffy_out` have these bodies.
 fn with_exports(buf: &str, out: &str) -> String {
     format!(
         r#"(module (memory (export "memory") 1)

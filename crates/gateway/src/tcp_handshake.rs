@@ -52,6 +52,8 @@ mod tests {
     use super::*;
     use tokio::net::UnixStream;
 
+    /// Performs the handshake with an agent that sends `answer`. Returns the result, the request,
+    /// and the data after the handshake.
     async fn answered(answer: &'static [u8]) -> (Result<(), OpenError>, Vec<u8>, Vec<u8>) {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let agent = tokio::spawn(async move {

@@ -127,6 +127,7 @@ impl Attack<'_> {
         );
     }
 
+    /// Checks that the neighbour and the daemon respond in time.
     fn assert_others_responsive(&self) {
         let mut took = Vec::new();
         for _ in 0..COMMANDS {

@@ -111,6 +111,7 @@ fn files_with(directory: &Path, text: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Returns whether a file contains `text`. Holes are skipped.
 fn contains(file: &fs::File, text: &str) -> bool {
     let mut at = 0;
     let mut chunk = vec![0; 1 << 20];

@@ -244,6 +244,7 @@ fn a_file_system_that_hangs_stops_nothing_else(test_home: &TestHome, engine: &st
     assert_ne!(finish(waiting).code, Some(0), "{engine}");
 }
 
+/// Tests commands on one sandbox: inspect, diff, stats, shell, restart and wait.
 fn sandbox_is_inspected_and_restarted(test_home: &TestHome, engine: &str) {
     let created = test_home.json(&[
         "create", "--engine", engine, "--name", "seen", "-l", "team=a",

@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// Returns the paths in a tar archive.
 fn names(archive: &Path) -> Vec<String> {
     let list = Command::new("tar")
         .arg("-tf")

@@ -197,6 +197,7 @@ fn check_use(test_home: &TestHome, log: &Path) {
     assert_eq!(received(log), with_secret);
 }
 
+/// Checks rules with a secret: which requests receive the header, and when rules end.
 fn check(test_home: &TestHome, log: &Path, options: &[&str], daemon: &mut Child) {
     let body = json!({ "templateID": "base", "network": { "rules": rules("missing") } });
     assert_eq!(call(test_home, "POST", "/sandboxes", &body).0, 400);

@@ -74,6 +74,7 @@ fn save_image(test_home: &TestHome, root: &Path) -> PathBuf {
     archive
 }
 
+/// Writes the content of a directory to a tar archive.
 fn tar(archive: &Path, directory: &Path) {
     let done = Command::new("tar")
         .arg("-cf")

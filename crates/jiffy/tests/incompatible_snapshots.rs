@@ -14,6 +14,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
+    /// Reads the files of a snapshot, so that a change can be undone.
     fn of(test_home: &TestHome, id: &str) -> Self {
         let directory = test_home.dir.path().join("snapshots").join(id);
         let manifest = directory.join("manifest.json");

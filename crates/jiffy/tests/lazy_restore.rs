@@ -25,6 +25,8 @@ struct Hosts {
 }
 
 impl Hosts {
+    /// Creates a snapshot on a host that is then stopped, and starts another host with the same
+    /// store.
     fn new(options: &[&str]) -> Option<Self> {
         let (there, here) = (TestHome::new(), TestHome::new());
         if fs::File::open("/dev/userfaultfd").is_err() {
@@ -72,6 +74,7 @@ impl Hosts {
             .exists()
     }
 
+    /// Returns the running process that fetches memory.
     fn fetcher(&self) -> Option<u32> {
         let own = self.here.dir.path().display().to_string();
         let processes = fs::read_dir("/proc").unwrap().flatten();

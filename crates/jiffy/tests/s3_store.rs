@@ -39,6 +39,7 @@ struct Bucket {
 }
 
 impl Bucket {
+    /// Creates a snapshot on a host, and removes the host. `None` if the server was not built.
     fn new() -> Option<Self> {
         let there = TestHome::new();
         let dir = tempfile::tempdir().unwrap();

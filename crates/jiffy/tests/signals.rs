@@ -111,6 +111,7 @@ fn on_terminal(args: &[&str]) -> (Child, File) {
     (child, File::from(master))
 }
 
+/// Changes the size of a terminal.
 fn resize(master: &File, rows: u16, cols: u16) {
     let size = libc::winsize {
         ws_row: rows,

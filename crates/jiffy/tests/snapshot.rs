@@ -12,6 +12,7 @@ use jiffy_snapshot::{Durability, SnapshotError, Store, VerifyResult};
 use jiffy_test_attributes::jiffy_test;
 use tempfile::TempDir;
 
+/// Template and store of snapshots, without a daemon.
 struct SnapshotFixture {
     prepared: PreparedTemplate,
     store: Store,
@@ -68,6 +69,7 @@ fn snapshot_spec(id: &str, then: AfterSnapshot) -> SnapshotSpec {
     }
 }
 
+/// Runs a shell script, which must succeed. Returns its output.
 async fn sh(vm: &MicroVm, script: &str) -> String {
     let agent = jiffy_engines::agent(vm);
     let process = agent

@@ -54,6 +54,7 @@ impl Host {
         value["tenants"][0].clone()
     }
 
+    /// Opens the store in this process.
     fn remote(&self) -> Arc<RemoteStore> {
         for (name, value) in &self.variables {
             // SAFETY: a single test of this program sets variables, in one thread.
@@ -81,6 +82,7 @@ impl Host {
     }
 }
 
+/// Appends the files below a directory to `found`.
 fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

@@ -39,6 +39,7 @@ fn layer(entries: &[(&str, &str)]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
+/// Creates a template from the images of `base` and a layer of these files.
 fn derived(
     templates: &Templates,
     name: &str,

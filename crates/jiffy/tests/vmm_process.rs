@@ -13,6 +13,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 
+/// Running `jiffy-vmm`, and the channel that controls the process.
 struct Vmm {
     child: Child,
     control: Channel,
@@ -75,6 +76,7 @@ impl Parts {
     }
 }
 
+/// Returns a guest with the files of [`Parts`], by their indices.
 fn config() -> VmConfig {
     VmConfig {
         vcpus: 1,

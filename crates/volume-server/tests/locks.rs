@@ -21,6 +21,7 @@ const READ: i32 = libc::F_RDLCK;
 const WRITE: i32 = libc::F_WRLCK;
 const UNLOCK: i32 = libc::F_UNLCK;
 
+/// Session of a client that uses one file.
 struct Client {
     session: Session,
     late: Receiver<LateReply>,
@@ -40,6 +41,7 @@ fn open(home: &Path) -> Arc<Volume> {
 }
 
 impl Client {
+    /// Opens a session. Finds the file `file`, or creates the file.
     fn new(volume: &Arc<Volume>, is_read_only: bool) -> Self {
         let rights = SessionRights {
             is_read_only,
@@ -83,6 +85,7 @@ impl Client {
         })
     }
 
+    /// Sends a request for a lock (`struct fuse_lk_in`). `None` if the reply follows later.
     fn request(&self, id: u64, opcode: u32, lock: Lock) -> Option<Result<Vec<u8>, i32>> {
         let Lock(owner, (start, end), kind, flags) = lock;
         let mut body = Vec::new();

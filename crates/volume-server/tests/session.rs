@@ -6,6 +6,7 @@ use jiffy_volume_server::{Quota, ROOT, Session, SessionRights, Volume};
 use nix::libc;
 use std::sync::Arc;
 
+/// Session of a client of a new volume.
 struct Client {
     session: Session,
     _home: tempfile::TempDir,
@@ -41,6 +42,8 @@ impl Client {
     }
 }
 
+/// Sends a request of user and group 1000. Returns the body of the reply, or the number of the
+/// error.
 fn call(session: &Session, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
     let (mut request, mut reply) = (Vec::new(), Vec::new());
     begin_request(&mut request, opcode, 42, node, (1000, 1000));
@@ -69,6 +72,7 @@ fn create(name: &str) -> Vec<u8> {
     body
 }
 
+/// Returns the body of a WRITE request (`struct fuse_write_in` and the data).
 fn write(offset: u64, flags: i32, data: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     body.put_u64(0);
@@ -82,6 +86,7 @@ fn write(offset: u64, flags: i32, data: &[u8]) -> Vec<u8> {
     body
 }
 
+/// Returns the body of a READ request (`struct fuse_read_in`).
 fn read(offset: u64, size: u32) -> Vec<u8> {
     let mut body = Vec::new();
     body.put_u64(0);

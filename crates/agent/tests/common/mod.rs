@@ -18,6 +18,7 @@ use tempfile::TempDir;
 /// Maximum size of the output that a test collects, in bytes.
 pub const LIMIT: usize = 64 * 1024 * 1024;
 
+/// Agent process that serves a socket in a temporary directory, and its client.
 pub struct TestAgent {
     child: Child,
     pub directory: TempDir,
@@ -51,6 +52,8 @@ impl TestAgent {
         Some(Self::start(&[], Some(&script)))
     }
 
+    /// Starts the agent. `mounts` is a shell script that changes the mounts of its namespace
+    /// before.
     fn start(arguments: &[&str], mounts: Option<&str>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // Test users must be able to enter the directory.
@@ -178,6 +181,7 @@ pub fn frames(mut bytes: &[u8]) -> Vec<String> {
     found
 }
 
+/// Decodes a body in the chunked transfer encoding.
 fn join_chunks(mut bytes: &[u8]) -> Vec<u8> {
     let mut joined = Vec::new();
     loop {

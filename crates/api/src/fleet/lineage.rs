@@ -143,6 +143,7 @@ mod tests {
     use super::*;
     use jiffy_api_types::{LineageEdge, LineageKind, LineageRelation, Moment};
 
+    /// Returns a snapshot that was created at this second.
     fn node(id: &str, second: u8, state: LineageState) -> LineageNode {
         LineageNode {
             id: id.to_owned(),
@@ -161,6 +162,7 @@ mod tests {
         }
     }
 
+    /// Returns the part of a lineage that one member knows. All edges are of snapshots.
     fn part(nodes: Vec<LineageNode>, edges: &[(&str, &str)]) -> Lineage {
         let edges = edges.iter().map(|(from, to)| LineageEdge {
             from: (*from).to_owned(),

@@ -104,6 +104,7 @@ fn add(sum: &mut DailyUsage, row: &DailyUsage) {
 mod tests {
     use super::*;
 
+    /// Returns the usage of a key on a day. An empty `key` is the owner of the host.
     fn row(date: &str, key: &str, seconds: f64) -> DailyUsage {
         DailyUsage {
             date: date.to_owned(),

@@ -15,6 +15,7 @@ use tower::ServiceExt;
 /// Address of a client.
 const ADDRESS: &str = "192.0.2.7";
 
+/// Returns a control plane with an audit log, and the directory of the log.
 fn audited() -> (Api, AuditLog, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let retention = Retention {

@@ -32,6 +32,7 @@ fn text(value: &Value) -> String {
     }
 }
 
+/// Returns the URL of an example: its path and its query.
 fn url(path: &str, operation: &Value) -> String {
     let mut url = path.to_owned();
     for (name, value) in examples(operation, "path") {

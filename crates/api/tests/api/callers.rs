@@ -232,6 +232,8 @@ struct Call {
 }
 
 impl Call {
+    /// Returns all calls of the document. A call of [`BY_QUERY`] appears once for each of its
+    /// queries.
     fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for (path, calls) in DOCUMENT["paths"].as_object().unwrap() {

@@ -233,6 +233,7 @@ async fn details_of_internal_errors_are_shown_to_the_host_only() {
     assert!(api.host.list().is_empty());
 }
 
+/// Returns a create with an idempotency key.
 fn keyed(api: &Api, key: &str, body: &Value) -> Request<Body> {
     let TestCaller::Key(admin) = &api.admin else {
         panic!()

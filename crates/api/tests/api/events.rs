@@ -26,6 +26,7 @@ struct Following {
 }
 
 impl Following {
+    /// Opens a stream, which resumes after the event `last`.
     async fn open(api: &Api, caller: &TestCaller, path: &str, last: Option<&str>) -> Self {
         let mut request = Request::builder()
             .uri(path)

@@ -20,6 +20,7 @@ use std::path::Path;
 use std::time::Duration;
 use tower::ServiceExt;
 
+/// Invoker for tests that send no requests to functions.
 pub struct NoInvoker;
 
 impl FunctionInvoker for NoInvoker {
@@ -110,6 +111,7 @@ impl FunctionApi {
         self.directory.path()
     }
 
+    /// Sends a call over an internal connection of `origin`.
     async fn call(
         &self,
         origin: &InternalOrigin,

@@ -117,6 +117,7 @@ async fn a_body_is_a_mebibyte_at_most_also_in_pieces() {
     assert_eq!(send(stream(16)).await.expect_error(413), "body_too_large");
 }
 
+/// Request body of several frames.
 struct Pieces(std::vec::IntoIter<Result<Bytes, Infallible>>);
 
 impl futures_core::Stream for Pieces {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 use support::{Answer, Api};
 
+/// Returns a name in `snake_case`.
 fn snake(name: &str) -> String {
     let mut text = String::new();
     let mut before = '_';

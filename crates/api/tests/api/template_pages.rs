@@ -13,6 +13,7 @@ use tower::ServiceExt;
 /// Templates of the host.
 const NUMBER: usize = 3000;
 
+/// Returns a template with this owner, name, tag and visibility.
 fn template(owner: Option<&str>, name: &str, tag: &str, visibility: Visibility) -> TemplateInfo {
     TemplateInfo {
         name: name.to_owned(),

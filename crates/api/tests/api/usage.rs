@@ -12,6 +12,7 @@ use support::{Api, TestCaller};
 /// Noon of 2026-11-29 in milliseconds since 1970.
 const NOON_MS: u64 = 1_795_953_600_000;
 
+/// Clock that stands still at noon.
 struct Noon;
 
 impl UsageClock for Noon {

@@ -151,6 +151,7 @@ mod tests {
         RowKey::Template(Some("k1".to_owned()), name.to_owned(), "default".to_owned())
     }
 
+    /// Returns a template whose files are on the member `home`.
     fn row(name: &str, home: MemberId, version: &str) -> TemplateRow {
         TemplateRow {
             owner: Some("k1".to_owned()),

@@ -137,6 +137,7 @@ fn main() {
 struct Series(Vec<(String, usize, Vec<Duration>, Duration)>);
 
 impl Series {
+    /// Adds the times of a round to the series of this server with this number of clients.
     fn add(&mut self, name: String, clients: usize, (times, elapsed): (Vec<Duration>, Duration)) {
         let same = |one: &&mut (String, usize, _, _)| one.0 == name && one.1 == clients;
         match self.0.iter_mut().find(same) {
@@ -222,6 +223,8 @@ async fn measure(
     (times, start.elapsed().mul_f64(share))
 }
 
+/// Sends requests one after the other on one connection. Returns the times of the measured
+/// requests.
 async fn client(address: SocketAddr, requests: usize) -> Vec<Duration> {
     let head = format!("GET / HTTP/1.1\r\nhost: {address}\r\n\r\n").into_bytes();
     let mut stream = TcpStream::connect(address).await.unwrap();

@@ -42,6 +42,7 @@ pub fn measure(owner: &str, small: &[u8], loaded: &[(&str, &[u8])]) -> Value {
     json!({ "processes": processes, "functions": functions })
 }
 
+/// Started process, and the times until it was ready and until it answered a request.
 struct Start {
     process: TenantProcess,
     directory: tempfile::TempDir,

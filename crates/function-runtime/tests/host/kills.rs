@@ -36,6 +36,7 @@ enum Victim {
 /// Next process to kill, its step, and the key of the function.
 static NEXT: Mutex<Option<(Victim, DeployStep, String)>> = Mutex::new(None);
 
+/// Kills the selected process at the selected step.
 fn kill_at(step: DeployStep) {
     let mut next = NEXT.lock().unwrap();
     if next.as_ref().is_none_or(|(_, at, _)| *at != step) {
@@ -149,6 +150,7 @@ async fn work_in_a_child_process() {
     functions.detach_all().await;
 }
 
+/// Runs the test program as a child with the values of [`CHILD`].
 fn child(directory: &Path, key: &str, step: &str) -> ExitStatus {
     let values = [directory.to_str().unwrap(), key, step];
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -258,6 +260,7 @@ fn a_deployment_whose_compiler_or_process_is_killed_succeeds_or_fails_with_a_rea
     assert!(status.success(), "{status}");
 }
 
+/// Kills the compiler or the process of the tenant at each step, while the daemon continues.
 async fn kill_other_processes(key: &str) {
     deploy_step::observe(kill_at);
     for (victim, step) in [

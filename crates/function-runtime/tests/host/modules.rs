@@ -25,6 +25,8 @@ impl Hosts {
         self.0.path().join("bucket")
     }
 
+    /// Opens the bucket as the host whose data directory is `host`. All hosts use the keys of host
+    /// `a`.
     fn remote(&self, host: &str) -> Arc<RemoteStore> {
         let keys = self.0.path().join("a/store/keys.toml");
         let settings = RemoteSettings {

@@ -29,6 +29,7 @@ pub struct Host {
 type Attempt = (&'static str, libc::c_long, [u64; 6]);
 
 impl Host {
+    /// Starts a process and listeners that a jailed process must not reach.
     pub fn new(test: &str) -> Self {
         let unix_name = format!("jiffy-{test}-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&unix_name).unwrap();

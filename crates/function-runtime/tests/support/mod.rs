@@ -44,6 +44,7 @@ pub fn settings(limits: TenantLimits) -> ProcessSettings<'static> {
     }
 }
 
+/// Process of a tenant, and the files of its compiled functions.
 pub struct TestTenant {
     pub process: TenantProcess,
     pub directory: tempfile::TempDir,
@@ -100,6 +101,7 @@ impl TestTenant {
         self.compile_within(module, owner, CompileLimits::default())
     }
 
+    /// Compiles a module in binary or text form. Returns the compiled file and its digest.
     pub fn compile_within(
         &self,
         module: &[u8],
@@ -180,6 +182,7 @@ impl TestTenant {
     }
 }
 
+/// Connection to the process of a tenant.
 pub struct TestClient(BufReader<UnixStream>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -158,6 +158,8 @@ impl Search {
         );
     }
 
+    /// Sends a request, and checks its end. An answer shows whether the slot contained data of an
+    /// earlier request.
     fn ask(
         &self,
         tenant: &TestTenant,

@@ -74,6 +74,7 @@ impl OtherHosts for Channel {
     }
 }
 
+/// Receiver of connections that other members forward.
 struct Streams(mpsc::Sender<ForwardedConnection>);
 
 #[async_trait]

@@ -43,6 +43,7 @@ impl FrontHosts for Hosts {
     }
 }
 
+/// Running front.
 struct Front {
     address: SocketAddr,
     stop: oneshot::Sender<()>,

@@ -16,6 +16,7 @@ const OTHER: &str = "iother0123456789abcd";
 /// Port of the agent's API.
 const AGENT_PORT: u16 = 49_983;
 
+/// Recorded calls of agents.
 #[derive(Debug, Clone, Default)]
 struct Calls(Arc<Mutex<Vec<GuestCall>>>);
 
@@ -53,6 +54,7 @@ fn agents() -> Guests {
     guests
 }
 
+/// Sends calls to agents that are recorded, and requests that are not.
 async fn make_calls(setup: &Setup) {
     let message = r#"{"process":{"cmd":"sh","args":["-c","ls"],"envs":{"TOKEN":"hidden"}}}"#;
     let request = client::to(AGENT_PORT, "/process.Process/Start").method("POST");

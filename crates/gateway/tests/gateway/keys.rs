@@ -44,6 +44,7 @@ fn shown() -> Vec<(&'static str, String)> {
     ]
 }
 
+/// Asserts that a guest received no API key, but received all other credentials.
 fn assert_stripped(text: &str) {
     assert!(!text.contains("e2b_"), "{text}");
     assert!(
@@ -209,6 +210,7 @@ async fn links_and_their_streams_end_with_the_key() {
     drop(public_stream);
 }
 
+/// Request body whose frames the test sends.
 struct Receiving(
     tokio::sync::mpsc::Receiver<Result<hyper::body::Frame<bytes::Bytes>, std::io::Error>>,
 );

@@ -123,6 +123,7 @@ fn futures<T>(items: Vec<T>) -> impl futures_core::Stream<Item = T> {
     Ready(items.into_iter())
 }
 
+/// Stream whose items are available at once.
 struct Ready<T>(std::vec::IntoIter<T>);
 
 impl<T> Unpin for Ready<T> {}

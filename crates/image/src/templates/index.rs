@@ -198,6 +198,7 @@ mod tests {
     use super::*;
     use crate::build::tests::{FakeRecipe, home};
 
+    /// Returns at most `limit` templates from `from` on.
     fn walked(templates: &Templates, from: Option<&str>, limit: usize) -> Vec<String> {
         let mut found = Vec::new();
         let walk = templates.walk(from, &mut |summary| {

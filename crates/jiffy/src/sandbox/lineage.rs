@@ -148,6 +148,7 @@ fn described(node: &LineageNode) -> String {
 mod tests {
     use super::*;
 
+    /// Returns a running sandbox or a stored snapshot.
     fn node(id: &str, kind: LineageKind, name: Option<&str>) -> LineageNode {
         let state = match kind {
             LineageKind::Sandbox => LineageState::Running,

@@ -73,6 +73,7 @@ impl Client {
         format!("http://{}", self.address)
     }
 
+    /// Sends a request and reads the response. Returns status and body.
     fn exchange(&self, method: &str, path: &str, body: &Value) -> io::Result<(u16, Value)> {
         let mut stream = connect(self.network, self.address)?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;

@@ -26,6 +26,7 @@ pub struct Count {
     hosts: Vec<IpAddr>,
 }
 
+/// Datagrams that arrived.
 #[derive(Default)]
 struct Received {
     counts: BTreeMap<String, Count>,

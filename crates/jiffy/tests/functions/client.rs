@@ -87,6 +87,7 @@ impl FunctionClient {
         format!("{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n")
     }
 
+    /// Reads a response: its head, and a body with a length or in chunks.
     fn response(&mut self) -> io::Result<FunctionResponse> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {

@@ -36,6 +36,7 @@ fn schedule(daemon: &FunctionDaemon) -> Value {
     info["schedule"].clone()
 }
 
+/// Tests that a schedule is validated, shown and retained.
 pub fn schedules(daemon: &FunctionDaemon) {
     let remote = &daemon.remote;
     let path = daemon.module(&constant("tick"));

@@ -22,6 +22,7 @@ fn get(daemon: &FunctionDaemon, label: &str) -> FunctionResponse {
     client(daemon, label).get("/path").unwrap()
 }
 
+/// Tests requests to functions of two owners on the address for direct requests.
 pub fn direct_requests(daemon: &FunctionDaemon) {
     let remote = &daemon.remote;
     let label = |name: &str| {

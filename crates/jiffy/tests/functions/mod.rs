@@ -38,6 +38,7 @@ fn constant(text: &str) -> Vec<u8> {
     .unwrap()
 }
 
+/// Daemon with functions, and the files of their modules.
 struct FunctionDaemon {
     remote: Remote,
     modules: tempfile::TempDir,
@@ -140,6 +141,7 @@ fn functions_are_deployed_reached_managed_and_survive() {
     }
 }
 
+/// Tests deployments and the commands for versions.
 fn commands_and_versions(daemon: &FunctionDaemon) {
     let remote = &daemon.remote;
     let bad = daemon.module(b"no module");
@@ -190,6 +192,7 @@ fn commands_and_versions(daemon: &FunctionDaemon) {
     assert_eq!(requests.as_array().unwrap().len(), 50, "{bench}");
 }
 
+/// Tests which callers reach a function by its name and by its host name.
 fn keys_and_public_names(daemon: &FunctionDaemon) {
     let remote = &daemon.remote;
     let info = remote.json(&["function", "info", "hello"]);
@@ -242,6 +245,7 @@ fn keys_and_public_names(daemon: &FunctionDaemon) {
     }
 }
 
+/// Tests that exceeded limits end a request, and that the log shows its output.
 fn limits_and_logs(daemon: &FunctionDaemon) {
     let remote = &daemon.remote;
     let module = wat::parse_bytes(PROBE).unwrap();
@@ -294,6 +298,7 @@ fn limits_and_logs(daemon: &FunctionDaemon) {
     assert_eq!(info["metrics"]["faults"]["function_trap"], 2, "{info}");
 }
 
+/// Tests that no request fails while versions are replaced ten times per second.
 fn swaps_under_load(daemon: &FunctionDaemon) {
     let versions = [constant("version 0"), constant("version 1")];
     daemon.deploy("swap", &versions[0], &[]);
@@ -335,6 +340,8 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
     assert!(count.into_inner() > 100);
 }
 
+/// Tests the restrictions of a process. Also tests that a killed process is replaced, and that
+/// processes of other keys continue.
 fn killed_process(daemon: &FunctionDaemon) {
     let [id] = daemon.processes()[..] else {
         panic!("{:?}", daemon.processes());
@@ -391,6 +398,7 @@ fn killed_process(daemon: &FunctionDaemon) {
     assert_eq!(removed.unwrap().status, 204);
 }
 
+/// Tests that functions answer after the exit of their daemon.
 fn restarted_daemon(daemon: &FunctionDaemon) {
     let remote = &daemon.remote;
     let before = daemon.processes();
@@ -425,6 +433,7 @@ fn restarted_daemon(daemon: &FunctionDaemon) {
     assert_eq!(local(&["function", "invoke", label]), "public");
 }
 
+/// Tests that removed functions leave neither files nor processes.
 fn removal(daemon: &FunctionDaemon) {
     let home = &daemon.remote.test_home;
     let all = home.json(&["function", "ls", "--all"]);

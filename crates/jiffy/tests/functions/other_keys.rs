@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 const BOUNDARY: &str = "boundary";
 
+/// Deploys a public function with the key `key`, over HTTP.
 fn deploy(daemon: &FunctionDaemon, key: &str, name: &str, module: &[u8]) -> FunctionResponse {
     let headers = format!(
         "host: localhost\r\nx-api-key: {key}\r\n\
@@ -67,6 +68,7 @@ fn calls(daemon: &FunctionDaemon) -> Vec<(String, String)> {
     all
 }
 
+/// Tests that functions of a key do not exist for another key, and that no call changes them.
 pub fn calls_of_other_keys(daemon: &FunctionDaemon) {
     let before = owner_view(daemon);
     let label = before[0]["label"].as_str().unwrap();
@@ -109,6 +111,7 @@ pub fn calls_of_other_keys(daemon: &FunctionDaemon) {
     }
 }
 
+/// Tests the disk quota and the limit of exchanges of a key with a function.
 pub fn budgets(daemon: &FunctionDaemon) {
     let create = ["key", "create", "--name", "small", "--max-exchanges", "1"];
     let create = [&create[..], &["--max-disk", "1MiB"]].concat();

@@ -53,6 +53,7 @@ fn h2load(version: &[&str], header: &str, url: &str) -> Option<u64> {
     Some(number_of(&text, " 2xx"))
 }
 
+/// Runs both programs over both routes, as far as the programs are installed.
 pub fn load_by_real_clients(daemon: &FunctionDaemon) {
     let remote = &daemon.remote;
     daemon.deploy("loaded", &constant("under load"), &["--public"]);

@@ -17,6 +17,7 @@ fn command_line(process: u32) -> String {
     String::from_utf8(words).unwrap()
 }
 
+/// Tests that a restarted daemon replaces processes that use another reset.
 pub fn reset_is_reported_and_applied(daemon: &FunctionDaemon) {
     let home = &daemon.remote.test_home;
     let path = daemon.module(&wat::parse_bytes(MARKS).unwrap());

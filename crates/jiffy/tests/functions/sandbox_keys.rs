@@ -56,6 +56,7 @@ fn secrets(remote: &Remote, name: &str) -> (String, String) {
     (secret("secret"), secret("callback"))
 }
 
+/// Sends an API call. Returns status and body.
 fn call(remote: &Remote, key: &str, method: &str, path: &str, body: &Value) -> (u16, String) {
     let headers =
         format!("host: localhost\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n");
@@ -212,6 +213,7 @@ fn a_sandbox_calls_the_function_whose_key_it_was_given_and_nothing_else() {
     });
 }
 
+/// Tests which sandboxes reach the function, and how the access ends.
 fn sandbox_and_function(remote: &Remote) {
     let (secret, callback) = secrets(remote, "f");
     let name = json!({ "network": { "allowOut": ["api.jiffy.internal"] } });
@@ -346,6 +348,7 @@ fn the_example_runs_each_job_in_a_sandbox_that_calls_it_back_and_ends() {
     });
 }
 
+/// Tests the example: each request runs a job in a new sandbox.
 fn jobs(remote: &Remote, module: &Path) {
     let deploy = ["function", "deploy", "agent", module.to_str().unwrap()];
     let limits = ["--timeout", "2m", "--cpu-ms", "5000", "--memory", "256MiB"];

@@ -31,6 +31,7 @@ said 'urllib without environment' "$(env -i /usr/bin/python3 -c "$ask" $1)"
 said sudo "$(sudo curl -sS $1)"
 echo all"#;
 
+/// Daemon in a company network.
 struct Company {
     test_home: TestHome,
     /// Files with authorities.
@@ -54,6 +55,7 @@ impl Company {
     }
 }
 
+/// Runs `work` in a lab with servers whose authorities are unknown to guests.
 fn in_company(work: impl FnOnce(&Company, &Lab) + Send) {
     with_lab(|lab| {
         let test_home = TestHome::with_templates();

@@ -106,6 +106,7 @@ fn pass(mut from: TcpStream, mut to: &TcpStream) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
+/// Serves each connection to an address of the lab's internet in a thread of its own.
 fn accept(
     lab: &Lab,
     address: &str,

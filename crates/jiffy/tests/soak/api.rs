@@ -73,6 +73,7 @@ impl Api {
         self.ask(method, path, &headers, &Value::Null)
     }
 
+    /// Sends a request. Records the call if its answer took too long.
     fn ask(&self, method: &str, path: &str, headers: &str, body: &Value) -> Reply {
         let body = match body {
             Value::Null => String::new(),
@@ -106,6 +107,7 @@ impl Api {
     }
 }
 
+/// Parses an answer. An answer with an incomplete body is lost.
 fn parsed(answer: &str) -> Reply {
     let lost = || Reply::Lost(format!("connection lost after {answer:?}"));
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {

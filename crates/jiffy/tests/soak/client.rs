@@ -32,6 +32,7 @@ pub fn client(soak: &SoakModel, test_home: &TestHome, mut random: TestRandom) {
     }
 }
 
+/// Removes a snapshot, creates a sandbox, or operates on a sandbox.
 fn step(soak: &SoakModel, test_home: &TestHome, random: &mut TestRandom) -> Result<(), String> {
     let all = locked(&soak.sandboxes).clone();
     let snapshots = locked(&soak.snapshots).clone();
@@ -80,6 +81,7 @@ fn with(
     done.map_err(|found| format!("{found}\n{}", model.describe(&sandbox.id)))
 }
 
+/// Operation on one sandbox. The methods of [`LockedSandbox`] describe the operations.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     Verify,

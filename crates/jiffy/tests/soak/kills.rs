@@ -45,6 +45,7 @@ fn log_of(test_home: &TestHome) -> PathBuf {
     test_home.dir.path().join("daemon.log")
 }
 
+/// Starts a daemon, and waits until it answers.
 fn start(test_home: &TestHome) -> Child {
     let log: File = OpenOptions::new()
         .create(true)
@@ -135,6 +136,7 @@ fn groups_of(pid: u32) -> BTreeSet<String> {
         .collect()
 }
 
+/// Kills guests and daemons until the time is up or a client has found an error.
 fn kill_repeatedly(soak: &SoakModel, daemon: &mut Daemon, mut random: TestRandom, time: Duration) {
     let began = Instant::now();
     let mut next_vmm = began + VMM_KILL_INTERVAL;
@@ -157,6 +159,7 @@ fn setting(name: &str) -> Option<u64> {
     Some(std::env::var(name).ok()?.parse().unwrap())
 }
 
+/// Runs the test with the duration and the seed of the environment.
 pub fn soak() {
     let time = Duration::from_secs(setting("JIFFY_SOAK_SECONDS").unwrap_or(DEFAULT_SECONDS));
     let seed = setting("JIFFY_SOAK_SEED").unwrap_or_else(|| {
@@ -172,6 +175,8 @@ pub fn soak() {
     });
 }
 
+/// Creates a first snapshot, runs clients while guests and daemons are killed, and checks the final
+/// state.
 fn run(test_home: &TestHome, seed: u64, time: Duration) {
     let engine = engine::wanted();
     let mut daemon = Daemon {

@@ -20,6 +20,7 @@ const KILL_SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// detected.
 const KILL_NOTICE_DELAY: Duration = Duration::from_secs(3);
 
+/// State of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Running,
@@ -39,6 +40,7 @@ pub struct SandboxModel {
     history: Vec<String>,
 }
 
+/// Sandbox of the model.
 pub struct Sandbox {
     pub id: String,
     /// Related sandboxes have the same value: they can be rolled back to each other's snapshots.
@@ -48,6 +50,7 @@ pub struct Sandbox {
     model: Mutex<SandboxModel>,
 }
 
+/// Snapshot of the model.
 pub struct Snapshot {
     pub id: String,
     pub family: u64,
@@ -63,6 +66,7 @@ pub struct KillCount {
     orphan_kills: u32,
 }
 
+/// State that all clients share.
 pub struct SoakModel {
     pub api: Api,
     pub began: Instant,
@@ -246,6 +250,7 @@ impl SoakModel {
         })
     }
 
+    /// Waits until `ready` returns a value. Returns an error after the timeout.
     pub fn poll<T>(&self, what: &str, mut ready: impl FnMut() -> Option<T>) -> Result<T, String> {
         let limit = Instant::now() + KILL_SETTLE_TIMEOUT;
         loop {

@@ -75,6 +75,8 @@ impl LockedSandbox<'_> {
         Ok(())
     }
 
+    /// Checks that the guest contains a possible number. If it is the newest, the others become
+    /// impossible.
     pub fn verify(&mut self) -> Result<(), String> {
         let before = self.soak.kill_count();
         let id = &self.sandbox.id;
@@ -353,6 +355,7 @@ impl LockedSandbox<'_> {
     }
 }
 
+/// Waits until a process has exited.
 fn exited(pid: u32) -> Result<(), String> {
     let limit = Instant::now() + EXIT_LIMIT;
     while alive(pid) {

@@ -121,6 +121,7 @@ fn refusal(reply: &Reply, killed: bool) -> Result<(), String> {
 }
 
 impl LockedSandbox<'_> {
+    /// Creates one or two children.
     pub fn fork(&mut self, random: &mut TestRandom) -> Result<(), String> {
         let (before, began) = (self.soak.kill_count(), Instant::now());
         let count = 1 + random.below(2);

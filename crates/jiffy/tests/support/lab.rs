@@ -73,6 +73,7 @@ pub fn with_lab6(work: impl FnOnce(&Lab) + Send) {
     run(true, work);
 }
 
+/// Runs the internet and the host in one thread each.
 fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
     let (tell, datagrams) = mpsc::channel();
     let (ready, number) = mpsc::channel();
@@ -162,6 +163,7 @@ pub fn output(program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Creates the namespace of the host, and a link to the namespace of the internet.
 fn host(internet: i32) {
     unshare();
     // A new namespace has the settings of the initial namespace.
@@ -180,6 +182,8 @@ fn host(internet: i32) {
         .for_each(|address| serve_dns(address));
 }
 
+/// Creates the namespace of the internet, and serves until the test is over. Sends its thread id
+/// first, and any number when its link is up.
 fn internet(
     ipv6: bool,
     ready: &Sender<i32>,
@@ -302,6 +306,7 @@ fn serve_tcp_at(address: &str, port: u16, name: &'static str) {
     });
 }
 
+/// Sends the name of the server and the address of the client, and then echoes the input.
 fn echo(mut stream: TcpStream, name: &str) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip();
     writeln!(stream, "{name} {peer}")?;

@@ -147,6 +147,7 @@ impl Request {
 
 type Decide = dyn FnMut(&Request) -> Fault + Send;
 
+/// State that the threads of a proxy share.
 struct Shared {
     server: SocketAddr,
     closed: AtomicBool,
@@ -256,6 +257,7 @@ impl Shared {
         client.write_all(&answer)
     }
 
+    /// Returns the fault of a request. A held request waits until the faults are changed.
     fn wait_for_fault(&self, request: &Request) -> Fault {
         loop {
             let (number, fault) = {
@@ -290,6 +292,7 @@ fn header<T: std::str::FromStr>(head: &str, wanted: &str) -> Option<T> {
     found.and_then(|(_, value)| value.trim().parse().ok())
 }
 
+/// Parses the head of a request.
 fn parse(head: &str) -> Request {
     let path = head.split(' ').nth(1).unwrap_or_default();
     let range: Option<String> = header(head, "range");

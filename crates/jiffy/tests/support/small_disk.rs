@@ -73,6 +73,7 @@ fn mount_memory(at: &Path, size: &str) -> Result<(), String> {
     mount(Some("none"), at, kind, flags, Some(options.as_str())).map_err(|e| e.to_string())
 }
 
+/// Mounts a file with an ext4 file system.
 fn mount_file(test_home: &Path, at: &Path, size: &str) -> Result<(), String> {
     let script = r#"
         truncate -s "$1" "$2/image"

@@ -31,6 +31,7 @@ pub struct SocksProxy {
 }
 
 impl SocksProxy {
+    /// Starts the proxy, and waits until it accepts connections.
     pub fn start(program: &Path, log: PathBuf, lab: &Lab) -> Self {
         let file = fs::File::create(&log).unwrap();
         let words = ["-i", "8.8.8.8", "-p", "1080", "-u", USER, "-P", PASSWORD];

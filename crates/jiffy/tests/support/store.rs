@@ -83,6 +83,7 @@ impl TestStore {
     }
 }
 
+/// Appends the files below `dir` whose path contains `part` to `found`.
 fn collect(dir: &Path, part: &str, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();

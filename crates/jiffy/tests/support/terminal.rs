@@ -175,6 +175,7 @@ impl Terminal {
         Some(1)
     }
 
+    /// Shows the first character at the cursor. Returns its length, if it is complete.
     fn character(&mut self) -> Option<usize> {
         let start = &self.pending[..self.pending.len().min(4)];
         let valid = match std::str::from_utf8(start) {

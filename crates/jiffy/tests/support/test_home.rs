@@ -144,6 +144,7 @@ impl TestHome {
         daemon
     }
 
+    /// Returns the process of the daemon.
     pub fn daemon(&self) -> u32 {
         let own = self.dir.path().as_os_str().to_owned();
         let processes = std::fs::read_dir("/proc").unwrap().flatten();

@@ -23,6 +23,7 @@ try: print(socket.create_connection((sys.argv[1], 80), 10).makefile().read().str
 except OSError as e: print(type(e).__name__)
 "#;
 
+/// Daemon with two tenants in a simulated internet.
 struct Lab {
     keys: TwoKeys,
 }

@@ -75,6 +75,7 @@ fn serve_with<S: Read + Write + 'static>(
     seen
 }
 
+/// Request of a puller.
 pub struct Request {
     pub method: String,
     pub path: String,
@@ -82,6 +83,7 @@ pub struct Request {
 }
 
 impl Request {
+    /// Reads the head of a request.
     fn read(stream: &mut impl Read) -> Option<Self> {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
         let first = lines.next()?;
@@ -154,6 +156,7 @@ impl Image {
         Self::described(self.layer.clone(), &sha256(&self.layer), config)
     }
 
+    /// Creates an image with this configuration, whose manifest states this digest of the layer.
     fn described(layer: Vec<u8>, digest: &str, config: Value) -> Self {
         let config = config.to_string().into_bytes();
         let manifest = json!({

@@ -201,6 +201,7 @@ mod tests {
     const MALLORY: &str = "mmmmmmmmmmmmmmmmmmmm";
     const ID: &str = "ttttttttttttttttttt2";
 
+    /// Stored templates and their builds.
     struct Store {
         _dir: tempfile::TempDir,
         records: BuildRecords,
@@ -220,6 +221,7 @@ mod tests {
             }
         }
 
+        /// Returns the template that `which` means for a caller, and how it was found.
         fn means(&self, which: &str, caller: Option<&str>) -> Option<(String, ResolvedBy)> {
             let look = |r: &Reference| {
                 let stock = r.is_stock().then_some(Visibility::Public);

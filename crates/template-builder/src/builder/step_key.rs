@@ -65,6 +65,7 @@ mod tests {
     use super::*;
     use jiffy_build_spec::spec::{CopyAction, StepCommand};
 
+    /// Returns a step that runs a command.
     fn run(line: &str) -> BuildStep {
         BuildStep {
             text: format!("RUN {line}"),
@@ -78,6 +79,7 @@ mod tests {
         }
     }
 
+    /// Returns a step that copies the file `a`.
     fn copy(from: CopySource) -> BuildStep {
         BuildStep {
             action: StepAction::Copy(CopyAction {

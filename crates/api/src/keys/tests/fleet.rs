@@ -24,6 +24,7 @@ struct Net {
     is_cut: AtomicBool,
 }
 
+/// Connections of a member to the others.
 #[derive(Debug)]
 struct NetPeers {
     own: MemberId,

@@ -112,6 +112,7 @@ fn fleet_id() -> FleetId {
     "7kq2".to_owned().try_into().unwrap()
 }
 
+/// Opens the store as the host `name`. All hosts use the keys of the first.
 fn remote(dir: &Path, name: &str) -> Arc<RemoteStore> {
     let keys = dir.join("h1/store/keys.toml");
     let settings = RemoteSettings {
@@ -258,6 +259,7 @@ impl Lab {
         self.network.routers.lock().unwrap().insert(id, routes);
     }
 
+    /// Returns the control plane of a member.
     fn app(&self, member: &Member, templates: Arc<dyn TemplateSource>) -> App {
         let (node, link) = (member.node.clone(), member.link.clone());
         let mut fleet = Fleet::with_rosters(node, SECRET, link, self.rosters());
@@ -298,6 +300,7 @@ impl Lab {
         Rosters::new(Arc::new(SealedRecords::new(records, self.tenant.clone())))
     }
 
+    /// Waits until all members know each other, and until one of them knows all objects.
     async fn until_ready(&self, members: u32) {
         let ready = async {
             for member in self.members.values() {
@@ -353,6 +356,7 @@ impl Lab {
         tokio::time::timeout(LIMIT, located).await.unwrap();
     }
 
+    /// Sends a call to the member `host`.
     pub async fn call(
         &self,
         host: u32,
@@ -466,6 +470,7 @@ fn request(caller: &TestCaller, method: &str, path: &str, body: Value) -> Reques
     request.body(body).unwrap()
 }
 
+/// Writes the record of a fleet with the first member.
 async fn create_shard(records: &SealedRecords) {
     let config = member_config(1);
     let row = MemberRow {

@@ -19,6 +19,7 @@ async fn open(at: SocketAddr, caller: &TestCaller, path: &str) -> (TcpStream, St
     upgrade(at, caller, &format!("GET {path}"), "tcp").await
 }
 
+/// Requests an upgrade. Returns the connection and the head of the response.
 async fn upgrade(
     at: SocketAddr,
     caller: &TestCaller,

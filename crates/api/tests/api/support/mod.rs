@@ -425,6 +425,7 @@ fn check_response(method: &Method, path: &str, answer: &Answer) {
     );
 }
 
+/// Asserts that an error response has the fields of all error responses.
 fn assert_error_form(answer: &Answer) {
     assert_eq!(answer.body["code"], answer.status, "{}", answer.body);
     let message = answer.text("message");

@@ -11,6 +11,7 @@ pub fn problems(schema: &Value, named: &Value, value: &Value) -> Vec<String> {
     found
 }
 
+/// Appends the violations of `schema` in the value at the path `at` to `found`.
 fn check(schema: &Value, named: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     let rules = schema.as_object().unwrap();
     for (rule, wanted) in rules {
@@ -83,6 +84,7 @@ fn check(schema: &Value, named: &Value, value: &Value, at: &str, found: &mut Vec
     }
 }
 
+/// Returns whether a value has a type of JSON Schema.
 fn is(kind: &Value, value: &Value) -> bool {
     match kind.as_str().unwrap() {
         "string" => value.is_string(),
@@ -96,6 +98,7 @@ fn is(kind: &Value, value: &Value) -> bool {
     }
 }
 
+/// Returns whether a text has a format of JSON Schema.
 fn has_format(format: &Value, text: &str) -> bool {
     match format.as_str().unwrap() {
         "date-time" => text.parse::<jiff::Timestamp>().is_ok(),

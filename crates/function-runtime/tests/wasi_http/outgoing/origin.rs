@@ -40,6 +40,7 @@ impl Origin {
     }
 }
 
+/// Answers a request as its path requires, and records its head.
 fn answer(stream: TcpStream, heads: &Mutex<Vec<String>>) -> Result<()> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
@@ -80,6 +81,7 @@ fn answer(stream: TcpStream, heads: &Mutex<Vec<String>>) -> Result<()> {
     reader.read_to_end(&mut Vec::new()).map(drop)
 }
 
+/// Reads a body in the chunked transfer encoding.
 fn chunks(reader: &mut impl BufRead) -> Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {

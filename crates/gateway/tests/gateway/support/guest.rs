@@ -54,10 +54,12 @@ impl Guests {
         guests
     }
 
+    /// Adds a sandbox with these rights of access.
     pub fn add(&self, id: &str, access: SandboxAccess) {
         self.sandboxes.lock().unwrap().insert(id.to_owned(), access);
     }
 
+    /// Serves HTTP at a port of a sandbox.
     pub fn web(&self, id: &str, port: u16, router: Router) {
         self.program(id, port, move |stream| {
             let service = TowerToHyperService::new(router.clone());
@@ -70,6 +72,7 @@ impl Guests {
         });
     }
 
+    /// Runs `program` for each connection to a port of a sandbox.
     pub fn program<F>(
         &self,
         id: &str,

@@ -30,6 +30,7 @@ pub const KEY: [u8; 32] = [7; 32];
 /// Domain below which sandboxes have host names.
 pub const DOMAIN: &str = "jiffy.example";
 
+/// Running gateway.
 pub struct Setup {
     pub address: SocketAddr,
     pub counters: Arc<GatewayCounters>,

@@ -322,6 +322,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
+    /// Directories of a test.
     struct Trees {
         dir: tempfile::TempDir,
     }

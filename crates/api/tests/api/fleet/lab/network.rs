@@ -44,6 +44,7 @@ impl Network {
     }
 }
 
+/// Connections of a member to the others, through the simulated network.
 #[derive(Debug)]
 pub struct Link {
     pub from: MemberId,
