@@ -111,6 +111,7 @@ struct PoolState {
     waiting: VecDeque<Task>,
     /// Calls in `ready`, and calls that threads execute.
     running: Vec<Arc<JobRecord>>,
+    /// Number of threads.
     threads: usize,
     /// Number of threads that wait for a task.
     idle: usize,

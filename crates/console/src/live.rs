@@ -36,11 +36,12 @@ use tokio::task::AbortHandle;
 
 /// Maximum number of messages in the queue of a slow browser.
 const MAX_QUEUED: usize = 16;
-/// Interval of checks of the session. Time limit of the last message to a browser.
+/// Interval of checks of the session, and time limit of the last message to a browser.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Close code for a session that has ended (private range of RFC 6455).
 const SESSION_ENDED: u16 = 4401;
 
+/// Number of the next viewer. A viewer is a tab that shows a terminal.
 static NEXT_VIEWER: AtomicU64 = AtomicU64::new(1);
 
 /// Message to a browser.
@@ -160,6 +161,7 @@ fn is_valid(console: &Console, session: &Session, from: ClientAddress) -> bool {
             .is_ok_and(|caller| caller.is_some())
 }
 
+/// Sends the queued messages. Ends after a close message.
 async fn send(mut sink: SplitSink<WebSocket, Message>, mut queued: mpsc::Receiver<Message>) {
     while let Some(message) = queued.recv().await {
         let is_last = matches!(message, Message::Close(_));
@@ -175,7 +177,9 @@ struct Tab {
     session: Session,
     from: ClientAddress,
     queue: mpsc::Sender<Message>,
+    /// Task that sends new events.
     following: Option<Task>,
+    /// Task that sends the usage of the displayed sandboxes.
     displaying: Option<Task>,
 }
 
@@ -196,6 +200,7 @@ impl Drop for Task {
 
 /// A terminal that a tab shows.
 struct Stream {
+    /// Number of the tab as a viewer of the terminal.
     viewer: u64,
     terminal: Arc<Terminal>,
     _forwarding: Task,
@@ -315,6 +320,7 @@ impl Tab {
         Ok(terminal)
     }
 
+    /// Returns the arguments of [`follow`] and [`display`].
     fn for_feed(&self) -> (Console, Viewer, mpsc::Sender<Message>) {
         let viewer = (self.session.clone(), self.from);
         (self.console.clone(), viewer, self.queue.clone())

@@ -52,11 +52,13 @@ pub(crate) enum Status {
 /// Number of bytes that a viewer has acknowledged, and the time of the last acknowledgement.
 struct Viewer {
     acknowledged: u64,
+    /// Time of the last acknowledgement.
     since: Instant,
 }
 
 /// Output of a terminal, and its viewers.
 struct Output {
+    /// Last bytes of the output.
     retained: VecDeque<u8>,
     /// Number of bytes since the start.
     total: u64,
@@ -86,6 +88,7 @@ pub(crate) struct Terminal {
 /// Viewer of a terminal. Dropping it detaches the viewer.
 pub(crate) struct View {
     terminal: Arc<Terminal>,
+    /// Number of the viewer.
     id: u64,
     /// Position of the next byte to send.
     position: u64,

@@ -51,6 +51,7 @@ struct LogState {
     file: Option<PathBuf>,
     /// Size of the current file, in bytes.
     written: u64,
+    /// Size at which the file is rotated, in bytes.
     max_bytes: u64,
 }
 

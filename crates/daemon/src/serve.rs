@@ -1,7 +1,8 @@
 //! Main function of the daemon: opens all components, serves requests, and shuts down in order.
 //!
-//! A *member* is a host of the fleet. The *journal* is the database of the daemon with the records
-//! of sandboxes and snapshots.
+//! A *member* is a host of the fleet. The *head* of a sandbox is the record in the store that decides
+//! which host of a fleet may run the sandbox. The *journal* is the database of the daemon with the
+//! records of sandboxes and snapshots.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. A daemon *adopts* the guests that continued to run while no
@@ -120,7 +121,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         (Some(shared), Some(remote)) => store::heads(shared, remote, &home)?,
         _ => None,
     };
-    // The name of this host in the ids of events. A host without a fleet chooses one itself.
+    // The ids of events contain a name of this host. A host without a fleet chooses the name
+    // itself.
     let name = member.as_ref().map(|member| member.id().to_string());
     let events = home.path().join("events");
     let events = EventFeed::open(&events, name.as_deref(), options.events)?;
@@ -273,7 +275,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         stop,
     )
     .await?;
-    // Before clients can find the daemon: a signal must not end it without a shutdown.
+    // Capture signals before clients can find the daemon: a signal must not end it without a
+    // shutdown.
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     // The daemon ignores SIGHUP, so that it survives a closed terminal.

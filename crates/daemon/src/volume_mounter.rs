@@ -27,6 +27,7 @@ pub struct HostVolumeMounter {
     volumes: Arc<HostVolumes>,
     /// Numbers of the servers whose exit is awaited, by volume.
     watched: Arc<Mutex<HashMap<String, u64>>>,
+    /// Sender for the volumes whose servers have exited.
     lost: mpsc::Sender<String>,
     lost_receiver: Mutex<Option<mpsc::Receiver<String>>>,
 }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 /// Slots, assigned in the order of requests. Calls block.
 #[derive(Debug)]
 pub struct CompileSlots {
+    /// Maximum number of running compilers.
     count: usize,
     queue: Mutex<SlotQueue>,
     changed: Condvar,
@@ -15,6 +16,7 @@ pub struct CompileSlots {
 /// Number of running compilers, and the waiting ones.
 #[derive(Debug, Default)]
 struct SlotQueue {
+    /// Number of running compilers.
     taken: usize,
     next_ticket: u64,
     /// Tickets of the waiting compilers, oldest first.

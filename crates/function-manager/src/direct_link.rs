@@ -41,6 +41,7 @@ type OpenConnections = Arc<Mutex<HashMap<u64, OpenConnection>>>;
 pub(crate) struct DirectLink {
     socket: Arc<AsyncFd<Channel>>,
     open: OpenConnections,
+    /// Number of the next connection.
     next: AtomicU64,
     /// Task that handles the reports of the process.
     events: AbortHandle,

@@ -33,6 +33,7 @@ struct SyncState {
     due: Instant,
     /// Number of consecutive failed attempts.
     failures: u32,
+    /// True while an attempt runs.
     is_running: bool,
     /// True if the owner's modules changed after the running attempt started.
     is_stale: bool,

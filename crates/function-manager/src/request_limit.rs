@@ -15,7 +15,9 @@ use std::task::{Context, Poll, ready};
 /// Body that fails after a maximum number of bytes.
 struct LimitedRequest {
     inner: RequestBody,
+    /// Number of bytes that the body may still have.
     remaining: u64,
+    /// Set if the body was too large.
     exceeded: Arc<AtomicBool>,
 }
 

@@ -17,6 +17,7 @@ const CLOSED: u64 = 1 << 63;
 pub(crate) struct UseCount {
     /// Number of uses, and the bit [`CLOSED`].
     in_flight: AtomicU64,
+    /// Time at which the last use ended.
     last_used: Mutex<Instant>,
 }
 

@@ -26,6 +26,7 @@ pub(crate) struct ActivityReport<F> {
     reported_busy: bool,
     /// Time since which the current state differs from the reported state.
     differs_since: Option<Instant>,
+    /// Timer until a changed state is reported.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

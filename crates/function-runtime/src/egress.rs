@@ -31,6 +31,7 @@ pub(crate) struct Egress(RwLock<Option<Arc<BrokerLink>>>);
 struct BrokerLink {
     socket: AsyncFd<Channel>,
     waiting: Waiting,
+    /// Id of the next request.
     next: AtomicU64,
 }
 

@@ -68,6 +68,7 @@ pub(crate) struct HeadTimeout<S> {
     in_flight: InFlightRequests,
     /// Time of the connection's start or of the last write of a response.
     since: Instant,
+    /// Timer of the timeout. Created when the connection waits for a head for the first time.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

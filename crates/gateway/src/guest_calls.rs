@@ -84,6 +84,7 @@ pub(crate) struct PendingGuestCall {
     /// `None` after the call was recorded.
     call: Option<GuestCall>,
     kind: CallKind,
+    /// Query of the request.
     query: Option<String>,
     headers: HeaderMap,
     body: CopiedBody,

@@ -25,6 +25,7 @@ pub(crate) struct WatchedStream<T> {
     /// Bytes read before the connection's buffers were allocated.
     first: FirstBytes,
     activity: Arc<ConnectionActivity>,
+    /// `None` until the stream is being closed.
     lingering: Option<LingeringClose>,
 }
 
@@ -32,6 +33,7 @@ pub(crate) struct WatchedStream<T> {
 /// unread bytes would reset the connection and lose the response.
 struct LingeringClose {
     limit: Pin<Box<Sleep>>,
+    /// Number of bytes that may still be discarded.
     remaining: usize,
 }
 

@@ -55,6 +55,7 @@ pub(crate) struct Tool {
     private_mounts: bool,
     overlay: Option<OverlayMount>,
     jail: Option<Jail>,
+    /// Time limit. `None` for no limit.
     deadline: Option<Duration>,
 }
 

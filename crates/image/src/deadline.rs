@@ -9,6 +9,7 @@ use std::time::Duration;
 
 /// Kills a process at its deadline, unless dropped earlier.
 pub(crate) struct Deadline {
+    /// Sender whose drop ends the thread.
     cancel: Option<mpsc::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }

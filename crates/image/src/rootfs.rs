@@ -160,11 +160,13 @@ pub enum RootfsError {
 #[derive(Default)]
 pub(crate) struct InstallProgress {
     has_one_round: bool,
+    /// Number of the current round.
     round: u32,
     /// Number of packages in this round.
     packages: u32,
     /// Completed steps in this round.
     steps: u32,
+    /// Percentage that was returned last.
     percent: u8,
 }
 

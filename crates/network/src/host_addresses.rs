@@ -192,6 +192,7 @@ fn disconnect() -> Result<(), NetError> {
 /// Thread that updates the table. Dropping this value stops it.
 #[derive(Debug)]
 pub(crate) struct AddressFollower {
+    /// End of a socket pair. The thread exits when this end is closed.
     stop: Option<UnixStream>,
     thread: Option<thread::JoinHandle<()>>,
 }

@@ -94,6 +94,7 @@ impl ProxyListeners {
 pub(crate) struct ProxyRoute {
     /// Namespace of the slot.
     pub slot: String,
+    /// Rules of the guest.
     pub policy: watch::Receiver<Option<EgressPolicy>>,
     pub host: Arc<Upstreams>,
     /// Addresses that the DNS server returned to the guest.

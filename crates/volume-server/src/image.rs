@@ -42,6 +42,7 @@ pub(crate) const GROUP: u64 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ImageEntry {
     pub(crate) node: u64,
+    /// Position of the content in the image.
     pub(crate) offset: u64,
     pub(crate) length: u64,
     pub(crate) modified_ns: i64,

@@ -46,6 +46,7 @@ pub struct Session {
     lookups: Mutex<HashMap<u64, u64>>,
     /// Number of the client in the table of locks.
     client: u64,
+    /// Late replies for the client, until a thread takes the receiver.
     late: Mutex<Option<Receiver<LateReply>>>,
     /// Number of late replies that the client has not received.
     undelivered: Arc<AtomicUsize>,

@@ -33,8 +33,11 @@ pub struct NewAttributes {
 #[derive(Debug)]
 pub struct VolumeFiles {
     stream: UnixStream,
+    /// Buffer for requests.
     request: Vec<u8>,
+    /// Buffer for replies.
     reply: Vec<u8>,
+    /// Id of the next request.
     next: u64,
 }
 
@@ -43,8 +46,10 @@ pub struct VolumeFiles {
 pub struct Upload {
     files: VolumeFiles,
     node: u64,
+    /// Number of written bytes.
     offset: u64,
     path: VolumePath,
+    /// Node of the directory in which the file will appear.
     directory: u64,
     new: NewAttributes,
 }

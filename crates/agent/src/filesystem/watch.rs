@@ -45,10 +45,13 @@ impl AsFd for WatchDescriptor {
 pub struct DirectoryWatch {
     inotify: WatchDescriptor,
     root: PathBuf,
+    /// True if all directories below the root are watched.
     recursive: bool,
+    /// True if events contain the properties of the changed file.
     include_entry: bool,
     /// Watch descriptors, with paths relative to the root.
     directories: HashMap<i32, PathBuf>,
+    /// Buffer for events of the kernel.
     buffer: Vec<u8>,
     /// Reason for missing events since the last report.
     loss: Option<String>,

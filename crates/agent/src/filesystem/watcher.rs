@@ -235,7 +235,9 @@ pub struct WatchStream {
     task: AbortHandle,
     /// Set after the `start` event was sent.
     started: bool,
+    /// Set after the last frame was sent.
     ended: bool,
+    /// Interval of keepalive events while no event occurs.
     interval: Duration,
     /// Timer of the next keepalive event.
     idle: Pin<Box<Sleep>>,

@@ -27,6 +27,7 @@ pub struct FrameHub {
 #[derive(Default)]
 struct HubState {
     readers: Vec<HubReader>,
+    /// Number of the next reader.
     next_id: u64,
     /// Task that publishes frames. Set while it waits for a queue.
     writer: Option<Waker>,
@@ -38,6 +39,7 @@ struct HubReader {
     queue: VecDeque<Bytes>,
     /// Total size of the queued frames.
     bytes: usize,
+    /// Task of the reader. Set while it waits for a frame.
     waker: Option<Waker>,
     closed: bool,
 }

@@ -143,6 +143,7 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
 #[derive(Debug, Default)]
 pub struct CountedKills {
     watch: OomWatch,
+    /// Number of kills that were logged.
     lines: u32,
 }
 

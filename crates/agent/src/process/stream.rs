@@ -24,6 +24,7 @@ pub struct EventStream {
     idle: Option<Pin<Box<Sleep>>>,
     /// Timer of the request's timeout.
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Set after the last event was sent.
     ended: bool,
 }
 

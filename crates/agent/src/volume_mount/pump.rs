@@ -63,6 +63,7 @@ pub(super) struct Pump {
 
 /// Lock that the host has granted.
 struct Grant {
+    /// Number of the locked file.
     node: u64,
     /// Reply for the kernel.
     reply: Vec<u8>,
@@ -90,6 +91,7 @@ struct Pending {
 /// Stream to the host.
 #[derive(Default)]
 struct Link {
+    /// `None` while no stream is attached.
     stream: Option<UnixStream>,
     /// Number of the server that answers.
     server: u64,

@@ -23,8 +23,11 @@ pub struct WorkerBody<S> {
     workers: Workers,
     /// Operation and its object, for errors.
     what: String,
+    /// First chunk, until it is sent.
     first: Option<Bytes>,
+    /// Source of the chunks. `None` while a call uses the source, and after the last chunk.
     source: Option<S>,
+    /// Call that produces the next chunk.
     call: Option<PendingCall<S>>,
     /// Number of bytes that are still to be sent, if known.
     remaining: Option<u64>,

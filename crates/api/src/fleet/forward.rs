@@ -88,6 +88,7 @@ pub(super) struct BufferedCall {
     pub headers: HeaderMap,
     pub body: Bytes,
     pub caller: Caller,
+    /// Address of the client.
     pub client: Option<IpAddr>,
     pub purpose: Purpose,
     /// Admission of a create by the coordinator.

@@ -69,7 +69,9 @@ struct Create {
     has_asked: bool,
     /// A budget was exhausted before, and the create has waited for a recall of unused shares.
     has_waited: bool,
+    /// Time at which attempts end.
     deadline: Instant,
+    /// Hosts that rejected the create, with their reasons.
     rejections: Vec<String>,
     /// Answer of the last host.
     last: Option<Response>,

@@ -125,6 +125,8 @@ impl Host for DaemonHost {
         let sandboxes = self.sandboxes.get();
         let sandboxes =
             sandboxes.ok_or_else(|| failed(String::new(), "the daemon is starting".to_owned()))?;
+        // The epoch is greater than 1 if the fleet has declared an earlier incarnation of this host
+        // dead.
         let reconciled = sandboxes.reconcile_heads(owner.epoch > Epoch(1)).await;
         reconciled.map_err(|(sandbox, error)| failed(sandbox, error.to_string()))
     }

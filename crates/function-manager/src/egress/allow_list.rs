@@ -36,6 +36,7 @@ enum AllowedHost {
 /// Hosts and ports that a function may reach. An empty list allows no host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowList {
+    /// Hosts with their ports. `None` allows the default ports.
     hosts: Vec<(AllowedHost, Option<u16>)>,
     /// Origin of the function's connections to the control plane. `None` if the function has no
     /// access.

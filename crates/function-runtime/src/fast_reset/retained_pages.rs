@@ -56,6 +56,8 @@ type Region = [u64; 3];
 
 /// Result of the last scan of a slot's memory.
 struct LastScan {
+    /// End of the scanned memory, and maximum number of pages of the scan. A repeated scan has the
+    /// same values.
     end: u64,
     max_pages: u64,
     regions: Vec<Region>,

@@ -14,6 +14,7 @@ pub(super) struct ByteProgress<'a, 'b> {
     share: u64,
     /// Bytes of the files that are complete.
     before: u64,
+    /// Percentage that was reported last.
     reported_percent: u64,
 }
 

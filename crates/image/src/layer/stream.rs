@@ -17,9 +17,13 @@ const BUFFER_BYTES: usize = 1 << 18;
 /// Uncompressed bytes of an archive. The returned [`io::Error`]s may wrap a [`LayerError`].
 pub(crate) struct LayerStream<'a> {
     inner: Box<dyn Read + 'a>,
+    /// Number of bytes that were read from the archive.
     packed: Rc<Cell<u64>>,
+    /// Number of bytes after the decompression.
     unpacked: u64,
+    /// Maximum of `unpacked`.
     max_bytes: u64,
+    /// Maximum ratio of `unpacked` to `packed`.
     ratio: u64,
     hasher: Sha256,
 }

@@ -55,10 +55,15 @@ struct Reads {
     sandboxes: Schedule,
     /// True while usage is being read.
     usage: bool,
+    /// True while the resources of the host are read.
     resources: bool,
+    /// True while the text of the open view is read.
     text: bool,
+    /// Time of the next read of the resources.
     next_resources: Instant,
+    /// Time of the next read of the usage of all sandboxes.
     next_samples: Instant,
+    /// Source of the resources that were read last.
     source: Option<ResourceSource>,
     /// True if the feed of events fails: the list is read periodically instead.
     has_no_events: bool,

@@ -34,7 +34,9 @@ pub struct Schedule {
     needs_list: bool,
     /// Start of the read in flight, and the factor of the pause after it.
     started: Option<(Instant, u32)>,
+    /// Earliest time of the next read.
     next_read: Instant,
+    /// Time of the next read of the whole list.
     next_list: Instant,
 }
 

@@ -62,13 +62,16 @@ struct RecordLines {
 /// Byte counters of a connection that the proxy forwards.
 #[derive(Debug, Default)]
 pub(crate) struct CarriedBytes {
+    /// Bytes from the guest to the server.
     pub out: AtomicU64,
+    /// Bytes from the server to the guest.
     pub back: AtomicU64,
 }
 
 /// Connection that the proxy forwards. Dropping this value records the end of the connection.
 pub(crate) struct CarriedConnection {
     record: Arc<ConnectionRecorder>,
+    /// Number of the connection in the record.
     number: u64,
     pub bytes: Arc<CarriedBytes>,
 }

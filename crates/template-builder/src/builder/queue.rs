@@ -16,6 +16,7 @@ type Owner = Option<String>;
 struct QueueState {
     /// Number of permits that each owner holds.
     running: HashMap<Owner, usize>,
+    /// Number of permits that all owners hold.
     permits_taken: usize,
     /// Owners with waiting builds, the next one first.
     round_robin: VecDeque<Owner>,
@@ -26,6 +27,7 @@ struct QueueState {
 /// Permits for builds. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) struct BuildQueue {
+    /// Maximum number of running builds.
     permits: usize,
     state: Arc<Mutex<QueueState>>,
 }

@@ -102,6 +102,7 @@ type Owner = Option<String>;
 struct UploadTicket {
     path: PathBuf,
     owner: Owner,
+    /// Time of the creation. The ticket expires after [`TICKET_LIFETIME`].
     since: Instant,
     naming: UploadNaming,
     /// True if the upload may replace an upload with different content. Set if an upload existed
@@ -136,6 +137,7 @@ pub struct FoundUpload {
 /// Permit for an upload in flight, released on drop.
 struct UploadPermit {
     owner: Owner,
+    /// Number of uploads in flight, by owner.
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
 }
 

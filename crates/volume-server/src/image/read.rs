@@ -37,8 +37,10 @@ pub struct ImageHead {
     pub quota: Quota,
     /// Charged bytes of the contents.
     pub bytes: u64,
+    /// Number of contents.
     entries: u64,
     catalog_offset: u64,
+    /// Length of the catalog in bytes.
     catalog: u64,
 }
 

@@ -69,6 +69,7 @@ pub struct ServerWatch {
 /// Connections of [`watch`].
 #[derive(Debug)]
 pub(super) struct Watches {
+    /// Number of this process, which clients receive.
     server: u64,
     connections: Vec<UnixStream>,
 }

@@ -33,6 +33,7 @@ const REPLACE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub(super) struct Streams {
     volume: Arc<Volume>,
+    /// Number of open streams.
     count: Arc<AtomicUsize>,
     /// Last session of each mount.
     mounts: Arc<Mutex<HashMap<u64, Weak<Served>>>>,
@@ -47,6 +48,7 @@ struct Served {
     reading: Mutex<()>,
     /// Locked while a reply is written.
     writing: Mutex<()>,
+    /// Number of open streams of the volume.
     count: Arc<AtomicUsize>,
     /// Locked for reading while a request is executed.
     execution: RwLock<()>,

@@ -12,8 +12,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Retries of one operation that starts a guest or writes a snapshot.
 pub(super) struct Patience<'a> {
     log: &'a BuildLog,
+    /// Time after which the retries end.
     limit: Duration,
     began: Instant,
+    /// Time of the last line in the log about the waiting.
     logged: Option<Instant>,
 }
 

@@ -34,6 +34,7 @@ pub struct IncomingUpload {
     /// Removed on drop.
     pub(super) unfinished: TemporaryFile,
     pub(super) target: PathBuf,
+    /// Token of the ticket in the link of the upload.
     pub(super) token: String,
     pub(super) tickets: Arc<Mutex<HashMap<String, UploadTicket>>>,
     pub(super) naming: UploadNaming,
