@@ -6,7 +6,8 @@
 //!
 //! An *exchange* is a request to a sandbox or function with its response or stream.
 //!
-//! A *permit* counts towards a limit until it is dropped.
+//! A *permit* counts towards a limit until it is dropped. In a fleet, each host has a *share* of
+//! each limit of a key, and admits operations within its share.
 
 mod figures;
 mod fleet;

@@ -390,7 +390,7 @@ fn next_daemon(
     });
     network.close();
     clean();
-    // The links are those of the network namespace of the lab's host.
+    // The test runs in the network namespace of the lab's host.
     assert!(
         output("ip", &["-br", "link"])
             .lines()

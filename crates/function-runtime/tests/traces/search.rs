@@ -89,7 +89,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// Returns how a request ends. Most requests answer, and some numbers select other ends.
+    /// Returns how a request ends. A request is answered unless its number selects another end.
     fn ending(&self, number: u32) -> Ending {
         match number % 100 {
             3 if number % 1000 == 3 => Ending::Spin,

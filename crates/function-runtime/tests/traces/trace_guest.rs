@@ -34,8 +34,8 @@ struct Shape {
     buffer: u32,
 }
 
-/// Returns the sizes of a guest. `memory` has the initial pages and the pages by which it grows,
-/// `table` has the elements and those that the module initializes.
+/// Returns the sizes of a guest. `memory` has the initial pages and the pages by which it grows.
+/// `table` has the number of elements, and the elements that the module initializes.
 const fn shape(
     memory: (u32, u32),
     table: (u32, Range<u32>),
