@@ -143,7 +143,8 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
         .with_context(context)?;
     let manifest = export_template(templates, name, &mut new, &mut |p| bar.update(p));
     bar.finish();
-    let manifest = manifest.with_context(context)?;
+    let manifest =
+        manifest.with_context(|| format!("cannot export template {name} to {}", to.display()))?;
     new.flush().with_context(context)?;
     // On storage before the rename: the file is complete under its name, even after a crash.
     new.as_file().sync_all().with_context(context)?;

@@ -1,4 +1,4 @@
-//! Parsers of sizes and durations in command-line arguments, such as `4GB` and `90s`.
+//! Parsers of sizes, durations and domains in command-line arguments, such as `4GB` and `90s`.
 
 use std::time::Duration;
 
@@ -130,6 +130,27 @@ pub fn millis(us: u64) -> String {
     format!("{:.2}", us as f64 / 1000.0)
 }
 
+/// Parses a domain name without a port. Names of hosts are compared without case, so it is returned
+/// in lower-case letters.
+pub fn domain(text: &str) -> Result<String, String> {
+    const MAX_DOMAIN: usize = 253;
+    const MAX_LABEL: usize = 63;
+    let is_label = |label: &str| {
+        (1..=MAX_LABEL).contains(&label.len())
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+    };
+    if text.len() > MAX_DOMAIN || !text.split('.').all(is_label) {
+        return Err(format!(
+            "`{text}` is not a domain name: use a name such as sandboxes.example, without a port"
+        ));
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,6 +209,38 @@ mod tests {
         assert!(timeout("0").is_err());
         for text in ["", "soon", "0", "0s", "5y", "1e999s"] {
             assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_domain_consists_of_labels_and_has_no_port() {
+        for text in [
+            "localhost",
+            "sandboxes.example",
+            "a_b.c-d.7",
+            "10-0-0-1.Example.ORG",
+        ] {
+            assert_eq!(domain(text), Ok(text.to_ascii_lowercase()));
+        }
+        let long = format!("{}.example", "a".repeat(64));
+        let many = "a.".repeat(127) + "a";
+        assert_eq!(domain(&many[2..]), Ok(many[2..].to_owned()));
+        for text in [
+            "",
+            "a b",
+            "a..b",
+            ".a",
+            "a.",
+            "a:3000",
+            "-a.b",
+            "a-.b",
+            "https://a",
+            "*.a",
+            "\u{e4}.b",
+            &long,
+            &many,
+        ] {
+            assert!(domain(text).is_err(), "{text}");
         }
     }
 }

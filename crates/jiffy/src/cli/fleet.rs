@@ -129,7 +129,7 @@ pub struct FleetInitArgs {
     #[arg(long, value_name = "FILE", requires = "records_user")]
     pub records_password_file: Option<PathBuf>,
     /// Domain of sandboxes: `<port>-<id>.<domain>` refers to a sandbox port on all members
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = units::domain)]
     pub domain: Vec<String>,
     /// Processor level of all microVMs [default: all features of each host]
     #[arg(long, value_name = "LEVEL")]

@@ -146,7 +146,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DAYS", default_value = "14", value_parser = clap::value_parser!(u16).range(..=3650))]
     pub build_cache_days: u16,
     /// Domain of this host: `<port>-<id>.<domain>` refers to a sandbox port
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = units::domain)]
     pub domain: Vec<String>,
     /// Additional host name that requests may use in the Host header
     #[arg(long, value_name = "NAME")]
