@@ -2,12 +2,16 @@
 //!
 //!     cargo run --release -p jiffy-scheduler --example placement [DECISIONS]
 //!
-//! Prints one line of JSON for each algorithm and number of hosts.
+//! Prints one line of JSON for each workload, algorithm and number of hosts.
 //!
 //! - Hosts are unequal: 16 to 128 processors, 2 to 8 GiB of memory for each.
 //! - Sandboxes have heavy-tailed sizes and 0.5 to 8 GiB for each processor, and arrive in bursts.
 //! - Half of the sandboxes use a template that all hosts have, the others one of 64 templates. A
 //!   host has 4 of these 64 at first, fetches missing ones, and caches at most 8.
+//!
+//! The workload `preferred` has sandboxes that need processors, and prefer hosts with their
+//! template. The workload `required` has the requests of a fleet (`jiffy_fleet::node`): sandboxes
+//! share processors, and are only placed on hosts that have their template.
 //!
 //! The fleet is filled to 85 % of its scarcer resource. Bursts of 100 placements are then timed,
 //! each followed by removals. Finally the fleet is filled to 95 %. `stranded_percent` is the part
@@ -56,6 +60,28 @@ impl Algorithm {
     ];
 }
 
+/// Requirements of the sandboxes.
+#[derive(Clone, Copy, PartialEq)]
+enum Workload {
+    Preferred,
+    Required,
+}
+
+impl Workload {
+    const ALL: [(Self, &str); 2] = [(Self::Preferred, "preferred"), (Self::Required, "required")];
+
+    /// Returns the size of the mean sandbox.
+    fn mean(self) -> Resources {
+        match self {
+            Self::Preferred => MEAN,
+            Self::Required => Resources {
+                cpu_milli: 0,
+                ..MEAN
+            },
+        }
+    }
+}
+
 /// A fleet with one of the algorithms.
 struct Fleet {
     algorithm: Algorithm,
@@ -101,7 +127,13 @@ impl Fleet {
     /// Selects a host and takes its resources. Returns the host and whether it has the template.
     fn place(&mut self, request: &PlacementRequest) -> Option<(usize, bool)> {
         let needs = &request.needs;
-        let fits = |host: &Host| host.free.missing(needs).is_none();
+        let fits = |host: &Host| {
+            let has_template = || {
+                let template = request.template;
+                template.is_none_or(|template| host.templates.contains(&template.0))
+            };
+            host.free.missing(needs).is_none() && (!request.requires_template || has_template())
+        };
         let host = match self.algorithm {
             Algorithm::Indexed => {
                 let placement = self.scheduler.place(request, self.now_ms).ok()?;
@@ -172,7 +204,7 @@ impl Fleet {
 }
 
 /// A request of heavy-tailed size: mostly 1 processor, rarely up to 16.
-fn next_request(random: &mut Random) -> PlacementRequest {
+fn next_request(random: &mut Random, workload: Workload) -> PlacementRequest {
     let size = 1 << random.below(1000).leading_zeros().saturating_sub(22).min(4);
     // 0.5 to 8 GiB for each processor: less and more than hosts have.
     let memory = 512 * size * (1 << random.below(5));
@@ -181,7 +213,12 @@ fn next_request(random: &mut Random) -> PlacementRequest {
     } else {
         u64::from(random.below(TEMPLATES as u32))
     };
-    with_template(request(resources(1000 * size, memory, 1)), template)
+    let is_required = workload == Workload::Required;
+    let cpu_milli = if is_required { 0 } else { 1000 * size };
+    PlacementRequest {
+        requires_template: is_required,
+        ..with_template(request(resources(cpu_milli, memory, 1)), template)
+    }
 }
 
 fn main() {
@@ -189,14 +226,21 @@ fn main() {
         .nth(1)
         .and_then(|n| n.parse().ok())
         .unwrap_or(200_000);
-    for count in [1_000, 5_000, 50_000] {
-        for (algorithm, name) in Algorithm::ALL {
-            measure(algorithm, name, count, decisions);
+    for workload in Workload::ALL {
+        for count in [1_000, 5_000, 50_000] {
+            for algorithm in Algorithm::ALL {
+                measure(algorithm, workload, count, decisions);
+            }
         }
     }
 }
 
-fn measure(algorithm: Algorithm, name: &str, count: u32, decisions: u32) {
+fn measure(
+    (algorithm, name): (Algorithm, &str),
+    (workload, workload_name): (Workload, &str),
+    count: u32,
+    decisions: u32,
+) {
     let mut fleet = Fleet::new(algorithm, count);
     let (cpu, memory) = fleet.free();
     let mut random = Random::new(1);
@@ -214,7 +258,7 @@ fn measure(algorithm: Algorithm, name: &str, count: u32, decisions: u32) {
             break;
         }
         for _ in 0..count / 10 {
-            let request = next_request(&mut random);
+            let request = next_request(&mut random, workload);
             let Some((host, _)) = fleet.place(&request) else {
                 continue;
             };
@@ -228,7 +272,9 @@ fn measure(algorithm: Algorithm, name: &str, count: u32, decisions: u32) {
     } else {
         decisions
     };
-    let requests: Vec<_> = (0..decisions).map(|_| next_request(&mut random)).collect();
+    let requests: Vec<_> = (0..decisions)
+        .map(|_| next_request(&mut random, workload))
+        .collect();
     let (mut times, mut placed, mut local) = (Vec::with_capacity(requests.len()), 0_u32, 0_u32);
     for (number, request) in requests.iter().enumerate() {
         // Bursts: 100 placements, then 100 removals.
@@ -259,7 +305,7 @@ fn measure(algorithm: Algorithm, name: &str, count: u32, decisions: u32) {
     // earlier.
     let (mut filled, mut filled_local, mut failures) = (0_u32, 0_u32, 0);
     while !fleet.free_parts_at_most(cpu, memory, 0.05) && failures < 1000 {
-        let request = next_request(&mut random);
+        let request = next_request(&mut random, workload);
         match fleet.place(&request) {
             Some((host, has_template)) => {
                 if !has_template {
@@ -273,9 +319,9 @@ fn measure(algorithm: Algorithm, name: &str, count: u32, decisions: u32) {
         }
     }
     let (free_cpu, free_memory) = fleet.free_parts(cpu, memory);
-    let stranded = fleet.stranded();
+    let stranded = fleet.stranded(&workload.mean());
     println!(
-        r#"{{"algorithm": "{name}", "hosts": {count}, "decisions": {decisions}, "per_second": {:.0}, "p50_ns": {}, "p99_ns": {}, "placed_percent": {:.1}, "with_template_percent": {:.1}, "filled_percent": {:.1}, "filled_with_template_percent": {:.1}, "stranded_percent": {:.1}}}"#,
+        r#"{{"workload": "{workload_name}", "algorithm": "{name}", "hosts": {count}, "decisions": {decisions}, "per_second": {:.0}, "p50_ns": {}, "p99_ns": {}, "placed_percent": {:.1}, "with_template_percent": {:.1}, "filled_percent": {:.1}, "filled_with_template_percent": {:.1}, "stranded_percent": {:.1}}}"#,
         f64::from(decisions) * 1e9 / total as f64,
         times[times.len() / 2],
         times[times.len() * 99 / 100],
@@ -303,9 +349,9 @@ impl Fleet {
     }
 
     /// Part of the free scarcer resource on hosts that cannot hold the mean sandbox.
-    fn stranded(&self) -> f64 {
+    fn stranded(&self, mean: &Resources) -> f64 {
         let (cpu, memory) = self.free();
-        let is_cpu_scarce = cpu * u64::from(MEAN.memory_mib) < memory * u64::from(MEAN.cpu_milli);
+        let is_cpu_scarce = cpu * u64::from(mean.memory_mib) < memory * u64::from(mean.cpu_milli);
         let amount = |host: &Host| {
             u64::from(if is_cpu_scarce {
                 host.free.cpu_milli
@@ -316,7 +362,7 @@ impl Fleet {
         let full = self
             .hosts
             .iter()
-            .filter(|host| host.free.missing(&MEAN).is_some());
+            .filter(|host| host.free.missing(mean).is_some());
         let total: u64 = self.hosts.iter().map(amount).sum();
         full.map(amount).sum::<u64>() as f64 / total.max(1) as f64
     }
