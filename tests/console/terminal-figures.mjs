@@ -78,7 +78,8 @@ export async function withoutBrowser(context, id, seconds) {
     request.on('response', ({ statusCode }) => reject(new Error(`/live: ${statusCode}`)))
     request.on('error', reject).end()
   })
-  const command = (message) => socket.write(frame(1, Buffer.from(JSON.stringify(message))))
+  // Output that arrives after the end is not acknowledged.
+  const command = (message) => socket.writable && socket.write(frame(1, Buffer.from(JSON.stringify(message))))
   let [received, messages, unacknowledged] = [0, 0, 0]
   const opened = new Promise((resolve) => {
     frames(socket, (kind, data) => {
