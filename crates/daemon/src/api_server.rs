@@ -177,7 +177,8 @@ impl ApiServer {
             ..jiffy_template_builder::BuilderSettings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
-        // Verifiers of identity tokens send the host of the issuer.
+        // Clients that verify identity tokens fetch the issuer's keys from this daemon. Their
+        // requests have the name of the issuer in the header `Host`.
         let issuer_host = options
             .identity_issuer
             .as_ref()
@@ -256,7 +257,8 @@ impl ApiServer {
         routes = routes.merge(documentation::routes());
         let console = match console {
             Some(console) => {
-                // Links that the console creates must have another origin than the console.
+                // Links that the console creates must have another origin than the console, so that
+                // pages of a sandbox cannot use the session of the console.
                 let page_app = match page_links {
                     Some(links) => app.clone().with_preview(links),
                     None => app.clone(),
@@ -380,7 +382,8 @@ impl ApiServer {
             () = rejections => {}
             () = usage => {}
         }
-        // Requests since the last count. The task does not panic.
+        // Count the requests since the last count. The result is ignored, because the task does not
+        // panic.
         let _ = tokio::task::spawn_blocking(move || last_usage.count_usage()).await;
     }
 }

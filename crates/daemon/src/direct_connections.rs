@@ -2,9 +2,9 @@
 //! client connection that the process of a function serves itself, without the daemon
 //! (`direct_listener.rs`).
 //!
-//! It counts as an in-flight request of the key that owns the function only while a request is in
-//! flight. Otherwise clients without a key could exhaust the limit of that key with idle
-//! connections.
+//! A direct connection counts as an in-flight request of the key that owns the function only while
+//! a request is in flight. Otherwise clients without a key could exhaust the limit of that key with
+//! idle connections.
 //!
 //! A *permit* counts towards a limit until it is dropped.
 

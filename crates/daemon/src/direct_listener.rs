@@ -48,9 +48,9 @@ pub struct DirectListener {
     pub listener: TcpListener,
     pub functions: Functions,
     pub keys: Arc<Keys>,
-    /// Issues the permits for exchanges of a key. The gateway uses the same value, which also
-    /// resumes sandboxes, so that requests through the gateway count towards the same limit. The
-    /// listener resumes no sandboxes.
+    /// Issues the permits for exchanges of a key. The gateway uses the same value, so that requests
+    /// through the gateway count towards the same limit. The listener does not use the other task
+    /// of this type, which is to resume paused sandboxes.
     pub exchanges: AutoResume,
     /// Limits connections, including the connections of the gateway.
     pub admission: Arc<ConnectionAdmission>,

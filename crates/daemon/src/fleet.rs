@@ -2,7 +2,13 @@
 //! other members. Also opens the tables of API keys and template names, and handles calls of other
 //! members.
 //!
-//! These parts exist only if the data directory contains `fleet.toml`.
+//! These parts exist only if the data directory contains `fleet.toml`. A *member* is a host of the
+//! fleet. The *coordinator* is the member that selects the hosts of new sandboxes. A *shard* is a
+//! part of the fleet's sandboxes: a new fleet has only shard 0.
+//!
+//! The *head* of a sandbox is the record in the store that decides which member may run the
+//! sandbox. A *roster* is the list of the sandboxes of a member, for the time after its loss. A
+//! *front* is a machine without sandboxes that passes requests of clients to the members.
 
 mod calls;
 mod host;
@@ -166,9 +172,12 @@ impl Member {
         home: &Home,
         sandboxes: &Sandboxes,
     ) -> anyhow::Result<(RunningMember, FleetParts)> {
+        // From here on, requests to sandboxes wait until the sandboxes were compared with their
+        // heads.
         self.host.set_tables(self.tables.clone());
         sandboxes.expect_comparison();
         self.host.set_sandboxes(sandboxes.clone());
+        // The coordinator identifies sandboxes by keyed hashes of their ids. This is the key.
         let secret = Zeroizing::new(blake3::derive_key(
             "jiffy fleet 2026 hashes of the directory",
             &*self.access.secret,

@@ -1,7 +1,8 @@
 //! Requests of clients to sandboxes of other members of a fleet. The gateway of this host opens a
 //! stream over the members' channel to the gateway of the other member, and accepts such streams.
 //!
-//! A *member* is a host of the fleet.
+//! A *member* is a host of the fleet. A *front* is a machine without sandboxes that passes requests
+//! of clients to the members.
 
 use crate::fleet::ForwardedCalls;
 use async_trait::async_trait;
@@ -156,7 +157,7 @@ impl Handler for GatewayStreams {
         let Some(peer) = client_of(request.headers()) else {
             return Rejected::new(400, "the address of the client is missing").response();
         };
-        // Reserve a place first, because an accepted stream must be served.
+        // Reserve a place in the queue first, because an accepted stream must be served.
         let Ok(permit) = self.0.try_reserve() else {
             return Rejected::new(503, "too many streams are waiting").response();
         };

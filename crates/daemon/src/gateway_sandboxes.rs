@@ -136,7 +136,8 @@ impl GatewaySandboxes {
     /// Opens a stream to a port of a sandbox: over its network interface if possible, otherwise
     /// through its agent.
     async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
-        // Another host may have resumed the sandbox while this host was lost.
+        // Another host of the fleet may have resumed the sandbox while this host was cut off. The
+        // sandbox manager therefore compares the sandboxes with the records in the store first.
         if !self.sandboxes.until_compared(id, COMPARISON_TIMEOUT).await {
             let reason = "its host compares its sandboxes with the store: retry";
             return Err(OpenError::Unavailable(reason.to_owned()));

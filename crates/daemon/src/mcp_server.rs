@@ -46,7 +46,9 @@ impl ApiClients for InProcessClients {
                         tls: false,
                         local: false,
                     },
-                    // Sandboxes of other hosts of a fleet are reached through them.
+                    // With this flag, the gateway also forwards requests to sandboxes of other
+                    // hosts of the fleet. Its name refers to fronts, the processes that pass
+                    // connections of clients to the hosts.
                     is_from_front: true,
                 };
                 let sent = connections.send(connection).await;

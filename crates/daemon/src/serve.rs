@@ -6,7 +6,7 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. A daemon *adopts* the guests that continued to run while no
-//! daemon ran.
+//! daemon ran. A *spare* is a VMM process that the daemon starts in advance for the next guest.
 
 use crate::api_server::{ApiServer, HostParts};
 use crate::confinement::confine;
@@ -106,7 +106,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         .as_ref()
         .map(|shared| store::open(shared, &home))
         .transpose()?;
+    // The store for the modules of functions. `remote` itself is moved into the host options below.
     let modules = remote.clone();
+    // Source of memory for guests that are restored before their memory is on this host.
     let lazy = options.store.as_ref().zip(remote.as_ref());
     let lazy = lazy
         .map(|(shared, remote)| store::lazy(shared, remote, &home))

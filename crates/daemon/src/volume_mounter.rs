@@ -1,4 +1,7 @@
 //! Mounts volumes in guests: connects the server of a volume with the agent of a guest.
+//!
+//! The *server* of a volume is a process that answers the file requests of guests. The number of a
+//! server distinguishes the processes that serve the same volume one after the other.
 
 use async_trait::async_trait;
 use jiffy_proto::agent::{VOLUME_ATTACHED, VOLUME_OK, VOLUME_PORT, VolumeAttachment};
@@ -49,7 +52,7 @@ impl VolumeMounter for HostVolumeMounter {
 }
 
 impl HostVolumeMounter {
-    /// Mounts `volumes`.
+    /// Creates a mounter for the volumes in `volumes`.
     pub fn new(volumes: Arc<HostVolumes>) -> Self {
         let (lost, receiver) = mpsc::channel(MAX_LOST);
         Self {

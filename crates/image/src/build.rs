@@ -58,8 +58,9 @@ impl From<RootfsError> for BuildError {
     }
 }
 
-/// Function that creates the directory with the content of the image. Tests replace it, since they
-/// have no network.
+/// Function that creates the directory with the content of the image. `BuildSite` contains its
+/// directories and the lock of the template. Tests replace the function, since they have no
+/// network.
 type MakeRoot<'a> =
     &'a mut dyn FnMut(&BuildSite<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
 
@@ -122,7 +123,7 @@ fn only_image(below: &Template) -> Result<&Path, BuildError> {
     }
 }
 
-/// Builds a template from the images of `below` and a new image.
+/// Builds a template from the images of its base template, `below`, and a new image.
 fn build_with(
     templates: &Templates,
     home: &Home,

@@ -137,8 +137,9 @@ impl Tool {
         at: &Path,
     ) -> io::Result<&mut Self> {
         let path = |path: &Path| CString::new(path.as_os_str().as_bytes());
-        // Redirects are not followed: of overlayfs's marks, the unpacker of layers sets only
-        // whiteouts and opaque directories.
+        // Redirects (marks of overlayfs that name another directory as the origin) are not
+        // followed. The unpacker sets only two kinds of marks: whiteouts for removed files and
+        // opaque directories.
         let options = format!(
             "lowerdir={},redirect_dir=nofollow,metacopy=off",
             lower.join(":")

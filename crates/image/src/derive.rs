@@ -2,6 +2,7 @@
 //! its results in this way.
 //!
 //! A *layer* of a container image is an archive with the files that one step of its build changed.
+//! Its *diff id* is the SHA-256 of the uncompressed archive.
 
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;

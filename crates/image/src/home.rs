@@ -32,8 +32,9 @@ use std::path::{Path, PathBuf};
 ///   locks/                          lock files, for example one per template
 /// ```
 ///
-/// A file `<x>.stamp` records the verified checksum and identity of `<x>`. A file whose name starts
-/// with `.new-` is unfinished and may be removed while no build runs.
+/// `<sha12>` is the start of a SHA-256, and `<layout>` the version of the file's layout. A file
+/// `<x>.stamp` records the verified checksum and identity of `<x>`. A file whose name starts with
+/// `.new-` is unfinished and may be removed while no build runs.
 #[derive(Clone, Debug)]
 pub struct Home {
     root: PathBuf,

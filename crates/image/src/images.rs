@@ -1,5 +1,6 @@
 //! Store of images, `<home>/images`. Each image is stored once, under its digest, and shared by all
-//! templates that refer to it.
+//! templates that refer to it. The *stamp* of an image is a file that records its verified
+//! checksum.
 //!
 //! Three rules prevent the removal of an image that is in use:
 //! - Every user of an image holds a shared lock on its open file. Child processes inherit the lock.
@@ -80,8 +81,8 @@ impl ImageStore {
         let path = self.path(&sum.sha256);
         let opened = check(Some(&sum.sha256), Some(sum.size)).open(&path)?;
         let image = opened.ok_or_else(|| TemplateError::Image { path: path.clone() })?;
-        // Waits if the image is locked exclusively: the garbage collector of a data directory that
-        // borrows this store may hold such a lock for a moment.
+        // Waits if the image is locked exclusively: another data directory can borrow this store by
+        // a symbolic link, and its garbage collector may hold such a lock for a moment.
         image.file.lock_shared().on("lock", &path)?;
         Ok(image)
     }
@@ -125,7 +126,8 @@ impl ImageStore {
         Ok(sum)
     }
 
-    /// Adds a link to an image of manifest format 1, which is in the directory of its manifest.
+    /// Adds a link to an image of manifest format 1, the format of earlier versions of Jiffy. In
+    /// this format, the image is in the directory of its manifest.
     pub(crate) fn adopt(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
         let path = self.path(&sum.sha256);
         if path.exists() || !old.exists() {

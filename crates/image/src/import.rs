@@ -4,7 +4,8 @@
 //! [`ImportJob`] unpacks the layers and writes the image, under the lock of the template and the
 //! lock of the layer store.
 //!
-//! A *stock template* is a template whose recipe Jiffy contains.
+//! A *stock template* is a template whose recipe Jiffy contains. A *blob* is a file of a registry,
+//! such as a compressed layer. The *diff id* of a layer is the SHA-256 of its uncompressed archive.
 
 mod bounded;
 mod byte_progress;

@@ -121,6 +121,7 @@ pub(crate) struct BuilderInner {
     uploads: UploadStore,
     settings: BuilderSettings,
     queue: BuildQueue,
+    /// Limits concurrent pulls from registries, in total and per key.
     pulls: PullQueue,
     /// Quotas of owners. `None` if unlimited.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,

@@ -41,6 +41,7 @@ impl ChannelForwarder {
     }
 }
 
+/// Returns the error of a call that was not sent to the other member.
 fn unsent(reason: impl ToString) -> ForwardError {
     ForwardError {
         is_unsent: true,

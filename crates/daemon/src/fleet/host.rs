@@ -1,5 +1,6 @@
-//! Implements [`jiffy_fleet::node::Host`]: the fleet's node reads the free resources of this host,
-//! and requests the comparison of its sandboxes with the records of the fleet.
+//! Implements [`jiffy_fleet::node::Host`]: the fleet's *node*, the task that represents this host
+//! in the fleet, reads the free resources of the host. After an interruption, it requests the
+//! comparison of the host's sandboxes with the records of the fleet.
 
 use async_trait::async_trait;
 use jiffy_api::Fleet;
@@ -17,7 +18,7 @@ pub struct DaemonHost {
     sandboxes: OnceLock<Sandboxes>,
     /// Set when the API is open.
     fleet: OnceLock<Fleet>,
-    /// Set when the tables are being read.
+    /// Tables of the fleet: API keys and template names. Set when the daemon starts to read them.
     tables: OnceLock<Tables>,
     /// Latest demand for warm pools.
     pools: watch::Sender<Vec<PoolDemand>>,
@@ -89,7 +90,8 @@ impl Host for DaemonHost {
         }
     }
 
-    // The API counts the existing sandboxes later, when they are open.
+    // The limits of API keys do not include the existing sandboxes yet. The API counts these
+    // sandboxes later, when they are open.
     fn starts_counted(&self) -> bool {
         false
     }
@@ -125,8 +127,8 @@ impl Host for DaemonHost {
         let sandboxes = self.sandboxes.get();
         let sandboxes =
             sandboxes.ok_or_else(|| failed(String::new(), "the daemon is starting".to_owned()))?;
-        // The epoch is greater than 1 if the fleet has declared an earlier incarnation of this host
-        // dead.
+        // The *epoch* is the number of this host's registration. It is greater than 1 if the fleet
+        // has declared an earlier incarnation of this host dead.
         let reconciled = sandboxes.reconcile_heads(owner.epoch > Epoch(1)).await;
         reconciled.map_err(|(sandbox, error)| failed(sandbox, error.to_string()))
     }

@@ -1,4 +1,5 @@
-//! Warm pools of this host, which follow the demand that the coordinator sees.
+//! Warm pools of this host. They follow the demand for templates, as seen by the *coordinator*, the
+//! member of the fleet that selects the hosts of new sandboxes.
 
 use jiffy_api::Fleet;
 use jiffy_fleet_core::PoolDemand;

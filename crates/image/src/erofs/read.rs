@@ -128,7 +128,7 @@ impl<'a> ErofsImage<'a> {
         image.root = u64::from(u16_at(&head, 14));
         let seconds = i64::try_from(u64_at(&head, 24)).unwrap_or(0);
         image.time = (seconds, nanoseconds(u32_at(&head, 32)));
-        // Cannot overflow: block numbers have 32 bits, and the block size has at most 17.
+        // Cannot overflow: block numbers have 32 bits, and the block size has at most 17 bits.
         image.inodes = u64::from(u32_at(&head, 40)) * image.block;
         image.attributes = u64::from(u32_at(&head, 44)) * image.block;
         Ok(image)

@@ -2,6 +2,7 @@
 //! Docker's equivalents). All documents are untrusted.
 //!
 //! A *layer* of a container image is an archive with the files that one step of its build changed.
+//! Its *diff id* is the SHA-256 of the uncompressed archive.
 
 use super::{ImportError, bounded};
 use crate::layer::shown;

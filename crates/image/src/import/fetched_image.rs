@@ -1,5 +1,8 @@
 //! Images of registries that are downloaded, but not unpacked yet. Downloads run without the locks
 //! of the template and of the layer store.
+//!
+//! Imports share unpacked layers. A *proof* shows that the registry of this import has a layer, so
+//! that the import may use the copy of another import.
 
 use super::byte_progress::ByteProgress;
 use super::download::Download;

@@ -1,6 +1,7 @@
 //! Executes an import under locks: unpacks layers, writes the image and publishes the manifest.
 //!
 //! A *layer* of a container image is an archive with the files that one step of its build changed.
+//! Its *diff id* is the SHA-256 of the uncompressed archive.
 
 use super::byte_progress::ByteProgress;
 use super::document::RunConfig;

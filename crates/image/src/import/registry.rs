@@ -292,7 +292,7 @@ impl RegistryImage {
             match read {
                 Ok(()) if at == layer.size => break,
                 // The registry sends no more bytes, for example since the descriptor states a wrong
-                // size.
+                // size. Status 416 rejects a range that begins at the end of the blob.
                 Ok(()) | Err(PullError::Fault(PullFault::Status(416, _))) => {
                     return Err(RegistryError::Truncated {
                         digest: layer.digest.clone(),

@@ -6,8 +6,9 @@
 //! output, in this order:
 //! - a line with the number of unpacked bytes, before each [`REPORT_BYTES`] that it unpacks;
 //! - an [`UnpackOutcome`] as one line of JSON;
-//! - the names of the directories that need overlayfs's opaque mark. Only the parent may set the
-//!   mark, since the process has no `CAP_SYS_ADMIN`.
+//! - the names of the directories that need overlayfs's opaque mark (`trusted.overlay.opaque`),
+//!   which hides the directory of the same name in lower layers. Only the parent may set the mark,
+//!   since the process has no `CAP_SYS_ADMIN`.
 //!
 //! The parent treats this output as untrusted, since a hostile archive may have taken over the
 //! process.

@@ -1,5 +1,5 @@
-//! Store of unpacked layers, `<home>/layers`. Each layer is stored once, under the digest of its
-//! content, and shared by all imports.
+//! Store of unpacked layers, `<home>/layers`. Each layer is stored once, under its *diff id*, the
+//! SHA-256 of the uncompressed archive, and shared by all imports.
 
 mod proof;
 
@@ -22,7 +22,7 @@ const ROOT: &str = "root";
 const RECORD_FILE: &str = "layer.json";
 /// Lock on the directory of the layers.
 const LOCK: &str = "layers";
-/// Part of a directory name before the digest of the layer.
+/// Part of a directory name before the diff id of the layer.
 const PREFIX: &str = "sha256-";
 
 /// The layers in `<home>/layers`. The directory `sha256-<diff id>/` contains the files in `root`,

@@ -69,7 +69,7 @@ pub(super) enum OverlayMarks<'m> {
     Collect(&'m mut Vec<Vec<u8>>),
 }
 
-/// Unpacks a layer below `into`. `marks` marks files that hide files of lower layers.
+/// Unpacks a layer below `into`. `marks` determines how opaque marks are set.
 pub(super) fn unpack_with(
     packed: impl Read,
     into: &Path,

@@ -60,7 +60,8 @@ pub(crate) struct RecipeSpec {
     pub start: Option<StartCommand>,
     /// Readiness check of the command.
     pub ready: Option<Readiness>,
-    /// Operation that most sandboxes perform first.
+    /// Operation that most sandboxes perform first. It runs once after the template's snapshot, to
+    /// record which memory it touches.
     pub first_use: Option<FirstUse>,
 }
 

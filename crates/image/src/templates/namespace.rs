@@ -1,6 +1,7 @@
 //! Owners and visibility of templates, their tags, and the removal of internal templates.
 //!
-//! A *stock template* is a template whose recipe Jiffy contains.
+//! A *stock template* is a template whose recipe Jiffy contains. A *borrowed* template is a
+//! symbolic link to a template in another data directory.
 
 use crate::file::{FileError, OnPath};
 use crate::images::ImageStore;

@@ -1,5 +1,7 @@
 //! Garbage collection: removes images, versions and layers to which no template, snapshot or
 //! running sandbox refers.
+//!
+//! Images are *borrowed* if the directory of images is a symbolic link into another data directory.
 
 use crate::file::OnPath;
 use crate::home::Home;

@@ -3,7 +3,8 @@
 //!
 //! Uses only requests to the agent, so that images without a shell work.
 //!
-//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps. A
+//! *staged* file is a file in the staging directory.
 
 use super::failure::BuildFailure;
 use super::stage_config::StageConfig;

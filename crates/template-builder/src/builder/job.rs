@@ -129,7 +129,8 @@ impl BuildJob {
     }
 
     /// Removes the unfinished template of a failed or cancelled build. The sandboxes must be
-    /// removed first, because their removal ends a write in progress.
+    /// removed first: a write in progress reads from a sandbox, and ends when the sandbox is
+    /// removed.
     pub async fn remove_unfinished(&self) {
         let _writing = self.writing.lock().await;
         let (templates, name) = (self.inner.templates.clone(), self.unfinished_name());

@@ -104,7 +104,7 @@ impl Builder {
             );
             ended.cancel();
             job.remove_unfinished().await;
-            // Last: until here, no other request may treat the build as waiting.
+            // Remove the entry last: until then, no other request may treat the build as waiting.
             this.0.running.lock().remove(&id);
         });
         Ok(())
@@ -171,7 +171,7 @@ impl Builder {
             .records
             .transition(id, BuildStatus::Waiting, BuildStatus::Building);
         if !updated.map_err(|e| BuildFailure::new(e.to_string()))? {
-            // Its end is recorded, so it must not publish a template.
+            // The end of the build is already recorded, so the build must not publish a template.
             let why = "the build was cancelled or expired before its start";
             return Err(BuildFailure::new(why));
         }

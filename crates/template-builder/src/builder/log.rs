@@ -54,7 +54,8 @@ impl BuildLog {
                     self.records
                         .insert_log_line(&self.build, number, LogLevel::Warn, step, last)
                 }
-                // The build's record contains the cause of a failure.
+                // Drop later lines. The cause of a failure is not lost, because the build's record
+                // contains it.
                 _ => Ok(()),
             };
             if let Err(e) = stored {

@@ -7,8 +7,8 @@ use super::records::{BuildRecords, BuildStatus, RecordError, TemplateRecord};
 use jiffy_engine_api::is_id;
 use jiffy_image::{DEFAULT_TAG, Reference, Visibility};
 
-/// Kind of name by which a template was resolved. The caller's snapshots rank between [`Self::Own`]
-/// and [`Self::Shared`].
+/// Kind of name by which a template was resolved. The caller resolves names of snapshots itself.
+/// Own snapshots rank between [`Self::Own`] and [`Self::Shared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResolvedBy {
     /// An id.
@@ -199,6 +199,7 @@ mod tests {
     /// Ids of two API keys.
     const ALICE: &str = "aaaaaaaaaaaaaaaaaaaa";
     const MALLORY: &str = "mmmmmmmmmmmmmmmmmmmm";
+    /// Id of a template.
     const ID: &str = "ttttttttttttttttttt2";
 
     /// Stored templates and their builds.

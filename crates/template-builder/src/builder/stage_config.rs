@@ -48,7 +48,8 @@ impl StageConfig {
     pub fn inherited(&self) -> Self {
         Self {
             args: BTreeMap::new(),
-            // The parser of the Dockerfile has inserted the triggers of the stage.
+            // The parser of the Dockerfile has already inserted the `ONBUILD` instructions of the
+            // base stage as steps.
             on_build: Vec::new(),
             ..self.clone()
         }

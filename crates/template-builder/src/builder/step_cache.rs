@@ -1,5 +1,6 @@
 //! Cache of build steps. Each step has a snapshot. Steps that no build has used for some time are
-//! pruned.
+//! pruned. The fingerprint of a step's snapshot is the key of the step, a hash of everything that
+//! determines its result.
 
 use super::records::RecordError;
 use super::{Builder, BuilderError, BuilderInner};

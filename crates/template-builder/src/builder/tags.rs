@@ -38,7 +38,8 @@ impl Builder {
         let (templates, new_tags) = (self.0.templates.clone(), tags.to_vec());
         let work = move || {
             let mut references = new_tags.iter().map(|tag| named.reference(tag));
-            // Fallback of `tag`: a new tag inherits the visibility of the template's other tags.
+            // `Templates::tag` uses this visibility only if the template has no other tag.
+            // Otherwise the new tag inherits the visibility of the other tags.
             let visibility = Visibility::default();
             references.try_for_each(|to| templates.tag(&from, &to, visibility).map(drop))
         };

@@ -382,7 +382,8 @@ impl UploadStore {
             if path.extension().is_some() || name_starts_with(&path, UNFINISHED_PREFIX) {
                 continue;
             }
-            // An upload that completes now must not be removed by the age of the former one.
+            // The lock ensures that an upload that completes now is not removed because of the age
+            // of the upload that it replaces.
             let mut stored = self.stored.lock();
             let metadata = match fs::metadata(&path) {
                 // The list of files is stale: another call has removed the upload.

@@ -126,6 +126,7 @@ impl BuildJob {
         let request = CopyRequest::new(copy, &at.config).map_err(BuildFailure::new)?;
         // An earlier attempt or a program of the image may have left files.
         copy::clear_staging(agent).await?;
+        // `files` has one element, because a `COPY` or `ADD` has one source.
         let mut items = Vec::new();
         for files in files {
             items = self

@@ -34,7 +34,8 @@ impl BuildJob {
         // settings, or if the build is forced.
         let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
         let mut about = about.unwrap_or_default();
-        // Without an idle timeout, the key is the key of earlier versions.
+        // Templates without an idle timeout have the same key as in earlier versions of Jiffy, so
+        // that existing templates are recognised.
         if let Some(seconds) = self.spec.idle_timeout_s {
             about = format!("{about}idle {seconds}");
         }

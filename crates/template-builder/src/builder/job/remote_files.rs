@@ -22,8 +22,8 @@ const GIT_TEMPLATE: &str = "base";
 const CLONES: &str = "/tmp/jiffy-git";
 /// Maximum length of the output of a Git command in bytes. A repository may have many references.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
-/// Script that clones one commit: directory, URL, commit, and whether to retain `.git`. Servers
-/// that cannot send a single commit send all branches and tags.
+/// Script that clones one commit: directory, URL, commit, and `keep` to retain `.git`. Servers that
+/// cannot send a single commit send all branches and tags.
 const CLONE: &str = r#"
 set -e
 export GIT_TERMINAL_PROMPT=0 GIT_CONFIG_NOSYSTEM=1 HOME=/nonexistent

@@ -76,6 +76,7 @@ impl BuildJob {
                         mode: None,
                         unpack: false,
                     };
+                    // The next files belong to this mount. The iterator has at most one element.
                     let files = files.next().into_iter();
                     let mut items = Vec::new();
                     for files in files {

@@ -1,5 +1,6 @@
 //! Stages of a build (the parts of a Dockerfile that begin with `FROM`): their base, their state,
-//! and the stages on which they depend.
+//! and the stages on which they depend. A *trigger* is an instruction in an `ONBUILD` of a
+//! template. Builds that are based on the template execute it.
 
 use super::super::failure::BuildFailure;
 use super::super::stage_config::StageConfig;
@@ -106,7 +107,8 @@ impl BuildJob {
         stage: &BuildStage,
         at: &StageState,
     ) -> Result<Vec<BuildStep>, BuildFailure> {
-        // The parser has inserted the triggers of an earlier stage, whose base has run its own.
+        // If the base is an earlier stage, the parser of the Dockerfile has already inserted the
+        // triggers of that stage. Triggers of its base template were executed in that stage.
         if let StageBase::Stage(_) = stage.from {
             return Ok(Vec::new());
         }

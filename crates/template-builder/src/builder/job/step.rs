@@ -1,7 +1,8 @@
 //! Execution of steps. A step that changes files runs in the stage's sandbox, and a snapshot of the
 //! sandbox is cached as the result of the step.
 //!
-//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
+//! The *key* of a step is a hash of everything that determines its result. A *stage* is a part of a
+//! build that starts with a base image (`FROM`) and executes steps.
 
 use super::super::copy::{self, ROOT_USER};
 use super::super::failure::BuildFailure;
@@ -88,7 +89,7 @@ impl BuildJob {
         } else {
             SnapshotContent::Full
         };
-        // Checked before the command receives the secret.
+        // Check whether such a snapshot can be stored before the command receives the secret.
         let storable = self.inner.sandboxes.check_content(None, content);
         storable.map_err(|e| BuildFailure::new(format!("--mount=type=secret: {e}")))?;
         let agent = self.agent(at).await?;

@@ -26,13 +26,16 @@ pub struct IncomingUpload {
     pub(super) bytes: u64,
     /// Bytes reserved in the owner's quota.
     pub(super) reserved: u64,
+    /// Reservation in the owner's quota, which grows with the received bytes.
     pub(super) permit: QuotaPermit,
     /// Number of stored uploads and their charged bytes, by owner. Shared with the
     /// [`super::UploadStore`].
     pub(super) stored: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
+    /// Permit that limits the concurrent uploads of the owner.
     pub(super) incoming: UploadPermit,
     /// Removed on drop.
     pub(super) unfinished: TemporaryFile,
+    /// Path of the complete upload.
     pub(super) target: PathBuf,
     /// Token of the ticket in the link of the upload.
     pub(super) token: String,
@@ -119,7 +122,7 @@ impl IncomingUpload {
     /// `stored`.
     fn check_replacement(&self, sums: &Path, sum: &str) -> Result<(), UploadError> {
         let before = match fs::read_to_string(sums) {
-            // Lost in a power failure: the upload does not exist.
+            // A power failure has emptied the checksum file, so the upload counts as missing.
             Ok(before) if before.is_empty() => return Ok(()),
             Ok(before) => before,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
