@@ -1,4 +1,5 @@
-//! `jiffy agent-shell`: shell commands of a coding agent in the sandbox of a project.
+//! `jiffy agent-shell`: shell commands of a coding agent in the sandbox of a project. A *session*
+//! is this sandbox with the history of its commands, and a snapshot from before each command.
 
 mod exec;
 mod history;

@@ -20,6 +20,7 @@ macro_rules! root_or_skip {
     };
 }
 
+/// Returns a base template without images.
 fn scratch() -> TemplateManifest {
     TemplateManifest {
         images: Vec::new(),

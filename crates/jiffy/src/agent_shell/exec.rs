@@ -1,4 +1,6 @@
-//! `jiffy agent-shell exec`: runs a command in the sandbox of a project.
+//! `jiffy agent-shell exec`: runs a command in the sandbox of a project. The *session* of a project
+//! is its sandbox with the history of its commands. A *ticket* is a command that was entered in the
+//! history, and that can be executed.
 
 use super::open;
 use crate::FAILURE_EXIT_CODE;
@@ -59,6 +61,7 @@ pub fn run(args: &AgentShellExecArgs) -> anyhow::Result<ExitCode> {
     let outcome = runtime.block_on(execute(args, &command));
     // A thread may be blocked in reading standard input: the shutdown must not wait for it.
     runtime.shutdown_background();
+    // Print a report for people, not JSON.
     outcome?.report(false, start)
 }
 
@@ -77,7 +80,8 @@ async fn execute(args: &AgentShellExecArgs, command: &ShellCommand) -> anyhow::R
         number = signals.next() => return Ok(Outcome::interrupted(number)),
     };
     let (session, ticket) = begun?;
-    // Later commands need the lock of the session.
+    // A command in the background releases the session while it runs, because later commands need
+    // the lock of the session.
     let session = (!args.background).then_some(session);
     let exec = ExecArgs {
         env: Vec::new(),

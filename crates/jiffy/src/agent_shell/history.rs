@@ -1,4 +1,5 @@
-//! `jiffy history`: lists the commands of a project.
+//! `jiffy history`: lists the commands of a project. The history is a part of the project's
+//! *session*, which also has the project's sandbox.
 
 use super::find_project;
 use crate::cli::HistoryArgs;

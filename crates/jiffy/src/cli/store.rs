@@ -1,4 +1,8 @@
 //! Arguments of `jiffy store` and its subcommands.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk, and a *pack* is an object of the store with many
+//! chunks. A *tenant* is an owner of snapshots in the store, usually an API key. The comments of
+//! arguments are help texts.
 
 use crate::units;
 use clap::{Args, Subcommand};

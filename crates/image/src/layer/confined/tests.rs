@@ -78,25 +78,29 @@ const ATTACKS: &[(&str, Attempt)] = &[
     ("load BPF", || call(libc::SYS_bpf, [0; 4])),
 ];
 
+// Exit codes of the child process. No operation exits with these codes by itself.
+const SUCCEEDED: i32 = 7;
+const DENIED: i32 = 8;
+const NOT_CONFINED: i32 = 9;
+
 /// Returns whether `attempt` succeeds in a process confined to `place`.
 fn succeeds(place: &Path, attempt: Attempt) -> bool {
     // SAFETY: the child confines itself, makes one attempt, and exits.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let confined = confine(place, &UnpackLimits::default());
-            // Exit codes that no operation uses by itself.
             let code = match confined {
-                Ok(_) if attempt() => 7,
-                Ok(_) => 8,
-                Err(_) => 9,
+                Ok(_) if attempt() => SUCCEEDED,
+                Ok(_) => DENIED,
+                Err(_) => NOT_CONFINED,
             };
             // SAFETY: terminates the child immediately.
             unsafe { libc::_exit(code) }
         }
         ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
-            WaitStatus::Exited(_, 7) => true,
+            WaitStatus::Exited(_, SUCCEEDED) => true,
             // A denied system call kills the process.
-            WaitStatus::Exited(_, 8) | WaitStatus::Signaled(..) => false,
+            WaitStatus::Exited(_, DENIED) | WaitStatus::Signaled(..) => false,
             other => panic!("{other:?}"),
         },
     }
