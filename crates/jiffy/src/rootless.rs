@@ -1,5 +1,7 @@
 //! Namespaces of commands that an unprivileged user runs: the command becomes root in a user
 //! namespace, which networks and gVisor need.
+//!
+//! The *uplink* is a process that connects these namespaces to the network of the host.
 
 use crate::cli::EngineSelection;
 use crate::cli::FeatureSwitch;

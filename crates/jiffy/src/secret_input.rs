@@ -14,7 +14,8 @@ pub fn read(
     option: &str,
     most: usize,
 ) -> anyhow::Result<Zeroizing<String>> {
-    // One byte more than allowed, and a line break, show that the value is too long.
+    // Three bytes more: one byte that shows that the value is too long, and a line break of two
+    // bytes.
     let limit = u64::try_from(most + 3)?;
     let mut value = Zeroizing::new(String::new());
     match file {

@@ -1,4 +1,7 @@
 //! `jiffy serve`: runs the daemon in the foreground, or stops the running daemon.
+//!
+//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
+//! fleet.
 
 use crate::cli::ServeArgs;
 use crate::run::ephemeral;

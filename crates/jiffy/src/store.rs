@@ -1,5 +1,10 @@
 //! `jiffy store`: maintains the shared snapshot store directly, without a daemon. The store
 //! separates the data of *tenants*, which are the owners of snapshots.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks. The *data keys* of a tenant encrypt its chunks. They are
+//! derived from a secret in the store, which a *master key* of the host encrypts ("wraps"). Each
+//! rotation of the data keys adds a *generation* with a new secret.
 
 mod check;
 mod copies;

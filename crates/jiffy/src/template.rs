@@ -1,7 +1,8 @@
 //! `jiffy template`: manages the templates in the data directory of this host. Only builds of
 //! Dockerfiles and pruning send requests to a daemon.
 //!
-//! A *recipe* is the source of a stock template: a directory with its packages, files and settings.
+//! A *recipe* is a source of a template: a directory with its packages, files and settings. A
+//! *stock template* is a template whose recipe Jiffy contains.
 
 pub mod build;
 mod import;

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Maximum size of an argument in MiB.
+const MAX_MIB: f64 = 1e9;
+
 /// Parses a size into MiB in the notations of Docker and Kubernetes: `4GiB`, `4Gi`, `4g`, `1.5GB`,
 /// `4096MiB`, `4096M`, or a number of MiB. All units are powers of 1024.
 pub fn mebibytes(text: &str) -> Result<u64, String> {
@@ -21,7 +24,7 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
         .parse()
         .map_err(|_| format!("`{text}` is not a size: use for example 512MiB or 1.5GiB"))?;
     let mib = number * factor;
-    if !(1.0..=1e9).contains(&mib) {
+    if !(1.0..=MAX_MIB).contains(&mib) {
         return Err(format!("`{text}` is out of range"));
     }
     // The range was checked above. Fractions of a MiB are dropped.

@@ -112,7 +112,8 @@ fn table(rows: &[DailyUsage]) -> String {
     table.text()
 }
 
-/// Returns the name of a key, or its id if it has none.
+/// Returns the name of a key, or its id if it has none. Usage without a key belongs to the owner of
+/// the host.
 fn key(row: &DailyUsage) -> &str {
     match (&row.key_id, &row.key_name) {
         (None, _) => "owner",

@@ -1,4 +1,6 @@
 //! `jiffy volume`: creates, lists and removes volumes, and copies their files.
+//!
+//! A *volume* is a directory of files that sandboxes of an API key share, and that outlives them.
 
 mod copy;
 

@@ -1,4 +1,7 @@
 //! `jiffy webhook`: creates, lists and removes webhooks.
+//!
+//! A *webhook* is a URL to which the daemon sends events. A *delivery* is one event that must be
+//! sent to one webhook.
 
 use crate::cli::{WebhookCommand, WebhookCreateArgs, WebhookNames};
 use crate::columns::{Align, Table};

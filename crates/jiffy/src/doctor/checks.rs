@@ -1,5 +1,6 @@
 //! Checks of `jiffy doctor` that do not boot a guest: devices, engines, user, memory, disk and
-//! templates.
+//! templates. The *uplink* is a process that connects the namespaces of an unprivileged user to the
+//! network of the host.
 
 use super::Finding;
 use jiffy_engine_api::EngineName;

@@ -1,7 +1,9 @@
 //! `jiffy doctor --measure`: measures restores of microVMs with each memory policy and restores of
 //! gVisor, and configures the host accordingly.
 //!
-//! The *working set* of a snapshot consists of the pages that a restored guest touches first.
+//! The *working set* of a snapshot consists of the pages that a restored guest touches first. A
+//! *memory policy* determines when the memory of a snapshot is read: all before the guest starts,
+//! only the working set, or each page on its first access.
 
 use super::Finding;
 use crate::cli::DoctorArgs;
@@ -24,6 +26,9 @@ use std::time::{Duration, Instant};
 const CHECK_NAME: &str = "restores";
 /// Number of rounds whose samples are discarded.
 const WARM_UP_ROUNDS: usize = 2;
+/// Maximum size of the output of a command in the guest, in bytes.
+const MAX_OUTPUT_BYTES: usize = 1 << 16;
+
 /// Number of guests per policy whose page faults are measured. Each guest touches thousands of
 /// pages.
 const FAULT_ROUNDS: usize = 5;
@@ -333,7 +338,7 @@ impl MicroVmSnapshots {
 async fn output(agent: &AgentClient, command: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let spec = ProcessSpec::new(command, arguments.iter().copied());
     let process = agent.start(&spec).await?;
-    let (status, stdout, stderr) = process.output(1 << 16).await?;
+    let (status, stdout, stderr) = process.output(MAX_OUTPUT_BYTES).await?;
     ensure!(
         status.exit_code == 0,
         "`{command}` exited with {} in the guest: {}",

@@ -1,5 +1,8 @@
 //! Builds of functions from source, in a sandbox of the template `functions-builder` that is
 //! removed after the build.
+//!
+//! A *lease* is a connection to the daemon. The daemon removes the sandbox when the connection
+//! ends.
 
 use crate::cli::FunctionBuildArgs;
 use crate::sandbox::tree;

@@ -1,4 +1,6 @@
 //! Tables and details of functions, from the JSON responses of the API.
+//!
+//! The *world* of a function is the interface between its WebAssembly module and the host.
 
 use crate::columns::{Align, Table};
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! `jiffy run` in a sandbox of a daemon. The daemon removes the sandbox when this process releases
-//! its lease or exits.
+//! `jiffy run` in a sandbox of a daemon. A *lease* is a connection to the daemon. The daemon
+//! removes the sandbox when this process releases its lease or exits.
 
 use super::outcome::{GuestBoot, Outcome};
 use super::{PreparedCommand, Signals, prepare};

@@ -1,5 +1,8 @@
 //! `jiffy store check`: checks that a store or etcd writes records conditionally, as the hosts of a
 //! fleet require.
+//!
+//! A *record* is a small versioned object by which the hosts of a fleet coordinate. A conditional
+//! write replaces a record only if its version has not changed since the writer read it.
 
 use crate::cli::StoreCheckArgs;
 use anyhow::Context;

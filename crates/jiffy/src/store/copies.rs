@@ -1,7 +1,7 @@
 //! Copies of stored chunks on this host, from which `jiffy store verify --repair` repairs damaged
 //! chunks. The store verifies each copy.
 //!
-//! A *chunk* is 64 KiB of memory or of a disk.
+//! A *part* is a file of a snapshot, for example its memory. A *chunk* is 64 KiB of a part.
 
 use jiffy_image::Home;
 use jiffy_store::{ChunkCopies, LayerCache, RemoteSnapshot};

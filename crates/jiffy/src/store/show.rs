@@ -1,4 +1,7 @@
 //! Output of the `jiffy store` commands as text.
+//!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many chunks.
+//! A *lease* protects the objects of an upload in progress from a garbage collection.
 
 use super::{Figures, OfTenant, Verified};
 use crate::columns::{Align, Table};
@@ -6,7 +9,8 @@ use crate::template::mib;
 use jiffy_client::terminal::line;
 use jiffy_store::{DamagedSnapshot, GcReport, TenantKeys, Traffic};
 
-/// Prints the results of garbage collections.
+/// Prints the results of garbage collections. Marked objects are unused, and a later collection may
+/// remove them. Readers are hosts that still have to fetch a part of a snapshot.
 pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
     let mut table = Table::new([
         ("TENANT", Align::Left),
@@ -93,7 +97,8 @@ fn chunks(word: &str, snapshot: &DamagedSnapshot) {
     }
 }
 
-/// Prints the results of key rotations.
+/// Prints the results of key rotations. A generation is a set of data keys with its own secret. The
+/// secrets were encrypted again with the current master key.
 pub fn rotated(rotated: &[OfTenant<TenantKeys>], traffic: &Traffic) {
     let mut table = Table::new([
         ("TENANT", Align::Left),

@@ -14,6 +14,9 @@ use std::path::Path;
 const NO_START_COMMAND: &str = "--ready-port needs a process that listens on the port: add --start COMMAND \
      or --start-image-command";
 
+/// Maximum number of characters of a derived template name.
+const MAX_NAME_LENGTH: usize = 63;
+
 /// Returns the import that the arguments request. `None` if they specify neither an image nor an
 /// archive nor a directory.
 pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
@@ -115,14 +118,14 @@ fn name_of_file(path: &Path) -> String {
     valid_name(name.strip_suffix(".tgz").unwrap_or(name))
 }
 
-/// Replaces invalid characters of a derived template name, and drops all after the first 63. The
+/// Replaces invalid characters of a derived template name, and cuts it to [`MAX_NAME_LENGTH`]. The
 /// importer rejects names that are still invalid.
 pub fn valid_name(name: &str) -> String {
     let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     let name = name.to_ascii_lowercase();
     name.chars()
         .map(|c| if is_valid(c) { c } else { '-' })
-        .take(63)
+        .take(MAX_NAME_LENGTH)
         .collect()
 }
 

@@ -52,7 +52,7 @@ pub fn push(home: &Home, name: &str, target: &StoreTargetArgs, json: bool) -> an
     print_result(json, &stored.text, stored.value)
 }
 
-/// Pushes a template.
+/// Pushes a template. All tenants of the store may use a stock or public template.
 pub fn store(home: &Home, name: &str, target: &StoreTargetArgs) -> anyhow::Result<Transferred> {
     let files = TemplateFiles::open(&Templates::new(home), name)?;
     let manifest = &files.template.manifest;

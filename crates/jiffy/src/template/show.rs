@@ -18,7 +18,7 @@ struct Listed<'a> {
     own: u64,
 }
 
-/// Names of templates by image.
+/// Names of templates by image. Templates share an image if their data are equal.
 struct Sharing<'a>(BTreeMap<&'a ImageSum, Vec<String>>);
 
 impl<'a> Sharing<'a> {

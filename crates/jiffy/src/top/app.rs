@@ -75,9 +75,10 @@ struct Reads {
 pub struct App {
     // The display is dropped before the guard restores the terminal.
     display: Display,
+    /// Guard of full-screen mode. `None` while a shell uses the terminal.
     screen: Option<Screen>,
     input: Input,
-    /// Handles of the terminal.
+    /// Handles of standard input and output, which are the same terminal.
     terminal: [File; 2],
     model: Model,
     client: Client,

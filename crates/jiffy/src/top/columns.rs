@@ -35,7 +35,7 @@ pub enum Content {
 pub struct Column {
     pub content: Content,
     pub title: &'static str,
-    /// Column of the order that it shows, if any.
+    /// Order by the values of this column. `None` if the table cannot be sorted by it.
     pub sort: Option<SortColumn>,
     pub is_right_aligned: bool,
     pub width: u16,
@@ -54,7 +54,7 @@ type Definition = (
     u8,
 );
 
-/// All columns in the order of the screen.
+/// All columns, from left to right. Of columns with equal ranks, the rightmost is omitted first.
 const DEFINITIONS: [Definition; 15] = [
     (Content::Id, "ID", None, false, 8, 8, 0),
     (
@@ -167,6 +167,7 @@ fn total_width(columns: &[Column]) -> u16 {
         .saturating_sub(GAP)
 }
 
+/// Returns the number of characters of the longest visible text in a column of variable width.
 fn text_width(model: &Model, content: Content) -> u16 {
     let widths = model.visible().map(|(row, _)| match content {
         Content::Name => row.name.chars().count(),

@@ -83,6 +83,7 @@ pub fn press(model: &mut Model, key: Key, commands: &CommandText) -> Option<Effe
         return Some(Effect::Redraw);
     }
     model.shows_message = false;
+    // Sets the mode of the table. The functions below restore or change the mode.
     match std::mem::take(&mut model.mode) {
         Mode::Table => press_in_table(model, &key),
         Mode::Filter(before) => {
@@ -206,10 +207,12 @@ fn open_text(model: &mut Model, source: TextSource) -> Option<Effect> {
     Some(Effect::ReadText)
 }
 
-/// Edits the filter, which is applied at each key.
+/// Edits the filter, which is applied at each key. `before` is the previous filter, which Escape
+/// restores.
 fn press_in_filter(model: &mut Model, before: String, key: Key) {
     let mut filter = model.filter().to_owned();
     match key {
+        // The mode remains that of the table, which `press` has set.
         Key::Enter => return,
         Key::Escape => {
             model.set_filter(before);

@@ -1,5 +1,7 @@
 //! First line of the screen: the server, its sandboxes, and the resources of the host, of the hosts
 //! of a fleet, or of the caller's key.
+//!
+//! A *warm pool* has guests that were started in advance.
 
 use super::model::Model;
 use jiffy_api_types::{Budget, FleetNode, Host, StateName};

@@ -118,6 +118,7 @@ fn parse(input: &[u8]) -> Parsed {
         ESCAPE => return parse_escape(input),
         b'\r' | b'\n' => Some(Key::Enter),
         0x08 | 0x7f => Some(Key::Backspace),
+        // The control key with a letter from A to Z.
         control @ 0x01..=0x1a => Some(Key::Ctrl(char::from(control - 1 + b'a'))),
         0x00 | 0x1c..=0x1f => None,
         _ => return parse_char(input),
@@ -171,6 +172,7 @@ fn parse_sequence(input: &[u8]) -> Parsed {
         };
     };
     let (parameters, last) = (&body[..length], body[length]);
+    // The escape character, `[` and the final byte are not parameters.
     let total = length + 3;
     if !(0x40..=0x7e).contains(&last) {
         // The byte begins another key.
@@ -193,6 +195,7 @@ fn parse_sequence(input: &[u8]) -> Parsed {
     Parsed::Key(key, total)
 }
 
+/// Returns the key of a sequence that ends with the byte `last`.
 fn cursor_key(last: u8) -> Option<Key> {
     match last {
         b'A' => Some(Key::Up),
@@ -201,6 +204,7 @@ fn cursor_key(last: u8) -> Option<Key> {
         b'D' => Some(Key::Left),
         b'H' => Some(Key::Home),
         b'F' => Some(Key::End),
+        // Enter on the numeric keypad.
         b'M' => Some(Key::Enter),
         _ => None,
     }

@@ -86,7 +86,7 @@ async fn sandboxes(client: &Client, ids: Vec<String>) -> anyhow::Result<RowChang
 }
 
 /// Measures the usage of the sandboxes `measured`, and reads the last samples of the sandboxes
-/// `sampled`.
+/// `sampled`. The daemon takes samples of all running sandboxes at a fixed interval.
 pub async fn usage(
     client: &Client,
     measured: &[String],

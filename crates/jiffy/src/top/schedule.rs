@@ -1,10 +1,11 @@
 //! Times of reads of sandboxes. The cost is bounded: a pause that is proportional to its duration
-//! follows each read.
+//! follows each read. Events name the sandboxes that have changed. Only these sandboxes are read
+//! again, or the whole list if they are many.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Number of changed sandboxes from which on the whole list is read instead.
+/// Maximum number of changed sandboxes that are read singly. Above it, the whole list is read.
 const MAX_SINGLE_READS: usize = 16;
 /// Minimum pause between two reads.
 const MIN_PAUSE: Duration = Duration::from_millis(250);
@@ -166,6 +167,7 @@ mod tests {
         let end = start + Duration::from_millis(500);
         schedule.finish(end);
         schedule.request_list();
+        // 50 times the duration of the read.
         assert_eq!(schedule.next_time(), Some(end + Duration::from_secs(25)));
     }
 }

@@ -299,7 +299,8 @@ fn footer(model: &Model, area: Rect) -> Footer {
             DIM,
         )
     };
-    // Messages and questions are shown completely if half of the screen suffices.
+    // Messages and questions are shown completely if half of the screen suffices. Lists of keys,
+    // which are dim, use one line.
     let lines = if style == DIM {
         vec![text]
     } else {

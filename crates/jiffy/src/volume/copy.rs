@@ -50,8 +50,10 @@ fn call(volume: &str, call: &str, path: &str) -> String {
 
 /// Copies a file or a directory of the host to a volume.
 async fn upload(client: &Client, from: &Path, volume: &str, to: &str) -> anyhow::Result<()> {
+    // Entries that are not copied yet: their paths on the host and in the volume.
     let mut pending = vec![(from.to_owned(), to.trim_end_matches('/').to_owned())];
-    // The argument may be a link, links below it are not followed.
+    // Metadata of the last pending entry. The argument may be a symbolic link. Links below it are
+    // rejected.
     let mut metadata = fs::metadata(from);
     while let Some((from, to)) = pending.pop() {
         let context = || format!("cannot read {}", from.display());
@@ -92,7 +94,7 @@ async fn upload_file(client: &Client, from: &Path, volume: &str, to: &str) -> an
         let mut part = vec![0; PART];
         let length = file.read(&mut part).with_context(context)?;
         part.truncate(length);
-        // The receiver is dropped if the upload failed, which reports its own error.
+        // The send fails if the upload has failed. The error of the upload is returned below.
         if length == 0 || parts.send(Bytes::from(part)).await.is_err() {
             break;
         }
@@ -120,7 +122,7 @@ async fn download(client: &Client, volume: &str, from: &str, to: &Path) -> anyho
     for entry in &entries {
         let below = entry.path.strip_prefix(found.path.trim_end_matches('/'));
         let below = below.unwrap_or(&entry.path).trim_start_matches('/');
-        // Names are of sandboxes: none may lead out of the destination.
+        // Sandboxes choose the names in a volume: no name may lead out of the destination.
         let is_safe = below
             .split('/')
             .all(|part| !matches!(part, "" | "." | ".."));

@@ -21,6 +21,7 @@ fn the_filter_is_edited_at_the_last_line_and_removed_by_escape() {
     // Keys of the table are text while the filter is edited.
     type_keys(&mut model, "Kq");
     assert_eq!(model.filter(), "weKq");
+    // Ctrl-U removes the text.
     type_keys(&mut model, "\u{15}db\r");
     assert_eq!(
         (labels(&model), &model.mode),

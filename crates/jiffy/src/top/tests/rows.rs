@@ -132,6 +132,7 @@ fn each_column_has_its_natural_order_and_can_be_reversed() {
         type_keys(&mut model, ">");
     }
     assert_eq!(model.sort().0, SortColumn::Name);
+    // The left arrow key selects the previous column.
     type_keys(&mut model, "\u{1b}[D");
     assert_eq!(model.sort().0, SortColumn::Expires);
 }
