@@ -69,6 +69,8 @@ fn main() -> ExitCode {
     let cli = Cli::read();
     // Before any thread is created: only a single-threaded process can enter a user namespace.
     rootless::enter_for(&cli.command);
+    // Commands that return the exit code of a program in a sandbox report failures of Jiffy with
+    // a code that programs rarely use.
     let (result, failure_code) = match &cli.command {
         Command::Run(args) => (run::run(args), FAILURE_EXIT_CODE),
         Command::Doctor(args) => (doctor::run(args), 1),

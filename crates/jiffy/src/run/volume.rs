@@ -128,7 +128,8 @@ impl HostTree {
         agent: &AgentClient,
         user: Option<&str>,
     ) -> anyhow::Result<()> {
-        // The temporary directory is removed when this function returns, also after a failure.
+        // The guest's copy is unpacked into this directory before the tree of this host changes.
+        // The directory is removed when this function returns, also after a failure.
         let staging = tempfile::tempdir_in(Home::locate()?.run())?;
         let (from, rename) = if self.is_dir {
             (format!("{}/.", self.guest), None)

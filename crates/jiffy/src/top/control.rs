@@ -212,7 +212,7 @@ fn open_text(model: &mut Model, source: TextSource) -> Option<Effect> {
 fn press_in_filter(model: &mut Model, before: String, key: Key) {
     let mut filter = model.filter().to_owned();
     match key {
-        // The mode remains that of the table, which `press` has set.
+        // `press` has set the mode of the table, which remains.
         Key::Enter => return,
         Key::Escape => {
             model.set_filter(before);
