@@ -19,7 +19,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut table = String::from("pub(crate) static FILES: &[File] = &[\n");
     for path in files {
         let name = path.strip_prefix(&dist)?.display().to_string();
-        // Only these files have compressed forms. The manifest of the build is not served.
+        // Only `index.html` and the files in `assets/` are served. The manifest of the build is in
+        // `dist`, too.
         let is_served = name == "index.html" || name.starts_with("assets/");
         if !is_served || name.ends_with(".br") || name.ends_with(".gz") {
             continue;
@@ -34,7 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let (brotli, gzip) = (form(".br"), form(".gz"));
         let path = path.display().to_string();
-        // The plain form can be computed from the compressed one.
+        // The console decompresses the gzip form for clients without compression, so the plain form
+        // is not embedded, too.
         let plain = match gzip.as_str() {
             "None" => format!("Some(include_bytes!({path:?}))"),
             _ => "None".to_owned(),

@@ -92,7 +92,7 @@ impl PoolShared {
     /// [`MAX_IDLE`] idle connections.
     fn put_idle(&self, sender: SendRequest<RequestBody>) {
         let mut idle = self.idle.lock();
-        // Otherwise dropping the sender closes the connection.
+        // If the pool is full, the sender is dropped, which closes the connection.
         if idle.len() < MAX_IDLE {
             idle.push(sender);
         }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// Connect error code.
+/// Error code of the Connect protocol, with which the agent is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the protocol defines the names")]

@@ -2,11 +2,17 @@
 //! values. The reference values are the values that CubeSandbox publishes for its own host (16
 //! vCPUs, PVM): averages for creates, and total times of a batch for all other operations.
 
+/// Goal for `true` in a running guest.
 pub const EXEC: f64 = 5.0;
+/// Goal for the command `jiffy run -- echo hello`.
 pub const RUN: f64 = 20.0;
+/// Goal for a create request.
 pub const CREATE: f64 = 12.0;
+/// Goal for a create request and the first command together.
 pub const CREATE_EXEC: f64 = 18.0;
+/// Goal for the removal of a sandbox.
 pub const REMOVAL: f64 = 5.0;
+/// Goal for the memory of an idle sandbox.
 pub const DENSITY_MIB: f64 = 5.0;
 
 /// Returns the goal if operations are sequential.

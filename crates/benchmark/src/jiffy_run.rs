@@ -19,9 +19,13 @@ const POOL_SIZE: u64 = 2;
 /// Origin of the guest of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GuestOrigin {
+    /// Started by the process of `jiffy run` itself, without a daemon.
     Local,
+    /// As `Local`, and without a network.
     LocalWithoutNetwork,
+    /// Created by the daemon while its warm pool is empty.
     Daemon,
+    /// Taken from the warm pool of the daemon.
     WarmPool,
 }
 
@@ -76,8 +80,7 @@ pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Re
     })
 }
 
-/// Measures `n` runs for each origin of a guest (cold boot, snapshot, warm pool), after `warm_up`
-/// runs that do not count.
+/// Measures `n` runs for each origin of a guest, after `warm_up` runs that do not count.
 async fn samples(
     daemon: &BenchmarkDaemon,
     n: usize,

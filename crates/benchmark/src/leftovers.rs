@@ -1,6 +1,7 @@
 //! Detects sandboxes, snapshots, processes and files that a benchmark left on the host.
 //!
-//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest. A *slot* is a
+//! network namespace that the daemon prepares for a guest.
 
 use crate::daemon::BenchmarkDaemon;
 use anyhow::Context;

@@ -92,7 +92,7 @@ impl Series {
     }
 
     /// Returns whether the median meets the goal, as text. Empty without a goal.
-    fn verdict(&self) -> String {
+    fn goal_text(&self) -> String {
         match (self.goal, self.least) {
             (Some(goal), _) if self.p50 < goal => format!("< {goal}: met"),
             (Some(goal), _) => format!("< {goal}: missed by {:.1}x", self.p50 / goal),
@@ -110,7 +110,7 @@ pub fn print(series: &[Series]) {
         "", "min", "avg", "p50", "p90", "p99", "max"
     );
     for s in series {
-        let goal = s.verdict();
+        let goal = s.goal_text();
         let reference = match s.reference.zip(s.ratio) {
             Some((reference, ratio)) => format!("  {ratio:.2}x of {reference}"),
             None => "  no reference".to_owned(),
@@ -142,8 +142,8 @@ mod tests {
         );
         assert_eq!(s.avg, 50.5);
         assert_eq!(s.samples[0], 100.0);
-        assert_eq!(s.verdict(), "");
-        assert_eq!(s.at_least(Some(51.0)).verdict(), ">= 51: missed by 1.0x");
+        assert_eq!(s.goal_text(), "");
+        assert_eq!(s.at_least(Some(51.0)).goal_text(), ">= 51: missed by 1.0x");
         let one = Series::new("x", "ms", None, vec![7.0]);
         assert_eq!((one.min, one.p50, one.p99, one.max), (7.0, 7.0, 7.0, 7.0));
     }

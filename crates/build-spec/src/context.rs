@@ -180,8 +180,8 @@ pub fn prepare(
     })
 }
 
-/// Returns the uses of the context by a step: the origin, whose archive is to be set, and the
-/// sources.
+/// Returns, for each use of the context by a step, the origin and the sources. The caller sets the
+/// name of the archive in the origin.
 fn context_files(action: &mut StepAction) -> Vec<(&mut CopySource, &mut [String])> {
     match action {
         StepAction::Copy(copy) if matches!(copy.from, CopySource::Files(_)) => {

@@ -55,7 +55,8 @@ pub fn answer(input: &[u8], program: &str, options: HookOptions) -> anyhow::Resu
         background: is_background,
     };
     let command = replacement(&command, &project, program)?;
-    // Without the sandbox of the agent: the command connects to the daemon.
+    // Disables the sandbox in which the coding agent would run the command: the new command must
+    // connect to the daemon, which provides the sandbox.
     set_if_present(
         &mut tool_input,
         "dangerouslyDisableSandbox",

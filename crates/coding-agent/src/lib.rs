@@ -5,6 +5,9 @@
 //! command, its changes are copied back. [`Session::undo`] restores sandbox and project directory.
 //!
 //! The guest is not trusted: it determines only the content of files below the project directory.
+//!
+//! A *coding agent* is a program on the host, such as Claude Code. The *agent of the sandbox* is
+//! the program in the guest that starts processes and accesses files.
 
 mod conflict_copies;
 mod guest_tree;

@@ -344,7 +344,7 @@ impl Session {
     async fn create_from(&self, source: &str) -> anyhow::Result<Sandbox> {
         let name = self.project.sandbox_name();
         match self.create_named(source, Some(name)).await {
-            // The sandbox of a session whose state was removed.
+            // A sandbox of an earlier session, whose state was removed, has this name.
             Err(e) if has_error_code(&e, "name_taken") => self.create_named(source, None).await,
             result => result,
         }
@@ -391,7 +391,8 @@ impl Session {
 
     /// Writes the synchronised tree and the latest entry of the history.
     pub(crate) fn write_synced(&self) -> anyhow::Result<()> {
-        // The entry first: if the tree is older, its values in the entry are still correct.
+        // The entry is written first. If the tree is not written afterwards, the entry still has
+        // the correct earlier values.
         if let Some((_, entry)) = self.history.last_key_value() {
             self.files.write_entry(entry)?;
         }
@@ -411,7 +412,7 @@ impl Session {
                 CommandStatus::Preparing | CommandStatus::Running => {}
             }
             if self.files.lock_command(number)?.is_none() {
-                // The process exists.
+                // Another process holds the lock: it still runs the command.
                 continue;
             }
             if entry.status == CommandStatus::Preparing {

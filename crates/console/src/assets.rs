@@ -50,8 +50,8 @@ include!(concat!(env!("OUT_DIR"), "/files.rs"));
 /// Text in `index.html` that is replaced with the nonce of the response.
 const NONCE_MARK: &str = "JIFFY_NONCE";
 
-/// Answers requests for files of the page. All other paths are views of the page, which its script
-/// selects by the path.
+/// Answers requests for files of the page. Each other path is a view of the page: the response is
+/// `index.html`, whose script selects the view by the path.
 pub(crate) async fn page(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     if !matches!(method, Method::GET | Method::HEAD) {
         return Refusal::new(
@@ -101,8 +101,8 @@ fn asset(file: &File, headers: &HeaderMap) -> Response {
     response
 }
 
-/// Answers with `index.html` and a new nonce. The response has no validators: a 304 response would
-/// combine an old body with a new policy.
+/// Answers with `index.html` and a new nonce. The response has neither `ETag` nor `Last-Modified`:
+/// a 304 response would combine the cached body with the policy of another nonce.
 fn index(file: &File) -> Response {
     let nonce = match random_bytes::<16>() {
         Ok(random) => URL_SAFE_NO_PAD.encode(random),

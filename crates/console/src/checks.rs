@@ -143,7 +143,7 @@ fn check_request(tls: bool, request: &Request) -> Result<(), Refusal> {
         return Err(foreign("the request comes from a page of another origin"));
     }
     let path = request.uri().path();
-    // A WebSocket cannot have headers of the page, but always has an origin.
+    // A script cannot add headers to the request of a WebSocket. The browser always adds an origin.
     if path == "/live" {
         return if has_origin && headers.contains_key(UPGRADE) {
             Ok(())
@@ -151,7 +151,8 @@ fn check_request(tls: bool, request: &Request) -> Result<(), Refusal> {
             Err(foreign("a WebSocket needs an origin"))
         };
     }
-    // A navigation has no headers of the page. The ticket in the path belongs to the session.
+    // A navigation cannot carry the console's header. The ticket in the path replaces the header:
+    // it is valid once, and only with the cookie of the session that requested it.
     if path.starts_with("/download/") {
         return Ok(());
     }

@@ -86,7 +86,8 @@ impl<T> OneTime<T> {
         Ok(secret)
     }
 
-    /// Looks up the hash, so that the duration reveals nothing about a secret.
+    /// Removes a secret and returns its value. `None` if it is not valid. Looks up the hash, so
+    /// that the duration reveals nothing about a secret.
     fn take(&self, secret: &str) -> Option<T> {
         let hash: [u8; 32] = Sha256::digest(secret).into();
         let (created, value) = self.0.lock().remove(&hash)?;

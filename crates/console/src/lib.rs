@@ -121,8 +121,9 @@ impl Console {
             .with_state(self.clone())
     }
 
-    /// Returns the call `POST /console/codes` of the owner's socket, which creates a code for
-    /// signing in, and `GET /console`, which returns the address of the console.
+    /// Returns the calls of the console on the owner's socket, the Unix socket of the daemon that
+    /// only the owner of the host can open. `POST /console/codes` creates a code for signing in,
+    /// and `GET /console` returns the address of the console.
     pub fn owner_router(&self) -> Router {
         let (console, url) = (self.clone(), self.settings.url.clone());
         let create = move |Extension(caller): Extension<Caller>| {

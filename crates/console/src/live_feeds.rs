@@ -47,7 +47,7 @@ pub(crate) async fn follow(
             Err(error) => {
                 let reason = Refusal::Api(error).message();
                 tracing::debug!(reason, "a tab cannot follow events");
-                // An id of another host or of a removed log.
+                // The id may be of another host or of a removed log. Continue with new events.
                 after = None;
             }
         }

@@ -49,8 +49,9 @@ pub(crate) enum Status {
     },
 }
 
-/// Number of bytes that a viewer has acknowledged, and the time of the last acknowledgement.
+/// Progress of a viewer that shows the terminal.
 struct Viewer {
+    /// Number of output bytes that the viewer has drawn. Acknowledgements are cumulative.
     acknowledged: u64,
     /// Time of the last acknowledgement.
     since: Instant,
@@ -169,6 +170,8 @@ impl Terminal {
     async fn read_output(self: Arc<Self>, mut process: Process, permit: Option<ExchangePermit>) {
         let status = loop {
             while self.has_slow_viewer() {
+                // The timeout is needed because no message reports that `ACKNOWLEDGE_LIMIT` has
+                // passed.
                 let acknowledged = self.acknowledged.notified();
                 let _ = tokio::time::timeout(Duration::from_millis(500), acknowledged).await;
             }

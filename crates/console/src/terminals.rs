@@ -101,7 +101,8 @@ impl Terminals {
         });
     }
 
-    /// Removes terminals whose shell has exited, except the newest ones of each sandbox.
+    /// Removes terminals without viewers whose shell has exited, except the newest [`MAX_EXITED`]
+    /// of each sandbox.
     fn collect(&self) {
         let mut terminals = self.0.lock();
         let mut exited: Vec<(String, usize)> = Vec::new();

@@ -102,7 +102,8 @@ impl ToolEntry {
         properties.is_some_and(|p| p.get(SANDBOX_ARGUMENT).is_some())
     }
 
-    /// Removes the argument that selects the sandbox, which is always `sandbox`.
+    /// Binds the tool to the sandbox with the id `sandbox`: the argument that selects the sandbox
+    /// is removed from the schema, and added to each call.
     pub fn bind(&mut self, sandbox: String) {
         let mut schema = (*self.tool.input_schema).clone();
         if let Some(Value::Object(properties)) = schema.get_mut("properties") {
@@ -174,6 +175,7 @@ fn make_portable(schema: &mut JsonObject) {
     }
 }
 
+/// Placeholder that is replaced before the tool can be called.
 async fn never() -> ToolResult<CallToolResult> {
     Err(ToolError::new("the tool is not available"))
 }

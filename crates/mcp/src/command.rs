@@ -140,7 +140,8 @@ impl StreamCapture {
     }
 
     async fn finish(mut self) -> StreamText {
-        // Bytes that are not UTF-8 may make a short stream too long.
+        // U+FFFD, which replaces each invalid byte, has three bytes, so the text of a short stream
+        // may exceed the limit.
         if !self.output.text(None).1 {
             self.open_file().await;
         }
@@ -202,7 +203,8 @@ async fn start_in(
     };
     let mut started = start(session, &agent, spec, stdin).await?;
     if is_used && started.as_ref().is_err_and(is_not_running) {
-        // Paused, or ended. The gateway has not passed the request to a guest.
+        // The sandbox was paused or has ended. The gateway has not passed the request to a guest,
+        // so the start can be repeated. `agent` resumes a paused sandbox.
         agent = session.agent(id).await?;
         started = start(session, &agent, spec, stdin).await?;
     }

@@ -1,4 +1,5 @@
-//! Service over streamable HTTP, for a listener that has authenticated the caller.
+//! MCP server over the transport "streamable HTTP", for a listener that has authenticated the
+//! caller.
 //!
 //! A request with `initialize` starts a session, whose id the following requests name. All other
 //! requests belong to no session: newer versions of the protocol have none, and simple clients call

@@ -1,4 +1,5 @@
-//! Templates of new sandboxes: imports of images, and preparation by the program.
+//! Templates of new sandboxes: imports of images, and preparation of stock templates by the program
+//! that runs the server ([`Templates`]).
 
 use anyhow::{Context, anyhow};
 use hyper::Method;

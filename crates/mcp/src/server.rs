@@ -43,7 +43,7 @@ const WITHOUT_SESSION: &str =
 pub struct Server {
     session: Arc<Session>,
     tools: Arc<[ToolEntry]>,
-    slots: Arc<Semaphore>,
+    call_permits: Arc<Semaphore>,
     subscriptions: Arc<Subscriptions>,
     /// Ends the session with the last clone.
     _end: Option<Arc<EndOnDrop>>,
@@ -71,7 +71,8 @@ impl Server {
             options.has_group(entry.group)
                 && !(options.read_only && entry.effect != Effect::ReadOnly)
                 && !(entry.group == ToolGroup::Transfer && options.allowed_directories.is_empty())
-                // Tools that create or list other sandboxes have no use for a single sandbox.
+                // If the options name a single sandbox, tools that create or list sandboxes are not
+                // offered.
                 && (options.sandbox.is_none() || tools::is_for_one_sandbox(entry))
         });
         if let Some(sandbox) = &options.sandbox {
@@ -82,7 +83,7 @@ impl Server {
         Self {
             session,
             tools: tools.into(),
-            slots: Arc::new(Semaphore::new(MAX_CALLS)),
+            call_permits: Arc::new(Semaphore::new(MAX_CALLS)),
             subscriptions: Arc::default(),
             _end: None,
         }
@@ -112,7 +113,7 @@ impl Server {
         let arguments = request.arguments.unwrap_or_default();
         let call = async {
             // The semaphore is never closed.
-            let _slot = self.slots.acquire().await;
+            let _permit = self.call_permits.acquire().await;
             entry.call(Arc::clone(&self.session), arguments).await
         };
         tokio::select! {
@@ -229,7 +230,7 @@ impl ServerHandler for Server {
         request: ReadResourceRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        let _slot = self.slots.acquire().await;
+        let _permit = self.call_permits.acquire().await;
         let contents = resources::read(&self.session, &request.uri).await;
         let contents = contents.map_err(|e| not_found(&e))?;
         Ok(ReadResourceResult::new(vec![contents]).into())

@@ -1,4 +1,7 @@
 //! State of one client: its sandboxes, background commands and contexts of the code interpreter.
+//!
+//! A *lease* is a connection to the daemon that removes a sandbox when it ends. An *agent* is a
+//! client of the program in a guest that starts processes and accesses files.
 
 use crate::command::Background;
 use crate::error::{ToolError, ToolResult};
@@ -19,7 +22,7 @@ use tokio::task::JoinSet;
 pub const SESSION_METADATA: &str = "mcp-session";
 /// Maximum length of the client's name in the name of a session.
 const MAX_CLIENT_NAME: usize = 40;
-/// Maximum number of agents of used sandboxes.
+/// Maximum number of clients of agents that are retained for sandboxes that the session has used.
 const MAX_AGENTS: usize = 1000;
 /// Time for the requests that are in flight at the end of a session.
 const END_TIMEOUT: Duration = Duration::from_secs(10);

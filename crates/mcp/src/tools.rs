@@ -14,8 +14,8 @@ mod transfer;
 
 use crate::catalog::ToolEntry;
 
-/// Tools of a server with one sandbox for all calls that have no argument `sandbox`, or that create
-/// sandboxes.
+/// Tools with an argument `sandbox` that a server with one sandbox for all calls does not offer,
+/// because they create or remove sandboxes.
 const NOT_FOR_ONE_SANDBOX: [&str; 3] = ["fork", "promote", "sandbox_end"];
 
 /// Returns all tools.

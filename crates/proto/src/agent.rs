@@ -98,7 +98,8 @@ pub struct Hello {
     /// Guest clock (CLOCK_BOOTTIME, microseconds) when the message was sent.
     pub hello_us: u64,
     /// False if the guest has no directory [`HOOKS`]. If the directory is created later, the agent
-    /// sends a byte on the connection of the greeting. Agents of earlier versions may have hooks.
+    /// sends a byte on the connection of the greeting. Defaults to true: agents of earlier versions
+    /// do not send this field, and their guests may have hooks.
     #[serde(default = "hooks_of_earlier_agents")]
     pub hooks: bool,
 }

@@ -4,8 +4,9 @@
 /// Bit of the flags of a lock request by which the agent requests a lock that its guest held
 /// before. Not a part of the FUSE protocol.
 pub const RECLAIM: u32 = 1 << 31;
-/// Last field of the INIT request of a mount whose agent requests locks again. The server locks
-/// files for all sandboxes for such mounts only. Not a part of the FUSE protocol.
+/// Value of the last field of the INIT request of a mount whose agent requests its locks again
+/// after a lost connection. Only for such mounts, the locks of a guest also exclude other
+/// sandboxes. Not a part of the FUSE protocol.
 pub const LOCKS_MARK: u32 = 0x6c6f_636b;
 
 /// Kind of a lock.

@@ -3,7 +3,8 @@
 //!
 //! The *head* of a request or response is its first line and its headers, without the body. A
 //! *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
+//! its requests without the gateway. The *broker* is the process that opens outgoing connections of
+//! a tenant's functions. The *world* of a module is its interface ([`World`]).
 
 mod compile_limits;
 mod direct;
@@ -91,7 +92,7 @@ pub enum ControlRequest {
     },
 }
 
-/// Settings of a loaded version.
+/// Settings of a version of a function. Each deployment creates a version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoadSettings {

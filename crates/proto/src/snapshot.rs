@@ -1,5 +1,10 @@
 //! Messages between the host and `jiffy-vmm` for snapshots: taking a snapshot of a running VM, and
 //! restoring a VM from a snapshot.
+//!
+//! The *controller* is the process at the other end of the VMM's control socket, a daemon. A
+//! *layer* contains the part of memory or of a disk that differs from the layers below
+//! ([`crate::layer`]). An *overlay* is the file with the guest's writes to a disk since its last
+//! layer.
 
 use crate::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
 use serde::{Deserialize, Serialize};
@@ -20,8 +25,8 @@ pub struct SnapshotConfig {
     pub state: FdIndex,
     /// Receives the chunks of memory that differ from the layers below ([`crate::layer`]).
     pub memory: FdIndex,
-    /// If set, the snapshot contains the disks only: no state and no memory is written. Not with
-    /// `captured`.
+    /// If set, the snapshot contains the disks only: no state and no memory is written. Must not be
+    /// combined with `captured`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disk_only: bool,
     /// The file of `memory`, opened again with `O_DIRECT`. `None` if its file system does not

@@ -1,6 +1,12 @@
 //! Messages between the host and `jiffy-vmm`. Each message is one JSON object in one
 //! `SOCK_SEQPACKET` packet. Descriptors are sent as `SCM_RIGHTS` in the same packet. A message
 //! refers to its descriptors by their position ([`FdIndex`]).
+//!
+//! The *controller* is the process at the other end of the VMM's control socket, a daemon. A
+//! *detached* VM continues to run without a controller, and a later daemon *reattaches* to it. A
+//! *prepared* snapshot is complete, but neither committed nor aborted. A *captured* snapshot is
+//! written after the guest has continued, by a process that outlives the controller and the guest.
+//! An *overlay* is the file with the guest's writes to a disk.
 
 use crate::cpu_level::CpuLevel;
 use crate::snapshot::{

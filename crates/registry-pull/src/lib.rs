@@ -6,6 +6,8 @@
 //! network slot with the sandboxes' egress rules, or to a registry that the host's owner allows.
 //! The parent receives bounded frames, enforces deadlines and rates, and writes and verifies the
 //! data. It kills the process at a limit or a cancellation.
+//!
+//! A *slot* is a network namespace with its devices and rules, which the host prepares in advance.
 
 mod cancel;
 mod connection_gate;

@@ -84,8 +84,8 @@ impl AgentClient {
     }
 
     /// Reads the changes of the sandbox compared with its template, as a layer of an OCI image (a
-    /// tar archive). Before, the agent removes the certificate authorities and the proxy of this
-    /// network from the sandbox.
+    /// tar archive). Before, the agent removes the certificate authorities and the proxy of the
+    /// host's network from the sandbox.
     pub async fn layer(&self) -> Result<FileReader, ClientError> {
         // If the sandbox has no access token, the agent answers this call, and the calls below,
         // only if the parameter `username` names root.

@@ -61,7 +61,8 @@ impl AgentClient {
         let answer = self.expect_success(answer).await?;
         let running = match answer.collect(MAX_LIST_BYTES).await {
             Ok(body) => count(&body)?,
-            // A longer list has at least one process.
+            // The list exceeds the limit, so it has at least one process. The exact number is not
+            // needed.
             Err(ClientError::TooLarge { .. }) => 1,
             Err(e) => return Err(e),
         };

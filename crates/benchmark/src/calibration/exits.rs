@@ -16,17 +16,17 @@ const CODE: u64 = 0x8000;
 /// Number of exits per batch.
 const EXITS: u32 = 1000;
 
-/// Present, writable.
+/// Flags of a page table entry that refers to a table: present, writable.
 const TABLE: u64 = 0b11;
-/// Present, writable, of 2 MiB.
+/// Flags of a page table entry for a page of 2 MiB: present, writable, large.
 const LARGE_PAGE: u64 = 0b1000_0011;
-/// Protected mode, extension type, numeric errors, write protection, paging.
+/// Value of CR0: protected mode, extension type, numeric errors, write protection, paging.
 const CR0: u64 = 0x8001_0031;
-/// Physical address extension.
+/// Value of CR4: physical address extension.
 const CR4: u64 = 1 << 5;
-/// Long mode, enabled and active.
+/// Value of EFER: long mode, enabled and active.
 const EFER: u64 = 0x500;
-/// Only the reserved bit, which is always set.
+/// Value of RFLAGS: only the reserved bit, which is always set.
 const RFLAGS: u64 = 2;
 
 /// Reads the APIC base register, which KVM emulates, `EXITS` times; then exits to the VMM; then

@@ -60,8 +60,8 @@ fn ping_pong() -> Result<Cost, String> {
     cost
 }
 
-/// Binds this process to one processor, so that each round trip includes two switches between
-/// processes.
+/// Binds the calling thread to one processor, so that each round trip includes two switches between
+/// threads.
 fn bind_to_one_processor() -> nix::Result<()> {
     let this = Pid::from_raw(0);
     let allowed = sched_getaffinity(this)?;

@@ -45,7 +45,7 @@ impl ContextArchive {
     /// Writes the archive: a gzipped tar with names relative to the context, in which root owns all
     /// files.
     pub fn write_to(&self, out: impl Write) -> Result<(), ContextError> {
-        // The archive is used once, so that a better compression costs more time than it saves.
+        // The archive is used once, so a better compression costs more time than it saves.
         let packed = GzEncoder::new(out, Compression::fast());
         let packed = write(&self.files, true, packed)?;
         let result = packed.finish().and_then(|mut out| out.flush());

@@ -56,7 +56,7 @@ impl<'c> ContextFiles<'c> {
     pub(super) fn add(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let names = components(source)?;
         let wild = names.iter().position(|name| name.contains(['*', '?', '[']));
-        // Without a wildcard, the source itself must exist. With one, an empty result is an error.
+        // Without a wildcard, the source itself must exist. With a wildcard, it must match a file.
         let Some(wild) = wild else {
             return self.add_one(&names.join("/"), to);
         };

@@ -403,7 +403,7 @@ impl Client {
         // Read the record first: it may no longer exist after the sandbox is killed.
         let mut record = match self.sandbox(id).await {
             Ok(sandbox) => sandbox.record,
-            // Broken sandboxes of other keys are only in the list.
+            // The call for one sandbox rejects broken sandboxes, but lists have them.
             Err(e) if has_error_code(&e, "sandbox_broken") => {
                 match unique_by_prefix(self.sandboxes(false).await?, id, |s| &s.id)? {
                     Some(record) => record,

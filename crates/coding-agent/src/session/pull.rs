@@ -56,7 +56,8 @@ impl Session {
         let entries = entries.context("cannot list the files of the sandbox")?;
         let listing = guest_tree::listing(entries)?;
         let is_rules = |path: &TreePath| path.name() == RULES_NAME;
-        // New rules apply to the files that the same command created.
+        // `.gitignore` files come first: their new rules apply to the files that the same command
+        // created.
         self.pull_files(&listing, is_rules).await?;
         self.pull_files(&listing, |path| !is_rules(path)).await
     }

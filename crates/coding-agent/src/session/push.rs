@@ -75,7 +75,8 @@ impl Session {
                 removed.push(path);
                 continue;
             };
-            // A directory and another file do not replace each other.
+            // The agent does not replace a directory by a file, or a file by a directory. The
+            // former file or directory is removed first.
             let synced = self.synced.get(&path);
             let is_directory = file.kind == ListedKind::Directory;
             if synced.is_none_or(|synced| synced.state.is_directory() != is_directory) {

@@ -288,7 +288,7 @@ async fn compare(
     let client = &session.client;
     let failed = |e: anyhow::Error| ToolError::of_snapshot(sandbox, against, &e);
     let now = client.sandbox(sandbox).await.map_err(failed)?.record.id;
-    // An id that denotes both is more probably a snapshot.
+    // `against` may be the name of a snapshot and of a sandbox: the snapshot takes precedence.
     let earlier = match client.snapshot(against).await {
         Ok(record) => record.id,
         Err(e) if has_error_code(&e, "snapshot_not_found") => {

@@ -76,7 +76,7 @@ impl RegistryClient {
         plain_http: Vec<String>,
         login: Option<RegistryLogin>,
     ) -> Result<Self, PullFault> {
-        // The provider is explicit, so that no other crate's default applies.
+        // The cryptography provider is explicit, because another crate may install another default.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

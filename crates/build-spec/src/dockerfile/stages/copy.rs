@@ -128,7 +128,8 @@ impl StageParser<'_> {
     ) -> Result<Vec<String>, DockerfileError> {
         let count = sources.len();
         let (remote, local): (Vec<_>, Vec<_>) = sources.into_iter().partition(|s| is_remote(s));
-        // The steps are separate, so that the builder cannot check their common destination.
+        // Each remote source becomes a step of its own, so the builder cannot check that the
+        // destination of all of them is a directory.
         if !remote.is_empty() && count > 1 && !to.ends_with('/') {
             return Err(line.error(format!(
                 "the destination of several sources must be a directory: write `{to}/`"

@@ -54,7 +54,8 @@ impl StageParser<'_> {
             }
             "cache" => {
                 let target = options.target()?;
-                // Builds share content by archives, so that each build has a copy of its own.
+                // The option has no effect: builds exchange the content of a cache as archives, so
+                // each build has a copy of its own.
                 let sharing = options.take("sharing");
                 if let Some(sharing) = sharing
                     && !matches!(sharing.as_str(), "shared" | "private" | "locked")

@@ -1,4 +1,5 @@
-//! `ONBUILD` instructions: triggers that run in the stages based on this stage.
+//! `ONBUILD` instructions. A *trigger* is the instruction in the arguments of an `ONBUILD`. It runs
+//! in each stage that is based on the stage or the image with the `ONBUILD`.
 
 use crate::dockerfile::error::DockerfileError;
 use crate::dockerfile::instructions::{self, Instruction, document};
@@ -10,8 +11,8 @@ use crate::spec::{BuildStep, CopySource, RunMount, StageBase, StepAction};
 const MAX_TRIGGERS: usize = 100;
 
 impl StageParser<'_> {
-    /// Parses an `ONBUILD`. The trigger is stored as a text, because the words of an instruction
-    /// refer to the stage that runs it.
+    /// Parses an `ONBUILD`. The trigger is stored as a text, because its variables and its sources
+    /// depend on the stage that runs it.
     pub(super) fn on_build(&mut self, line: &Instruction) -> Result<StepAction, DockerfileError> {
         let trigger = trigger(line, &line.arguments)?;
         if matches!(trigger.keyword.as_str(), "FROM" | "ONBUILD" | "MAINTAINER") {
@@ -64,8 +65,8 @@ fn trigger(line: &Instruction, arguments: &str) -> Result<Instruction, Dockerfil
 /// Parses the triggers of an image or template, which its configuration contains.
 ///
 /// # Errors
-/// A message for the author of the build: a trigger is invalid, or needs files or secrets that the
-/// author did not intend for it.
+/// The error is a message for the author of the build: a trigger is invalid, or needs files or
+/// secrets that the author did not intend for it.
 pub fn parse_triggers(triggers: &[String]) -> Result<Vec<BuildStep>, String> {
     if triggers.len() > MAX_TRIGGERS {
         return Err(format!("the base has more than {MAX_TRIGGERS} triggers"));
