@@ -1,4 +1,5 @@
 #![no_main]
+//! Requests of a hostile driver to the balloon device.
 
 use jiffy_fuzz::{Input, run};
 use jiffy_vmm::virtio::balloon::Balloon;

@@ -1,4 +1,6 @@
 #![no_main]
+//! Requests of a hostile driver to a disk: the device never writes to the base image, and records
+//! no blocks after the end of the disk.
 
 use jiffy_fuzz::{Driver, Input, run_with};
 use jiffy_vmm::virtio::VirtioDevice;
@@ -10,15 +12,17 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;
 
-/// 16 blocks and one sector, as a sparse file: a write allocates space.
+/// Base image: a sparse file without allocated blocks. A write would allocate a block.
 static BASE: LazyLock<File> = LazyLock::new(|| {
     let file = File::from(memfd_create("base", MFdFlags::empty()).unwrap());
     file.set_len(SIZE).unwrap();
     file
 });
+/// Size of the disk in bytes: 16 blocks and one sector.
 const SIZE: u64 = 16 * 4096 + 512;
 
-/// A request that is almost valid.
+/// Adds a request that is almost valid. The kinds are reads (0), writes (1), flushes (4), the id
+/// (8), discards (11) and zeroing (13). Some sectors are beyond the end of the disk.
 fn request(driver: &mut Driver, input: &mut Input<'_>) {
     let kind = [0, 1, 1, 4, 8, 11, 13, 13][usize::from(input.u8() % 8)];
     let sector = u64::from(input.u8() % 140);
@@ -57,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = block.queue_event(0);
     });
     assert_eq!(BASE.metadata().unwrap().blocks(), 0, "the base was written");
-    // Bits after the end of the disk must never be set.
+    // The disk has 17 blocks, of which the last is incomplete. Later bits must never be set.
     if let [word] = block.owned_blocks() {
         assert_eq!(word >> 17, 0);
     }

@@ -13,6 +13,7 @@ use jiffy_build_spec::spec::{BuildSpec, CopySource, RunMount, StepAction};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
+/// Fragments of Dockerfiles.
 const PIECES: [&str; 68] = [
     "FROM ",
     "base",
@@ -83,11 +84,12 @@ const PIECES: [&str; 68] = [
     "--checksum=sha256:$A ",
     "--keep-git-dir ",
 ];
+/// Fragments of ignore files.
 const IGNORED: [&str; 16] = [
     "*", "**", "/", "!", "?", "[a-", "]", "\\", "a", "b", ".", "..", "\n", "#", " ", "**/",
 ];
 
-fn made(orders: &[u8], pieces: &[&str]) -> String {
+fn assemble(orders: &[u8], pieces: &[&str]) -> String {
     let piece = |order: &u8| pieces[usize::from(*order) % pieces.len()];
     orders.iter().map(piece).collect()
 }
@@ -146,14 +148,14 @@ fuzz_target!(|data: &[u8]| {
     let (first, second) = rest.split_at(usize::from(*at).min(rest.len()));
     let by_pieces = kind % 2 == 0;
     let text = if by_pieces {
-        made(second, &PIECES)
+        assemble(second, &PIECES)
     } else {
         String::from_utf8_lossy(second).into_owned()
     };
-    let said = String::from_utf8_lossy(first).into_owned();
+    let argument = String::from_utf8_lossy(first).into_owned();
     let options = DockerfileOptions {
-        build_args: BTreeMap::from([("A".to_owned(), said.clone())]),
-        target: (kind & 2 == 2).then(|| said.clone()),
+        build_args: BTreeMap::from([("A".to_owned(), argument.clone())]),
+        target: (kind & 2 == 2).then(|| argument.clone()),
     };
     let parsed = parse(&text, &options);
     assert_eq!(
@@ -163,7 +165,7 @@ fuzz_target!(|data: &[u8]| {
     match parsed {
         Ok(parsed) => {
             for word in words(&parsed.spec) {
-                match expand(word, |name| (name == "A").then(|| said.clone())) {
+                match expand(word, |name| (name == "A").then(|| argument.clone())) {
                     Ok(expanded) => assert!(expanded.len() <= MAX_EXPANDED_BYTES),
                     Err(e) => assert!(!e.to_string().is_empty()),
                 }
@@ -175,22 +177,22 @@ fuzz_target!(|data: &[u8]| {
         Err(e) => assert!(!e.to_string().is_empty()),
     }
     // The triggers of an image are as hostile as the image.
-    match parse_triggers(&[said.clone(), text.clone()]) {
+    match parse_triggers(&[argument.clone(), text.clone()]) {
         Ok(steps) => assert!(steps.iter().all(|step| step.line.is_none())),
         Err(e) => assert!(!e.is_empty()),
     }
-    assert_eq!(expand(&escape(&said), |_| None).as_ref(), Ok(&said));
+    assert_eq!(expand(&escape(&argument), |_| None).as_ref(), Ok(&argument));
 
     let rules = if by_pieces {
-        made(second, &IGNORED)
+        assemble(second, &IGNORED)
     } else {
         text
     };
     if let Ok(ignore) = DockerIgnore::parse(&rules) {
         let path = if by_pieces {
-            made(first, &["a", "b", "/", ".", "c"])
+            assemble(first, &["a", "b", "/", ".", "c"])
         } else {
-            said
+            argument
         };
         let ignored = ignore.ignores(&path);
         // Files are excluded only by a rule.

@@ -1,6 +1,7 @@
 #![no_main]
-//! Opened but hostile heads of sandboxes: a decoded head is within the limits, is equal after
-//! encoding, and has a successor unless its revision is the maximum.
+//! Decrypted but hostile heads of sandboxes: a decoded head is within the limits, is equal after
+//! encoding, and has a successor unless its revision is the maximum. The *head* of a sandbox is the
+//! record that decides which host of a fleet may run the sandbox.
 
 use jiffy_fleet_core::record::{Head, HeadState};
 use jiffy_fleet_core::{MAX_REVISION, MemberId, SandboxId};

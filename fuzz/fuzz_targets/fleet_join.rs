@@ -1,7 +1,6 @@
 #![no_main]
-//! Join requests and tokens from the network: an accepted one is equal after encoding, and no
-//! fleet accepts a token that it did not create.
-
+//! Requests of hosts to join a fleet, and join tokens, from the network. An accepted request or
+//! token is equal after encoding, and no fleet accepts a token that it did not create.
 use jiffy_fleet::join::JoinRequest;
 use jiffy_fleet::tokens::Token;
 use libfuzzer_sys::fuzz_target;

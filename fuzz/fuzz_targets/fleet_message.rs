@@ -1,6 +1,11 @@
 #![no_main]
 //! Hostile messages of a member: the coordinator neither ends its term nor decides a verdict, and
 //! acknowledges only the current epoch of the sender.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its *coordinator* is the member that registers
+//! members and selects the hosts of new sandboxes. A *term* is the time during which one member has
+//! this role. A *verdict* declares a member dead. An *epoch* lasts from the registration of a
+//! member until its verdict.
 
 use jiffy_fleet_core::record::{Capacity, MemberRow, MemberState, ShardRecord, UnknownFields};
 use jiffy_fleet_core::{

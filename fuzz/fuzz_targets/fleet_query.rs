@@ -1,5 +1,6 @@
 #![no_main]
-//! Hostile queries and answers of a member: they are read back as they were written, or rejected.
+//! Hostile queries and answers of a member (a host of a fleet): they are read back as they were
+//! written, or rejected.
 
 use jiffy_fleet::node::{Answer, Query, decode_replies, encode_replies};
 use libfuzzer_sys::fuzz_target;

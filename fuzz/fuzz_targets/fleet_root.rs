@@ -1,6 +1,9 @@
 #![no_main]
-//! Opened but hostile root records: a decoded record assigns each slot to one shard, and is equal
-//! after encoding.
+//! Decrypted but hostile root records: a decoded record assigns each slot to one shard, and is
+//! equal after encoding.
+//!
+//! The *root record* has the settings of a fleet. A *shard* is a part of the fleet's sandboxes. A
+//! *slot* is the first 10 bits of a sandbox's id, which select its shard.
 
 use jiffy_fleet_core::SandboxId;
 use jiffy_fleet_core::record::Root;

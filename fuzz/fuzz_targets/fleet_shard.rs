@@ -1,6 +1,9 @@
 #![no_main]
-//! Opened but hostile shard records: a decoded record has a coordinator, finds each of its members,
-//! and is equal after encoding.
+//! Decrypted but hostile shard records: a decoded record has a coordinator, finds each of its
+//! members, and is equal after encoding.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members (the hosts of the
+//! fleet) and names the *coordinator*, the member that makes decisions for the shard.
 
 use jiffy_fleet_core::record::{MAX_MEMBERS, ShardRecord};
 use jiffy_fleet_core::{FleetId, ShardId};

@@ -1,6 +1,9 @@
 #![no_main]
-//! Opened but hostile records of tables, and messages about tables of other members: a decoded
+//! Decrypted but hostile records of tables, and messages about tables of other members: a decoded
 //! record is equal after encoding, and its rows belong to it.
+//!
+//! A *table* has the API keys or the template names of a fleet. It is stored in *parts*, selected
+//! by a hash of the row's key. The *index* lists the last commits of all parts.
 
 use jiffy_fleet::tables::{decode_answer, decode_request};
 use jiffy_fleet_core::FleetId;

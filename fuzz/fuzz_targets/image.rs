@@ -36,6 +36,8 @@ fn changed(orders: &[u8]) -> Vec<u8> {
 /// An image with blocks of 512 bytes, whose inodes start directly after the super block.
 fn made(rest: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 1152];
+    // Fields of `struct erofs_super_block`, which starts at offset 1024: `magic`, `blkszbits`,
+    // `root_nid`, `meta_blkaddr` and `xattr_blkaddr`.
     image[1024..1028].copy_from_slice(&0xe0f5_e1e2_u32.to_le_bytes());
     image[1036] = 9;
     image[1038] = 4;

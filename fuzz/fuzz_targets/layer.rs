@@ -40,6 +40,7 @@ const NAMES: [&[u8]; 24] = [
     b"a/",
     b"",
 ];
+/// Targets of links.
 const TARGETS: [&[u8]; 12] = [
     b"..",
     b"../out",
@@ -54,6 +55,7 @@ const TARGETS: [&[u8]; 12] = [
     b"../../..",
     b"b",
 ];
+/// Type flags of entries in tar archives.
 const KINDS: &[u8] = b"0\x0012345671SxgLKVDM";
 
 fn field(block: &mut [u8], at: usize, length: usize, text: &[u8]) {

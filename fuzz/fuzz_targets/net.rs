@@ -1,4 +1,5 @@
 #![no_main]
+//! Requests of a hostile driver to the network device, and frames of any length for the guest.
 
 use jiffy_fuzz::{Input, run};
 use jiffy_vmm::virtio::net::Net;
@@ -7,6 +8,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 
+/// Content of the frames for the guest, of which a prefix is sent.
 static FRAME: [u8; 70_000] = [0x5a; 70_000];
 
 fuzz_target!(|data: &[u8]| {

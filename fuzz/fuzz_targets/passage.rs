@@ -1,5 +1,6 @@
 #![no_main]
-//! Rewritten headers of guests and clients contain only permitted values.
+//! Rewritten headers of guests and clients contain only permitted values, and paths for the host
+//! only are recognised.
 
 use http::HeaderValue;
 use jiffy_gateway::host_only_path::is_host_only;
@@ -10,7 +11,7 @@ const PREFIX: &str = "/sandboxes/abc/proxy/80";
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(text) = std::str::from_utf8(data) {
-        // The host's headers stay in place for every spelling of a guest's header.
+        // Every spelling of a path that only the host may request is recognised.
         for path in [
             format!("/init/{text}"),
             format!("//INIT;{text}"),

@@ -1,4 +1,5 @@
 #![no_main]
+//! Requests of a hostile driver to the entropy device.
 
 use jiffy_fuzz::{Input, run};
 use jiffy_vmm::virtio::rng::Rng;

@@ -1,5 +1,6 @@
 #![no_main]
-//! Locations of chunks: each is within the maximum size of a listed pack.
+//! Locations of chunks: each is within the maximum size of a listed pack. A *pack* is an object in
+//! the store with many compressed and encrypted chunks.
 
 use jiffy_store::Locations;
 use jiffy_store::pack::MAX_PACK_BYTES;

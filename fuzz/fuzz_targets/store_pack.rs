@@ -1,6 +1,9 @@
 #![no_main]
 //! Indexes, trailers and frames of packs: for any index, frames are contiguous and within their
 //! pack.
+//!
+//! A *pack* is an object in the store with many chunks. A *frame* is one of these chunks,
+//! compressed and encrypted. The *trailer* at the end of a pack has the position of its index.
 
 use jiffy_store::pack::{Trailer, decode_frame, decode_index};
 use jiffy_store::{DataKeys, Hash};

@@ -1,6 +1,7 @@
 #![no_main]
 //! Decrypted but hostile resume bundles: a decoded bundle is within the limits and is encoded to
-//! the same content.
+//! the same content. A *resume bundle* is one object with everything that a host reads first to
+//! resume a snapshot of another host.
 
 use jiffy_store::{DataKeys, Hash, MAX_BUNDLED_BYTES, ResumeBundle};
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,6 @@
 #![no_main]
+//! Packets of a hostile driver for the vsock device, and actions of the host: no packet causes a
+//! panic or an endless loop, and a reset closes all connections.
 
 use jiffy_fuzz::{Input, run};
 use jiffy_vmm::virtio::VirtioDevice;
@@ -11,12 +13,19 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress};
 
+/// Context id of the guest.
 const CID: u32 = 3;
+/// Ports of the host to which the guest may connect.
 const PORTS: [u32; 2] = [1024, 1025];
+/// Guest address of the receive buffers.
 const RX_AREA: u64 = 0x1_0000;
+/// Guest address of the event buffers.
 const EVENT_AREA: u64 = 0x9000;
+/// Guest address of the packets that the driver sends.
 const TX_AREA: u64 = 0x2_0000;
+/// Number of entries of each ring.
 const RING: u16 = 16;
+/// Content of the data that the host sends, of which a prefix is written.
 static BYTES: [u8; 70_000] = [0x5a; 70_000];
 
 /// The host's ends of connections, opened by either side.
@@ -79,9 +88,11 @@ struct Driver {
     rings: [Ring; 3],
     /// Host ports seen in packets, to which the driver can respond.
     seen: Vec<u32>,
+    /// True if the driver has negotiated `VIRTIO_F_EVENT_IDX`.
     event_idx: bool,
     /// Chains added to each queue that the device has not returned yet.
     outstanding: [u16; 3],
+    /// Number of the next receive buffer in [`RX_AREA`].
     given: u16,
 }
 

@@ -87,7 +87,9 @@ impl<'i> Input<'i> {
 
 /// Setup of one queue by the driver: valid, or with addresses and a size from the input.
 enum Layout {
+    /// Addresses and size of the ring that the driver uses.
     Honest,
+    /// Size, addresses (descriptors, available ring, used ring) and readiness from the input.
     Raw {
         size: u16,
         at: [u64; 3],
@@ -176,7 +178,9 @@ impl Driver {
         }
     }
 
-    /// Executes a step on the rings. Returns `false` if it is another kind of step.
+    /// Executes a step on the rings. Kinds: 0 adds a chain with its buffers in the order of the
+    /// specification, 1 in any order, 2 with an indirect table. 3 writes a descriptor, 4 and 5
+    /// publish indexes. Returns `false` if `kind` is another kind of step.
     fn touch_rings(&mut self, kind: u8, input: &mut Input<'_>) -> bool {
         let index = usize::from(input.u8()) % self.rings.len();
         let ring = &mut self.rings[index];
@@ -196,7 +200,7 @@ impl Driver {
                 let count = 1 + usize::from(input.u8() % 16);
                 let mut buffers: Vec<Buffer> = (0..count).map(|_| input.buffer()).collect();
                 buffers.sort_by_key(|b| b.writable);
-                // The table may end at the end of the last region it starts in, so keep it inside.
+                // The table must not extend beyond the end of the region in which it starts.
                 ring.add_indirect(table.min(0xff00), &buffers);
             }
             3 => {
@@ -222,7 +226,7 @@ pub fn run<D: VirtioDevice>(
     run_with(device, input, |device, _, input| special(device, input));
 }
 
-/// Like the function above, for devices whose requests random input would rarely produce.
+/// Like [`run`], for devices whose requests random input would rarely produce.
 pub fn run_with<D: VirtioDevice>(
     device: &mut D,
     input: &mut Input<'_>,

@@ -1,4 +1,4 @@
-//! Instruments `boot` and `memory`: guests of this process.
+//! Instruments `boot` and `memory`, on guests that this process starts itself, without a daemon.
 
 use crate::goals;
 use crate::memory as vmm_memory;

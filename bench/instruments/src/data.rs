@@ -1,4 +1,5 @@
-//! Instrument `data`: performance of gateway, streams and disks, compared to the host.
+//! Instrument `data`: performance of gateway, streams and disks, compared to the host. A *side* is
+//! the host without a sandbox, or a sandbox of one engine.
 
 mod host;
 mod requests;

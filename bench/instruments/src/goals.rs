@@ -13,9 +13,13 @@ pub const VMM_MEMORY: f64 = 5.0;
 pub const STOPPED: f64 = 10.0;
 /// Time until a snapshot is captured, regardless of the amount written.
 pub const CAPTURED: f64 = 20.0;
+/// Time of a request for a snapshot.
 pub const SNAPSHOT: f64 = 30.0;
+/// Time of a request for a rollback.
 pub const ROLLBACK: f64 = 5.0;
+/// Time of a request for a pause.
 pub const PAUSE: f64 = 8.0;
+/// Time of a request for a resume.
 pub const RESUME: f64 = 10.0;
 /// Processor time of a create and the removal.
 pub const LIFE_PROCESSOR_MS: f64 = 12.0;

@@ -112,6 +112,8 @@ async fn steps(
     let daemon = OwnDaemon::start(home, "/health").await?;
     let built = population::require_template(home);
     let lived = match built {
+        // With 0 samples, only the first round runs, which is discarded. It creates the template's
+        // snapshot.
         Ok(()) => calls::measure_guests(&daemon.daemon, 0).await.map(drop),
         missing => missing,
     };

@@ -10,7 +10,7 @@ use jiffy_engine_api::SandboxSize;
 use std::process::Command;
 use std::time::Instant;
 
-/// Writes about 8 MB to memory, like the reference.
+/// Writes about 8 MB to memory, like CubeSandbox's benchmark, whose values are the references.
 const WRITE_SCRIPT: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
 
 /// Measures snapshots of `c` running sandboxes that have written little, and creates from them.
@@ -33,7 +33,7 @@ pub async fn snapshot(
         let ids = daemon.create_several(c, SandboxSize::default()).await?;
         let mut before = Vec::new();
         for id in &ids {
-            // The reference also measures a guest that has written 8 MB.
+            // CubeSandbox's benchmark also measures a guest that has written 8 MB.
             daemon.exec(id, WRITE_SCRIPT).await?;
             before.push(daemon.counters(id).await?);
         }

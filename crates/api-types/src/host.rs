@@ -1,4 +1,7 @@
 //! The host, its keys, its warm pools, and removal of unused data.
+//!
+//! A *warm pool* contains started guests that are not assigned to a sandbox yet. An *exchange* is a
+//! request to a sandbox with its response, or a stream.
 
 use crate::parts::Moment;
 use schemars::JsonSchema;

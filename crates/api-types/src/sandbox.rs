@@ -1,4 +1,7 @@
 //! Answers about sandboxes: the fields of E2B and further fields of Jiffy.
+//!
+//! A *fork* creates children of a running sandbox. A *promotion* retains one child and removes its
+//! siblings.
 
 use crate::engine::BootMode;
 use crate::error::ErrorBody;

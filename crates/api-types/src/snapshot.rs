@@ -1,4 +1,5 @@
-//! Snapshots.
+//! Snapshots. A snapshot is *captured* when its memory is frozen in a process that outlives the
+//! daemon. The process then writes the files.
 
 use crate::parts::Moment;
 use crate::size::SandboxSize;

@@ -235,12 +235,12 @@ impl<W: Write> Packer<W> {
         let device = (fs::major(found.st_rdev), fs::minor(found.st_rdev));
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
         if self.contents.layer && name.starts_with(b".wh.") {
-            // In a layer, such a name would be a whiteout.
+            // In a layer, this name would mark another file as deleted.
             return Ok(());
         }
         let kind = match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => return self.file(parent, file, path),
-            // overlayfs's whiteout.
+            // A character device with the number 0/0 is the mark of overlayfs for a deleted file.
             FileType::CharacterDevice if self.contents.layer && device == (0, 0) => {
                 let above = &path[..path.len() - name.len()];
                 let mark = [above, b".wh.", name].concat();

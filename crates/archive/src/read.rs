@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
 const BLOCK: u64 = 512;
-/// Problem in messages.
+/// Problem in error messages about the map of a sparse file.
 const HOLES: &str = "its map of holes is invalid";
 
 /// Limits and options of a reader.

@@ -1,6 +1,6 @@
 //! Reduces the number of data segments of a module.
 //!
-//! The runtime writes a record for each data segment when it creates an instance. A program that
+//! Wasmtime writes a record for each data segment when it creates an instance. A program that
 //! was initialized at build time has tens of thousands of segments, separated by short runs of
 //! zeros. The memory of an instance initially contains zeros, so segments with zeros between them
 //! can be merged. Passive segments that no instruction uses are removed.

@@ -46,7 +46,8 @@ pub struct Limits {
     pub memories: u32,
     /// Maximum number of tables.
     pub tables: u32,
-    /// Maximum size of the runtime's record of an instance in bytes, without memories and tables.
+    /// Maximum size of the runtime's record of an instance (Wasmtime's `VMContext`) in bytes,
+    /// without memories and tables.
     pub instance_bytes: usize,
 }
 

@@ -59,7 +59,8 @@ pub fn enter_own_root(
     let own_pid = fs::read_link("/proc/self")?;
     let own_pid = own_pid.to_str().and_then(|pid| pid.parse().ok());
     match unshare(namespaces) {
-        // The root user of an unprivileged container. VMMs have no jail there either.
+        // The root user of an unprivileged container. On such a host, VMMs have no namespaces of
+        // their own either.
         Err(Errno::EPERM) => {
             drop_capabilities()?;
             return own(None, Some("cannot create namespaces".to_owned()));

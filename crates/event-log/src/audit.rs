@@ -168,8 +168,9 @@ impl AuditLog {
         retention: Retention,
     ) -> Result<Self, LogError> {
         let retention = Retention {
-            // A file contains the entries of a seventh of this time. It is removed when its newest
-            // entry has this age and the file that is written then is complete.
+            // With a maximum age of `a`, a file contains the entries of `a / 7`. It is removed when
+            // its newest entry has the age `a` and the file that is written then is complete. Its
+            // oldest entry then has an age of at most `a / 7 + a + a / 7`, which is `9 / 7 * a`.
             max_age: retention.max_age * 7 / 9,
             ..retention
         };

@@ -1,5 +1,6 @@
-//! Slots for running compilers of WebAssembly modules. A compiler process runs only while it has a
-//! slot. After a time slice it is suspended, and the slot passes to the next waiting compiler.
+//! Slots for running compilers of WebAssembly modules. A *slot* is the permission to run: a
+//! compiler process runs only while it has a slot. After a time slice it is suspended, and the slot
+//! passes to the next waiting compiler.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;

@@ -1,5 +1,8 @@
 //! Link over which a tenant's process receives client connections that the process then serves
 //! without the daemon.
+//!
+//! The *maintenance pass* runs twice per second. It reads the log and the metrics of each function
+//! that ran since the last pass from the process.
 
 use crate::function_error::FunctionError;
 use crate::function_state::FunctionState;

@@ -6,10 +6,9 @@
 //! then passes one end of a pair of Unix sockets to the process, and copies data between the other
 //! end and the host within limits.
 //!
-//! A function deployed with a sandbox key also reaches the control plane under a reserved name. For
-//! such a connection, the broker passes the other end of the pair to the control plane, which
-//! verifies the key.
-
+//! A *tenant* is an API key, or the *operator*: the owner of the host. A function deployed with a
+//! sandbox key also reaches the control plane under a reserved name. For such a connection, the
+//! broker passes the other end of the pair to the control plane, which verifies the key.
 mod allow_list;
 mod destination;
 mod relay;

@@ -8,6 +8,8 @@
 //!   compiled/<engine>/<module>.cwasm   machine code of the modules
 //!   http.sock, control.sock, process.json   sockets and record of the process
 //! ```
+//!
+//! `<engine>` is the fingerprint of Wasmtime with its settings, on which machine code depends.
 
 use crate::deploy_step::{DeployStep, reached};
 use crate::function_error::FunctionError;

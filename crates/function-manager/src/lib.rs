@@ -3,6 +3,9 @@
 //!
 //! The process is the program `jiffy-functions` (crates/function-runtime), which links Wasmtime;
 //! this crate does not. docs/design-functions.md explains the design.
+//!
+//! An *owner* of functions, also called *tenant*, is an API key, or the *operator*: the owner of
+//! the host. The *engine* is Wasmtime with its settings: machine code depends on the engine.
 
 pub mod compile_slots;
 pub mod compiler;

@@ -20,7 +20,7 @@ type Key = Option<String>;
 /// Owners to synchronise. An owner is removed when all its modules are synchronised.
 #[derive(Debug, Default)]
 pub(crate) struct ModuleQueue {
-    /// Modules that are being transferred or must be.
+    /// Owners in the queue, with the state of their synchronisation.
     work: Mutex<HashMap<Key, SyncState>>,
     /// Notified of each change.
     pub changed: Notify,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const STABLE_LIFE: Duration = Duration::from_secs(10);
 /// Unit of the delay. The first restart has no delay. The following restarts wait for 2, 4, 8, ...
 /// units.
-const FIRST_DELAY: Duration = Duration::from_millis(50);
+const DELAY_UNIT: Duration = Duration::from_millis(50);
 /// Maximum delay between two starts.
 const MAX_DELAY: Duration = Duration::from_secs(30);
 
@@ -30,7 +30,7 @@ impl StartBackoff {
         // The first exit may be an isolated failure: restart the process at once.
         let delay = match self.failures {
             0 => Duration::ZERO,
-            n => FIRST_DELAY.saturating_mul(1 << n.min(16)).min(MAX_DELAY),
+            n => DELAY_UNIT.saturating_mul(1 << n.min(16)).min(MAX_DELAY),
         };
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(Instant::now() + delay);
@@ -56,7 +56,7 @@ mod tests {
         let mut before = Duration::ZERO;
         for _ in 0..30 {
             backoff.record_exit(Duration::ZERO);
-            assert!(backoff.wait() >= before.min(MAX_DELAY - FIRST_DELAY));
+            assert!(backoff.wait() >= before.min(MAX_DELAY - DELAY_UNIT));
             before = backoff.wait();
         }
         assert!(before <= MAX_DELAY && before > MAX_DELAY / 2);

@@ -1,5 +1,6 @@
 //! [`TenantProcess`]: the daemon's side of a tenant's process `jiffy-functions serve`, which
-//! executes all functions of one tenant (API key).
+//! executes all functions of one tenant. A *tenant* is an API key, or the *operator*: the owner of
+//! the host.
 //!
 //! The daemon starts the process, or adopts the process of an earlier daemon. It sends control
 //! messages over one socket, one at a time, and requests of clients over another socket.

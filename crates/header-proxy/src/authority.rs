@@ -8,9 +8,11 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use std::time::{Duration, SystemTime};
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// Validity of the certificate of an authority. Snapshots contain it.
+/// Validity of the certificate of an authority. It is long, because snapshots contain the
+/// certificate.
 const LIFETIME: Duration = Duration::from_secs(20 * 365 * 86_400);
-/// Context of encrypted keys.
+/// Context of encrypted keys: text to which the encryption binds them, so that another secret
+/// cannot replace them.
 const CONTEXT: &str = "header authority";
 
 /// Error of an authority.

@@ -1,5 +1,6 @@
 //! Requests of one connection from a guest: each is checked, completed with the headers of its
-//! rule, and forwarded to the server.
+//! rule, and forwarded to the server. A *rule* names hosts, and the headers that their requests
+//! receive.
 
 use crate::request_target;
 use crate::rule_match::rule_for;
@@ -61,7 +62,7 @@ fn add_names<'a>(names: &mut Vec<String>, more: impl Iterator<Item = &'a str>) {
     }
 }
 
-/// Issues the identity token `name` of the sandbox with these rules.
+/// Issues the identity token `name` of the sandbox to which `rules` belong.
 fn issue(
     issuer: Option<&TokenIssuer>,
     rules: &HeaderRules,
@@ -74,7 +75,7 @@ fn issue(
         TemplateError::Unreadable("the host no longer issues identity tokens".to_owned())
     })?;
     issuer.token(workload, &token.audience).map_err(|error| {
-        // Per request of a guest, so that a warning could fill the log.
+        // This happens per request of a guest, so a warning could fill the log.
         tracing::debug!(%error, "cannot issue an identity token");
         TemplateError::Unreadable("the host cannot issue identity tokens".to_owned())
     })
@@ -113,7 +114,8 @@ impl Exchanges {
         used: &mut HeaderUse,
         is_recorded: &mut bool,
     ) -> Result<Response<ProxyBody>, Rejection> {
-        // Only requests that switch protocols need this.
+        // The header is read before `prepare` removes it. Only requests that switch protocols have
+        // it.
         let wants = (request.version() == Version::HTTP_11
             && has_token(request.headers(), &CONNECTION, "upgrade"))
         .then(|| request.headers().get(UPGRADE).cloned())
@@ -238,7 +240,8 @@ fn confine(headers: &mut HeaderMap, upgrade: Option<HeaderValue>) {
         // A length that was sent together with a transfer encoding is ambiguous.
         headers.remove(CONTENT_LENGTH);
     }
-    // Other services of the host would receive no headers.
+    // The guest would send requests to the alternative service directly, without the headers of the
+    // rule.
     headers.remove(ALT_SVC);
     if let Some(protocol) = upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));

@@ -133,7 +133,8 @@ impl HeaderProxy {
                 &self.without_http2
             };
             let opened = server_connection::open(&*connector, &host, Some(tls)).await;
-            // Both connections have the same version. Without a server, the guest's choice counts.
+            // Both connections have the same version of HTTP. If the server cannot be used, the
+            // guest's choice counts.
             let is_http2 = match &opened {
                 Ok(opened) => opened.is_http2,
                 Err(_) => offers_2 && !offers_1,
@@ -141,7 +142,7 @@ impl HeaderProxy {
             let settings =
                 (self.certificates).settings(self.secrets.host_key(), &rules, &host, is_http2);
             let settings = settings.map_err(|e| {
-                // Per connection of a guest, so that a warning could fill the log.
+                // This happens per connection of a guest, so a warning could fill the log.
                 tracing::debug!(error = %e, %host, "cannot add headers to requests of a sandbox");
                 connector.refused(RefusalReason::Authority);
                 io::Error::other(e)
@@ -197,7 +198,7 @@ async fn serve(
         async move { Ok::<_, std::convert::Infallible>(exchanges.answer(request).await) }
     });
     let io = TokioIo::new(client);
-    // An error of the connection is its end.
+    // Errors are ignored below: an error means that the connection of the guest has ended.
     if is_http2 {
         let mut builder = http2::Builder::new(tasks.clone());
         builder

@@ -58,7 +58,8 @@ impl LeafCertificates {
         let settings = Arc::new(self.issue(host_key, rules, host, is_http2)?);
         let mut issued = self.issued.lock();
         if issued.len() >= MAX_CERTIFICATES {
-            // Issuing takes less than a millisecond, so that the order does not matter.
+            // All certificates are removed, not the oldest ones: issuing one again takes less than
+            // a millisecond.
             issued.clear();
         }
         issued.insert(id, (Instant::now(), settings.clone()));

@@ -27,7 +27,7 @@ pub(crate) const MAX_HEADERS: usize = 128;
 pub(crate) const STREAM_WINDOW: u32 = 128 * 1024;
 pub(crate) const CONNECTION_WINDOW: u32 = 256 * 1024;
 
-/// Sender of requests.
+/// Sender of requests: HTTP/1.1 (`One`) or HTTP/2 (`Two`).
 enum Sender {
     One(http1::SendRequest<Incoming>),
     Two(http2::SendRequest<Incoming>),
@@ -190,7 +190,7 @@ impl Server {
     }
 }
 
-/// Response that is awaited.
+/// Response that is awaited, of the sender with the same name.
 enum Answer<A, B> {
     One(A),
     Two(B),

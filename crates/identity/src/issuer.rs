@@ -180,9 +180,10 @@ impl TokenIssuer {
                 return Err(e);
             }
         }
-        // A key no longer signs when its successor is old enough to sign.
-        let superseded = |key: &SigningKey| age(key, now_s) >= 2 * OVERLAP_S;
-        if let Some(last) = keys.iter().rposition(superseded).filter(|at| *at > 0) {
+        // A key signs from the age of one overlap on. After a second overlap, no verifier needs its
+        // predecessors.
+        let replaces_older = |key: &SigningKey| age(key, now_s) >= 2 * OVERLAP_S;
+        if let Some(last) = keys.iter().rposition(replaces_older).filter(|at| *at > 0) {
             let removed: Vec<SigningKey> = keys.drain(..last).collect();
             if let Err(e) = self.file.write(keys) {
                 keys.splice(..0, removed);

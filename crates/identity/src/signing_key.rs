@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-/// Context of encrypted keys.
+/// Context of encrypted keys: text to which the encryption binds them, so that another secret
+/// cannot replace them.
 const CONTEXT: &str = "identity key";
 /// Bytes of a coordinate of a public key.
 const COORDINATE: usize = 32;

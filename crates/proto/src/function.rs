@@ -119,7 +119,8 @@ impl From<FunctionLimits> for LoadSettings {
 pub enum ControlResponse {
     /// First message of each connection: the process is confined and serves requests.
     Ready {
-        /// Fingerprint of its engine in hexadecimal digits.
+        /// Fingerprint of the Wasmtime engine of the process (version and settings) in hexadecimal
+        /// digits. Compiled files of another fingerprint cannot be loaded.
         engine: String,
     },
     /// The request was executed.

@@ -1,6 +1,7 @@
 //! Entry of a process of an unprivileged user into namespaces in which it is root.
 //!
-//! A *holder* is the process that keeps the namespaces and the uplink open.
+//! A *holder* is the process that keeps the namespaces and the uplink open. The *uplink* is a
+//! program (`pasta` or `slirp4netns`) that connects the namespaces to the network of the host.
 
 use crate::holder::{CONTROL_FD, HOLDER_ARGUMENT, LISTENER_FD, NO_UPLINK_PREFIX, STEP_BYTE};
 use crate::ids::is_host_root;

@@ -8,7 +8,8 @@
 //! holder also runs while other processes are in its namespaces.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
+//! each is assigned to one guest. A *claim* is a file by which a daemon reserves a range of
+//! addresses for its slots.
 
 use crate::namespace_processes;
 use crate::router::ROUTER_NAME;
@@ -59,7 +60,7 @@ const MAX_ERROR_BYTES: u64 = 4096;
 pub(crate) struct HolderReport {
     /// Process id of the holder.
     pub pid: u32,
-    /// Directory with slot claims and network namespaces.
+    /// Directory with claims and network namespaces.
     pub directory: PathBuf,
     /// Name of the uplink, or the reason for its absence.
     pub uplink: Result<String, String>,

@@ -1,6 +1,7 @@
 //! Entry of this process into the namespaces of a holder.
 //!
-//! A *holder* is the process that keeps the namespaces and the uplink open.
+//! A *holder* is the process that keeps the namespaces and the uplink open. The *uplink* is a
+//! program that connects the namespaces to the network of the host.
 
 use crate::enter::EnterError;
 use crate::holder::HolderReport;

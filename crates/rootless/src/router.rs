@@ -2,8 +2,9 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. In rootless mode, the *router* is the network namespace to which
-//! the slots are connected. A *holder* is the process that keeps the namespaces and the uplink
-//! open.
+//! the slots are connected. The *uplink* is a program that connects the router to the network of
+//! the host. A *holder* is the process that keeps the namespaces and the uplink open. A *claim* is
+//! a file by which a daemon reserves a range of addresses for its slots.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,7 +14,7 @@ static CURRENT: OnceLock<RootlessNamespaces> = OnceLock::new();
 /// Namespaces of an unprivileged user that this process has entered.
 #[derive(Debug)]
 pub struct RootlessNamespaces {
-    /// Directory with slot claims and network namespaces. It is mounted in these namespaces only.
+    /// Directory with claims and network namespaces. It is mounted in these namespaces only.
     directory: PathBuf,
     /// Name of the uplink, or the reason for its absence.
     uplink: Result<String, String>,
@@ -29,7 +30,7 @@ pub struct RootlessNamespaces {
 pub(crate) const ROUTER_NAME: &str = "router";
 
 impl RootlessNamespaces {
-    /// Returns the directory with slot claims and network namespaces.
+    /// Returns the directory with claims and network namespaces.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

@@ -1,4 +1,7 @@
 //! Checks whether this host supports rootless mode. Names the remedy for each missing requirement.
+//!
+//! The *uplink* is a program (`pasta` or `slirp4netns`) that connects the namespaces of rootless
+//! mode to the network of the host.
 
 use crate::subordinate_ids;
 use crate::uplink::Uplink;

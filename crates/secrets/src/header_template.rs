@@ -77,6 +77,7 @@ impl HeaderTemplate {
 
     /// Parses a value in the record of a sandbox.
     pub fn parse_stored(text: &str) -> Result<Self, TemplateError> {
+        // A stored value may be longer than a client's: encryption and base64 enlarge sealed texts.
         if text.len() > 2 * MAX_TEMPLATE + MAX_HEADER_VALUE || !is_header_text(text) {
             return Err(TemplateError::Text);
         }

@@ -1,7 +1,7 @@
 //! Snapshots on disk. A snapshot is a directory whose content does not change after it is
-//! published. A merge ([`Store::merge`]) or a fold ([`Store::prepare_fold`]) replaces the files,
-//! but the new files represent the same memory and disks.
-//!
+//! published. A *merge* ([`Store::merge`]) copies the layers of ancestors into a snapshot. A *fold*
+//! ([`Store::prepare_fold`]) copies the layers of a parent into its only child. Both replace the
+//! files, but the new files represent the same memory and disks.
 //! Files of a snapshot:
 //!
 //! - `manifest.json`: id, parent, origin and sizes ([`Manifest`]).

@@ -3,6 +3,9 @@
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors.
+//!
+//! A *merge* copies the layers of ancestors into a snapshot. A *fold* copies the layers of a parent
+//! into its only child. Both remove snapshots from lineages.
 
 mod read_ahead;
 mod working_set;

@@ -4,7 +4,9 @@
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. A *chunk* is 64 KiB of memory or of a disk. A *unit* is the smallest part
 //! that a layer stores: a chunk of memory, or a block of 4 KiB of a disk.
-
+//!
+//! A *merge* copies the layers of ancestors into a snapshot. A *fold* copies the layers of a parent
+//! into its only child. Both replace the snapshot's files at once.
 pub(crate) mod missing;
 pub(crate) mod working_set;
 

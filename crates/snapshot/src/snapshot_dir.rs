@@ -1,5 +1,8 @@
 //! Open directory of a snapshot. Its files are opened relative to the directory, so a merge, a fold
 //! or an import that replaces the directory at the path has no effect.
+//!
+//! A *merge* copies the layers of ancestors into a snapshot. A *fold* copies the layers of a parent
+//! into its only child.
 
 use crate::SnapshotError;
 use nix::errno::Errno;

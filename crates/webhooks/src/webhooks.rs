@@ -49,7 +49,8 @@ pub(crate) struct Subscription {
     pub id: String,
     pub owner: String,
     pub events: Vec<LifecycleEventType>,
-    /// Time of the newest event that is not delivered, in microseconds since 1970.
+    /// Time in microseconds since 1970 after which events are delivered: the time of the newest
+    /// event when the webhook was created or enabled.
     pub since_us: u64,
 }
 

@@ -74,7 +74,7 @@ async fn the_connections_of_a_key_are_limited_and_other_keys_are_not_affected() 
         ..ServerKind::default()
     })
     .await;
-    // The guests send nothing.
+    // 1024 is `MAX_CONNECTIONS` of the proxy. The guests send nothing.
     let mut held: Vec<_> = (0..1024)
         .map(|_| lab.open(Lab::rule(), true, OWNER))
         .collect();

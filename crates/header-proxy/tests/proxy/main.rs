@@ -15,7 +15,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+/// Protocols (ALPN) of a client with HTTP/1.1 only.
 const ONE: &[&[u8]] = &[b"http/1.1"];
+/// Protocols (ALPN) of a client with HTTP/2 and HTTP/1.1.
 const TWO: &[&[u8]] = &[b"h2", b"http/1.1"];
 const BEARER: &str = "Bearer value-of-the-secret";
 

@@ -12,7 +12,8 @@ use std::task::{Context, Poll, Wake, Waker};
 /// Maximum number of consecutive polls before other tasks can run.
 const MAX_ROUNDS: usize = 8;
 
-/// State of [`OwnWaker`] without a running poll. The bits below are added to it.
+/// State of [`OwnWaker`] without a running poll and without a wake-up. The flags below are set in
+/// addition.
 const IDLE: u8 = 0;
 /// A poll is running.
 const POLLING: u8 = 1;

@@ -8,6 +8,9 @@
 //! snapshot stores: the content that differs from its ancestors.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//!
+//! The *importer* is the caller of [`crate::Store::import`]. It fetches snapshots from a shared
+//! store, and caches their chunks.
 
 use crate::snapshot::read_file;
 use crate::snapshot_dir::SnapshotDir;

@@ -259,7 +259,8 @@ fn identities(layers: &[LayerFold]) -> io::Result<FoldedLayers> {
 fn folded_manifest(lower: &Snapshot, upper: &Snapshot, layers: &[LayerFold]) -> Manifest {
     let mut manifest = upper.manifest().clone();
     manifest.parent = lower.manifest().parent.clone();
-    // Without a parent, every layer is complete.
+    // `complete` is only set for a snapshot with a parent: without one, the memory cannot depend on
+    // other layers.
     let is_complete = manifest.memory.complete || lower.manifest().memory.complete;
     manifest.memory.complete = is_complete && manifest.parent.is_some();
     if let Some((memory, disks)) = layers.split_first() {

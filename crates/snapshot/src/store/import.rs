@@ -4,7 +4,8 @@
 //! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
 //! snapshot stores: the content that differs from its ancestors.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the directory of a snapshot that is not published yet. The *importer* is the caller
+//! of [`Store::import`], which fetches snapshots from a shared store.
 
 use crate::draft::remove_draft;
 use crate::manifest::{Manifest, check_id};

@@ -57,6 +57,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     }
 }
 
+/// Publishes a snapshot with one stored and one zero chunk of memory (1 and 3), and one block (2).
 fn put(store: &Store, id: &str, parent: Option<&str>) -> Result<Snapshot, SnapshotError> {
     let mut draft = store.draft(1)?;
     draft.state.write_all_at(b"state", 0).unwrap();

@@ -47,7 +47,7 @@ impl Webhooks {
                 sleep(ERROR_DELAY).await;
                 continue;
             }
-            // The feed exists as long as `feed`.
+            // Fails only without a feed, which does not happen while `feed` exists.
             if newest.changed().await.is_err() {
                 return;
             }

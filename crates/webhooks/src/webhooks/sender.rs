@@ -79,7 +79,7 @@ impl Webhooks {
     ) -> Result<Duration, WebhookError> {
         let (due, next_ms) = self
             .blocking(|webhooks| {
-                // More than can be sent, because active ones are included.
+                // Twice the limit, because the result also has the deliveries that are being sent.
                 let due = webhooks.due(2 * MAX_PER_WEBHOOK)?;
                 Ok((due, webhooks.next_attempt()?))
             })
@@ -110,7 +110,8 @@ impl Webhooks {
                 delivery
             });
         }
-        // Active deliveries are due until they end, and their end wakes the caller.
+        // A delivery that is being sent counts as due, so the next time may be in the past: wait
+        // for at least a second. The end of a delivery wakes the caller earlier.
         let wait = next_ms.map_or(MAX_WAIT, |next| {
             Duration::from_millis(next.saturating_sub(now_ms()).max(1_000))
         });
