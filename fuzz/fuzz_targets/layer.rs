@@ -1,6 +1,6 @@
 #![no_main]
 //! Unpacking any archive changes no file outside of the target directory. The directory then
-//! contains only files, directories, links, FIFOs and overlay marks, within the limits.
+//! contains only files, directories, links, FIFOs and marks of overlayfs, within the limits.
 //!
 //! Half of the inputs are lists of commands from which an archive with correct checksums is built:
 //! random bytes are rarely an archive. The other inputs are the archive itself.

@@ -102,7 +102,8 @@ pub async fn pause(
         mut resume_times,
         mut resume_walls,
     ] = [const { Vec::new() }; 4];
-    // Resumes or pauses all sandboxes at once. Returns the time of each, and the time of all.
+    // Resumes (`true`) or pauses (`false`) all sandboxes at once. Returns the time of each, and the
+    // time of all.
     let together = |resume: bool| {
         let daemon = daemon.clone();
         let ids = ids.clone();

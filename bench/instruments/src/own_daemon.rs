@@ -83,7 +83,8 @@ impl OwnDaemon {
 
     /// Stops the daemon. No sandbox may be running.
     pub async fn stop(mut self, directory: &DataDirectory) -> anyhow::Result<()> {
-        stop(directory, false).await?;
+        let kill_sandboxes = false;
+        stop(directory, kill_sandboxes).await?;
         let exit = tokio::time::timeout(TIMEOUT, self.process.wait()).await;
         exit.context("a daemon does not exit")??;
         Ok(())

@@ -66,7 +66,7 @@ pub async fn processor_time(
         mut rollbacks,
         mut pauses,
     ] = [const { Vec::new() }; 5];
-    // All rollbacks return to this snapshot, so that the lineage does not grow.
+    // All rollbacks return to this snapshot, so that the chain of snapshots does not grow.
     let snapshot = daemon.snapshot(id).await?.id;
     // The additional first round warms up caches.
     for round in 0..=rounds {

@@ -1,4 +1,5 @@
-//! Instrument `restore`: restores without a daemon, a journal or HTTP.
+//! Instrument `restore`: restores without a daemon, a journal or HTTP. The *working set* of a
+//! snapshot consists of the memory that a restored guest touches first.
 
 use crate::goals;
 use anyhow::Context;

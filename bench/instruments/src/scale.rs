@@ -37,7 +37,8 @@ pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
     let measured = steps(&home, n, numbers, &mut not_available).await;
     if measured.is_err() {
         // Kill guests of interrupted operations.
-        own_daemon::stop(&home, true).await.ok();
+        let kill_sandboxes = true;
+        own_daemon::stop(&home, kill_sandboxes).await.ok();
     }
     let measured = measured?;
     let mut series = Vec::new();

@@ -1,4 +1,7 @@
 //! Packs file trees into archives. Files may change while they are packed; the archive stays valid.
+//!
+//! An *overlay* is a mount of overlayfs: an upper directory with changes, over lower directories. A
+//! *whiteout* marks a deleted file in a layer of an OCI image.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::ArchiveError;
@@ -113,7 +116,8 @@ impl<W: Write> Packer<W> {
     pub fn tree(&mut self, top: OwnedFd, name: &[u8]) -> Result<(), ArchiveError> {
         let mut path = name.to_vec();
         let mut open = Vec::new();
-        if let Some(top) = self.add_directory(top, &path, None, false)? {
+        let (above, merged) = (None, false);
+        if let Some(top) = self.add_directory(top, &path, above, merged)? {
             open.push(top);
         }
         while let Some(directory) = open.last_mut() {

@@ -1,6 +1,8 @@
 //! Benchmarks `create` and `density`: creates from a template, and the cost of idle sandboxes.
 //!
-//! A *spare* is a VMM process that the daemon starts in advance for the next guest.
+//! A *spare* is a VMM process that the daemon starts in advance for the next guest. A *warm pool*
+//! contains sandboxes that the daemon starts in advance. The *boot mode* of a sandbox states the
+//! origin of its guest: a boot, a snapshot, or the warm pool.
 
 use crate::counters::{Counters, Meter};
 use crate::daemon::{BenchmarkDaemon, ms, timed};

@@ -1,6 +1,9 @@
 //! Client of the measured daemon, and helpers that run and time operations.
 //!
 //! Benchmarks measure a daemon that runs on this host or another one, by calls of its API.
+//!
+//! A *warm pool* contains sandboxes that the daemon starts in advance. A snapshot is *captured*
+//! when its memory is frozen in a process that outlives the daemon.
 
 use crate::counters::Counters;
 use anyhow::{Context, ensure};
@@ -151,7 +154,8 @@ impl BenchmarkDaemon {
 
     /// Returns the ids of all sandboxes and of all snapshots.
     pub async fn names(&self) -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
-        let sandboxes = self.client.sandboxes(false).await?.into_iter();
+        let with_killed = false;
+        let sandboxes = self.client.sandboxes(with_killed).await?.into_iter();
         let snapshots = self.client.snapshots(None).await?.into_iter();
         let sandboxes = sandboxes.map(|sandbox| sandbox.id).collect();
         Ok((
@@ -301,7 +305,8 @@ impl BenchmarkDaemon {
 
     /// Pauses a sandbox.
     pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
-        self.client.pause(id, false).await
+        let durable = false;
+        self.client.pause(id, durable).await
     }
 
     /// Resumes a sandbox.
@@ -316,7 +321,8 @@ impl BenchmarkDaemon {
 
     /// Removes a sandbox.
     pub async fn remove(&self, id: &str) -> anyhow::Result<()> {
-        self.client.delete(id, true).await
+        let forget_record = true;
+        self.client.delete(id, forget_record).await
     }
 
     /// Removes a snapshot.

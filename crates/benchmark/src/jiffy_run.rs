@@ -1,5 +1,5 @@
 //! Benchmark `run`: the command `jiffy run`, with a guest that the command starts itself or that
-//! the daemon provides.
+//! the daemon provides. A *warm pool* contains sandboxes that the daemon starts in advance.
 
 use crate::daemon::{BenchmarkDaemon, jiffy_program, ms};
 use crate::{Measured, Series, goals};

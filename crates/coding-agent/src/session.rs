@@ -257,7 +257,8 @@ impl Session {
             self.remove_snapshot(entry).await;
         }
         if let Some(id) = &self.record.sandbox {
-            match self.client.delete(id, true).await {
+            let forget_record = true;
+            match self.client.delete(id, forget_record).await {
                 Err(e) if !has_error_code(&e, "sandbox_not_found") => return Err(e),
                 _ => {}
             }

@@ -55,7 +55,8 @@ impl Rejections {
         };
         let mut entries = Vec::new();
         if !self.counters.contains_key(&client) && self.counters.len() >= self.max_clients {
-            entries = self.take_counted(now, false);
+            let all = false;
+            entries = self.take_counted(now, all);
             if self.counters.len() >= self.max_clients {
                 client = Client::default();
             }

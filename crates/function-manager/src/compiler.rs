@@ -1,5 +1,6 @@
 //! Compilation of a module by a process of its own, `jiffy-functions compile`: starts the process,
-//! passes the module, receives the machine code and enforces time limits.
+//! passes the module, receives the machine code and enforces time limits. A *slot* is the
+//! permission of a compiler to run, which compilers use in turn.
 
 use crate::compile_slots::{CompileSlot, CompileSlots};
 use crate::deploy_step::{DeployStep, reached};

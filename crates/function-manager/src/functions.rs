@@ -209,7 +209,8 @@ impl Functions {
         *owner.functions.write() = states
             .map(|record| (record.name.clone(), Arc::new(FunctionState::new(record))))
             .collect();
-        owner.gc(true);
+        let is_start = true;
+        owner.gc(is_start);
         if let Some(process) = process {
             let has_configured_reset = process.reset() == self.0.settings.limits.reset;
             let running = Arc::new(RunningProcess::new(process, owner.store.directory()));

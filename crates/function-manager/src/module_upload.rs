@@ -1,6 +1,7 @@
 //! Module that a client is uploading for a deployment. Its size is checked while it is received.
 //!
-//! A *permit* counts towards a limit until it is dropped.
+//! A *permit* counts towards a limit until it is dropped. The *world* of a module is the interface
+//! between the module and its host.
 
 use crate::deploy_step::{DeployStep, reached};
 use crate::disk_quota::DeployQuota;

@@ -224,7 +224,8 @@ pub async fn run(
     id: &str,
     spec: &CommandSpec,
 ) -> ToolResult<CommandResult> {
-    let (agent, mut process) = start_in(session, id, spec, false).await?;
+    let stdin = false;
+    let (agent, mut process) = start_in(session, id, spec, stdin).await?;
     let agent = &agent;
     let mut guard = KillOnDrop {
         session: Arc::clone(session),
@@ -335,7 +336,8 @@ impl Background {
         id: &str,
         spec: &CommandSpec,
     ) -> ToolResult<Arc<Self>> {
-        let (agent, process) = start_in(session, id, spec, true).await?;
+        let stdin = true;
+        let (agent, process) = start_in(session, id, spec, stdin).await?;
         Ok(Self::follow(&agent, process))
     }
 

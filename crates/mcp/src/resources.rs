@@ -144,7 +144,8 @@ pub async fn list(session: &Session) -> ToolResult<Vec<Resource>> {
         let resource = Resource::new(uri, "templates").with_mime_type("application/json");
         resources.push(resource.with_description("Templates of sandboxes"));
     }
-    let mut sandboxes = session.client.sandboxes(false).await?;
+    let with_killed = false;
+    let mut sandboxes = session.client.sandboxes(with_killed).await?;
     sandboxes.retain(|info| options.sandbox.as_ref().is_none_or(|id| *id == info.id));
     sandboxes.sort_by_key(|info| std::cmp::Reverse(info.created_ms));
     for info in sandboxes.into_iter().take(MAX_LISTED) {

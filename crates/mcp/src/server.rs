@@ -54,7 +54,8 @@ struct EndOnDrop(Arc<Session>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        // Without a runtime the process ends, and with it the leases of the session.
+        // Without a runtime, the process ends, and with it the connections (leases) whose end
+        // removes the sandboxes of the session.
         if let Ok(runtime) = Handle::try_current() {
             let session = Arc::clone(&self.0);
             runtime.spawn(async move { session.end().await });

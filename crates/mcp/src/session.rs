@@ -160,8 +160,9 @@ impl Session {
 
     /// Removes a sandbox with its record.
     pub async fn remove(&self, id: &str) {
+        let forget_record = true;
         // Ignore the error: the sandbox may have ended. Otherwise its lease or timeout removes it.
-        let _ = self.client.delete(id, true).await;
+        let _ = self.client.delete(id, forget_record).await;
         self.forget(id);
     }
 

@@ -5,6 +5,9 @@
 //! *layer* contains the part of memory or of a disk that differs from the layers below
 //! ([`crate::layer`]). An *overlay* is the file with the guest's writes to a disk since its last
 //! layer.
+//!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *working set*
+//! consists of the chunks of memory that a restored guest touches first.
 
 use crate::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
 use serde::{Deserialize, Serialize};

@@ -8,6 +8,8 @@
 //!
 //! A *holder* ([`holder`]) keeps the namespaces and the uplink open while its parent process uses
 //! them, or sandboxes that outlive a daemon.
+//!
+//! A *slot* is a network namespace with its devices and rules, which is assigned to one guest.
 
 mod chroot;
 mod enter;

@@ -4,6 +4,9 @@
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. The *overlay* is the file that receives the disk writes of a guest.
+//!
+//! A *merge* ([`crate::Store::merge`]) and a *fold* ([`crate::Store::prepare_fold`]) replace the
+//! files of a snapshot by new files with the content of its ancestors.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;

@@ -199,8 +199,9 @@ impl Session {
     /// Removes the sandbox of the project. The next command creates another one.
     async fn remove_sandbox(&mut self) -> anyhow::Result<()> {
         if let Some(id) = self.record.sandbox.take() {
+            let forget_record = true;
             // Ignore the error: the sandbox may not exist.
-            let _ = self.client.delete(&id, true).await;
+            let _ = self.client.delete(&id, forget_record).await;
             self.files.write_record(&self.record)?;
         }
         self.guest = None;

@@ -310,7 +310,8 @@ impl Functions {
         } else {
             let owner = owner.clone();
             let _ = blocking(move || {
-                owner.gc(false);
+                let is_start = false;
+                owner.gc(is_start);
                 Ok(())
             })
             .await;

@@ -220,7 +220,8 @@ struct SandboxList {
 
 /// Lists sandboxes, the newest first.
 async fn list(session: Arc<Session>, arguments: ListArguments) -> ToolResult<Reply<SandboxList>> {
-    let mut all = session.client.sandboxes(false).await?;
+    let with_killed = false;
+    let mut all = session.client.sandboxes(with_killed).await?;
     all.sort_by_key(|info| std::cmp::Reverse(info.created_ms));
     let mut sandboxes: Vec<SandboxSummary> = all.into_iter().map(SandboxSummary::from).collect();
     if let Some(query) = &arguments.query {
@@ -249,7 +250,8 @@ async fn end(
     arguments: SandboxArguments,
 ) -> ToolResult<Reply<SandboxSummary>> {
     let id = &arguments.sandbox;
-    let ended = session.client.kill(id, false).await;
+    let forget_record = false;
+    let ended = session.client.kill(id, forget_record).await;
     let ended = ended.map_err(|e| ToolError::of_sandbox(id, &e))?;
     session.forget(&ended.id);
     Ok(SandboxSummary::from(ended).into())

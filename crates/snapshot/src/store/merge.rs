@@ -30,7 +30,7 @@ impl Store {
     /// Merges snapshot `id` with its ancestors, down to index `oldest` in its lineage (0 is the
     /// oldest ancestor). Does nothing if there are no such ancestors. If the process is killed or
     /// the host loses power, either the old or the new snapshot remains. The caller must prevent
-    /// other merges and all folds in the store until this call returns.
+    /// other merges and all folds ([`Store::prepare_fold`]) until this call returns.
     pub fn merge(&self, id: &str, oldest: usize) -> Result<Snapshot, SnapshotError> {
         let lineage = self.lineage(id)?;
         let newest = self.get(id)?;
