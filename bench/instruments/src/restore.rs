@@ -22,7 +22,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let prepared = Arc::new(prepare_guests().await?);
     let host = Host::open()?;
     let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here()).policy;
-    // In the data directory, so that the snapshot is on the same file system as the daemon's.
+    // The snapshot must be on the same file system as the daemon's snapshots.
     let dir = tempfile::tempdir_in(host.home().path().join("run"))
         .context("cannot create a directory for the snapshot")?;
     let store = Store::open(dir.path())?;
@@ -82,7 +82,8 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         })
         .await?;
         for (vm, took) in vms {
-            // Read before the command below, which causes further exits.
+            // The counters are read first, because the command below causes further exits of the
+            // guest to the VMM.
             let cost = Counters::of_vm(&vm).await?;
             let began = Instant::now();
             run_true(&jiffy_engines::agent(&vm)).await?;

@@ -102,7 +102,7 @@ fn no_path_and_no_link_leads_out_of_the_directory() {
             "{entries:?}: {refused:?}"
         );
         scene.check();
-        // The same with another first component.
+        // Unpacks the same entries with another name for their first component.
         let scene = Scene::new();
         let _ = scene.unpack(&archive(&entries), Some("name"));
         scene.check();

@@ -38,7 +38,8 @@ pub fn become_own_user(retained: CapabilitySet) -> io::Result<()> {
     // Retained capabilities must stay in the bounding set to be inherited.
     limit_bounding_set(retained);
     if !retained.is_empty() {
-        // Otherwise the kernel clears all permitted capabilities when root becomes another user.
+        // Without this flag, the kernel clears all permitted capabilities when root becomes
+        // another user.
         rustix::thread::set_keep_capabilities(true)?;
     }
     switch_user(own_user_id())?;

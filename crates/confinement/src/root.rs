@@ -19,7 +19,7 @@ const NONE: Option<&CStr> = None;
 
 /// Makes the mounts of this process private. The process must have its own mount namespace.
 pub fn private_mounts() -> nix::Result<()> {
-    // Otherwise, mounts of this process would propagate to the host.
+    // While the mounts are shared with the host, later mounts of this process appear there too.
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(NONE, c"/", NONE, private, NONE)
 }

@@ -46,7 +46,8 @@ impl Terminals {
             }
         }
         let terminals = self.clone();
-        // In a task of its own: a caller that stops waiting must not leave an unlisted terminal.
+        // A separate task does this, so that a caller that stops waiting cannot leave a terminal
+        // that runs but is not in the list.
         let started = tokio::spawn(async move {
             let terminal = Terminal::start(guest, new).await?;
             terminals.0.lock().push(terminal.clone());

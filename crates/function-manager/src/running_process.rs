@@ -55,7 +55,8 @@ impl RunningProcess {
         if let Some(link) = &*self.direct.lock() {
             return Ok(link.clone());
         }
-        // Only one task creates the link. Checked again, because another task may have created it.
+        // Only one task creates the link. While this task waited for the lock, another task may
+        // have created it, so the check is repeated.
         let _loading = self.loading.lock().await;
         if let Some(link) = &*self.direct.lock() {
             return Ok(link.clone());

@@ -100,7 +100,7 @@ impl Uplink {
                 "--config-net",
                 "--foreground",
                 "--quiet",
-                // Otherwise the gateway's address would refer to the host.
+                // Without this, connections to the gateway's address would reach the host.
                 "--no-map-gw",
                 "--no-dhcp",
                 "--no-dhcpv6",

@@ -260,7 +260,7 @@ mod tests {
         );
         lineages.remove("b");
         assert_eq!(lineages.child("a"), Some("c"));
-        // The same state as after a merge.
+        // A merge leaves the same state: the layer `c` has no parent.
         lineages.insert("c", None);
         assert_eq!(lineages.child("a"), None);
         lineages.remove("a");

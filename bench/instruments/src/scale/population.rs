@@ -77,8 +77,8 @@ impl Population {
         }
         journal.add(snapshots, sandboxes)?;
         add_keys(directory.path(), first, number)?;
-        // Otherwise snapshots of guests would wait for the file system's journal, which is full of
-        // these changes.
+        // The file system's journal is full of these changes. Without this, later snapshots of
+        // guests would wait until it is written.
         syncfs(File::open(directory.path())?).context("cannot write the data directory back")
     }
 

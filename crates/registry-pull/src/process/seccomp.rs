@@ -146,7 +146,7 @@ mod tests {
             attempt(|| fcntl(libc::F_SETOWN, parent)),
             attempt(|| signal(parent, 0)),
             attempt(|| signal(parent, libc::SIGABRT)),
-            // Not even to itself with another signal.
+            // The process may not send itself other signals than SIGABRT either.
             attempt(|| signal(i32::try_from(std::process::id()).unwrap(), 0)),
         ] {
             assert_eq!(denied, libc::EPERM);
