@@ -11,8 +11,9 @@ use std::net::IpAddr;
 /// Maximum length of a host name in bytes.
 const MAX_NAME: usize = 253;
 
-/// Checks a change of some network rules. Returns a function that applies the change to the
-/// settings of a sandbox. Absent fields, the rules for headers and the egress proxy are retained.
+/// Checks a change of some network rules (`PATCH /sandboxes/{id}/network`). Returns a function that
+/// applies the change to the settings of a sandbox. Absent fields are retained. The caller changes
+/// the rules for headers and the egress proxy itself.
 pub(crate) fn check_change(
     update: NetworkUpdate,
 ) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
@@ -42,8 +43,9 @@ pub(crate) fn check_change(
     })
 }
 
-/// Checks new network rules. Returns a function that applies them and the checked rules for headers
-/// to the settings of a sandbox.
+/// Checks rules that replace all network rules (`PUT /sandboxes/{id}/network`). Returns a function
+/// that applies them and the checked rules for headers to the settings of a sandbox. It removes the
+/// egress proxy. The caller sets the new one.
 pub(crate) fn check_update(
     update: NetworkUpdate,
 ) -> Result<impl FnOnce(&mut NetworkSettings, Vec<HeaderRule>) + Send + 'static, ApiError> {
@@ -172,7 +174,7 @@ pub(crate) fn check_rules(
         egress_mbps: network.egress_mbps,
         restrict_traffic: network.allow_public_traffic == Some(false),
         mask_request_host: network.mask_request_host,
-        // The caller adds checked rules and proxies.
+        // The callers check rules for headers and the egress proxy themselves, and add them.
         rules: Vec::new(),
         egress_proxy: None,
         join: network.join,

@@ -166,7 +166,9 @@ impl Terminal {
     }
 
     /// Reads the output of the terminal until its shell exits or the connection to the guest is
-    /// lost. Pauses while a viewer is too slow.
+    /// lost. Pauses while a viewer is too slow. `permit` counts the connection as an exchange of
+    /// the owner. It is released before the viewers see the end, so that they can start a new
+    /// terminal.
     async fn read_output(self: Arc<Self>, mut process: Process, permit: Option<ExchangePermit>) {
         let status = loop {
             while self.has_slow_viewer() {
@@ -227,7 +229,7 @@ impl Terminal {
         self.output.lock().status.clone()
     }
 
-    /// Returns the time since which no viewer is attached. `None` with viewers.
+    /// Returns for how long no viewer has been attached. `None` with viewers.
     pub fn unwatched_for(&self) -> Option<Duration> {
         let output = self.output.lock();
         output
@@ -260,6 +262,8 @@ impl Terminal {
     pub fn view(self: &Arc<Self>, id: u64) -> View {
         let mut output = self.output.lock();
         let position = output.total - output.retained.len() as u64;
+        // The retained output counts as acknowledged, so that a new viewer does not stop the
+        // terminal.
         let viewer = Viewer {
             acknowledged: output.total,
             since: Instant::now(),

@@ -9,7 +9,8 @@ use std::os::fd::AsRawFd;
 pub enum KvmKind {
     /// With hardware virtualization (VT-x, AMD-V).
     Hardware,
-    /// Without hardware virtualization: guests run deprivileged on shadow page tables.
+    /// Without hardware virtualization, by the PVM patches for KVM: guests run deprivileged on
+    /// shadow page tables.
     Software,
 }
 

@@ -81,8 +81,9 @@ impl Snapshot {
             // not replaced.
             let before = FileStamp::of(&path.join(MANIFEST));
             match Self::open_unchecked(root, id, &path, &before, checked) {
-                // A merge or a fold replaces all files at once. A manifest read before it does not
-                // match an index read after it.
+                // A merge (with the parent) or a fold (of a removed parent) replaces all files of a
+                // snapshot at once. A manifest read before it does not match an index read
+                // afterwards.
                 Err(_)
                     if attempts < MAX_REPLACEMENTS
                         && before.is_ok()

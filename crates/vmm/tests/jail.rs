@@ -241,6 +241,7 @@ fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
         ),
         (
             "read kernel messages",
+            // 3 is `SYSLOG_ACTION_READ_ALL`.
             Box::new(|| call(libc::SYS_syslog, [3, 0, 0, 0, 0])),
         ),
         ("reboot", Box::new(|| call(libc::SYS_reboot, [0; 5]))),
@@ -388,6 +389,7 @@ fn each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root() {
         "{files}"
     );
     let rest = place.split_once(" rights ").unwrap().1;
+    // No capability in each of the five sets. The jail limits the tasks of a VMM to 64.
     let none = "Some(0), Some(0), Some(0), Some(0), Some(0)";
     assert_eq!(
         rest,

@@ -62,6 +62,7 @@ fn files_persist_with_their_attributes_and_numbers_are_never_reused() {
     volume.unlink(ROOT, b"a").unwrap();
     assert_eq!(volume.read(node, 0, &mut content), Err(Errno::ESTALE));
     let next = file(&volume, ROOT, "a");
+    // Numbers are reserved in large blocks. The second start skipped the rest of the first block.
     assert!(next > node + 1000, "{next}");
     // The set-user-ID bit has no effect on the host.
     for entry in std::fs::read_dir(home.path().join("data")).unwrap() {
@@ -251,7 +252,8 @@ fn an_image_has_all_files_and_attributes_and_a_damaged_one_is_rejected() {
     let (before, after) = (chunks(&image), chunks(&changed));
     let differing = before.iter().zip(&after).filter(|(a, b)| a != b);
     assert!(differing.count() <= 2);
-    // Invalid magic, version, number of contents, place of the catalog, and first content.
+    // Offsets of the magic number, the version, the number of contents, and the offset and length
+    // of the catalog, and of the node, offset and length of the first content.
     for at in [0, 8, 32, 40, 48, 64, 72, 80] {
         let mut before = [0; 8];
         image.read_exact_at(&mut before, at).unwrap();

@@ -7,7 +7,8 @@ use jiffy_benchmark::daemon::{BenchmarkDaemon, timed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Page size: the number of items of each kind on the smallest host.
+/// Page size of lists. The smallest measured population has at least this number of items of each
+/// kind.
 pub(super) const PAGE: usize = 10;
 /// Template of the sandboxes.
 const TEMPLATE: &str = "base";
@@ -122,8 +123,8 @@ pub(super) async fn measure(
         };
         let mut samples = Vec::with_capacity(n);
         for round in 0..=n {
-            let at = population.spread(round, n);
             // The calls are spread, because repeated calls for one item would use cached data.
+            let at = population.spread(round, n);
             let (method, path, body) = (call.request)(population, at);
             let (_, took) = timed(client.call::<Value>(method, &path, &body)).await?;
             if round > 0 {
@@ -150,6 +151,7 @@ async fn removals(
     let mut samples = Vec::new();
     // A removed snapshot cannot be measured again, so each call needs its own.
     for snapshot in population.free.drain(..).take(n + 1) {
+        // The API removes snapshots by the path of templates, as E2B does.
         let path = format!("/templates/{snapshot}");
         let removed = daemon
             .daemon

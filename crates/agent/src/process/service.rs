@@ -27,7 +27,8 @@ pub async fn start(
     Ok(ReplyBody::Stream(Box::new(EventStream::new(
         subscription,
         call.keepalive,
-        // The timeout of the call applies to the process: `start::start` passes it to the pump.
+        // The timeout of the call applies to the process: `start::start` passes it to the task that
+        // forwards the output of the process (the pump).
         None,
     ))))
 }

@@ -84,6 +84,7 @@ fn node(caller: &Caller, node: manager::LineageNode) -> LineageNode {
             shown.sandbox_id = details.sandbox.map(|id| caller.shown_id(&id).to_owned());
             shown.parent_snapshot_id = details.parent;
             shown.bytes = Some(details.bytes);
+            // Several consecutive snapshots may be one node.
             shown.count = details.count;
             details.template
         }

@@ -30,8 +30,9 @@ impl Sandboxes {
         ResumeHold(holds)
     }
 
-    /// Check before the start of a sandbox that is not running. The caller must hold `op_lock`: a
-    /// pause that began after [`Self::hold_resumes`] then precedes the check.
+    /// Check before the start of a sandbox that is not running. The caller must hold `op_lock`. A
+    /// resume that waits for a running pause is thus checked only after the pause, and is rejected
+    /// if a hold began meanwhile.
     pub(super) fn expect_no_hold(&self, entry: &SandboxEntry) -> Result<(), OperationError> {
         if self.0.resume_holds.load(Ordering::SeqCst) == 0 {
             return Ok(());

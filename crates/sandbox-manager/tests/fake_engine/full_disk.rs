@@ -63,8 +63,8 @@ async fn a_full_disk_loses_no_acknowledged_state() {
     let paused_id = create_id(&host).await;
     let running = create_id(&host).await;
     bench.world.write(&paused_id, "dream");
-    // Leaves space for the snapshot files and none for the journal. The changes below fill the
-    // journal's log several times.
+    // 16 pages are enough for the snapshot files, but not for more space of the journal. It must
+    // manage with the space that it has reserved. The changes below fill its log several times.
     small.fill(16);
     for _ in 0..5 {
         let paused = host.pause(&paused_id).await.unwrap();
@@ -86,6 +86,7 @@ async fn a_full_disk_loses_no_acknowledged_state() {
     assert!(error.to_string().contains("No space left"), "{error}");
     assert!(host.pause(&running).await.is_err());
     assert_eq!(*host.get(&running).unwrap().state(), SandboxState::Running);
+    // Panics if the guest does not exist.
     bench.world.read(&running);
     host.kill(&running).await.unwrap();
     drop(host);

@@ -1,8 +1,12 @@
 //! Captured snapshots: they are completed even without a controller or after the guest has ended.
+//!
+//! A *captured* snapshot is acknowledged before its files are written. A *controller* is the
+//! process that drives a VMM through its control socket. `mark WORD` stores a word in memory and on
+//! the disk of the test guest, and `marks` returns both.
 
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
-use super::test_vm::TestVm;
+use super::test_vm::{SNAPSHOT_ID, TestVm};
 use jiffy_proto::snapshot::{AfterSnapshot, SnapshotDecision};
 use jiffy_proto::vm::{Event, Request, StopCause};
 
@@ -26,13 +30,14 @@ fn a_captured_snapshot_is_completed_for_the_next_controller() {
     let (running, prepared) = vm.adopt(&place.path().join("s"));
     assert!(running);
     let captured = vm.captured.take().unwrap();
-    assert_eq!(captured.id, "next");
+    assert_eq!(captured.id, SNAPSHOT_ID);
     // The snapshot may have been completed before the next controller connected.
     assert_eq!(prepared.is_some(), captured.report.is_some());
     let report = match captured.report {
         Some(report) => report,
         None => vm.outcome().unwrap(),
     };
+    // A MiB has 16 chunks.
     assert!(report.stored >= 128 * 16, "{report:?}");
     vm.commit_or_abort(SnapshotDecision::Commit);
     assert_eq!(vm.captured, None);

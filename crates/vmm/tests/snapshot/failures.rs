@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Creates a file on an inaccessible file system of 8 MiB.
+/// Creates a file on a file system of 8 MiB that has no path. `None` if it cannot be mounted.
 fn small_disk() -> Option<File> {
     let place = tempfile::tempdir().unwrap();
     let mounted = Command::new("mount")
@@ -110,6 +110,8 @@ fn a_damaged_state_is_rejected_with_a_reason() {
     let mut vm = TestVm::boot(guest, 1, 256, "");
     let snapshot = vm.snapshot(AfterSnapshot::Stop);
     let base = vm.base();
+    // Asserts that a restore from these bytes as state is rejected with a reason that contains
+    // `words`.
     let refuse = |state: &[u8], words: &str| {
         let mut bad = snapshot.share();
         let mut file = file();

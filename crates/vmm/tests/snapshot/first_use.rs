@@ -1,4 +1,7 @@
 //! Pages that a restored guest writes at its first use.
+//!
+//! The *first use* of a guest is the first request or command of a user. The VMM assumes that it
+//! starts with the first connection to the guest.
 
 use super::files::file;
 use super::guest_image::guest;
@@ -83,6 +86,7 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     // The private pages remain private, and the guest continues with their content.
     assert_eq!(restored.run_command("mark two"), "ok");
     let back = restored.roll_back_populating(&snapshot, MemorySource::Map, Some(&pages));
+    // A page has 4 KiB.
     assert!(back.unwrap().pages > COPIED_KIB / 4);
     assert!(private_kib(&restored) >= COPIED_KIB);
     assert_eq!(restored.run_command("marks"), "one one");
@@ -100,7 +104,8 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     );
     assert_eq!(other.run_command("marks"), "one one");
     wait_until_copied(&other);
-    // A snapshot contains the changed pages only, not the copies.
+    // A snapshot contains the changed pages only, not the copies: fewer than half of the written
+    // chunks of 64 KiB.
     let next = other.snapshot(AfterSnapshot::Resume);
     assert!(
         next.report.stored < WRITTEN_MIB << 20 >> 17,

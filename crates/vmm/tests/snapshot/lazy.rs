@@ -26,6 +26,7 @@ struct Stored {
     base: File,
 }
 
+/// Creates the snapshot. `None` if the test was recorded as skipped.
 fn stored(test: &str) -> Option<Stored> {
     let guest = guest(test)?;
     if File::open("/dev/userfaultfd").is_err() {
@@ -42,6 +43,7 @@ fn stored(test: &str) -> Option<Stored> {
 }
 
 impl Stored {
+    /// Returns the descriptors for a lazy restore: see [`TestStore::lazy_files`].
     fn files(&self, present: u64, timeout: Duration) -> LazyFiles {
         self.store.lazy_files(present, timeout).unwrap()
     }
@@ -101,8 +103,8 @@ fn a_guest_fetches_only_accessed_chunks() {
     // A second guest maps the chunks in the cache. Its other pages are fetched as well.
     let (mut sibling, _link) = stored.restore(3);
     sibling.verify();
-    // Fetched chunks that were not changed are not stored again: fewer than the checked chunks are
-    // stored.
+    // Fetched chunks that were not changed are not stored again: the snapshot stores fewer than the
+    // 1,024 checked chunks.
     let next = sibling.snapshot(AfterSnapshot::Stop);
     assert!(next.report.stored < 700, "{:?}", next.report);
 }
@@ -157,6 +159,7 @@ fn a_guest_that_waits_for_memory_can_be_paused_and_resumed() {
     stored.wait_for_request(stored.request_count());
     // vCPUs leave the guest although no chunk is fetched.
     for _ in 0..5 {
+        // In microseconds.
         assert!(vm.pause() < 1_000_000);
         vm.resume();
     }

@@ -6,13 +6,17 @@
 
 use super::files::{OpenSnapshot, SnapshotTarget, file};
 use super::guest_image::guest;
-use super::test_vm::TestVm;
+use super::test_vm::{GREETINGS, TestVm};
 use jiffy_proto::layer::{LayerIndex, UnitSet};
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::thread;
 use std::time::Duration;
+
+/// Maximum number of chunks that a guest changes between two snapshots without `dirty`. A guest of
+/// 256 MiB has 4,096 chunks.
+const MAX_CHANGED_CHUNKS: u64 = 700;
 
 fn restore(snapshot: &OpenSnapshot, base: &File) -> TestVm {
     TestVm::restore(snapshot.share(), base, MemorySource::Map)
@@ -27,17 +31,21 @@ fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
     assert_eq!(vm.run_command("mark before"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     let report = &snapshot.report;
+    // In KiB: the snapshot stores at least the 64 MiB of `dirty`.
     assert!(report.stored * 64 >= 64 * 1024, "{report:?}");
     assert!(report.stopped_us <= report.total_us, "{report:?}");
     assert_eq!(vm.run_command("mark after"), "ok");
-    // The last number of the status: how often the guest has greeted its host.
-    let greetings = vm.status()[4];
+    let greetings = vm.status()[GREETINGS];
     let mut restored = restore(&snapshot, &vm.base());
     assert_eq!(restored.run_command("marks"), "before before");
     assert_eq!(vm.run_command("marks"), "after after");
     restored.verify();
     vm.verify();
-    assert_eq!(vm.status()[4], greetings, "the parent's connections broke");
+    assert_eq!(
+        vm.status()[GREETINGS],
+        greetings,
+        "the parent's connections broke"
+    );
 }
 
 #[test]
@@ -75,7 +83,11 @@ fn twenty_generations_of_snapshots_preserve_all_data() {
         vm.verify();
         if generation > 0 {
             // Only the changes of one generation are stored.
-            assert!(snapshot.report.stored < 700, "{:?}", snapshot.report);
+            assert!(
+                snapshot.report.stored < MAX_CHANGED_CHUNKS,
+                "{:?}",
+                snapshot.report
+            );
         }
     }
 }
@@ -138,9 +150,17 @@ fn a_large_layer_is_written_by_two_processes_and_compared_by_hash() {
     // Guest memory mainly consists of huge pages, whose writes are not tracked. All chunks are
     // therefore compared, although few have changed.
     assert!(second.report.candidates > 1500, "{:?}", second.report);
-    assert!(second.report.stored < 700, "{:?}", second.report);
+    assert!(
+        second.report.stored < MAX_CHANGED_CHUNKS,
+        "{:?}",
+        second.report
+    );
     let third = vm.snapshot(AfterSnapshot::Stay);
-    assert!(third.report.stored < 700, "{:?}", third.report);
+    assert!(
+        third.report.stored < MAX_CHANGED_CHUNKS,
+        "{:?}",
+        third.report
+    );
     for snapshot in [first, second, third] {
         restore(&snapshot, &vm.base()).verify();
     }
@@ -173,12 +193,13 @@ fn a_guest_restored_from_its_working_set_verifies() {
     let mut first = restore(&snapshot, &vm.base());
     first.status();
     let (set, chunks) = first.working_set();
+    // Of 4,096 chunks.
     assert!(chunks < 2000, "{chunks} chunks touched");
     let mut second = TestVm::restore_with(snapshot.share(), &vm.base(), &set);
     second.verify();
     // Chunks that were read into memory and not changed are not stored again.
     let next = second.snapshot(AfterSnapshot::Stop);
-    assert!(next.report.stored < 700, "{:?}", next.report);
+    assert!(next.report.stored < MAX_CHANGED_CHUNKS, "{:?}", next.report);
 }
 
 /// Returns the stored units of an index file.

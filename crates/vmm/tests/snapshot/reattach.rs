@@ -1,8 +1,12 @@
 //! VMs that outlive their controller, and their state after reattachment.
+//!
+//! A *controller* is the process that drives a VMM through its control socket. The command
+//! `mark WORD` of the test guest stores a word in memory and on the disk, and `marks` returns both.
+//! A *prepared* snapshot is complete, but neither committed nor aborted.
 
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
-use super::test_vm::TestVm;
+use super::test_vm::{GREETINGS, SNAPSHOT_ID, TestVm};
 use jiffy_proto::snapshot::{AfterSnapshot, SnapshotDecision};
 
 /// Returns a detached VM with changes in memory and on its disk, and the directory of its socket.
@@ -28,7 +32,11 @@ fn a_guest_does_not_notice_that_its_controller_was_replaced() {
         assert_eq!(vm.adopt(&place.path().join("s")), (true, None));
         vm.verify();
     }
-    assert_eq!(vm.status()[4], before[4], "the agent greeted again");
+    assert_eq!(
+        vm.status()[GREETINGS],
+        before[GREETINGS],
+        "the agent greeted again"
+    );
     // The overlay that the next controller received contains the guest's writes.
     assert_eq!(vm.run_command("mark two"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
@@ -61,7 +69,7 @@ fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
             let Some((mut vm, place)) = detached_vm(test) else {
                 return;
             };
-            // Commit at once, like all snapshots except the last.
+            // The next snapshot builds on this one, so it must be committed first.
             let first = vm.snapshot(AfterSnapshot::Resume);
             vm.commit_or_abort(SnapshotDecision::Commit);
             assert_eq!(vm.run_command("mark two"), "ok");
@@ -71,7 +79,7 @@ fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
             vm.disconnect();
             let (running, prepared_snapshot) = vm.adopt(&place.path().join("s"));
             assert_eq!(running, then == AfterSnapshot::Resume);
-            assert_eq!(prepared_snapshot.as_deref(), Some("next"));
+            assert_eq!(prepared_snapshot.as_deref(), Some(SNAPSHOT_ID));
             vm.commit_or_abort(decision);
             if !running {
                 vm.resume();

@@ -1,7 +1,7 @@
 //! Restored guests continue without noticing the restore.
 
 use super::guest_image::guest;
-use super::test_vm::TestVm;
+use super::test_vm::{GREETINGS, LAST_RECORD, TestVm};
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
 use jiffy_proto::vm::{Event, Request};
 use std::io::Read;
@@ -21,7 +21,7 @@ fn check_restore(test: &str, vcpus: u8) {
         let mut restored = TestVm::restore(snapshot.share(), &base, source);
         let after = restored.status();
         assert!(
-            after[1] >= before[1] && after[4] > before[4],
+            after[LAST_RECORD] >= before[LAST_RECORD] && after[GREETINGS] > before[GREETINGS],
             "{before:?} {after:?}"
         );
         restored.verify();

@@ -2,7 +2,7 @@
 
 use super::files::{FdList, OpenSnapshot, file};
 use super::guest_image::guest;
-use super::test_vm::TestVm;
+use super::test_vm::{GREETINGS, LAST_RECORD, TestVm};
 use jiffy_proto::snapshot::{
     AfterSnapshot, DiskRollback, LaterPages, MemorySource, PopulateMoment, RollbackConfig,
     RollbackReport,
@@ -81,8 +81,9 @@ impl TestVm {
     }
 }
 
+/// Returns the sequence number of the last record that the guest has written.
 fn sequence(vm: &mut TestVm) -> u64 {
-    vm.status()[1]
+    vm.status()[LAST_RECORD]
 }
 
 /// Returns the VMM's number of descriptors, number of mappings, and resident memory in KiB.
@@ -110,6 +111,7 @@ fn a_guest_can_be_rolled_back_to_any_snapshot() {
     let two = vm.snapshot(AfterSnapshot::Resume);
     assert_eq!(vm.run_command("mark three"), "ok");
     let limit = Instant::now() + Duration::from_secs(20);
+    // The guest writes 500 records after the snapshot. After the rollback it has written fewer.
     while sequence(&mut vm) < then + 500 {
         assert!(Instant::now() < limit);
     }
@@ -177,7 +179,7 @@ fn rollbacks_leak_no_resources() {
     vm.roll_back(&start).unwrap();
     assert_eq!(vm.run_command("marks"), "start start");
     let (before, after) = (first.unwrap(), resource_usage(&vm));
-    // A connection may be closing.
+    // A connection may be closing. Mappings and memory vary, but do not grow with each rollback.
     assert!(
         after.0 <= before.0 + 2,
         "descriptors: {before:?}, {after:?}"
@@ -229,10 +231,10 @@ fn a_rollback_to_an_unsuitable_snapshot_is_rejected() {
     let mut short_disk = own.share();
     short_disk.disk[0].0 = file();
     for wrong in [larger, fewer, damaged, short, short_disk] {
-        let greetings = vm.status()[4];
+        let greetings = vm.status()[GREETINGS];
         vm.roll_back(&wrong).unwrap_err();
         assert_eq!(vm.run_command("marks"), "kept kept");
-        assert_eq!(vm.status()[4], greetings, "its connections broke");
+        assert_eq!(vm.status()[GREETINGS], greetings, "its connections broke");
         vm.verify();
     }
     vm.roll_back(&own).unwrap();

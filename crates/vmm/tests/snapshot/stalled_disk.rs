@@ -2,7 +2,7 @@
 
 use super::files::SnapshotTarget;
 use super::guest_image::{guest, skip};
-use super::test_vm::TestVm;
+use super::test_vm::{LAST_RECORD, LOOPS, TestVm};
 use jiffy_proto::snapshot::{
     AfterSnapshot, FileIdentity, FoldedLayers, MemorySource, SnapshotLayerFiles,
 };
@@ -35,10 +35,12 @@ impl StalledDisk {
         mounted.then_some(Self { place })
     }
 
+    /// Returns the mount point.
     fn at(&self) -> String {
         self.place.path().join("at").to_str().unwrap().to_owned()
     }
 
+    /// Creates an overlay without a name on the file system.
     fn overlay(&self) -> File {
         let path = self.place.path().join("at/overlay");
         let mut options = OpenOptions::new();
@@ -63,19 +65,20 @@ impl Drop for StalledDisk {
     }
 }
 
-/// Waits until the guest's writer stalls or continues.
+/// Waits until the guest's writer continues (`thaw`) or stalls.
 fn wait_for_writes(vm: &mut TestVm, thaw: bool) {
     let began = Instant::now();
     loop {
-        let before = vm.status()[1];
+        let before = vm.status()[LAST_RECORD];
         thread::sleep(Duration::from_millis(100));
-        if (vm.status()[1] != before) == thaw {
+        if (vm.status()[LAST_RECORD] != before) == thaw {
             return;
         }
         assert!(began.elapsed() < Duration::from_secs(30), "thaw: {thaw}");
     }
 }
 
+/// Returns the identities of files that belong to no layer of the VM.
 fn files_of_no_layer(inode: u64) -> SnapshotLayerFiles {
     let memory = FileIdentity { device: 0, inode };
     SnapshotLayerFiles {
@@ -102,7 +105,7 @@ fn a_stalled_disk_blocks_no_other_device_and_loses_no_data() {
     vm.pause();
     vm.resume();
     wait_for_writes(&mut vm, false);
-    assert!(vm.status()[2] > before[2]);
+    assert!(vm.status()[LOOPS] > before[LOOPS]);
     // A fold is deferred.
     vm.send(&Request::FoldLayers(Box::new(FoldedLayers {
         lower: files_of_no_layer(1),
@@ -111,7 +114,7 @@ fn a_stalled_disk_blocks_no_other_device_and_loses_no_data() {
     // The next controller does not wait for the disk either.
     vm.disconnect();
     assert_eq!(vm.adopt(&place.path().join("s")), (true, None));
-    assert!(vm.status()[2] > before[2]);
+    assert!(vm.status()[LOOPS] > before[LOOPS]);
     // A snapshot waits for the request in flight.
     let target = SnapshotTarget::new();
     vm.request_snapshot(&target, AfterSnapshot::Resume);

@@ -25,6 +25,12 @@ use std::time::{Duration, Instant};
 
 pub const DISK_BYTES: u64 = 64 << 20;
 const COMMAND_PORT: u32 = 5000;
+/// Indexes of [`TestVm::status`]: last record, loops of the first thread, and greetings.
+pub const LAST_RECORD: usize = 1;
+pub const LOOPS: usize = 2;
+pub const GREETINGS: usize = 4;
+/// Id of all snapshots in these tests.
+pub const SNAPSHOT_ID: &str = "next";
 
 pub struct TestVm {
     pub channel: Channel,
@@ -348,7 +354,7 @@ impl TestVm {
         let limit = Instant::now() + Duration::from_secs(20);
         loop {
             let now = self.status();
-            if now[1] > before[1] && now[2] > before[2] {
+            if now[LAST_RECORD] > before[LAST_RECORD] && now[LOOPS] > before[LOOPS] {
                 break;
             }
             assert!(
@@ -401,7 +407,7 @@ impl TestVm {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
         let mut fds = FdList(Vec::new());
         let config = SnapshotConfig {
-            id: "next".to_owned(),
+            id: SNAPSHOT_ID.to_owned(),
             state: fds.add(&target.state),
             memory: fds.add(&target.memory),
             disk_only: self.disk_only,
@@ -461,7 +467,8 @@ impl TestVm {
         Ok(snapshot)
     }
 
-    /// Asserts that a VM restored from `snapshot` has these marks, and verifies it.
+    /// Asserts that a VM restored from `snapshot` has these marks (the word in memory and the word
+    /// on the disk), and verifies it.
     pub fn assert_restores(&self, snapshot: OpenSnapshot, marks: &str) {
         let mut restored = Self::restore(snapshot, &self.base(), MemorySource::Map);
         assert_eq!(restored.run_command("marks"), marks);

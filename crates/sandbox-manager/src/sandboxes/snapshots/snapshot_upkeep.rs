@@ -5,7 +5,12 @@
 //! size with the disk, and writes missing checksums. The size may differ if the daemon crashed
 //! between a merge and the write to the journal.
 //!
-//! The *warm pool* has guests that were started in advance and wait for a create.
+//! - The *warm pool* has guests that were started in advance and wait for a create.
+//! - A *retained* snapshot stays although no sandbox or snapshot descends from it.
+//! - To *fold* a removed snapshot is to move the content that its only child needs into the child,
+//!   and to delete the other files of the removed snapshot.
+//!
+//! [`Snapshots::verify`] does not run on the thread, but in the task of its caller.
 
 use crate::START_DELAY;
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
@@ -114,7 +119,8 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     for id in &ids {
         Snapshots(&inner).measure(id);
         let is_retained = inner.catalog.read().get(id).is_some_and(|s| s.retained);
-        // The previous daemon may not have folded all removed snapshots.
+        // If the parent of this snapshot was removed, the previous daemon may have exited before it
+        // folded the parent into this snapshot.
         inner.folder.enqueue(id);
         // Existing checksums are not written again.
         if is_retained
