@@ -30,7 +30,7 @@ async fn collect_twice(store: &SharedStore, tenant: &Tenant) -> GcReport {
 }
 
 #[tokio::test]
-async fn a_removed_snapshot_goes_with_what_only_it_needs() {
+async fn a_removed_snapshot_is_removed_with_the_objects_that_only_it_needs() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -46,6 +46,7 @@ async fn a_removed_snapshot_goes_with_what_only_it_needs() {
     store.remove(&tenant, gone_name.root).await.unwrap();
     tick().await;
     let first = store.collect(&tenant, AT_ONCE).await.unwrap();
+    // The manifest, the locations and the pack of the removed snapshot.
     assert_eq!((first.condemned, first.removed), (3, 0));
     tick().await;
     let second = store.collect(&tenant, AT_ONCE).await.unwrap();
@@ -61,7 +62,7 @@ async fn a_removed_snapshot_goes_with_what_only_it_needs() {
 }
 
 #[tokio::test]
-async fn nothing_younger_than_the_grace_period_goes() {
+async fn no_object_younger_than_the_grace_period_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -142,7 +143,8 @@ async fn a_removed_snapshot_stays_while_a_host_has_not_fetched_all_of_it() {
     for root in [name.root, other.root] {
         store.remove(&tenant, root).await.unwrap();
     }
-    // The chunks are moved to another pack, and the old pack is removed.
+    // The chunks are moved to another pack. The manifest, the locations and the pack of the large
+    // snapshot are removed.
     let report = collect_twice(&store, &tenant).await;
     assert_eq!((report.readers, report.removed), (1, 3), "{report:?}");
     assert!(store.fetch_chunk(&part, 2).await.unwrap());
@@ -168,7 +170,7 @@ async fn a_removed_snapshot_stays_while_a_host_has_not_fetched_all_of_it() {
 }
 
 #[tokio::test]
-async fn an_id_names_its_snapshot_and_keeps_it() {
+async fn a_name_finds_and_protects_its_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let (alice, bob) = (store.tenant("alice").await, store.tenant("bob").await);
@@ -226,7 +228,7 @@ async fn a_name_that_was_moved_in_the_bucket_is_refused() {
 }
 
 #[tokio::test]
-async fn a_push_does_not_count_on_what_is_condemned() {
+async fn a_push_does_not_reuse_condemned_objects() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -240,12 +242,14 @@ async fn a_push_does_not_count_on_what_is_condemned() {
     store.collect(&tenant, AT_ONCE).await.unwrap();
     let source = snapshot(dir.path(), &[1, 2, 3]);
     let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
+    // Three chunks of memory, and the chunk of the state.
     assert_eq!(report.new_chunks, 4);
     collect_twice(&store, &tenant).await;
     assert_same(&store, &tenant, name.root, &source).await;
 }
 
-/// Collections run between any two requests of a push that reuses objects due for removal.
+/// Collections run before each of the first 25 requests of a push that reuses objects due for
+/// removal.
 #[tokio::test]
 async fn a_push_survives_collections_between_any_two_of_its_requests() {
     let mut at = 0;
@@ -309,7 +313,7 @@ async fn a_push_survives_collections_between_any_two_of_its_requests() {
 
 /// A collection is interrupted at each of its requests.
 #[tokio::test]
-async fn a_collection_that_is_cut_off_anywhere_harms_nothing() {
+async fn an_interrupted_collection_damages_no_snapshot() {
     for at in 0..60 {
         let dir = tempfile::tempdir().unwrap();
         let inner: Arc<dyn object_store::ObjectStore> =
@@ -382,7 +386,7 @@ async fn one_collection_runs_at_a_time() {
 }
 
 #[tokio::test]
-async fn verify_names_each_chunk_that_changed_and_repair_mends_it() {
+async fn verify_names_each_changed_chunk_and_repair_restores_it() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("store");
     let url: StoreUrl = format!("file://{}", place.display()).parse().unwrap();
@@ -418,7 +422,7 @@ async fn verify_names_each_chunk_that_changed_and_repair_mends_it() {
     let remote = store.open(&tenant, name.root).await.unwrap();
     assert_eq!(store.verify(&remote).await.unwrap(), []);
     assert_same(&store, &tenant, name.root, &source).await;
-    // The whole pack is missing.
+    // The whole pack is missing. Of its 21 chunks, one is in the pack that the repair wrote.
     std::fs::remove_file(&pack).unwrap();
     assert_eq!(store.verify(&remote).await.unwrap().len(), 20);
 }

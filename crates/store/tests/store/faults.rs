@@ -12,7 +12,7 @@ fn cache(dir: &std::path::Path) -> Arc<LayerCache> {
 }
 
 #[tokio::test]
-async fn requests_that_fail_now_and_then_are_made_again() {
+async fn requests_that_fail_temporarily_are_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (faulty, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -34,7 +34,7 @@ async fn requests_that_fail_now_and_then_are_made_again() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_gone_is_told_with_the_object_and_the_attempts() {
+async fn an_unavailable_store_is_reported_with_object_and_attempts() {
     let dir = tempfile::tempdir().unwrap();
     let (faulty, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -56,7 +56,7 @@ async fn a_store_that_is_gone_is_told_with_the_object_and_the_attempts() {
 }
 
 #[tokio::test]
-async fn refusals_and_failed_conditions_are_told_at_once() {
+async fn denied_requests_and_failed_conditions_are_not_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (faulty, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -67,6 +67,7 @@ async fn refusals_and_failed_conditions_are_told_at_once() {
         .await
         .unwrap_err();
     assert!(matches!(failed, StoreError::Denied { .. }), "{failed}");
+    // A store also denies requests that were signed with a wrong time.
     assert!(failed.to_string().contains("clock"), "{failed}");
     faulty.on(|_, _| Fault::Precondition);
     let failed = store
@@ -78,7 +79,7 @@ async fn refusals_and_failed_conditions_are_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_store_that_hangs_is_given_up_at_the_deadline() {
+async fn a_request_to_a_hanging_store_fails_at_the_deadline() {
     let settings = BackendSettings {
         request_timeout: Duration::from_millis(100),
         deadline: Duration::from_millis(250),
@@ -94,7 +95,7 @@ async fn a_store_that_hangs_is_given_up_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_range_that_is_slow_is_asked_for_a_second_time() {
+async fn a_slow_range_is_requested_a_second_time() {
     let dir = tempfile::tempdir().unwrap();
     let settings = BackendSettings {
         hedge_after: Some(Duration::from_millis(20)),
@@ -124,7 +125,7 @@ async fn a_range_that_is_slow_is_asked_for_a_second_time() {
 }
 
 #[tokio::test]
-async fn a_flipped_bit_on_the_way_is_fetched_again_and_one_in_the_store_is_told() {
+async fn damage_in_transit_is_fetched_again_and_damage_in_the_store_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (faulty, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -170,6 +171,7 @@ async fn a_flipped_bit_on_the_way_is_fetched_again_and_one_in_the_store_is_told(
         .push(&tenant, &snapshot(dir.path(), &[1, 2, 3]), &options)
         .await
         .unwrap();
+    // Three chunks of memory, and the chunk of the state.
     assert_eq!(report.new_chunks, 4);
 }
 
@@ -204,6 +206,7 @@ async fn manifests_of_another_tenant_version_or_size_are_refused() {
     let refused = store.open(&mallory, name.root).await.unwrap_err();
     assert!(matches!(refused, StoreError::Tenant { .. }), "{refused}");
     let mut newer = fs::read(&ours).unwrap();
+    // Byte 8 is the version.
     newer[8] = 9;
     fs::write(&ours, newer).unwrap();
     let refused = store.open(&alice, name.root).await.unwrap_err().to_string();
@@ -219,7 +222,7 @@ async fn manifests_of_another_tenant_version_or_size_are_refused() {
 
 /// The host of a push exits at each of its requests, and another host pushes the same snapshot.
 #[tokio::test]
-async fn a_push_that_is_cut_off_anywhere_is_gone_on_with() {
+async fn an_interrupted_push_is_continued_by_another_host() {
     for at in 0..60 {
         let dir = tempfile::tempdir().unwrap();
         let inner: Arc<dyn object_store::ObjectStore> =
@@ -228,6 +231,7 @@ async fn a_push_that_is_cut_off_anywhere_is_gone_on_with() {
         let (pushing, other) = (over(faulty.clone(), quick()), over(inner, quick()));
         let tenant = other.tenant("alice").await.unwrap();
         let mut options = PushOptions::new(dir.path().join("index"));
+        // At most two chunks per pack.
         options.pack_bytes = 150 << 10;
         let source = snapshot(dir.path(), &(1..=8).collect::<Vec<_>>());
         faulty.die_at(at);
@@ -240,6 +244,8 @@ async fn a_push_that_is_cut_off_anywhere_is_gone_on_with() {
             assert_same(&other, &tenant, root, &source).await;
         }
         let (name, report) = other.push(&tenant, &source, &options).await.unwrap();
+        // The snapshot has 9 chunks: 8 of memory, and the state. No chunk is uploaded twice, and
+        // each pack has at least one.
         assert!(
             report.packs + packs <= 9,
             "{packs} packs, then {}",
@@ -272,7 +278,7 @@ async fn two_hosts_push_one_snapshot_at_once() {
 }
 
 #[tokio::test]
-async fn what_arrived_before_a_failure_is_not_fetched_again() {
+async fn chunks_that_arrived_before_a_failure_are_not_fetched_again() {
     let dir = tempfile::tempdir().unwrap();
     let (faulty, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -300,12 +306,13 @@ async fn what_arrived_before_a_failure_is_not_fetched_again() {
         .pull(&remote, 0, Selection::All, &cache)
         .await
         .unwrap();
+    // The first pull has fetched at least some of the 200 chunks.
     assert!(report.fetched < 190, "{} chunks", report.fetched);
     assert!(fs::read(layer.path()).unwrap() == content(&source, 0));
 }
 
 #[tokio::test]
-async fn a_pull_finds_chunks_that_were_moved_meanwhile() {
+async fn a_pull_finds_chunks_that_a_repair_wrote_to_other_packs() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("store");
     let url: StoreUrl = format!("file://{}", place.display()).parse().unwrap();
@@ -322,6 +329,7 @@ async fn a_pull_finds_chunks_that_were_moved_meanwhile() {
         .collect::<String>();
     fs::remove_dir_all(place.join(hex).join("packs")).unwrap();
     let damages = store.verify(&before).await.unwrap();
+    // Three chunks of memory, and the chunk of the state.
     assert_eq!(damages.len(), 4);
     store.repair(&before, &damages, &source).await.unwrap();
     let (layer, _) = store
@@ -355,7 +363,7 @@ async fn a_source_that_changes_during_its_push_is_refused() {
 }
 
 #[tokio::test]
-async fn a_cache_that_cannot_be_written_is_told_with_its_path() {
+async fn a_cache_that_cannot_be_written_is_reported_with_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
@@ -393,7 +401,7 @@ async fn pull_in_a_child_process() {
 }
 
 #[tokio::test]
-async fn a_pull_that_is_killed_leaves_nothing_present_that_is_not() {
+async fn a_killed_pull_marks_no_chunk_as_present_that_it_did_not_write() {
     let dir = tempfile::tempdir().unwrap();
     let url: StoreUrl = format!("file://{}", dir.path().join("store").display())
         .parse()
@@ -406,7 +414,8 @@ async fn a_pull_that_is_killed_leaves_nothing_present_that_is_not() {
     let remote = store.open(&tenant, name.root).await.unwrap();
     let cache = cache(dir.path());
     let mut killed = 0;
-    for least in [1, 60, 120] {
+    // Kills the child when at least this number of chunks is present.
+    for min_present in [1, 60, 120] {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "faults::pull_in_a_child_process"])
             .env(CHILD_DIR, dir.path())
@@ -420,7 +429,7 @@ async fn a_pull_that_is_killed_leaves_nothing_present_that_is_not() {
                 .await
                 .unwrap();
             let present = (0..200).filter(|&chunk| layer.has(chunk)).count();
-            if present >= least || child.try_wait().unwrap().is_some() {
+            if present >= min_present || child.try_wait().unwrap().is_some() {
                 break;
             }
             assert!(Instant::now() < deadline, "{present} chunks present");

@@ -161,7 +161,7 @@ fn a_flipped_bit_anywhere_in_a_golden_file_is_found() {
 }
 
 #[test]
-fn objects_cut_short_or_of_another_version_are_refused_in_words() {
+fn truncated_objects_and_other_versions_are_rejected_with_a_reason() {
     let keys = keys();
     let root: Hash = fs::read_to_string(data("manifest1.root"))
         .unwrap()
@@ -173,6 +173,7 @@ fn objects_cut_short_or_of_another_version_are_refused_in_words() {
         assert!(StoredManifest::decode(&bytes[..length], &keys, root).is_err());
     }
     let mut newer = bytes.clone();
+    // Byte 8 is the version.
     newer[8] = 2;
     let refused = StoredManifest::decode(&newer, &keys, root).unwrap_err();
     assert_eq!(refused, FormatError::Version { found: 2, read: 1 });

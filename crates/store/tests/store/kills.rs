@@ -21,16 +21,19 @@ const AT_ONCE: GcOptions = GcOptions {
     dry_run: false,
 };
 
+/// Opens the store in `dir`.
 fn directory(dir: &Path) -> Arc<dyn object_store::ObjectStore> {
     let place = dir.join("store");
     std::fs::create_dir_all(&place).unwrap();
     Arc::new(object_store::local::LocalFileSystem::new_with_prefix(place).unwrap())
 }
 
+/// Returns the snapshot that the child pushes.
 fn pushed(dir: &Path) -> SnapshotSource {
     snapshot(dir, &[2, 14, 30, 31])
 }
 
+/// Waits until the store's clock has advanced.
 async fn tick() {
     tokio::time::sleep(Duration::from_millis(15)).await;
 }
@@ -94,7 +97,9 @@ async fn prepare(dir: &Path) -> (SharedStore, Arc<Tenant>, Hash, SnapshotSource)
     (store, tenant, kept.root, source)
 }
 
-async fn killed_everywhere(work: &str, least: u64) {
+/// Kills the child at each request of `work`, which sends at least `min_requests`. Checks after
+/// each kill that another host can push and collect, and that no snapshot is damaged.
+async fn kill_at_each_request(work: &str, min_requests: u64) {
     for at in 0..120 {
         let dir = tempfile::tempdir().unwrap();
         let (store, tenant, root, source) = prepare(dir.path()).await;
@@ -113,7 +118,7 @@ async fn killed_everywhere(work: &str, least: u64) {
         let verified = store.verify_tenant(&tenant, None, &|_, _, _| {}).await;
         assert!(verified.unwrap().is_sound());
         if !killed {
-            assert!(at >= least, "{at} requests");
+            assert!(at >= min_requests, "{at} requests");
             return;
         }
     }
@@ -122,12 +127,12 @@ async fn killed_everywhere(work: &str, least: u64) {
 
 #[tokio::test]
 async fn a_push_that_is_killed_anywhere_loses_nothing() {
-    killed_everywhere("push", 12).await;
+    kill_at_each_request("push", 12).await;
 }
 
 #[tokio::test]
 async fn a_collection_that_is_killed_anywhere_loses_nothing() {
-    killed_everywhere("gc", 30).await;
+    kill_at_each_request("gc", 30).await;
 }
 
 /// All objects have times an hour before or after the host's clock: only the store's clock matters.

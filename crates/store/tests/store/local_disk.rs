@@ -72,6 +72,7 @@ fn tmpfs(dir: &Path, mebibytes: u32) -> Option<Mount> {
     Some(Mount(place))
 }
 
+/// Stores a snapshot with 160 chunks (10 MiB) of memory.
 async fn stored(dir: &Path) -> (SharedStore, RemoteSnapshot, SnapshotSource) {
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -83,7 +84,7 @@ async fn stored(dir: &Path) -> (SharedStore, RemoteSnapshot, SnapshotSource) {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_and_what_arrived_is_right() {
+async fn a_full_disk_is_reported_and_present_chunks_are_intact() {
     let dir = tempfile::tempdir().unwrap();
     let Some(place) = tmpfs(dir.path(), 4) else {
         return;
@@ -104,6 +105,7 @@ async fn a_full_disk_is_told_and_what_arrived_is_right() {
         let range = chunk as usize * CHUNK..(chunk as usize + 1) * CHUNK;
         assert!(bytes[range.clone()] == wanted[range], "chunk {chunk}");
     }
+    // 4 MiB are 64 chunks.
     assert!(present.len() < 70);
     drop(layer);
     // Another layer, which is unused, is evicted.
@@ -113,6 +115,7 @@ async fn a_full_disk_is_told_and_what_arrived_is_right() {
     assert!(std::fs::read(layer.path()).unwrap() == content(&small_source, 0));
 }
 
+/// Stores a snapshot with 30 chunks of memory.
 async fn stored_small(dir: &Path) -> (SharedStore, RemoteSnapshot, SnapshotSource) {
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -124,7 +127,7 @@ async fn stored_small(dir: &Path) -> (SharedStore, RemoteSnapshot, SnapshotSourc
 }
 
 #[tokio::test]
-async fn a_read_only_file_system_is_told_with_its_path() {
+async fn a_read_only_file_system_is_reported_with_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let Some(place) = tmpfs(dir.path(), 64) else {
         return;

@@ -4,7 +4,8 @@ use crate::support::*;
 use jiffy_store::*;
 use std::time::Duration;
 
-/// Runs two collections without a grace period, which remove unused objects.
+/// Runs a collection without a grace period. It condemns unused objects, and removes the objects
+/// that the previous collection condemned.
 async fn collect(store: &SharedStore, tenant: &Tenant) -> GcReport {
     // The store's clock has a resolution of milliseconds.
     tokio::time::sleep(Duration::from_millis(3)).await;
@@ -16,7 +17,7 @@ async fn collect(store: &SharedStore, tenant: &Tenant) -> GcReport {
 }
 
 #[tokio::test]
-async fn a_module_stays_for_its_last_host_and_one_that_comes_in_time() {
+async fn a_module_is_retained_until_its_last_host_releases_it() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -51,6 +52,7 @@ async fn a_module_stays_for_its_last_host_and_one_that_comes_in_time() {
     }
     assert_same(&store, &tenant, root, &module).await;
     release("three").await.unwrap();
+    // The manifest, the locations and the pack.
     assert_eq!(collect(&store, &tenant).await.condemned, 3);
     // Too late: the module is condemned, and no holder remains.
     let late = store.hold_module(&tenant, "d1", root, "four").await;

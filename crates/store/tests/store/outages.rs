@@ -56,7 +56,8 @@ async fn a_slow_store_is_waited_for_while_bytes_arrive_and_given_up_when_none_do
     let (pulled, took) = pull().await;
     let failed = pulled.unwrap_err();
     assert!(failed.is_unavailable(), "{failed}");
-    // Each attempt received half of the range.
+    // Each of the 3 attempts receives half of the range, and then waits for at most the deadline of
+    // 60 s.
     assert!(took < Duration::from_secs(3 * 61), "{took:?}");
 }
 

@@ -100,6 +100,7 @@ async fn a_pause_sends_as_many_requests_with_hundreds_of_snapshots_as_with_ten()
         assert_eq!(billed(&third), [5, 0, 1], "{third:?}");
     }
     assert_eq!(sent[0], sent[1]);
+    // Reads and existence checks of two pushes.
     assert!(sent[0].iter().sum::<u64>() < 40, "{sent:?}");
 }
 
@@ -174,6 +175,7 @@ async fn a_pack_that_was_removed_or_truncated_is_not_reused() {
         }
         let other = snapshot(dir.path(), &[seed + 1, seed + 2, seed + 4]);
         let (name, report) = store.push(&tenant, &other, &own).await.unwrap();
+        // Three chunks of memory, and the chunk of the state.
         assert_eq!(report.new_chunks, 4);
         assert_same(&store, &tenant, name.root, &other).await;
     }

@@ -14,6 +14,7 @@ async fn a_snapshot_comes_back_as_it_was_pushed() {
     let source = snapshot(dir.path(), &[1, 0, 2, 0, 0, 3]);
     let options = PushOptions::new(dir.path().join("index"));
     let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
+    // Three chunks of memory, and the chunk of the state.
     assert_eq!((report.chunks, report.new_chunks, report.packs), (4, 4, 1));
     assert_same(&store, &tenant, name.root, &source).await;
     assert_eq!(store.snapshots(&tenant).await.unwrap(), [name.root]);
@@ -39,6 +40,7 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
     let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
     let written = store.backend().traffic().bytes_written - before.bytes_written;
     assert_eq!((report.new_chunks, report.new_bytes), (3, 3 * CHUNK as u64));
+    // A hash and a location per chunk, and 4 KiB for all other data.
     let manifest_and_locations = 302 * (32 + 12) as u64;
     let bound = 3 * CHUNK as u64 + manifest_and_locations + 4096;
     assert!(
@@ -55,13 +57,14 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
 }
 
 #[tokio::test]
-async fn zeroes_and_what_is_inherited_cost_nothing() {
+async fn zero_and_inherited_chunks_are_not_uploaded() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
     let options = PushOptions::new(dir.path().join("index"));
     let mut source = snapshot(dir.path(), &vec![0; 100_000]);
     let (_, empty) = store.push(&tenant, &source, &options).await.unwrap();
+    // The chunk of the state.
     assert_eq!(empty.chunks, 1);
     source = snapshot(dir.path(), &[1, 2, 3, 4]);
     source.parts[0].inherited = vec![0..1, 2..4];
@@ -128,7 +131,7 @@ async fn a_layer_is_fetched_once_for_all_that_pull_it() {
 }
 
 #[tokio::test]
-async fn the_cache_keeps_its_bound_and_what_is_in_use() {
+async fn the_cache_respects_its_limit_and_retains_used_layers() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
@@ -178,7 +181,7 @@ async fn a_clone_of_a_cached_layer_is_equal_and_its_own() {
 }
 
 #[tokio::test]
-async fn a_tenant_neither_reads_nor_shares_what_another_has() {
+async fn a_tenant_neither_reads_nor_shares_chunks_of_another() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let (alice, mallory) = (
@@ -217,7 +220,7 @@ async fn a_snapshot_on_a_stock_template_needs_that_template() {
 }
 
 #[tokio::test]
-async fn an_upload_keeps_its_bandwidth() {
+async fn an_upload_respects_its_bandwidth_limit() {
     let dir = tempfile::tempdir().unwrap();
     let settings = BackendSettings {
         upload_bytes_per_second: Some(4 << 20),
@@ -229,6 +232,7 @@ async fn an_upload_keeps_its_bandwidth() {
     options.pack_bytes = 1 << 20;
     let source = snapshot(dir.path(), &(1..=64).collect::<Vec<_>>());
     let (_, report) = store.push(&tenant, &source, &options).await.unwrap();
-    // 4 MiB at 4 MiB/s. The push does not wait for the bandwidth of the last pack.
+    // 4 MiB at 4 MiB/s, in packs of 1 MiB. The push does not wait for the bandwidth of the last
+    // pack.
     assert!(report.seconds > 0.6, "{} s", report.seconds);
 }

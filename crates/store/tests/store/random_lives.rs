@@ -22,7 +22,7 @@ impl Dice {
 }
 
 #[tokio::test]
-async fn whatever_is_pushed_and_not_removed_is_whole_at_any_time() {
+async fn a_snapshot_that_was_pushed_and_not_removed_is_always_complete() {
     let seconds = std::env::var("JIFFY_STORE_SOAK_SECONDS")
         .ok()
         .and_then(|text| text.parse().ok());

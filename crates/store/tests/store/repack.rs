@@ -14,6 +14,7 @@ const AT_ONCE: GcOptions = GcOptions {
     dry_run: false,
 };
 
+/// Waits until the store's clock, which has a resolution of milliseconds, has advanced.
 async fn tick() {
     tokio::time::sleep(Duration::from_millis(3)).await;
 }
@@ -46,6 +47,7 @@ async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
         ..AT_ONCE
     };
     let would = store.collect(&tenant, dry).await.unwrap();
+    // The manifest and the locations of the removed snapshot.
     assert_eq!((would.repacked, would.condemned, would.removed), (1, 2, 0));
     tick().await;
     let first = store.collect(&tenant, AT_ONCE).await.unwrap();
@@ -58,6 +60,7 @@ async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
     assert_same(&store, &tenant, root, &source).await;
     tick().await;
     let second = store.collect(&tenant, AT_ONCE).await.unwrap();
+    // The manifest, the locations and the rewritten pack.
     assert_eq!((second.repacked, second.removed), (0, 3));
     assert_same(&store, &tenant, root, &source).await;
     tick().await;
@@ -65,13 +68,14 @@ async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
     assert_eq!((third.repacked, third.removed, third.condemned), (0, 0, 0));
     let usage = store.chunk_usage(&tenant, &|_, _, _| {}).await.unwrap();
     let stats = store.stats(&tenant).await.unwrap();
+    // The pack of the retained snapshot, and the pack with the chunks that were live.
     assert_eq!((usage.chunks, stats.packs), (4, 2));
     assert!(stats.pack_bytes < usage.stored_bytes + 2000, "{stats:?}");
 }
 
 /// A host exits at each request of two collections that repack.
 #[tokio::test]
-async fn a_rewrite_that_is_cut_off_anywhere_loses_nothing() {
+async fn an_interrupted_rewrite_loses_no_chunk() {
     for at in 0..90 {
         let dir = tempfile::tempdir().unwrap();
         let inner: Arc<dyn object_store::ObjectStore> =
@@ -112,6 +116,7 @@ async fn a_rewrite_that_is_cut_off_anywhere_loses_nothing() {
             "{stats:?}"
         );
         if !died {
+            // With fewer requests, the collections would not have repacked.
             assert!(at > 30, "{at} requests");
             return;
         }
@@ -159,6 +164,7 @@ async fn pushes_between_any_two_requests_of_a_rewrite_stay_whole() {
         };
         let (pushed, ()) = tokio::join!(push, collect);
         let Some(pushed) = pushed else {
+            // With fewer requests, the collection would not have repacked.
             assert!(at > 20, "{at} requests");
             return;
         };
@@ -192,9 +198,9 @@ async fn a_guest_gets_its_chunks_between_any_two_requests_of_collections() {
     let (root, source) = mostly_dead(&other, &tenant, dir.path()).await;
     let before = other.open(&tenant, root).await.unwrap();
     let (wanted, mut requests) = (content(&source, 0), 0);
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (request_sender, mut request_receiver) = tokio::sync::mpsc::unbounded_channel();
     faulty.on(move |_, _| {
-        let _ = tell.send(());
+        let _ = request_sender.send(());
         Fault::Slow(Duration::from_millis(5))
     });
     let collecting = async {
@@ -205,7 +211,7 @@ async fn a_guest_gets_its_chunks_between_any_two_requests_of_collections() {
         faulty.on(|_, _| Fault::None);
     };
     let guests = async {
-        while told.recv().await.is_some() {
+        while request_receiver.recv().await.is_some() {
             let place = dir.path().join(format!("cache-{requests}"));
             let cache = Arc::new(LayerCache::open(place, u64::MAX).unwrap());
             let part = other.cached_part(&before, 0, &cache).unwrap();
@@ -223,24 +229,24 @@ async fn a_guest_gets_its_chunks_between_any_two_requests_of_collections() {
 }
 
 #[tokio::test]
-async fn a_collection_that_lost_its_lock_says_so_and_leaves_the_new_one() {
+async fn collections_run_only_when_they_are_due() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
     mostly_dead(&store, &tenant, dir.path()).await;
-    let half_an_hour = GcOptions::default();
-    let taken = GcOptions {
+    let options = GcOptions::default();
+    let without_lock_time = GcOptions {
         lock_time: Duration::ZERO,
-        ..half_an_hour
+        ..options
     };
-    // The lock of a host that exited is taken over; a held lock is not.
-    store.collect(&tenant, taken).await.unwrap();
+    store.collect(&tenant, without_lock_time).await.unwrap();
+    // The last collection was less than the interval ago.
     let last = store
-        .collect_if_due(&tenant, half_an_hour, Duration::from_secs(60))
+        .collect_if_due(&tenant, options, Duration::from_secs(60))
         .await
         .unwrap();
     assert_eq!(last, None);
     tick().await;
-    let due = store.collect_if_due(&tenant, half_an_hour, Duration::from_millis(1));
+    let due = store.collect_if_due(&tenant, options, Duration::from_millis(1));
     assert!(due.await.unwrap().is_some());
 }

@@ -55,6 +55,7 @@ impl Paused {
         paused
     }
 
+    /// Pushes a snapshot on the previous ones. Chunks with the seed 0 are inherited.
     async fn push(&mut self, tenant: &Arc<Tenant>, seeds: &[u64], working_set: &[u32]) {
         let mut source = snapshot(self.dir.path(), seeds);
         source.lineage = self.names.clone();
@@ -72,11 +73,13 @@ impl Paused {
         self.names[0].root
     }
 
+    /// Writes the bundle of the newest snapshot. Returns its size in bytes.
     async fn write(&self) -> Option<u64> {
         let writing = self.store.write_resume_bundle(&self.tenant, self.root());
         writing.await.unwrap()
     }
 
+    /// Reads the bundle of the newest snapshot into `cache`. `None` if it is missing or damaged.
     async fn read(&self, cache: &Arc<LayerCache>) -> Option<Vec<RemoteSnapshot>> {
         let shared = Some(&self.shared);
         let reading = self
@@ -86,6 +89,7 @@ impl Paused {
         Some(lineage.into_iter().map(|(snapshot, _)| snapshot).collect())
     }
 
+    /// Returns the key of the bundle.
     async fn key(&self) -> String {
         let listed = self.store.backend().list("").await.unwrap();
         let mut found = listed
@@ -153,6 +157,7 @@ async fn a_missing_damaged_or_foreign_bundle_is_ignored() {
     let backend = paused.store.backend();
     let key = paused.key().await;
     let sound = backend.get(&key, u64::MAX).await.unwrap();
+    // Damaged and truncated in the header, the middle and the end.
     for at in [0, 9, 20, 40, 70, sound.len() / 2, sound.len() - 1] {
         let mut damaged = sound.to_vec();
         damaged[at] ^= 1;
@@ -161,6 +166,7 @@ async fn a_missing_damaged_or_foreign_bundle_is_ignored() {
         backend.put(&key, sound.slice(..at)).await.unwrap();
         assert!(paused.read(&cache).await.is_none(), "{at} bytes");
     }
+    // Too large.
     backend.put(&key, vec![0; 40 << 20].into()).await.unwrap();
     assert!(paused.read(&cache).await.is_none());
     // The bundle of another snapshot of the tenant.

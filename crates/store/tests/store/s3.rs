@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 const PROGRAM: &str = "JIFFY_VERSITYGW";
 
+/// Process of versitygw and its address. Dropping this value kills the process.
 struct Server(Child, SocketAddr);
 
 impl Drop for Server {
@@ -99,7 +100,7 @@ fn connect_to(
 }
 
 #[test]
-fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
+fn a_real_s3_server_serves_pushes_pulls_and_collections_and_reports_faults() {
     let Some(program) = program() else {
         eprintln!("skipped: s3::a_real_s3_server: versitygw is not built");
         return;
@@ -121,6 +122,7 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
         options.pack_bytes = 4 << 20;
         let source = snapshot(dir.path(), &(1..=200).collect::<Vec<_>>());
         let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
+        // 200 chunks of memory and the state, 64 chunks per pack.
         assert_eq!((report.new_chunks, report.packs), (201, 4));
         assert_same(&store, &tenant, name.root, &source).await;
         let (_, again) = store.push(&tenant, &source, &options).await.unwrap();
@@ -170,7 +172,7 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
 }
 
 #[test]
-fn answers_that_do_not_end_are_given_up_at_their_limits() {
+fn endless_responses_are_aborted_at_their_limits() {
     let server = HostileS3::start();
     let settings = BackendSettings {
         attempts: 2,
@@ -200,6 +202,7 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
             let failed = store.probe("tenants").await.unwrap_err().to_string();
             assert!(failed.contains("larger than"), "{status}: {failed}");
             let (_, sent) = server.counts();
+            // Two calls.
             assert!(sent < 2 * max_bytes, "{status}: {sent} bytes");
         }
         for status in [403, 500] {
@@ -208,6 +211,7 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
             store.put("any", "bytes".into()).await.unwrap_err();
             store.delete("any").await.unwrap_err();
             let (_, sent) = server.counts();
+            // Three calls.
             assert!(sent < 3 * max_bytes, "{status}: {sent} bytes");
         }
         server.answer(Answer::LongRange);
@@ -219,6 +223,7 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
         assert_eq!(server.counts().0, 1);
         let failed = store.list("tenants").await.unwrap_err();
         assert!(matches!(failed, StoreError::TooMany { .. }), "{failed}");
+        // The third page of 5,000 keys exceeds the limit of 12,000.
         assert_eq!(server.counts().0, 3);
         // Progress that is too slow does not extend the deadline.
         server.answer(Answer::Page(1, Duration::from_millis(50)));

@@ -41,7 +41,7 @@ fn chunk_of(part: &CachedPart, number: u64) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_straggler_goes_past_a_fill_of_its_layer() {
+async fn an_urgent_chunk_does_not_wait_for_a_fill_of_its_layer() {
     let dir = tempfile::tempdir().unwrap();
     let (faulty, store, remote, source) = pushed(dir.path()).await;
     // The ranges of the fill stall; the first request after them succeeds.
@@ -88,7 +88,7 @@ async fn a_straggler_goes_past_a_fill_of_its_layer() {
 
 /// Time stands still while a chunk is decrypted, so that a busy host causes no second fetch.
 #[tokio::test(start_paused = true)]
-async fn stragglers_of_one_chunk_fetch_it_once() {
+async fn concurrent_requests_for_one_urgent_chunk_fetch_it_once() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store, remote, _) = pushed(dir.path()).await;
     let caches: Vec<_> = (0..4).map(|_| cache(dir.path())).collect();
@@ -122,7 +122,7 @@ async fn fills_of_one_layer_share_the_work() {
 }
 
 #[tokio::test]
-async fn a_boot_of_the_host_keeps_what_was_on_storage_and_nothing_else() {
+async fn after_a_boot_of_the_host_only_persisted_chunks_are_present() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store, remote, source) = pushed(dir.path()).await;
     let boot = |number: u8| {
@@ -178,7 +178,7 @@ async fn chunks_that_were_written_and_not_marked_are_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_pinned_layer_stays_and_tells_what_is_on_storage() {
+async fn a_pinned_layer_is_not_evicted_and_reports_persisted_chunks() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store, remote, _) = pushed(dir.path()).await;
     let cache = cache(dir.path());
@@ -186,6 +186,7 @@ async fn a_pinned_layer_stays_and_tells_what_is_on_storage() {
     store.fetch_chunk(&part, 9).await.unwrap();
     let layer = part.layer().clone();
     layer.mark_holes(&remote.manifest.parts[0]).unwrap();
+    // One bit per chunk: chunk 9 is bit 1 of byte 1.
     assert_eq!(layer.present().unwrap()[..2], [0, 1 << 1]);
     assert!(layer.persisted().unwrap().iter().all(|byte| *byte == 0));
     layer.persist().unwrap();

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Returns a keyring with the keys `k1` and `k2`.
 fn keys(current: &str) -> Keyring {
     keys_of(current, &["k1", "k2"])
 }
@@ -37,7 +38,7 @@ fn store(dir: &Path, keyring: Keyring) -> SharedStore {
 }
 
 #[tokio::test]
-async fn a_tenant_is_made_once_whatever_host_opens_it() {
+async fn concurrent_hosts_create_a_tenant_once() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (store(dir.path(), keys("k1")), store(dir.path(), keys("k1")));
     let (ours, theirs) = tokio::join!(a.tenant("alice"), b.tenant("alice"));
@@ -50,7 +51,7 @@ async fn a_tenant_is_made_once_whatever_host_opens_it() {
 }
 
 #[tokio::test]
-async fn another_master_key_takes_over_and_the_data_keys_stay() {
+async fn a_new_master_key_replaces_the_old_one_and_data_keys_remain() {
     let dir = tempfile::tempdir().unwrap();
     let before = store(dir.path(), keys("k1")).tenant("alice").await.unwrap();
     store(dir.path(), keys("k2")).rewrap("alice").await.unwrap();
@@ -91,7 +92,7 @@ async fn a_rotation_adds_a_generation_and_keeps_the_old_one_readable() {
 
 /// A host exits at each request of rewrapping secrets or adding a generation.
 #[tokio::test]
-async fn a_rotation_that_is_cut_off_anywhere_loses_no_key_and_is_made_again() {
+async fn an_interrupted_rotation_loses_no_key_and_can_be_repeated() {
     for data_keys in [false, true] {
         let (mut at, mut ended) = (0, false);
         while !ended {
@@ -130,13 +131,14 @@ async fn a_rotation_that_is_cut_off_anywhere_loses_no_key_and_is_made_again() {
             only_old.tenant("alice").await.unwrap_err();
             at += 1;
         }
+        // With fewer requests, no rotation would have been interrupted.
         assert!(at > 4, "{at} requests");
     }
 }
 
 /// A tenant is opened between any two requests of a host that rewraps its secrets.
 #[tokio::test]
-async fn a_tenant_is_opened_while_its_secrets_are_wrapped_anew() {
+async fn a_tenant_can_be_opened_while_its_secrets_are_rewrapped() {
     for at in 0.. {
         let inner: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
         let faulty = FaultyStore::new(inner.clone());
@@ -284,7 +286,7 @@ fn a_file_of_keys_that_others_can_read_is_refused() {
 }
 
 #[test]
-fn addresses_of_stores_are_parsed_or_refused_in_words() {
+fn urls_of_stores_are_parsed_or_rejected() {
     let parse = |text: &str| text.parse::<StoreUrl>();
     assert!(
         matches!(parse("s3://b/p/q").unwrap(), StoreUrl::S3 { bucket, prefix } if bucket == "b" && prefix == "p/q")
@@ -316,7 +318,7 @@ fn store_of_host(dir: &Path, memory: &str) -> SharedStore {
 
 /// The store serves an older record to a host that has seen later versions.
 #[tokio::test]
-async fn a_store_that_goes_back_to_old_records_is_not_believed() {
+async fn a_store_that_returns_to_old_records_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("store");
     let open = |memory: &str| store_of_host(dir.path(), memory);

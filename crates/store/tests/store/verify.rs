@@ -10,6 +10,7 @@ use std::time::Duration;
 
 const SILENT: OnProgress<'static> = &|_, _, _| {};
 
+/// Store in a directory, with one tenant.
 struct Place {
     dir: tempfile::TempDir,
     store: SharedStore,
@@ -79,6 +80,7 @@ async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
     // Each chunk is read once, although snapshots share chunks: five and one of the state.
     assert_eq!((sound.snapshots, sound.chunks), (2, 6));
     let pack = &place.files("packs")[0];
+    // The index is at the end of a pack.
     flip_from_end(pack, 100);
     let found = place.verify().await;
     let [index] = &found.objects[..] else {
@@ -111,7 +113,7 @@ async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
 }
 
 #[tokio::test]
-async fn repair_takes_chunks_from_the_cache_of_a_host_and_mends_all_snapshots() {
+async fn repair_takes_chunks_from_the_cache_of_a_host_for_all_snapshots() {
     let place = Place::new().await;
     let (a, b) = (
         snapshot(place.dir.path(), &[1, 2, 3]),
@@ -144,7 +146,7 @@ async fn repair_takes_chunks_from_the_cache_of_a_host_and_mends_all_snapshots() 
 
 /// A host exits at each request of a repair.
 #[tokio::test]
-async fn a_repair_that_is_cut_off_anywhere_loses_nothing_and_is_made_again() {
+async fn an_interrupted_repair_loses_no_chunk_and_can_be_repeated() {
     for at in 0..60 {
         let place = Place::new().await;
         let (tenant, dir) = (&place.tenant, place.dir.path());
@@ -184,6 +186,7 @@ async fn a_repair_that_is_cut_off_anywhere_loses_nothing_and_is_made_again() {
             assert_same(&place.store, tenant, *root, source).await;
         }
         if ended {
+            // With fewer requests, no repair would have been interrupted.
             assert!(at > 12, "{at} requests");
             return;
         }
@@ -192,13 +195,14 @@ async fn a_repair_that_is_cut_off_anywhere_loses_nothing_and_is_made_again() {
 }
 
 #[tokio::test]
-async fn another_push_mends_what_was_found_damaged() {
+async fn another_push_replaces_chunks_that_were_found_damaged() {
     let place = Place::new().await;
     let (store, tenant) = (&place.store, &place.tenant);
     let source = snapshot(place.dir.path(), &[1, 2, 3]);
     let (name, _) = store.push(tenant, &source, &place.options()).await.unwrap();
     let pack = &place.files("packs")[0];
     let mut bytes = fs::read(pack).unwrap();
+    // A byte of the first chunk. The header of a pack has 64 bytes.
     bytes[64 + 1000] ^= 4;
     fs::write(pack, &bytes).unwrap();
     // Pushes do not read chunks: only a verification detects the damage.
@@ -270,7 +274,7 @@ async fn tenants_are_listed_with_the_master_keys_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_tenant_whose_name_is_damaged_is_named_and_no_stranger() {
+async fn a_damaged_name_of_a_tenant_is_reported_as_damage_and_not_as_foreign() {
     let place = Place::new().await;
     place.store.tenant("bob").await.unwrap();
     let whole = place.store.tenants().await.unwrap();
@@ -280,6 +284,7 @@ async fn a_tenant_whose_name_is_damaged_is_named_and_no_stranger() {
         .iter()
         .filter(|p| p.ends_with("name"))
     {
+        // The last 16 bytes authenticate the name. First damage the name, below the authentication.
         flip_from_end(name, 18);
         let found = place.store.tenants().await.unwrap();
         assert_eq!((found.names.len(), found.foreign), (1, 0));

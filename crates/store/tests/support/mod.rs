@@ -86,6 +86,7 @@ impl FaultyStore {
         })
     }
 
+    /// Replaces the function that decides on the fault of each request.
     pub fn on(&self, decide: impl FnMut(Op, &str) -> Fault + Send + 'static) {
         *self.decide.lock().unwrap() = Box::new(decide);
     }
@@ -112,10 +113,12 @@ impl FaultyStore {
         }
     }
 
+    /// Removes all faults.
     pub fn heal(&self) {
         self.on(|_, _| Fault::None);
     }
 
+    /// Counts a request, and performs the faults that precede its execution. Returns the fault.
     async fn meet(&self, op: Op, key: &Key) -> Result<Fault> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         let fault = (self.decide.lock().unwrap())(op, key.as_ref());
@@ -287,6 +290,7 @@ pub fn quick() -> BackendSettings {
     }
 }
 
+/// Returns a client of `store`, as another host has.
 pub fn over(store: Arc<dyn ObjectStore>, settings: BackendSettings) -> SharedStore {
     SharedStore::new(Backend::new(store, Key::default(), settings), keyring())
 }
@@ -311,7 +315,8 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Creates a snapshot with a state and with memory whose chunks are given by seeds (0 is a hole).
+/// Creates a snapshot with memory whose chunks are given by seeds (0 is a hole), and with a state
+/// of one chunk. The working set, which a push writes first, are the chunks 2 and 0 of the memory.
 pub fn snapshot(dir: &Path, seeds: &[u64]) -> SnapshotSource {
     let path = dir.join(format!("{:?}", std::time::Instant::now()).replace(' ', ""));
     let memory = File::options()
@@ -347,6 +352,7 @@ pub fn snapshot(dir: &Path, seeds: &[u64]) -> SnapshotSource {
     }
 }
 
+/// Returns the content of part `part` of a snapshot: 0 is the memory, 1 the state.
 pub fn content(source: &SnapshotSource, part: usize) -> Vec<u8> {
     let file = &source.parts[part].file;
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_store_is_told_what_this_host_needs_and_no_more() {
+    async fn the_store_has_registrations_of_the_needed_snapshots_only() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (open(dir.path(), "one"), open(dir.path(), "two"));
         one.keep_readers(&[]).await.unwrap();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_was_gone_is_told_when_it_is_back() {
+    async fn registrations_are_written_when_the_store_is_available_again() {
         let dir = tempfile::tempdir().unwrap();
         let one = open(dir.path(), "one");
         one.tenant(None).await.unwrap();

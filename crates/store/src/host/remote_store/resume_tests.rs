@@ -1,4 +1,5 @@
-//! Resumes of sandboxes on another host, and retractions after such a move.
+//! Resumes of sandboxes on another host, and retractions after such a move. A *retraction* removes
+//! a snapshot from the store.
 
 use super::*;
 use crate::host::{FoundSnapshot, MemoryPull, PushRequest, Pushed, first_chunks};
@@ -169,6 +170,7 @@ async fn a_resume_on_another_host_needs_few_requests() {
             .collect::<Vec<_>>(),
         [false, false, true]
     );
+    // In addition to the five requests below, this host opens both tenants for the first time.
     assert!(requests(&two) <= 12, "{:?}", two.traffic());
     // This host has used both tenants before.
     let three = open(dir.path(), "three");
@@ -178,7 +180,7 @@ async fn a_resume_on_another_host_needs_few_requests() {
     // List and read of the name, and read of the bundle. The manifest and the locations are
     // requested concurrently with the bundle.
     assert!(requests(&three) - before <= 5, "{:?}", three.traffic());
-    // Without the bundle, the resume succeeds with more requests.
+    // Without the bundle, the resume succeeds with more than twice as many requests as host two.
     let tenant = three.tenant(None).await.unwrap();
     let root = second.lineage[0].root;
     three

@@ -23,6 +23,7 @@ struct TestHost {
     origin: LayerOrigin,
 }
 
+/// Returns the byte of which a chunk of the layer consists.
 fn byte(chunk: u64) -> u8 {
     // Chunk 7 is a hole.
     if chunk == 7 { 0 } else { (chunk + 1) as u8 }
@@ -96,8 +97,8 @@ impl TestHost {
         tokio::spawn(async move { service.run().await.unwrap() })
     }
 
-    /// Grants the layer as layer 2 to a new VMM. If `prefetch` is true, the fetcher also downloads
-    /// memory before the VMM requests it.
+    /// Grants the layer as layer 2 (the only one in these tests) to a new VMM. If `prefetch` is
+    /// true, the fetcher also downloads memory before the VMM requests it.
     fn grant(&self, prefetch: bool) -> GrantSocket {
         let socket = self.grants.listen().unwrap();
         let layer = GrantedLayer {
@@ -203,7 +204,7 @@ async fn a_vmm_gets_the_chunks_of_its_layers_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vmm_that_asks_for_all_at_once_gets_all_of_it() {
+async fn more_concurrent_requests_than_the_limit_are_all_answered() {
     let host = TestHost::new().await;
     let service = host.serve();
     let socket = host.grant(false);
@@ -225,7 +226,7 @@ async fn a_vmm_that_asks_for_all_at_once_gets_all_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whole_layers_are_fetched_if_that_was_asked_for() {
+async fn whole_layers_are_fetched_if_the_grant_requests_it() {
     let host = TestHost::new().await;
     let service = host.serve();
     let socket = host.grant(true);
@@ -242,7 +243,7 @@ async fn whole_layers_are_fetched_if_that_was_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_gone_fails_requests_until_it_is_back() {
+async fn requests_fail_while_the_store_is_unavailable() {
     let host = TestHost::new().await;
     let bucket = host.dir.path().join("bucket");
     let away = host.dir.path().join("away");
@@ -268,7 +269,7 @@ async fn a_store_that_is_gone_fails_requests_until_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_for_another_layer_than_the_snapshots_gives_nothing() {
+async fn a_grant_for_a_layer_that_the_snapshot_lacks_fails_requests() {
     let mut host = TestHost::new().await;
     host.origin.layer = Hash([9; 32]);
     let service = host.serve();
