@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::tempfile::TempFile;
 
+/// Fills a chunk of guest memory with `byte`.
 fn fill(memory: &GuestMemory, chunk: u64, byte: u8) {
     let at = GuestAddress(chunk * CHUNK_SIZE);
     memory.write_slice(&[byte; CHUNK_BYTES], at).unwrap();
@@ -37,6 +38,7 @@ fn all_pages(linear: &LinearMemory) -> UnitSet {
     UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE))
 }
 
+/// Writes a layer of all changed chunks, and opens it.
 fn save(memory: &GuestMemory, layers: &MemoryLayers) -> MemoryLayer {
     let linear = LinearMemory::new(memory).unwrap();
     save_pages(memory, layers, &all_pages(&linear))
@@ -183,6 +185,7 @@ fn long_runs_bypass_the_page_cache_and_are_compared_by_hash() {
     writer.write_range(100..u64::MAX).unwrap();
     writer.write_range(0..100).unwrap();
     let index = writer.index();
+    // The chunks 64 to 191, and chunk 1000.
     assert_eq!(index.stored.count(), 129);
     let mut read = vec![0; CHUNK_BYTES];
     for (byte, chunk) in (16u8..).zip(64..192).chain([(7, 1000)]) {

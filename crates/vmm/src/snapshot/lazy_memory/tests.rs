@@ -64,10 +64,12 @@ fn serve(lazy: &Arc<LazyMemory>) {
     });
 }
 
+/// Returns the first byte of a page.
 fn byte(memory: &GuestMemory, page: u64) -> u8 {
     memory.read_obj(GuestAddress(page * PAGE)).unwrap()
 }
 
+/// Returns pages to the host, as a balloon does.
 fn discard(memory: &GuestMemory, lazy: &LazyMemory, pages: std::ops::Range<u64>) {
     let start = GuestAddress(pages.start * PAGE);
     let host = vm_memory::GuestMemoryBackend::get_host_address(memory, start).unwrap();
@@ -86,6 +88,7 @@ fn an_accessed_chunk_is_filled_completely_and_its_neighbours_remain_missing() {
     );
     serve(&lazy);
     assert_eq!(byte(&memory, 50 * CHUNK_PAGES + 3), 7);
+    // 23 of the 24 missing chunks remain.
     assert_eq!(lazy.missing().count(), 23);
     let pagemap = File::open("/proc/self/pagemap").unwrap();
     let present = scan_pagemap(&pagemap, &lazy.linear, PageFilter::Present).unwrap();

@@ -5,6 +5,8 @@ use crate::virtio::testing::{DeviceHarness, Ring, memory_with, readable, writabl
 use vm_memory::Bytes;
 
 const REGION_BYTES: usize = 1 << 20;
+/// Address of the page numbers of a request.
+const PFNS_ADDRESS: u64 = 0x9000;
 
 /// Returns an active balloon with its rings.
 fn start() -> (Balloon, Vec<Ring>, DeviceHarness) {
@@ -48,10 +50,10 @@ fn write_pfns(harness: &DeviceHarness, at: u64, pfns: &[u32]) -> u32 {
 fn inflated_pages_are_dropped_and_their_neighbours_are_not() {
     let (mut balloon, mut rings, harness) = start();
     fill(&harness, 0x80..0x88);
-    let len = write_pfns(&harness, 0x9000, &[0x85, 0x81, 0x83, 0x82, 0x82]);
-    rings[0].add(&[readable(0x9000, len)]);
+    let len = write_pfns(&harness, PFNS_ADDRESS, &[0x85, 0x81, 0x83, 0x82, 0x82]);
+    rings[INFLATE_QUEUE].add(&[readable(PFNS_ADDRESS, len)]);
     balloon.queue_event(INFLATE_QUEUE).unwrap();
-    assert_eq!(rings[0].used(), [(0, 0)]);
+    assert_eq!(rings[INFLATE_QUEUE].used(), [(0, 0)]);
     let remaining: Vec<_> = (0x80..0x88)
         .filter(|p| byte(&harness, p << 12) != 0)
         .collect();
@@ -62,9 +64,13 @@ fn inflated_pages_are_dropped_and_their_neighbours_are_not() {
 #[test]
 fn contiguous_pages_in_any_order_are_one_run() {
     let (_balloon, mut rings, harness) = start();
-    let len = write_pfns(&harness, 0x9000, &[9, 7, 8, 3, 8, u32::MAX]);
-    rings[0].add(&[readable(0x9000, 6), readable(0x9006, len - 6)]);
-    let mut queue = rings[0].queue(true);
+    let len = write_pfns(&harness, PFNS_ADDRESS, &[9, 7, 8, 3, 8, u32::MAX]);
+    // The second number is in both buffers.
+    rings[INFLATE_QUEUE].add(&[
+        readable(PFNS_ADDRESS, 6),
+        readable(PFNS_ADDRESS + 6, len - 6),
+    ]);
+    let mut queue = rings[INFLATE_QUEUE].queue(true);
     let chain = crate::virtio::device::chain::next_chain(&mut queue, &harness.memory);
     let max = u64::from(u32::MAX);
     assert_eq!(
@@ -77,8 +83,8 @@ fn contiguous_pages_in_any_order_are_one_run() {
 fn a_run_may_cross_regions() {
     let (mut balloon, mut rings, harness) = start();
     fill(&harness, 0xfe..0x102);
-    let len = write_pfns(&harness, 0x9000, &[0xff, 0x100]);
-    rings[0].add(&[readable(0x9000, len)]);
+    let len = write_pfns(&harness, PFNS_ADDRESS, &[0xff, 0x100]);
+    rings[INFLATE_QUEUE].add(&[readable(PFNS_ADDRESS, len)]);
     balloon.queue_event(INFLATE_QUEUE).unwrap();
     let remaining: Vec<_> = (0xfe..0x102)
         .filter(|p| byte(&harness, p << 12) != 0)
@@ -88,10 +94,11 @@ fn a_run_may_cross_regions() {
 
 #[test]
 fn a_page_outside_memory_is_rejected() {
+    // The memory has 0x200 pages.
     for pfn in [0x200, u32::MAX] {
         let (mut balloon, mut rings, harness) = start();
-        let len = write_pfns(&harness, 0x9000, &[0x80, pfn]);
-        rings[0].add(&[readable(0x9000, len)]);
+        let len = write_pfns(&harness, PFNS_ADDRESS, &[0x80, pfn]);
+        rings[INFLATE_QUEUE].add(&[readable(PFNS_ADDRESS, len)]);
         let outcome = balloon.queue_event(INFLATE_QUEUE);
         assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
         // A further call after the error must not panic.
@@ -102,12 +109,13 @@ fn a_page_outside_memory_is_rejected() {
 #[test]
 fn malformed_requests_are_rejected() {
     let cases = [
-        (INFLATE_QUEUE, readable(0x9000, 0)),
-        (INFLATE_QUEUE, readable(0x9000, 3)),
+        (INFLATE_QUEUE, readable(PFNS_ADDRESS, 0)),
+        (INFLATE_QUEUE, readable(PFNS_ADDRESS, 3)),
+        // More than `MAX_PFNS` page numbers.
         (INFLATE_QUEUE, readable(0x10000, 0x4004)),
-        (INFLATE_QUEUE, writable(0x9000, 4)),
-        (DEFLATE_QUEUE, writable(0x9000, 4)),
-        (REPORTING_QUEUE, readable(0x9000, 0x1000)),
+        (INFLATE_QUEUE, writable(PFNS_ADDRESS, 4)),
+        (DEFLATE_QUEUE, writable(PFNS_ADDRESS, 4)),
+        (REPORTING_QUEUE, readable(PFNS_ADDRESS, 0x1000)),
         (REPORTING_QUEUE, writable(0x20_0000, 0x1000)),
         (REPORTING_QUEUE, writable(0, u32::MAX)),
     ];
@@ -137,10 +145,10 @@ fn only_whole_pages_of_reported_memory_are_dropped() {
 #[test]
 fn deflating_is_acknowledged() {
     let (mut balloon, mut rings, harness) = start();
-    let len = write_pfns(&harness, 0x9000, &[0x80]);
-    rings[1].add(&[readable(0x9000, len)]);
+    let len = write_pfns(&harness, PFNS_ADDRESS, &[0x80]);
+    rings[DEFLATE_QUEUE].add(&[readable(PFNS_ADDRESS, len)]);
     balloon.queue_event(DEFLATE_QUEUE).unwrap();
-    assert_eq!(rings[1].used(), [(0, 0)]);
+    assert_eq!(rings[DEFLATE_QUEUE].used(), [(0, 0)]);
 }
 
 #[test]
@@ -151,6 +159,7 @@ fn a_new_target_interrupts_once_and_can_be_read() {
     assert_eq!(harness.interrupt.config_count(), 1);
     let mut pages = [0; 4];
     balloon.read_config(0, &mut pages);
+    // 3 MiB are 768 pages of 4 KiB.
     assert_eq!(u32::from_le_bytes(pages), 768);
     balloon.set_target(u32::MAX);
     balloon.read_config(0, &mut pages);
@@ -160,6 +169,7 @@ fn a_new_target_interrupts_once_and_can_be_read() {
 #[test]
 fn the_guest_sets_the_actual_size_and_nothing_else() {
     let (mut balloon, _rings, _harness) = start();
+    // The field `actual`, in pages.
     balloon.write_config(4, &(5 * 256u32).to_le_bytes());
     assert_eq!(balloon.actual_mib(), 5);
     for offset in [0, 3, 8, u64::MAX] {
@@ -186,8 +196,8 @@ fn a_reset_balloon_works_again_even_without_all_queues() {
     balloon
         .activate(harness.activation(vec![ring.queue(true), absent], 0))
         .unwrap();
-    let len = write_pfns(&harness, 0x9000, &[0x80]);
-    ring.add(&[readable(0x9000, len)]);
+    let len = write_pfns(&harness, PFNS_ADDRESS, &[0x80]);
+    ring.add(&[readable(PFNS_ADDRESS, len)]);
     for index in 0..5 {
         balloon.queue_event(index).unwrap();
     }

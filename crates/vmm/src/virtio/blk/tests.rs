@@ -40,6 +40,7 @@ struct BlockDriver {
 }
 
 impl BlockDriver {
+    /// Returns an active device with `backend`, and its driver.
     fn new(backend: DiskBackend) -> Self {
         Self::with(Block::new("blk0", backend).unwrap())
     }
@@ -52,7 +53,7 @@ impl BlockDriver {
         (Self::new(DiskBackend::Overlay { base, overlay }), seen)
     }
 
-    /// Returns a driver of the device, which it activates.
+    /// Activates the device, and returns its driver.
     fn with(mut block: Block) -> Self {
         let harness = DeviceHarness::new(memory(8 << 20));
         let ring = Ring::new(&harness.memory, 0x1000, 256);
@@ -141,7 +142,8 @@ impl BlockDriver {
         data
     }
 
-    /// A discard or write-zeroes request.
+    /// Sends a discard or write-zeroes request, and returns the status. Each segment has its first
+    /// sector, its number of sectors, and its flags (1 is unmap).
     fn zero(&mut self, kind: u32, segments: &[(u64, u32, u32)]) -> u8 {
         let mut table = Vec::new();
         for (sector, sectors, flags) in segments {

@@ -5,6 +5,25 @@ use crate::poll::Poller;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
+// Offsets of registers (virtio 1.2 section 4.2.2, table 4.1).
+const MAGIC: u64 = 0;
+const VENDOR_ID: u64 = 0x0c;
+const DRIVER_FEATURES: u64 = 0x20;
+const DRIVER_FEATURES_SELECT: u64 = 0x24;
+const QUEUE_SELECT: u64 = 0x30;
+const QUEUE_SIZE: u64 = 0x38;
+const QUEUE_READY: u64 = 0x44;
+const STATUS: u64 = 0x70;
+/// Lower halves of the addresses of the descriptors and of the available and used ring.
+const QUEUE_DESCRIPTORS: u64 = 0x80;
+const QUEUE_DRIVER: u64 = 0x90;
+const QUEUE_DEVICE: u64 = 0xa0;
+
+/// Status of a device at the steps of its start.
+const STARTED: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER;
+const NEGOTIATED: u32 = STARTED | VIRTIO_CONFIG_S_FEATURES_OK;
+const ACTIVE: u32 = NEGOTIATED | VIRTIO_CONFIG_S_DRIVER_OK;
+
 #[derive(Default)]
 struct TestDevice {
     active: bool,
@@ -69,55 +88,55 @@ fn set(device: &mut MmioDevice, offset: u64, value: u32) {
 }
 
 /// Starts the device like a driver. Queue 0 has 16 entries, and its used ring is at `used`.
-/// Registers: virtio 1.2 section 4.2.2, table 4.1.
 fn bring_up(device: &mut MmioDevice, used: u32) {
     bring_up_with(device, used, 0);
 }
 
-/// Same as [`bring_up`] with these features of the lower half.
+/// Same as [`bring_up`] with these features of the lower half. Of the upper half, it accepts
+/// `VIRTIO_F_VERSION_1`.
 fn bring_up_with(device: &mut MmioDevice, used: u32, features: u32) {
-    set(device, 0x70, 1);
-    set(device, 0x70, 3);
-    set(device, 0x20, features);
-    set(device, 0x24, 1);
-    set(device, 0x20, 1);
-    set(device, 0x70, 11);
-    set(device, 0x38, 16);
-    set(device, 0x80, 0x1000);
-    set(device, 0x90, 0x2000);
-    set(device, 0xa0, used);
-    set(device, 0x44, 1);
-    set(device, 0x70, 15);
+    set(device, STATUS, VIRTIO_CONFIG_S_ACKNOWLEDGE);
+    set(device, STATUS, STARTED);
+    set(device, DRIVER_FEATURES, features);
+    set(device, DRIVER_FEATURES_SELECT, 1);
+    set(device, DRIVER_FEATURES, 1);
+    set(device, STATUS, NEGOTIATED);
+    set(device, QUEUE_SIZE, 16);
+    set(device, QUEUE_DESCRIPTORS, 0x1000);
+    set(device, QUEUE_DRIVER, 0x2000);
+    set(device, QUEUE_DEVICE, used);
+    set(device, QUEUE_READY, 1);
+    set(device, STATUS, ACTIVE);
 }
 
 #[test]
 fn a_well_behaved_driver_activates_and_resets_the_device() {
     let mut device = transport(TestDevice::default());
-    assert_eq!(get(&device, 0), MAGIC_VALUE);
-    assert_eq!(get(&device, 0x0c), VENDOR_QUIET);
+    assert_eq!(get(&device, MAGIC), MAGIC_VALUE);
+    assert_eq!(get(&device, VENDOR_ID), VENDOR_QUIET);
     bring_up(&mut device, 0x3000);
-    assert_eq!(get(&device, 0x70), 15);
+    assert_eq!(get(&device, STATUS), ACTIVE);
     device.queue_event(0);
     assert_eq!(device.take_failure(), None);
-    set(&mut device, 0x70, 0);
-    assert_eq!(get(&device, 0x70), 0);
-    assert_eq!(get(&device, 0x44), 0);
+    set(&mut device, STATUS, 0);
+    assert_eq!(get(&device, STATUS), 0);
+    assert_eq!(get(&device, QUEUE_READY), 0);
 }
 
 #[test]
 fn features_that_were_not_offered_are_not_accepted() {
     let mut device = transport(TestDevice::default());
-    set(&mut device, 0x70, 3);
-    set(&mut device, 0x20, u32::MAX);
-    set(&mut device, 0x70, 11);
-    assert_eq!(get(&device, 0x70) & VIRTIO_CONFIG_S_FEATURES_OK, 0);
+    set(&mut device, STATUS, STARTED);
+    set(&mut device, DRIVER_FEATURES, u32::MAX);
+    set(&mut device, STATUS, NEGOTIATED);
+    assert_eq!(get(&device, STATUS) & VIRTIO_CONFIG_S_FEATURES_OK, 0);
 }
 
 #[test]
 fn a_ring_outside_memory_fails_the_device_and_not_the_process() {
     let mut device = transport(TestDevice::default());
     bring_up(&mut device, 0xffff_f000);
-    assert_ne!(get(&device, 0x70) & VIRTIO_CONFIG_S_NEEDS_RESET, 0);
+    assert_ne!(get(&device, STATUS) & VIRTIO_CONFIG_S_NEEDS_RESET, 0);
     assert!(
         device
             .take_failure()
@@ -137,9 +156,9 @@ fn a_failed_device_serves_nothing_until_it_is_reset() {
     assert!(device.take_failure().unwrap().contains("broken ring"));
     device.queue_event(0);
     assert_eq!(device.take_failure(), None);
-    set(&mut device, 0x70, 0);
+    set(&mut device, STATUS, 0);
     bring_up(&mut device, 0x3000);
-    assert_eq!(get(&device, 0x70), 15);
+    assert_eq!(get(&device, STATUS), ACTIVE);
 }
 
 #[test]
@@ -152,7 +171,7 @@ fn every_register_tolerates_every_access() {
             device.read(offset, &mut data[..length]);
         }
         for queue in [0, 1, u32::MAX] {
-            set(&mut device, 0x30, queue);
+            set(&mut device, QUEUE_SELECT, queue);
             set(&mut device, offset, u32::MAX);
         }
     }
@@ -175,7 +194,7 @@ fn with_rings(features: u32, next: u16, words: &[(u64, u16)]) -> MmioDevice {
         ..TestDevice::default()
     });
     bring_up_with(&mut device, 0x3000, features);
-    assert_eq!(get(&device, 0x70), 15);
+    assert_eq!(get(&device, STATUS), ACTIVE);
     for &(address, word) in words {
         let place = GuestAddress(address);
         device.memory.write_obj(word.to_le(), place).unwrap();

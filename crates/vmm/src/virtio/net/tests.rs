@@ -1,4 +1,7 @@
 //! Tests of the network device through a virtqueue, as a driver uses it.
+//!
+//! Each frame starts with a header of 12 bytes (`HEADER_BYTES`). Bytes 10 and 11 of a received
+//! header are the number of buffers that the frame uses.
 
 use super::*;
 use crate::virtio::testing::{Buffer, DeviceHarness, Ring, memory, readable, writable};
@@ -76,7 +79,7 @@ impl NetDriver {
         frame
     }
 
-    /// Adds receive buffer number `index`, of `len` bytes.
+    /// Adds receive buffer number `index`, of `len` bytes. The buffers start 0x1_0000 bytes apart.
     fn add_rx_buffer(&mut self, index: u64, len: u32) {
         self.rx
             .add(&[writable(RX_BUFFERS_ADDRESS + (index << 16), len)]);
@@ -110,7 +113,7 @@ impl NetDriver {
         self.net.queue_event(TX_QUEUE)
     }
 
-    /// Checks that the device rejects a chain of these buffers in the queue `index`.
+    /// Checks that a device with `features` rejects a chain of these buffers in the queue `index`.
     fn assert_rejected(features: u64, index: usize, buffers: &[Buffer]) {
         let mut driver = Self::new(features);
         driver.receive_from_wire(60);
@@ -141,7 +144,8 @@ fn a_frame_arrives_in_the_guest_with_one_interrupt() {
     assert_eq!(driver.rx.used(), [(0, 1512), (1, 72)]);
     assert_eq!(driver.harness.interrupt.queue_count(), 1);
     assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 12, 1500), first[12..]);
-    assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 0x1000c, 60), second[12..]);
+    let second_buffer = RX_BUFFERS_ADDRESS + 0x1_0000;
+    assert_eq!(driver.bytes(second_buffer + 12, 60), second[12..]);
     assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 10, 2), [1, 0]);
     assert_eq!(driver.net.counters().rx_frames, 2);
 }
@@ -217,6 +221,7 @@ fn a_ring_full_of_tiny_buffers_does_not_stop_the_interface() {
     driver.receive_from_wire(1500);
     driver.receive_from_wire(100);
     driver.run_until_idle();
+    // The first frame needs more than the 256 buffers of one byte, and the second one 112.
     assert_eq!(driver.net.counters().rx_dropped, 1);
     assert_eq!(driver.rx.used().len(), 112);
 }
@@ -383,10 +388,12 @@ fn the_configuration_names_address_and_mtu() {
     let mut config = [0xff; 14];
     driver.net.read_config(0, &mut config);
     assert_eq!(config[..6], MAC);
+    // Status, maximum number of queue pairs, and MTU: 0x05dc is 1500.
     assert_eq!(config[6..12], [0, 0, 0, 0, 0xdc, 5]);
     assert_eq!(config[12..], [0xff; 2]);
     driver.net.read_config(u64::MAX, &mut config);
     let (card, _wire) = UnixDatagram::pair().unwrap();
+    // The minimum MTU is 68.
     assert!(matches!(
         Net::over_datagrams(file(card), MAC, 67),
         Err(NetError::Mtu(67))

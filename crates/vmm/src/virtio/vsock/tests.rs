@@ -1,4 +1,5 @@
-//! Tests of the device with a well-behaved driver and a hostile one.
+//! Tests of the device with a well-behaved driver and a hostile one. The header of a packet has 44
+//! bytes (`HEADER_BYTES`).
 
 mod batching;
 mod closing;

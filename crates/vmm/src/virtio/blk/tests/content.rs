@@ -31,6 +31,7 @@ fn writes_stay_in_the_overlay_and_own_their_blocks() {
         overlay: file(b""),
     });
     assert_eq!(driver.write(8 * 65, &[0x55; 8192]), STATUS_OK);
+    // Blocks 65 and 66 are bits 1 and 2 of the second word.
     assert_eq!(driver.block.owned_blocks(), [0, 0b110]);
     let mut expected = content.clone();
     expected[65 * 4096..67 * 4096].fill(0x55);
@@ -109,6 +110,7 @@ fn zeroed_ranges_read_as_zeroes_and_their_neighbours_do_not() {
             let count = u32::try_from(sectors).unwrap();
             let start = u64::try_from(sector).unwrap();
             assert_eq!(driver.zero(kind, &[(start, count, 0)]), STATUS_OK);
+            // A discard affects whole blocks only.
             let (from, to) = if kind == REQUEST_DISCARD {
                 (usize::div_ceil(sector, 8) * 8, (sector + sectors) / 8 * 8)
             } else {

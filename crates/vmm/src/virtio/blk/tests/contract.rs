@@ -3,6 +3,7 @@
 use super::*;
 use crate::virtio::blk::request;
 
+/// Returns the 32-bit field at offset `at` of the configuration.
 fn config(block: &Block, at: u64) -> u32 {
     let mut bytes = [0; 4];
     block.read_config(at, &mut bytes);
@@ -12,6 +13,7 @@ fn config(block: &Block, at: u64) -> u32 {
 #[test]
 fn zeroing_beyond_its_limits_is_an_error() {
     let (mut driver, _) = BlockDriver::overlay(&pattern(1 << 16));
+    // The disk has 128 sectors, and flag 2 is unknown.
     for (sector, sectors, flags, status) in [
         (0, MAX_DISCARD_SECTORS + 1, 0, STATUS_IOERR),
         (128, 1, 0, STATUS_IOERR),
@@ -25,6 +27,7 @@ fn zeroing_beyond_its_limits_is_an_error() {
             assert_eq!(driver.zero(kind, &[(sector, sectors, flags)]), status);
         }
     }
+    // A discard has no flags, 1 to 16 segments, and 16 bytes per segment.
     assert_eq!(driver.zero(REQUEST_DISCARD, &[(0, 8, 1)]), STATUS_UNSUPP);
     assert_eq!(driver.zero(REQUEST_DISCARD, &[(0, 8, 0); 17]), STATUS_IOERR);
     assert_eq!(driver.zero(REQUEST_DISCARD, &[]), STATUS_IOERR);
@@ -40,6 +43,7 @@ fn zeroing_beyond_its_limits_is_an_error() {
 #[test]
 fn access_beyond_the_disk_is_an_error() {
     let (mut driver, _) = BlockDriver::overlay(&pattern(8192));
+    // The disk has 16 sectors. The position of sector 1 << 55 in bytes exceeds 64 bits.
     for sector in [16, 15, u64::MAX, u64::MAX / 512, 1 << 55, (1 << 55) - 1] {
         assert_eq!(
             driver.request(REQUEST_IN, sector, &[writable(DATA_ADDRESS, 1024)]),
@@ -80,6 +84,7 @@ fn invalid_lengths_directions_and_kinds_cause_an_error() {
             .0,
         STATUS_IOERR
     );
+    // Unknown kinds of requests.
     assert_eq!(driver.request(2, 0, &[]).0, STATUS_UNSUPP);
     assert_eq!(driver.request(u32::MAX, 0, &[]).0, STATUS_UNSUPP);
     assert_eq!(driver.request(REQUEST_IN, 0, &[]), (STATUS_OK, 1));
@@ -196,14 +201,18 @@ fn many_requests_cost_one_interrupt_and_long_work_is_finished_by_the_event_loop(
 fn the_configuration_describes_the_disk() {
     let (driver, _) = BlockDriver::overlay(&pattern(8192));
     let block = &driver.block;
+    // Fields of `struct virtio_blk_config` (virtio 1.2 section 5.2.4): the capacity in sectors.
     assert_eq!((config(block, 0), config(block, 4)), (16, 0));
+    // `seg_max`, `blk_size`, and the topology: physical blocks of 8 sectors.
     assert_eq!(config(block, 12), 254);
     assert_eq!(config(block, 20), 512);
     assert_eq!(config(block, 24), 0x0008_0003);
+    // Limits of discards: sectors, segments, and alignment in sectors.
     assert_eq!(
         (config(block, 36), config(block, 40), config(block, 44)),
         (1 << 21, 16, 8)
     );
+    // Limits of write-zeroes requests: sectors, segments, and whether they may unmap.
     assert_eq!(
         (config(block, 48), config(block, 52), config(block, 56)),
         (1 << 21, 16, 1)

@@ -13,6 +13,7 @@ fn first_sector(at: u64) -> u64 {
     at * 8
 }
 
+/// Returns the content of a file as long as the disk.
 fn whole(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; DISK_BYTES];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -55,6 +56,7 @@ fn base_and_two_layers() -> (File, Vec<(File, LayerIndex)>) {
     (base, layers)
 }
 
+/// Returns the content of a disk with the layers of [`base_and_two_layers`].
 fn expected() -> Vec<u8> {
     let mut bytes = pattern(DISK_BYTES);
     bytes[4096..8192].fill(1);

@@ -19,6 +19,7 @@ fn limiter(requests_per_s: u64) -> SharedDiskLimiter {
     .unwrap()
 }
 
+/// Returns a driver of the disk number `disk` of a guest with this limiter.
 fn limited(limiter: &SharedDiskLimiter, disk: u32) -> BlockDriver {
     let backend = DiskBackend::ReadOnly(file(&pattern(1 << 16)));
     let block = Block::new(format!("blk{disk}"), backend).unwrap();
@@ -110,6 +111,7 @@ fn all_disks_of_a_guest_share_its_limit() {
     let began = Instant::now();
     first.block.queue_event(0).unwrap();
     second.block.queue_event(0).unwrap();
+    // As above.
     let max_served = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
     let served = first.ring.used().len() + second.ring.used().len();
     assert!((20..=max_served).contains(&served), "{served}");

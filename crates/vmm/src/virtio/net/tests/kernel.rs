@@ -93,6 +93,7 @@ fn exchange_frames() {
     for ready in driver.harness.ready(2000) {
         driver.net.host_event(ready.token, ready.flags).unwrap();
     }
+    // The header, and the frame of 74 bytes.
     assert_eq!(driver.rx.used(), [(0, 86)]);
     assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 12, 74), ethernet(0x11));
     assert_eq!(

@@ -1,7 +1,7 @@
 //! Batches need few interrupts and few calls to the host, and lose no data.
 
 use super::super::header::VsockOp;
-use super::guest::RX_BUFFER_BYTES;
+use super::guest::{RX_BUFFER_BYTES, TX_QUEUE};
 use super::{GuestSocket, Pattern, VsockGuest};
 use crate::virtio::VirtioDevice;
 use std::io::{Read, Write};
@@ -53,7 +53,7 @@ fn an_empty_batch_and_one_after_a_reset_do_nothing() {
     guest.device.begin_batch();
     guest.device.end_batch().unwrap();
     guest.device.begin_batch();
-    guest.device.queue_event(1).unwrap();
+    guest.device.queue_event(TX_QUEUE).unwrap();
     guest.device.reset();
     guest.device.end_batch().unwrap();
     guest.device.end_batch().unwrap();
@@ -171,7 +171,7 @@ fn a_busy_sender_receives_its_buffers_before_its_ring_is_full() {
         let header = link.data(1);
         // The header of 44 bytes has a descriptor of its own.
         guest.queue_packet(header, b"x", &[44]);
-        guest.device.queue_event(1).unwrap();
+        guest.device.queue_event(TX_QUEUE).unwrap();
     }
     assert!(interrupts(&guest) > before);
 }

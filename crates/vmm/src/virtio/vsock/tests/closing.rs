@@ -3,6 +3,7 @@
 //! for both (`header::SHUT_*`).
 
 use super::super::header::VsockOp;
+use super::guest::{EVENT_QUEUE, RX_QUEUE, TX_QUEUE};
 use super::{GuestSocket, Pattern, VsockGuest};
 use crate::virtio::VirtioDevice;
 use crate::virtio::testing::writable;
@@ -11,6 +12,9 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress};
+
+/// Address of the buffer for events.
+const EVENT_ADDRESS: u64 = 0x4_0000;
 
 /// Fills the stream and the device's backlog from the guest's side. Returns the sent bytes.
 fn fill_window(guest: &mut VsockGuest, link: &mut GuestSocket, seed: u64) -> Vec<u8> {
@@ -278,11 +282,11 @@ fn a_device_that_failed_closes_every_stream() {
     let mut guest = VsockGuest::ready();
     let (_, mut stream) = guest.connected_by_guest(50, 4096);
     // The index is invalid: it is ahead of the device by more than the size of the ring.
-    guest.rings[1].set_avail_idx(40_000);
-    assert!(guest.device.queue_event(1).is_err());
+    guest.rings[TX_QUEUE].set_avail_idx(40_000);
+    assert!(guest.device.queue_event(TX_QUEUE).is_err());
     assert_stream_ended(&mut stream);
     // A failed device ignores kicks.
-    assert!(guest.device.queue_event(1).is_ok());
+    assert!(guest.device.queue_event(TX_QUEUE).is_ok());
 }
 
 fn descriptors() -> usize {
@@ -308,6 +312,7 @@ fn no_descriptor_leaks() {
     let mut guest = VsockGuest::ready();
     guest.set_timeouts(10, 10, 10);
     let before = descriptors();
+    // Each round ends the connections in another way.
     for end in 0..6 {
         let (link, stream) = guest.connected_by_guest(50, 4096);
         let mut stream = Some(stream);
@@ -318,11 +323,11 @@ fn no_descriptor_leaks() {
             2 => stream = None,
             3 => guest.device.transport_reset().unwrap(),
             4 => guest.device.reset(),
-            _ => guest.rings[0].set_avail_idx(40_000),
+            _ => guest.rings[RX_QUEUE].set_avail_idx(40_000),
         }
         if end == 5 {
             // The device does not use the broken receive ring before it has a packet to send.
-            assert!(guest.device.queue_event(1).is_ok());
+            assert!(guest.device.queue_event(TX_QUEUE).is_ok());
             assert!(guest.connect(22).1.is_err());
         }
         if end == 4 {
@@ -347,7 +352,7 @@ fn a_transport_reset_drops_everything_and_sends_one_event() {
     let (_, mut second) = guest.connected_by_host(22, 4096);
     let memory = guest.harness.memory.clone();
     memory
-        .write_slice(&[0xff; 8], GuestAddress(0x4_0000))
+        .write_slice(&[0xff; 8], GuestAddress(EVENT_ADDRESS))
         .unwrap();
     // The guest has no event buffer yet: the event is sent when a buffer is available.
     guest.device.transport_reset().unwrap();
@@ -355,18 +360,18 @@ fn a_transport_reset_drops_everything_and_sends_one_event() {
     assert_stream_ended(&mut first);
     assert_stream_ended(&mut second);
     guest.assert_idle();
-    guest.rings[2].add(&[writable(0x4_0000, 4)]);
-    guest.kick(2).unwrap();
+    guest.rings[EVENT_QUEUE].add(&[writable(EVENT_ADDRESS, 4)]);
+    guest.kick(EVENT_QUEUE).unwrap();
     assert_eq!(guest.events, 1);
     let mut event = [0; 8];
     memory
-        .read_slice(&mut event, GuestAddress(0x4_0000))
+        .read_slice(&mut event, GuestAddress(EVENT_ADDRESS))
         .unwrap();
     // The device wrote only the 4 bytes of the event, whose id is 0 (transport reset).
     assert_eq!(event, [0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     // A further buffer does not cause a second event.
-    guest.rings[2].add(&[writable(0x4_0000, 4)]);
-    guest.device.queue_event(2).unwrap();
+    guest.rings[EVENT_QUEUE].add(&[writable(EVENT_ADDRESS, 4)]);
+    guest.device.queue_event(EVENT_QUEUE).unwrap();
     guest.handle_interrupt();
     assert_eq!(guest.events, 1);
     guest.device.transport_reset().unwrap();

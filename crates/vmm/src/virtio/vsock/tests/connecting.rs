@@ -2,6 +2,7 @@
 
 use super::super::header::{VsockHeader, VsockOp};
 use super::super::{MAX_CONNECTIONS, VsockConnectError};
+use super::guest::TX_QUEUE;
 use super::{GUEST_CID, GuestSocket, Pattern, VsockGuest};
 use crate::virtio::VirtioDevice;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -17,6 +18,7 @@ fn the_guest_finds_its_context_id_in_the_configuration() {
     let mut beyond = [0; 4];
     guest.device.read_config(u64::MAX - 1, &mut beyond);
     assert_eq!(beyond, [0; 4]);
+    // 19 is the virtio id of a socket device.
     assert_eq!(guest.device.device_id(), 19);
     assert!(guest.device.quiet_interrupts());
 }
@@ -34,7 +36,8 @@ fn the_guest_reaches_a_port_of_the_host() {
         assert_eq!(&got, b"hello");
         stream.write_all(b"welcome").unwrap();
         let (header, data) = guest.next();
-        assert_eq!((header.op, data.as_slice()), (5, b"welcome".as_slice()));
+        let expected = (VsockOp::Rw as u16, b"welcome".as_slice());
+        assert_eq!((header.op, data.as_slice()), expected);
         assert_eq!(header.fwd_cnt, 5);
     }
 }
@@ -72,6 +75,7 @@ fn data_written_before_the_response_is_sent_with_the_response() {
 #[test]
 fn a_port_that_is_not_offered_is_rejected() {
     let mut guest = VsockGuest::ready();
+    // The device of the test has the host ports 1024 and 1025.
     let link = GuestSocket::new(50, 1026, 4096);
     guest.send(link.header(VsockOp::Request), &[]);
     let reset = guest.next().0;
@@ -214,7 +218,7 @@ fn many_events_cost_one_interrupt() {
         let header = GuestSocket::new(port, 1024, 4096).header(VsockOp::Request);
         guest.queue_packet(header, &[], &[]);
     }
-    guest.kick(1).unwrap();
+    guest.kick(TX_QUEUE).unwrap();
     assert_eq!(guest.received.len(), 40);
     assert!(guest.harness.interrupt.queue_count() - before <= 1);
 }

@@ -15,6 +15,10 @@ use vm_memory::{Bytes, GuestAddress};
 pub const GUEST_CID: u32 = 3;
 /// Size of a receive buffer of a Linux guest in bytes: 4 KiB without the kernel's overhead.
 pub const RX_BUFFER_BYTES: u32 = 3776;
+/// Numbers of the queues and rings.
+pub const RX_QUEUE: usize = 0;
+pub const TX_QUEUE: usize = 1;
+pub const EVENT_QUEUE: usize = 2;
 /// Sizes of the rings: receive, transmit and event queue.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
 const RING_ADDRESSES: [u64; 3] = [0x1_0000, 0x2_0000, 0x3_0000];
@@ -102,10 +106,10 @@ impl VsockGuest {
 
     /// Fills the empty receive queue with buffers.
     pub fn fill(&mut self) {
-        for i in 0..u64::from(QUEUE_SIZES[0]) {
-            self.rings[0].add(&[writable(RX_AREA + i * 4096, RX_BUFFER_BYTES)]);
+        for i in 0..u64::from(QUEUE_SIZES[RX_QUEUE]) {
+            self.rings[RX_QUEUE].add(&[writable(RX_AREA + i * 4096, RX_BUFFER_BYTES)]);
         }
-        self.kick(0).unwrap();
+        self.kick(RX_QUEUE).unwrap();
     }
 
     /// Adds `count` receive buffers.
@@ -113,13 +117,13 @@ impl VsockGuest {
         for _ in 0..count {
             self.add_rx_buffer();
         }
-        self.kick(0).unwrap();
+        self.kick(RX_QUEUE).unwrap();
     }
 
     fn add_rx_buffer(&mut self) {
         // Index of the descriptor, from which `handle_interrupt` derives the address.
-        let index = u64::from(self.avail(0) % QUEUE_SIZES[0]);
-        self.rings[0].add(&[writable(RX_AREA + index * 4096, RX_BUFFER_BYTES)]);
+        let index = u64::from(self.avail(RX_QUEUE) % QUEUE_SIZES[RX_QUEUE]);
+        self.rings[RX_QUEUE].add(&[writable(RX_AREA + index * 4096, RX_BUFFER_BYTES)]);
     }
 
     fn avail(&self, ring: usize) -> u16 {
@@ -149,7 +153,7 @@ impl VsockGuest {
     pub fn handle_interrupt(&mut self) {
         while self.interrupts != self.harness.interrupt.queue_count() {
             self.interrupts = self.harness.interrupt.queue_count();
-            let used = self.rings[0].used();
+            let used = self.rings[RX_QUEUE].used();
             for &(head, len) in &used {
                 let at = RX_AREA + u64::from(head) * 4096;
                 let mut bytes = vec![0; usize::try_from(len).unwrap()];
@@ -160,8 +164,8 @@ impl VsockGuest {
                 assert_eq!(usize::try_from(header.len).unwrap(), data.len());
                 self.received.push_back((header, data));
             }
-            self.events += self.rings[2].used().len();
-            self.rings[1].used();
+            self.events += self.rings[EVENT_QUEUE].used().len();
+            self.rings[TX_QUEUE].used();
             for ring in &self.rings {
                 ring.set_used_event(ring.used_idx());
             }
@@ -229,13 +233,13 @@ impl VsockGuest {
             // The gap of 7 bytes makes most addresses unaligned.
             self.tx_at = (self.tx_at + u64::from(len) + 7) % 0x80_0000;
         }
-        self.rings[1].add(&buffers);
+        self.rings[TX_QUEUE].add(&buffers);
     }
 
     /// Sends a packet like Linux: header and data in separate descriptors.
     pub fn send(&mut self, header: VsockHeader, data: &[u8]) {
         self.queue_packet(header, data, &[HEADER_BYTES]);
-        self.kick(1).unwrap();
+        self.kick(TX_QUEUE).unwrap();
     }
 
     pub fn connect(&mut self, port: u32) -> (UnixStream, Result<(), VsockConnectError>) {

@@ -3,7 +3,7 @@
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
 use super::super::{Vsock, VsockConfig};
-use super::guest::{MEMORY_BYTES, TX_AREA};
+use super::guest::{MEMORY_BYTES, RX_QUEUE, TX_AREA, TX_QUEUE};
 use super::{GUEST_CID, GuestSocket, Pattern, VsockGuest};
 use crate::virtio::testing::{
     DeviceHarness, INDIRECT, NEXT, Ring, WRITE, memory, readable, writable,
@@ -63,6 +63,7 @@ fn bytes_beyond_the_stated_length_are_ignored() {
 fn a_flood_of_connection_requests_pauses_the_transmit_queue() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
+    // The host has no port 9, so each request is answered with a reset.
     let request = GuestSocket::new(51, 9, 4096).header(VsockOp::Request);
     let mut answered = 0;
     loop {
@@ -213,7 +214,7 @@ fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
         for _ in 0..100 {
             guest.queue_packet(header, &[], &[]);
         }
-        guest.kick(1).unwrap();
+        guest.kick(TX_QUEUE).unwrap();
     }
     guest.fill();
     let mut count = 0;
@@ -230,7 +231,7 @@ fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
 fn a_guest_that_sends_continuously_does_not_block_the_event_loop() {
     let harness = DeviceHarness::new(memory(MEMORY_BYTES));
     let mut rings = [1, 2, 3].map(|i| Ring::new(&harness.memory, 0x1_0000 * i, 128));
-    let index = GuestAddress(rings[1].avail_addr() + 2);
+    let index = GuestAddress(rings[TX_QUEUE].avail_addr() + 2);
     let shared = harness.memory.clone();
     // Each served request makes two more available, as another vCPU could.
     let listener = move |_, _| {
@@ -250,44 +251,44 @@ fn a_guest_that_sends_continuously_does_not_block_the_event_loop() {
         .to_bytes();
     let memory = &harness.memory;
     memory.write_slice(&bytes, GuestAddress(TX_AREA)).unwrap();
-    rings[1].set_descriptor(0, TX_AREA, 44, 0, 0);
-    rings[1].publish(0);
-    device.queue_event(1).unwrap();
-    let served = rings[1].used_idx();
+    rings[TX_QUEUE].set_descriptor(0, TX_AREA, 44, 0, 0);
+    rings[TX_QUEUE].publish(0);
+    device.queue_event(TX_QUEUE).unwrap();
+    let served = rings[TX_QUEUE].used_idx();
     assert!((100..=512).contains(&served), "{served}");
     // The remaining packets follow after other events.
     let ready = harness.ready(5_000);
     device.host_event(ready[0].token, ready[0].flags).unwrap();
-    assert!(rings[1].used_idx() > served);
+    assert!(rings[TX_QUEUE].used_idx() > served);
 }
 
 #[test]
 fn broken_transmit_chains_fail_the_device_and_nothing_else() {
     type BreakRing = fn(&mut VsockGuest);
     let cases: [BreakRing; 9] = [
-        |g| _ = g.rings[1].add(&[readable(TX_AREA, 43)]),
-        |g| _ = g.rings[1].add(&[writable(TX_AREA, 44)]),
-        |g| _ = g.rings[1].add(&[readable(MEMORY_BYTES as u64 - 40, 44)]),
-        |g| _ = g.rings[1].add(&[readable(TX_AREA, 44), readable(u64::MAX - 3, 10)]),
-        |g| _ = g.rings[1].add(&[readable(TX_AREA, 44), readable(TX_AREA, u32::MAX)]),
+        |g| _ = g.rings[TX_QUEUE].add(&[readable(TX_AREA, 43)]),
+        |g| _ = g.rings[TX_QUEUE].add(&[writable(TX_AREA, 44)]),
+        |g| _ = g.rings[TX_QUEUE].add(&[readable(MEMORY_BYTES as u64 - 40, 44)]),
+        |g| _ = g.rings[TX_QUEUE].add(&[readable(TX_AREA, 44), readable(u64::MAX - 3, 10)]),
+        |g| _ = g.rings[TX_QUEUE].add(&[readable(TX_AREA, 44), readable(TX_AREA, u32::MAX)]),
         |g| {
             // A loop.
-            g.rings[1].set_descriptor(0, TX_AREA, 44, NEXT, 0);
-            g.rings[1].publish(0);
+            g.rings[TX_QUEUE].set_descriptor(0, TX_AREA, 44, NEXT, 0);
+            g.rings[TX_QUEUE].publish(0);
         },
         |g| {
             // A table outside memory.
-            g.rings[1].set_descriptor(0, 1 << 40, 32, INDIRECT, 0);
-            g.rings[1].publish(0);
+            g.rings[TX_QUEUE].set_descriptor(0, 1 << 40, 32, INDIRECT, 0);
+            g.rings[TX_QUEUE].publish(0);
         },
-        |g| g.rings[1].publish(500),
-        |g| g.rings[1].set_avail_idx(200),
+        |g| g.rings[TX_QUEUE].publish(500),
+        |g| g.rings[TX_QUEUE].set_avail_idx(200),
     ];
     for break_ring in cases {
         let mut guest = VsockGuest::ready();
         let (_link, mut stream) = guest.connected_by_guest(50, 4096);
         break_ring(&mut guest);
-        assert_device_fails(&mut guest, 1);
+        assert_device_fails(&mut guest, TX_QUEUE);
         assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
     }
 }
@@ -296,13 +297,13 @@ fn broken_transmit_chains_fail_the_device_and_nothing_else() {
 fn broken_receive_chains_fail_the_device_and_nothing_else() {
     type BreakRing = fn(&mut VsockGuest);
     let cases: [BreakRing; 5] = [
-        |g| _ = g.rings[0].add(&[writable(TX_AREA, 44)]),
-        |g| _ = g.rings[0].add(&[readable(TX_AREA, 4096)]),
-        |g| _ = g.rings[0].add(&[writable(MEMORY_BYTES as u64 - 40, 4096)]),
-        |g| g.rings[0].publish(500),
+        |g| _ = g.rings[RX_QUEUE].add(&[writable(TX_AREA, 44)]),
+        |g| _ = g.rings[RX_QUEUE].add(&[readable(TX_AREA, 4096)]),
+        |g| _ = g.rings[RX_QUEUE].add(&[writable(MEMORY_BYTES as u64 - 40, 4096)]),
+        |g| g.rings[RX_QUEUE].publish(500),
         |g| {
-            g.rings[0].set_descriptor(0, TX_AREA, 4096, WRITE | NEXT, 0);
-            g.rings[0].publish(0);
+            g.rings[RX_QUEUE].set_descriptor(0, TX_AREA, 4096, WRITE | NEXT, 0);
+            g.rings[RX_QUEUE].publish(0);
         },
     ];
     for break_ring in cases {
@@ -310,7 +311,7 @@ fn broken_receive_chains_fail_the_device_and_nothing_else() {
         break_ring(&mut guest);
         let header = GuestSocket::new(50, 1024, 4096).header(VsockOp::Request);
         guest.queue_packet(header, &[], &[]);
-        assert_device_fails(&mut guest, 1);
+        assert_device_fails(&mut guest, TX_QUEUE);
     }
 }
 
@@ -322,14 +323,14 @@ fn empty_descriptors_are_skipped() {
         .to_bytes();
     let memory = guest.harness.memory.clone();
     memory.write_slice(&header, GuestAddress(TX_AREA)).unwrap();
-    guest.rings[1].add(&[
+    guest.rings[TX_QUEUE].add(&[
         readable(TX_AREA, 0),
         readable(TX_AREA, 40),
         readable(0, 0),
         readable(TX_AREA + 40, 4),
         readable(u64::MAX, 0),
     ]);
-    guest.kick(1).unwrap();
+    guest.kick(TX_QUEUE).unwrap();
     assert_eq!(guest.op(), VsockOp::Rst as u16);
 }
 
@@ -367,7 +368,7 @@ fn packets_of_random_bytes_do_not_break_anything() {
             &data,
             &[pattern.below(HEADER_BYTES), pattern.below(90)],
         );
-        guest.kick(1).unwrap();
+        guest.kick(TX_QUEUE).unwrap();
         guest.received.clear();
         streams.extend(guest.host.try_iter().map(|(_, stream)| stream));
         if streams.len() > 6 {

@@ -3,7 +3,7 @@
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
 use super::super::host_backlog::HostBacklog;
-use super::guest::{RX_AREA, RX_BUFFER_BYTES};
+use super::guest::{RX_AREA, RX_BUFFER_BYTES, RX_QUEUE, TX_QUEUE};
 use super::{GuestSocket, Pattern, VsockGuest};
 use crate::virtio::VirtioDevice;
 use crate::virtio::device::chain::next_chain;
@@ -66,8 +66,8 @@ fn take(
             *got += data.len();
             link.fwd_cnt = link.fwd_cnt.wrapping_add(header.len);
         } else {
-            // Credit updates and credit requests.
-            assert!([6, 7].contains(&header.op), "{header:?}");
+            let credit = [VsockOp::CreditUpdate as u16, VsockOp::CreditRequest as u16];
+            assert!(credit.contains(&header.op), "{header:?}");
         }
     }
     ended
@@ -100,7 +100,7 @@ fn ten_mebibytes_cross_each_way_at_once_through_small_windows() {
                 announced = link.fwd_cnt;
             }
         }
-        guest.kick(1).unwrap();
+        guest.kick(TX_QUEUE).unwrap();
         if link.fwd_cnt.wrapping_sub(announced) > 5_000 {
             guest.send(link.header(VsockOp::CreditUpdate), &[]);
             announced = link.fwd_cnt;
@@ -318,7 +318,7 @@ fn any_cut_of_a_packet_into_descriptors_is_understood() {
     for cuts in layouts {
         let header = link.data(data.len());
         guest.queue_packet(header, &data, cuts);
-        guest.kick(1).unwrap();
+        guest.kick(TX_QUEUE).unwrap();
         let mut got = vec![0; data.len()];
         stream.read_exact(&mut got).unwrap();
         assert_eq!(got, data, "{cuts:?}");
@@ -339,8 +339,8 @@ fn any_cut_of_a_receive_buffer_into_descriptors_is_filled() {
                 writable(at - 200, len)
             })
             .collect();
-        guest.rings[0].add(&buffers);
-        guest.device.queue_event(0).unwrap();
+        guest.rings[RX_QUEUE].add(&buffers);
+        guest.device.queue_event(RX_QUEUE).unwrap();
         let packet = |guest: &VsockGuest| -> (VsockHeader, Vec<u8>) {
             let mut bytes = Vec::new();
             for buffer in &buffers {
@@ -353,14 +353,18 @@ fn any_cut_of_a_receive_buffer_into_descriptors_is_filled() {
             (VsockHeader::from_bytes(&bytes.try_into().unwrap()), data)
         };
         let request = packet(&guest).0;
-        assert_eq!((request.op, request.dst_port), (1, 22));
+        assert_eq!(
+            (request.op, request.dst_port),
+            (VsockOp::Request as u16, 22)
+        );
         stream.write_all(&[9; 500]).unwrap();
         let response = GuestSocket::new(22, request.src_port, 4096).header(VsockOp::Response);
         guest.queue_packet(response, &[], &[]);
-        guest.device.queue_event(1).unwrap();
-        guest.rings[0].add(&buffers);
-        guest.device.queue_event(0).unwrap();
+        guest.device.queue_event(TX_QUEUE).unwrap();
+        guest.rings[RX_QUEUE].add(&buffers);
+        guest.device.queue_event(RX_QUEUE).unwrap();
         let (header, data) = packet(&guest);
+        // The buffers have space for the header and 100 bytes.
         assert_eq!(header.len, 100, "{cuts:?}");
         assert_eq!(data, [9; 100]);
     }
