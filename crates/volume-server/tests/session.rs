@@ -42,11 +42,14 @@ impl Client {
     }
 }
 
+/// Number of each request, which its reply repeats.
+const UNIQUE: u64 = 42;
+
 /// Sends a request of user and group 1000. Returns the body of the reply, or the number of the
 /// error.
 fn call(session: &Session, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
     let (mut request, mut reply) = (Vec::new(), Vec::new());
-    begin_request(&mut request, opcode, 42, node, (1000, 1000));
+    begin_request(&mut request, opcode, UNIQUE, node, (1000, 1000));
     request.extend_from_slice(body);
     finish(&mut request);
     if !session.answer(&request, &mut reply).unwrap() {
@@ -55,7 +58,7 @@ fn call(session: &Session, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8
     let mut fields = Fields(&reply);
     assert_eq!(fields.u32().unwrap() as usize, reply.len());
     let error = fields.u32().unwrap().cast_signed();
-    assert_eq!(fields.u64().unwrap(), 42);
+    assert_eq!(fields.u64().unwrap(), UNIQUE);
     if error == 0 {
         Ok(fields.0.to_vec())
     } else {
@@ -63,6 +66,7 @@ fn call(session: &Session, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8
     }
 }
 
+/// Returns the body of a CREATE request (`struct fuse_create_in` and the name).
 fn create(name: &str) -> Vec<u8> {
     let mut body = Vec::new();
     body.put_u32(0);

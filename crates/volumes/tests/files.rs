@@ -56,6 +56,7 @@ fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
     host.remove(&mine).unwrap();
     assert!(!home.path().join("volumes").join(&mine.id).exists());
     assert_eq!(volumes.authenticate(&mine.id, &token).unwrap(), None);
+    // 1 TiB is the largest volume, and the limit of all volumes of a key.
     let sizes = [
         host.create("a", &new("x", 1 << 50)),
         host.create("a", &new("vol-x", 1 << 20)),
@@ -165,6 +166,7 @@ fn guest(host: &HostVolumes, volume: &jiffy_volumes::Volume, mount: u64) -> Unix
 
 /// Sends a STATFS. Returns whether it is answered.
 fn is_served(mut stream: &UnixStream) -> bool {
+    // This is `struct fuse_in_header`: the length of the message, the opcode STATFS, and node 1.
     let mut request = vec![0; 40];
     request[0] = 40;
     request[4] = 17;
@@ -182,6 +184,7 @@ fn a_session_ends_with_invalid_messages_or_a_later_session_of_its_mount_only() {
     assert!(is_served(&first) && is_served(&other));
     let second = guest(&host, &volume, 1);
     assert!(!is_served(&first) && is_served(&second) && is_served(&other));
+    // The lengths in the headers are too small, too large, and larger than the message.
     for message in [vec![0; 64], vec![255; 64], vec![41, 0, 0, 0, 1]] {
         let mut hostile = guest(&host, &volume, 3);
         hostile.write_all(&message).unwrap();

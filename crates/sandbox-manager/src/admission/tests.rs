@@ -72,6 +72,7 @@ fn each_shortage_rejects_and_is_named() {
             .is_ok()
     );
     let disk = HostFigures {
+        // The default reserve is 2,000 MiB.
         disk_free_mib: Some(1_999),
         ..ample()
     };
@@ -231,6 +232,7 @@ fn reserved_memory_is_counted_until_guests_have_exited() {
 #[test]
 fn requests_larger_than_the_host_are_not_retryable() {
     let admission = admission(HostLimits::default(), ample());
+    // The host has 16,384 MiB. Without the reserve of 819 MiB, 15,565 MiB remain.
     let error = OperationError::from(
         admission
             .admit(Occupant::Sandbox, size(16_000))

@@ -45,7 +45,9 @@ fn listing(changes: Vec<DetailedChange>) -> FileListing {
     FileListing::of(DetailedChanges { changes, more }).unwrap()
 }
 
-/// Returns the differences and the candidates.
+/// Compares two listings. Returns a line for each difference: its letter, the path, and the sizes
+/// of the file in `a` and in `b`. Also returns the candidates: the paths of files whose contents
+/// must be compared.
 fn compared(a: Vec<DetailedChange>, b: Vec<DetailedChange>) -> (String, Vec<String>) {
     let comparison = Comparison::of(&listing(a), &listing(b));
     let text = |path: &[u8]| String::from_utf8(path.to_vec()).unwrap();

@@ -98,6 +98,7 @@ fn changes_that_failed_to_be_written_are_written_with_the_next_change() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
     let journal = Journal::open(&file).unwrap();
+    // Makes all writes to the database fail, or succeed again.
     let fails = |fails: bool| {
         let connection = &journal.database().connection;
         connection.pragma_update(None, "query_only", fails).unwrap();

@@ -1,4 +1,5 @@
-//! Tests of the settings of a site: certificate authorities and proxies.
+//! Tests of the settings of a site: certificate authorities and proxies. A *site* is the network in
+//! which the guests are.
 
 use super::*;
 use jiffy_api_types::MAX_AUTHORITIES_BYTES;
@@ -25,7 +26,8 @@ fn subject_hashes_equal_those_of_openssl() {
         return;
     };
     let certificates = authorities(&bundle, MAX_HOST_AUTHORITIES_BYTES).unwrap();
-    // The bundle contains all kinds of strings.
+    // The bundle contains all kinds of strings. To save time, the test checks every seventh
+    // certificate.
     for authority in certificates.iter().step_by(7) {
         let openssl = Command::new("openssl")
             .args(["x509", "-noout", "-hash"])

@@ -1,4 +1,5 @@
-//! Tests of the ledger with a clock of their own.
+//! Tests of the ledger with a clock of their own. The *ledger* contains the usage of each owner on
+//! each day.
 
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -135,6 +136,7 @@ fn counters_that_decrease_count_neither_negative_nor_twice() {
     host.ledger.sample("s", reading(1500, 100));
     host.ledger.sample("s", reading(1700, 150));
     let total = host.total("k");
+    // The CPU time is 2000 before the rollback and 200 after it. The bytes are 100 and 50.
     assert_eq!((total.cpu_us, total.sent_bytes), (2200, 150));
     host.ledger.reset("s", reading(10_000, 20_000).unwrap());
     host.ledger.sample("s", reading(10_001, 20_001));
@@ -161,8 +163,11 @@ fn a_crash_loses_nothing_of_sandboxes_that_continue() {
     host.ledger.start("s", Some("k"), 2, reading(400, 40));
     host.ledger.start("new", Some("k"), 2, reading(5, 6));
     let total = host.total("k");
+    // `s` ran for 100 seconds and `new` for 20, each with 2 MiB of memory.
     assert_eq!(total.sandbox_ms, 120_000);
     assert_eq!(total.memory_mib_ms, 240_000);
+    // `s` used 300 and 30 since its start. The first reading of `new` was lost, so its whole second
+    // reading counts.
     assert_eq!((total.cpu_us, total.sent_bytes), (305, 36));
     // A further crash counts nothing twice.
     host.ledger.write().unwrap();
@@ -308,6 +313,7 @@ fn the_number_of_owners_of_a_day_is_bounded() {
         function_requests: u64::MAX,
         ..UsageAmounts::default()
     };
+    // A day has at most 10,000 owners (`MAX_OWNERS`).
     for number in 0..10_005 {
         let owner = format!("k{number:05}");
         host.ledger.add(Some(&owner), Duration::ZERO, amounts);
@@ -318,6 +324,7 @@ fn the_number_of_owners_of_a_day_is_bounded() {
         host.ledger.add(Some("k00001"), Duration::ZERO, amounts);
         host.ledger.write().unwrap();
     }
+    // This is `MAX_SUM`.
     assert_eq!(host.total("k00001").function_requests, 1 << 62);
     assert!(host.total(OTHER_OWNERS).function_requests > 1 << 60);
     assert!(host.total("k10004").is_zero());

@@ -45,6 +45,7 @@ async fn a_captured_snapshot_is_visible_at_once_and_creates_wait_for_its_files()
     let host = bench.open().await;
     let (id, snapshot) = capture(&bench, &host).await;
     assert!(snapshot.is_storing() && snapshot.is_retained());
+    // The fake engine reports 7,000 microseconds.
     assert!((snapshot.stopped_ms() - 7.0).abs() < f64::EPSILON);
     assert_eq!(listed(&host, "name"), Some(snapshot.clone()));
     assert!(!bench.files().join(snapshot.id()).exists());
@@ -58,6 +59,7 @@ async fn a_captured_snapshot_is_visible_at_once_and_creates_wait_for_its_files()
     let child = child.await.unwrap().unwrap();
     assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
     let stored = listed(&host, snapshot.id()).unwrap();
+    // The text `captured` has 8 bytes.
     assert!(!stored.is_storing() && stored.bytes() == 8);
     assert_eq!(host.get(&id).unwrap().snapshot(), Some(snapshot.id()));
 }

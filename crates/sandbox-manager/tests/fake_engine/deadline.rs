@@ -57,6 +57,7 @@ async fn a_timeout_can_be_changed_and_restarts_with_a_resume() {
         .to_owned();
     let first = host.get(&id).unwrap().deadline_ms().unwrap();
     let longer = host.timeouts().set(&id, Some(Duration::from_secs(7200)));
+    // The timeout is an hour longer. The difference has a tolerance of 100 seconds.
     assert!(longer.await.unwrap().deadline_ms().unwrap() > first + 3_500_000);
     assert_eq!(
         host.timeouts().set(&id, None).await.unwrap().deadline_ms(),

@@ -169,7 +169,7 @@ async fn a_gc_round_walks_a_part_of_the_files_and_all_are_walked() {
     let before = (runs(), walked());
     until("further rounds", || runs() > before.0 + 3).await;
     let walked_files = walked() - before.1;
-    // The last round may still be running.
+    // A round walks over at most 1,000 files. The last round may still be running.
     let rounds = runs() - before.0 + 1;
     assert!(
         walked_files <= rounds * 1000,
@@ -263,6 +263,7 @@ async fn a_lineage_of_2000_objects_takes_300_ms_and_reads_no_objects_of_others()
 
 #[tokio::test]
 async fn a_lineage_of_too_many_objects_has_the_nearest_ones() {
+    // The lineage has this number of sandboxes and as many snapshots, so it exceeds the limit.
     let host = with_chain(MAX_LINEAGE_NODES as u64).await;
     let middle = LineageObject::Sandbox("member2500".to_owned());
     let lineage = host.lineage(middle, |_| true);

@@ -1,4 +1,9 @@
 //! Kills of sandboxes whose host is lost, and the return of a host.
+//!
+//! The hosts of a fleet *share* their paused sandboxes through the store. The *head* of a sandbox
+//! is a record in the store that decides which host may run it. A host that returns compares its
+//! sandboxes with their heads, since other hosts may have changed them. It owns heads by its
+//! number and its *epoch*, which is larger after each return.
 
 use crate::fake::Bench;
 use crate::shared::{FleetHost, Host};

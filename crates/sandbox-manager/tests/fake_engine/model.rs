@@ -244,7 +244,8 @@ fn some_call(dice: &mut Dice) -> Call {
     }
 }
 
-/// Runs all tasks until they wait. No task waits for a clock.
+/// Runs all tasks until they wait. No task waits for a clock, so a limited number of yields is
+/// sufficient.
 async fn quiet(host: &Sandboxes, id: &str) {
     for _ in 0..400 {
         tokio::task::yield_now().await;

@@ -39,7 +39,8 @@ async fn cost(others: usize) -> (usize, usize) {
     let id = create_id(&host).await;
     let requested = snapshot_id(&host, &id).await;
     host.pause(&id).await.unwrap();
-    // Wait for the end of background work, so that only the two calls below are counted.
+    // Wait for the end of background work, so that only the two calls below are counted. The three
+    // further files are the snapshots of the template, of the request and of the pause.
     until("the first pass of gc", || {
         *bench.world.walked.lock().unwrap() >= others + 3
     })
@@ -69,6 +70,8 @@ async fn a_removal_does_not_wait_for_files_which_are_removed_later() {
     host.pause(&id).await.unwrap();
     bench.world.hang("remove");
     host.remove(&id).await.unwrap();
+    // Only the record of the template's snapshot remains. The file of the pause snapshot still
+    // exists.
     assert_eq!((host.snapshots().count(), bench.file_names().len()), (1, 2));
     bench.world.clear_failures();
     bench.until_files(1).await;
@@ -154,7 +157,8 @@ async fn a_lineage_of_many_pauses_is_merged_in_the_background() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
-    // The lineage consists of the template's snapshot and one of each pause.
+    // The lineage consists of the template's snapshot and one of each pause. A lineage of more than
+    // ten snapshots is merged.
     for _ in 0..9 {
         host.pause(&id).await.unwrap();
         host.resume(&id).await.unwrap();

@@ -7,8 +7,8 @@ use crate::uploads::{TestStore, figure, noise, stored};
 use jiffy_sandbox_manager::{CreateSpec, ErrorKind, SandboxSource, SandboxState, Sandboxes};
 use std::fs;
 
-const MENDED: &str = "jiffy_store_mended_snapshots_total{outcome=\"ok\"}";
-const NOT_MENDED: &str = "jiffy_store_mended_snapshots_total{outcome=\"failed\"}";
+const REPAIRED: &str = "jiffy_store_mended_snapshots_total{outcome=\"ok\"}";
+const NOT_REPAIRED: &str = "jiffy_store_mended_snapshots_total{outcome=\"failed\"}";
 
 fn from(snapshot: &str) -> CreateSpec {
     CreateSpec {
@@ -46,7 +46,7 @@ async fn concurrent_repairs_share_one_fetch_of_a_damaged_snapshot() {
         let sandbox = sandbox.await.unwrap().unwrap();
         assert!(bench.world.read(sandbox.id()).ends_with(&text));
     }
-    assert_eq!(figure(&host, MENDED), 1.0);
+    assert_eq!(figure(&host, REPAIRED), 1.0);
     // The record of the snapshot, with its name and retention, is unchanged.
     let after = host.snapshots().list(None).unwrap();
     assert_eq!(before, after);
@@ -56,7 +56,7 @@ async fn concurrent_repairs_share_one_fetch_of_a_damaged_snapshot() {
     }
     host.rollback(&id, &snapshot).await.unwrap();
     assert_eq!(bench.world.read(&id), text);
-    assert_eq!(figure(&host, NOT_MENDED), 0.0);
+    assert_eq!(figure(&host, NOT_REPAIRED), 0.0);
     host.pause(&id).await.unwrap();
 }
 
@@ -80,7 +80,8 @@ async fn a_damaged_snapshot_without_a_copy_is_rejected() {
     store.make_reachable();
     let error = host.create(from(&snapshot)).await.unwrap_err();
     assert!(error.to_string().contains("it is damaged"), "{error}");
-    assert_eq!(figure(&host, NOT_MENDED), 2.0);
+    // Both creates on the host with the store count as failed repairs.
+    assert_eq!(figure(&host, NOT_REPAIRED), 2.0);
     assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
 }
 
@@ -93,5 +94,5 @@ async fn a_failure_without_damage_fetches_nothing() {
     bench.world.fail("restore");
     let error = host.create(from(&snapshot)).await.unwrap_err();
     assert!(error.to_string().contains("made to fail"), "{error}");
-    assert_eq!(figure(&host, MENDED) + figure(&host, NOT_MENDED), 0.0);
+    assert_eq!(figure(&host, REPAIRED) + figure(&host, NOT_REPAIRED), 0.0);
 }

@@ -302,6 +302,7 @@ async fn a_sandbox_whose_record_is_too_large_to_share_is_stored_and_stays_on_its
     let store = TestStore::new();
     let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
     let spec = CreateSpec {
+        // This is too large for the record of a shared sandbox.
         env: BTreeMap::from([("LONG".to_owned(), "x".repeat(70_000))]),
         ..base()
     };
@@ -366,9 +367,12 @@ impl Authority for Member {
     }
 }
 
+/// Host of a fleet, with the values that its [`Member`] reads.
 pub struct FleetHost {
     pub host: Host,
+    /// Zero without contact to the fleet.
     pub epoch: Arc<AtomicU64>,
+    /// Number of the host that this host considers dead.
     pub dead: Arc<AtomicU64>,
 }
 
@@ -404,13 +408,16 @@ async fn a_host_that_returns_retains_only_sandboxes_that_no_other_host_changed()
         }
         ids.push(created.id().to_owned());
     }
-    one.host.sandboxes.resume(&ids[3]).await.unwrap();
+    let [taken, killed, stays, runs, _] = &ids[..] else {
+        panic!("five sandboxes")
+    };
+    one.host.sandboxes.resume(runs).await.unwrap();
     let owner = Some("key1");
-    two.host.take_over(owner, &ids[0]).await.unwrap();
-    two.host.take_over(owner, &ids[1]).await.unwrap();
-    two.host.sandboxes.remove(&ids[1]).await.unwrap();
+    two.host.take_over(owner, taken).await.unwrap();
+    two.host.take_over(owner, killed).await.unwrap();
+    two.host.sandboxes.remove(killed).await.unwrap();
     two.host
-        .stored_until_of(owner, &ids[1], |stored| stored.is_err())
+        .stored_until_of(owner, killed, |stored| stored.is_err())
         .await
         .unwrap_err();
     // The host returns with a new epoch.
@@ -426,13 +433,13 @@ async fn a_host_that_returns_retains_only_sandboxes_that_no_other_host_changed()
     ];
     assert_eq!(states, expected);
     // The new epoch owns the running sandbox: another host does not claim it while it is live.
-    let error = two.host.take_over(owner, &ids[3]).await.unwrap_err();
+    let error = two.host.take_over(owner, runs).await.unwrap_err();
     assert!(error.to_string().contains("runs on host h1"), "{error}");
     // After the death of its host, its state is not resumed silently.
     two.dead.store(1, Ordering::SeqCst);
-    let error = two.host.take_over(owner, &ids[3]).await.unwrap_err();
+    let error = two.host.take_over(owner, runs).await.unwrap_err();
     assert!(error.to_string().contains("host h1 of sandbox"), "{error}");
-    two.host.take_over(owner, &ids[2]).await.unwrap();
+    two.host.take_over(owner, stays).await.unwrap();
 }
 
 #[tokio::test]

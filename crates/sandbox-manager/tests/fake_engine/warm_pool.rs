@@ -231,7 +231,7 @@ async fn a_pool_follows_a_demand_within_a_part_of_the_free_memory() {
     });
     host.create(other).await.unwrap();
     until("both pools to fill", || host.pool().waiting() == 4).await;
-    // A tenth of the memory.
+    // Guests that wait because of a demand use at most a tenth of the memory.
     host.pool().follow(&demand(1_000)).await;
     let affordable = configured().unwrap() as u64;
     let memory = 10_000.0 * HostLimits::default().memory_overcommit;
@@ -300,6 +300,7 @@ async fn the_number_of_template_snapshots_of_different_sizes_is_bounded() {
         let of_template = all
             .iter()
             .filter(|s| s.purpose() == SnapshotPurpose::Template);
+        // A template has snapshots of at most eight sizes (`MAX_SIZES_PER_TEMPLATE`).
         assert!(of_template.count() <= 8, "{all:?}");
     }
 }

@@ -179,6 +179,7 @@ impl SnapshotFiles for FakeFiles {
         let Some(parent) = self.parent(id) else {
             return Ok(FoldPreparation::Refused);
         };
+        // The first try of a fold has a limit of 2 MiB, and the retry has one of 256 MiB.
         if self.world.fails("small-fold") && max_copy < 100 << 20 {
             return Ok(FoldPreparation::Refused);
         }

@@ -146,6 +146,7 @@ impl Guest for FakeGuest {
         }
         if let Some(notice) = notice {
             *self.0.captured.lock().unwrap() = Some((id.to_owned(), memory));
+            // Duration of the stop of the guest, in microseconds.
             notice.send(7_000).unwrap();
             return self.finish_captured().await;
         }

@@ -46,7 +46,9 @@ pub struct World {
     pub working_sets: Mutex<Vec<String>>,
     /// Number of started rehearsals.
     pub rehearsed: Mutex<usize>,
+    /// Snapshots that were prefetched, one entry per prefetch.
     pub prefetched: Mutex<Vec<String>>,
+    /// Snapshots whose checksums were written.
     pub checksummed: Mutex<BTreeSet<String>>,
     /// Snapshots that do not depend on the files of another one.
     pub merged: Mutex<BTreeSet<String>>,
