@@ -164,6 +164,7 @@ mod tests {
     #[test]
     fn idle_waiting_and_stolen_time_is_not_busy() {
         let stat = "cpu  1 20 300 9999 8888 4000 50000 7777 1 0\ncpu0 5 5 5 5 5 5 5 5 5 5\n";
+        // The fields that count are 1, 20, 300, 4000 and 50000.
         assert_eq!(busy_ticks(stat), Some(54_321));
         assert_eq!(busy_ticks("intr 0\n"), None);
         assert_eq!(busy_ticks("cpu  1 2 3\n"), None);

@@ -48,6 +48,7 @@ impl hyper::body::Body for Zeros {
     }
 }
 
+/// Returns the number of bytes of a body, until its end or an error.
 async fn size(mut body: impl hyper::body::Body<Data = Bytes> + Unpin) -> u64 {
     let mut total = 0;
     while let Some(frame) = body.frame().await {
@@ -89,6 +90,7 @@ async fn a_hundred_mebibytes_pass_each_way_in_bounded_memory() {
         assert_eq!(size(down.into_body()).await, 100 * MIB);
     };
     timeout(Duration::from_secs(120), passing).await.unwrap();
+    // The largest memory use since the start is below a quarter of a body.
     let grown = memory("VmHWM").saturating_sub(before);
     assert!(grown < 24 * MIB, "grown by {grown} bytes");
     let totals = setup.counters.totals();
@@ -122,6 +124,7 @@ async fn a_guest_that_does_not_read_blocks_the_client() {
         passed
     };
     let passed = timeout(Duration::from_secs(30), still).await.unwrap();
+    // Only the buffers of the sockets and of the gateway are full.
     assert!(
         passed < 8 * MIB,
         "{passed} bytes were taken for a guest that reads none"

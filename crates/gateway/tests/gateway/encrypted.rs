@@ -113,6 +113,7 @@ async fn a_client_without_tls_is_counted_and_disconnected() {
     let mut plain = Raw::new(setup.address).await;
     plain.write_text("GET / HTTP/1.1\r\n\r\n").await;
     plain.rest().await;
+    // A client that sends nothing is disconnected, too.
     Raw::new(setup.address).await.rest().await;
     setup
         .wait_for_counters(|t| t.handshakes_failed == 2 && t.connections_open == 0)

@@ -14,12 +14,14 @@ use support::guest::Guests;
 use support::{ID, KEY, Setup, collected};
 use tokio::io::AsyncWriteExt;
 
+/// Guest that responds with the path and query that it received.
 fn hello() -> Router {
     Router::new().fallback(get(|request: axum::extract::Request| async move {
         format!("guest saw {}", request.uri())
     }))
 }
 
+/// Starts a request to the given host name and path.
 fn by_host(host: &str, path: &str) -> hyper::http::request::Builder {
     Request::builder().uri(path).header("host", host)
 }

@@ -27,11 +27,15 @@ const FAR_FUTURE: u64 = u64::MAX >> 20;
 /// Directory of a fleet, shared by its gateways.
 #[derive(Debug, Default)]
 pub struct Fleet {
+    /// Host of each sandbox. The host `?` stands for a place that nobody can look up.
     places: Mutex<HashMap<String, String>>,
     /// Places that hosts remember, which may be outdated.
     remembered: Mutex<HashMap<String, String>>,
+    /// Queues of streams to each host.
     streams: Mutex<HashMap<String, mpsc::Sender<ForwardedConnection>>>,
+    /// Notified when a host is lost.
     lost: Mutex<HashMap<String, Arc<Notify>>>,
+    /// Number of streams between hosts that were opened.
     opened: AtomicUsize,
 }
 
@@ -60,6 +64,7 @@ impl Fleet {
         self.opened.load(Ordering::SeqCst)
     }
 
+    /// Starts the gateway of a host with the given sandboxes.
     pub async fn host(self: &Arc<Self>, name: &str, guests: &Guests) -> Setup {
         let (setup, streams) = Setup::in_fleet(guests, self.clone()).await;
         let host = (name.to_owned(), streams);
@@ -164,6 +169,7 @@ async fn any_host_serves_all_sandboxes_over_http_1_and_http_2() {
         let text = collected(answer.into_body()).await;
         assert!(text.contains(&format!("host: 80-{ID}.{DOMAIN}")), "{text}");
     }
+    // Each of the two clients has sent three requests.
     assert_eq!(b.counters.totals().answered, 6);
     assert_eq!(a.counters.totals().forwarded, 6);
 }
@@ -219,7 +225,7 @@ async fn tokens_and_links_are_checked_by_the_host_of_the_sandbox() {
     let request = hyper::Request::get("/").header("host", format!("{label}.{DOMAIN}"));
     let (status, _) = send_request(a.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 200);
-    // A link that was signed with another key is rejected.
+    // A link that was signed with another key than that of the fleet (`KEY`) is rejected.
     let label = LinkSigner::new(&[8; 32]).label(ID, 80, FAR_FUTURE).unwrap();
     let request = hyper::Request::get("/").header("host", format!("{label}.{DOMAIN}"));
     let (status, _) = send_request(a.address, request.body(body("")).unwrap()).await;
@@ -289,6 +295,7 @@ async fn a_request_to_a_lost_or_frozen_host_ends_with_503() {
     let (status, text) = with_timeout(ended).await;
     assert_eq!(status, 503, "{text}");
     assert!(text.contains("was lost"), "{text}");
+    // The first host does not exist. The second one stands for an unknown place.
     for (host, reason) in [("h9", "not reachable"), ("?", "no coordinator")] {
         fleet.place(ID, host);
         let (status, text) = send_request(a.address, get(80, "/")).await;
@@ -324,6 +331,7 @@ async fn a_forwarded_connection_reaches_sandboxes_only() {
 
 #[tokio::test]
 async fn links_to_files_name_their_sandbox_in_a_fleet() {
+    // 49983 is the port of the agent's API.
     let guests = Guests::one(ID, 49_983, echo());
     let (_fleet, a, b) = pair(&guests).await;
     let link = "/files?path=/etc/hosts&signature=v1_x";

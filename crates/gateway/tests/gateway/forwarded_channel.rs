@@ -45,6 +45,7 @@ fn identity(authority: &Authority, member: MemberId) -> Identity {
 #[derive(Debug)]
 struct Channel {
     client: Client,
+    /// Address of the server of the owner.
     address: Mutex<String>,
 }
 
@@ -119,6 +120,7 @@ async fn members(guests: &Guests) -> (Setup, Setup, ServerHandle) {
     (entry, owner, server)
 }
 
+/// Guest that responds with the length of the body, and with as many characters.
 fn sized() -> Router {
     Router::new().fallback(any(|body: axum::body::Bytes| async move {
         format!("{} {}", body.len(), "x".repeat(body.len()))

@@ -152,6 +152,7 @@ async fn a_front_without_hosts_answers_503_and_silent_clients_need_no_host() {
     let mut rest = Vec::new();
     let read = with_timeout(stream.read_to_end(&mut rest)).await;
     assert!(read.is_err() || rest.is_empty(), "{rest:?}");
+    // The silent client needed no host, but the other two did.
     assert_eq!(hosts.next.load(Ordering::SeqCst), 2);
     drop(silent);
 }

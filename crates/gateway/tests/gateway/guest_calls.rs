@@ -33,6 +33,7 @@ fn owned(owner: &str) -> SandboxAccess {
     }
 }
 
+/// Starts a gateway that records calls of agents in `calls`.
 fn recorded(guests: &Guests, calls: Option<Arc<dyn GuestCallLog>>) -> impl Future<Output = Setup> {
     let signer = Some(LinkSigner::new(&KEY));
     let control = control_plane();
@@ -40,11 +41,14 @@ fn recorded(guests: &Guests, calls: Option<Arc<dyn GuestCallLog>>) -> impl Futur
     Setup::of(gateway, None)
 }
 
+/// Returns the body of a streaming call: a byte of flags, the length of the message, and the
+/// message.
 fn start(message: &str) -> Body {
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     client::body([&[0], &length[..], message.as_bytes()].concat())
 }
 
+/// Returns two sandboxes with agents. The agent of `OTHER` answers 404 to all requests.
 fn agents() -> Guests {
     let guests = Guests::one(ID, AGENT_PORT, answering(|| StatusCode::OK.into_response()));
     guests.add(ID, owned("alice"));
@@ -133,5 +137,6 @@ async fn a_recorded_body_reaches_the_guest_unchanged_and_long_ones_are_marked() 
     assert_eq!((status, answer.len()), (200, sent.len()));
     assert_eq!(answer.as_bytes(), sent);
     let calls = calls.0.lock().unwrap().clone();
+    // The command is behind a value that is too long, so the record marks it as cut.
     assert_eq!(calls[0].command.as_deref(), Some("…"));
 }

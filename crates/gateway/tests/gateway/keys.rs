@@ -47,6 +47,7 @@ fn shown() -> Vec<(&'static str, String)> {
 /// Asserts that a guest received no API key, but received all other credentials.
 fn assert_stripped(text: &str) {
     assert!(!text.contains("e2b_"), "{text}");
+    // All Base64 texts of this user and an API key start with these 12 characters.
     assert!(
         !text.contains(&STANDARD.encode("user:e2b_")[..12]),
         "{text}"
@@ -90,6 +91,7 @@ async fn a_key_does_not_reach_a_guest_with_an_upgrade_or_behind_a_body() {
     });
     guests.program(ID, 3001, |mut stream| async move {
         let mut all = Vec::new();
+        // The request ends with a chunk of length 0 and the trailers.
         while !all.ends_with(b"\r\n\r\n") || !all.windows(5).any(|w| w == b"\r\n0\r\n") {
             all.push(stream.read_u8().await.unwrap());
         }
@@ -131,6 +133,7 @@ async fn a_key_does_not_reach_a_guest_with_an_upgrade_or_behind_a_body() {
     assert!(!received.contains("e2b_"), "{received}");
 }
 
+/// Returns the time in ten minutes, in seconds since 1970.
 fn soon() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     now.as_secs() + 600

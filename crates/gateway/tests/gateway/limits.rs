@@ -12,6 +12,7 @@ use support::client::{self, Http1, Raw, send_request};
 use support::guest::Guests;
 use support::{ID, Setup, collected, config, with_timeout};
 
+/// Returns the settings of the other tests with changed limits.
 fn limited(change: impl FnOnce(&mut GatewayLimits)) -> GatewayConfig {
     let mut config = config();
     change(&mut config.limits);
@@ -22,6 +23,7 @@ fn hello() -> Guests {
     Guests::one(ID, 3000, Router::new().fallback(any(|| async { "hello" })))
 }
 
+/// Returns a sandbox that never answers a request.
 fn silent() -> Guests {
     let router = Router::new().fallback(any(|| async {
         std::future::pending::<()>().await;
@@ -29,6 +31,7 @@ fn silent() -> Guests {
     Guests::one(ID, 3000, router)
 }
 
+/// Returns the text of a request to the sandbox.
 fn request(path: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n"
@@ -71,6 +74,8 @@ async fn a_client_that_sends_its_request_too_slowly_is_disconnected() {
     raw.until("hello").await;
     raw.write_text("GET / HT").await;
     assert_eq!(raw.rest().await, "");
+    // Three clients sent at most a part of a head. One sent it byte by byte, and one sent a part of
+    // its second head.
     assert_eq!(setup.counters.totals().connections_timed_out, 5);
 }
 
@@ -118,6 +123,7 @@ async fn a_silent_response_has_no_timeout() {
 #[tokio::test]
 async fn heads_are_bounded_in_lines_and_bytes() {
     let setup = Setup::new(&hello()).await;
+    // The first request has too many lines, and the second one has too many bytes.
     let lines: String = (0..200).map(|i| format!("X-{i}: 1\r\n")).collect();
     let many = request("/").replace("\r\n\r\n", &format!("\r\n{lines}\r\n"));
     let long = request(&format!("/{}", "x".repeat(100_000)));

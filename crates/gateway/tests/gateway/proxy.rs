@@ -243,6 +243,7 @@ async fn a_websocket_passes_bytes_both_ways_and_preserves_half_close() {
         .wait_for_counters(|t| t.exchanges_open == 0 && t.connections_open == 0)
         .await;
     let totals = setup.counters.totals();
+    // The guest has received `early late`, and the client has received `first and last`.
     assert_eq!((totals.bytes_to_guests, totals.bytes_to_clients), (10, 14));
 }
 
@@ -274,6 +275,7 @@ async fn a_body_is_requested_only_when_the_guest_reads_it() {
     raw.write_text("hello").await;
     let answer = raw.until("hello").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // No server listens on this port, so the body is not requested.
     let mut raw = Raw::new(setup.address).await;
     raw.write_text(&head(3001)).await;
     let answer = raw.until("\r\n\r\n").await;

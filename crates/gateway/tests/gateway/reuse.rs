@@ -17,6 +17,7 @@ fn hello() -> Router {
     Router::new().fallback(any(|| async { "hello" }))
 }
 
+/// Waits until the pool has `count` idle connections.
 async fn until_waiting(setup: &Setup, count: usize) {
     with_timeout(async {
         while setup.pool.idle_count() != count {
@@ -131,6 +132,7 @@ async fn a_dead_connection_is_replaced_once() {
         send_request(setup.address, client::get(3000, "/")).await,
         (200, "ok".to_owned())
     );
+    // The second request is sent twice: on the old connection, and on a new one.
     assert_eq!(requests.load(Ordering::SeqCst), 3);
     assert_eq!(setup.counters.totals().retried, 1);
 }

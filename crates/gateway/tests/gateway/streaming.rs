@@ -37,11 +37,13 @@ impl hyper::body::Body for Fed {
     }
 }
 
+/// Returns a body and the sender of its frames.
 fn fed() -> (mpsc::Sender<Frame<Bytes>>, Fed) {
     let (sender, receiver) = mpsc::channel(1);
     (sender, Fed(receiver))
 }
 
+/// Returns the data of the next frame.
 async fn data(body: &mut hyper::body::Incoming) -> Bytes {
     with_timeout(body.frame())
         .await
@@ -72,6 +74,7 @@ async fn events_arrive_one_by_one_as_they_are_sent() {
     drop(sender);
     assert!(with_timeout(body.frame()).await.is_none());
     setup.wait_for_counters(|t| t.exchanges_open == 0).await;
+    // Each of the three events has 9 bytes.
     assert_eq!(setup.counters.totals().bytes_to_clients, 27);
 }
 

@@ -22,11 +22,17 @@ pub struct Guests {
     ports: Arc<Mutex<HashMap<(String, u16), Server>>>,
     /// Error that every attempt to open returns.
     open_error: Arc<Mutex<Option<OpenError>>>,
+    /// True if attempts to open wait forever.
     stalled: Arc<AtomicBool>,
+    /// Number of connections opened so far.
     opened: Arc<AtomicUsize>,
+    /// Number of connections whose programs still run.
     open: Arc<AtomicUsize>,
+    /// Number of requests that use the sandboxes.
     in_use: Arc<AtomicUsize>,
+    /// Number of requests that have used the sandboxes.
     uses: Arc<AtomicUsize>,
+    /// Notified when links are revoked.
     links_changed: Arc<tokio::sync::Notify>,
 }
 
