@@ -89,6 +89,7 @@ async fn a_tree_survives_the_round_trip_with_all_attributes() {
     let before = listing(&agent.path("tree"));
     assert_eq!(listing(&agent.path("back/tree")), before);
     let back = fs::metadata(agent.path("back/tree/sparse")).unwrap();
+    // The file has 60 MB. Its holes occupy no space, so 2 MiB (4096 blocks of 512 bytes) suffice.
     assert!(back.blocks() < 4096, "{} blocks", back.blocks());
 
     // GNU tar reads the agent's archives, and the agent reads GNU tar's archives.
@@ -233,6 +234,7 @@ async fn errors_in_an_archive_name_the_entry() {
         ArchiveEntry::new(ArchiveEntryKind::File, *b"big", 0o644).with_size(5000),
         &[1; 5000],
     );
+    // The second header of the archive no longer has the right checksum.
     let mut scrambled = big.clone();
     scrambled[512] ^= 1;
     for (bytes, expected) in [
@@ -388,6 +390,7 @@ async fn archives_of_any_size_take_little_memory() {
         writer.write(piece).await.unwrap();
     }
     writer.finish().await.unwrap();
+    // Each file has a header of 512 bytes. `find` also prints the directories and the large file.
     assert!(bytes > 100_000_000 + 512 * 1000 * directories);
     let count = shell(&format!("find {} | wc -l", agent.path("copy/many")));
     assert_eq!(count.trim(), (1001 * directories + 2).to_string());

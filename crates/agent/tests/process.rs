@@ -24,6 +24,7 @@ async fn output_and_exit_code_arrive() {
 async fn a_killed_process_reports_its_signal() {
     let agent = TestAgent::new();
     let (status, ..) = agent.shell("kill -9 $$").await;
+    // A shell reports 128 + 9 (SIGKILL) in this case.
     assert_eq!((status.exit_code, status.exited), (137, false));
     assert_eq!(status.status, "signal: killed");
     assert!(!status.oom_killed);
@@ -60,6 +61,7 @@ async fn a_process_has_only_its_users_rights() {
     let process = agent.client.start(&spec).await.unwrap();
     let (_, stdout, stderr) = process.output(LIMIT).await.unwrap();
     let stdout = String::from_utf8(stdout).unwrap();
+    // 65534 is the id of the user `nobody` and of its group.
     assert!(stdout.starts_with("65534\n65534\n"), "{stdout}");
     assert!(
         String::from_utf8(stderr)
@@ -231,16 +233,21 @@ async fn a_signal_reaches_the_whole_group() {
             break std::str::from_utf8(&bytes).unwrap().trim().parse().unwrap();
         }
     };
-    agent.client.signal(process.pid(), 15).await.unwrap();
+    agent
+        .client
+        .signal(process.pid(), libc::SIGTERM)
+        .await
+        .unwrap();
     let pid = process.pid();
     let (status, ..) = process.output(LIMIT).await.unwrap();
     assert_eq!(status.status, "signal: terminated");
+    // This is 128 + 15 (SIGTERM).
     assert_eq!(status.exit_code, 143);
     wait_for("the child's end", || !alive(child));
     assert!(
         agent
             .client
-            .signal(pid, 9)
+            .signal(pid, libc::SIGKILL)
             .await
             .unwrap_err()
             .is_not_found()

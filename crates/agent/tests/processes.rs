@@ -37,7 +37,11 @@ async fn processes_are_listed_and_hostile_command_lines_are_harmless() {
         "{found:?}"
     );
     assert!(listed.iter().any(|p| p.pid == found.parent));
-    agent.client.signal_process(pid, 9, None).await.unwrap();
+    agent
+        .client
+        .signal_process(pid, libc::SIGKILL, None)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -47,15 +51,21 @@ async fn a_signal_reaches_only_the_process_with_the_given_start_time() {
     let listed = agent.client.guest_processes().await.unwrap();
     let start = listed.iter().find(|p| p.pid == pid).unwrap().start_ticks;
     let client = &agent.client;
-    let refused = client.signal_process(pid, 9, Some(start + 1)).await;
+    let refused = client
+        .signal_process(pid, libc::SIGKILL, Some(start + 1))
+        .await;
     assert!(refused.unwrap_err().is_not_found());
-    for (pid, signal) in [(0, 9), (1, 9), (pid, 1000)] {
+    // Processes 0 and 1 accept no signals, and no signal has the number 1000.
+    for (pid, signal) in [(0, libc::SIGKILL), (1, libc::SIGKILL), (pid, 1000)] {
         let refused = client.signal_process(pid, signal, None).await;
         assert!(!refused.unwrap_err().is_not_found(), "{pid} {signal}");
     }
-    client.signal_process(pid, 15, Some(start)).await.unwrap();
+    client
+        .signal_process(pid, libc::SIGTERM, Some(start))
+        .await
+        .unwrap();
     let (end, ..) = process.output(LIMIT).await.unwrap();
     assert_eq!(end.status, "signal: terminated");
-    let gone = client.signal_process(pid, 15, Some(start)).await;
+    let gone = client.signal_process(pid, libc::SIGTERM, Some(start)).await;
     assert!(gone.unwrap_err().is_not_found());
 }

@@ -29,10 +29,14 @@ fn malformed_messages_are_refused_with_a_code() {
         "{frames:?}"
     );
     for (bad, code) in [
+        // The header, of 5 bytes, is too short.
         (&b"\0\0\0"[..], "invalid_argument"),
+        // The message is shorter than its length.
         (&b"\0\0\0\0\x09{}"[..], "invalid_argument"),
         (&b""[..], "invalid_argument"),
+        // The flag means that the message is compressed.
         (&b"\x01\0\0\0\x02{}"[..], "unimplemented"),
+        // The length exceeds the limit.
         (&b"\0\xff\xff\xff\xff"[..], "resource_exhausted"),
     ] {
         let (_, body) = agent.raw(&format!("POST {START}"), &[STREAM], bad);

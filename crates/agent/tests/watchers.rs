@@ -73,7 +73,8 @@ fn a_polled_watcher_reports_events() {
     );
 }
 
-/// Waits until a watcher has reported an event that follows all earlier events.
+/// Creates the file `mark`, and waits until a watcher has reported it. This event follows all
+/// earlier events. Adds all events to `events`.
 fn seen(agent: &TestAgent, id: &str, mark: &str, events: &mut Vec<String>) {
     std::fs::write(agent.path(mark), "").unwrap();
     let name = mark.rsplit('/').next().unwrap();
@@ -90,6 +91,7 @@ fn seen(agent: &TestAgent, id: &str, mark: &str, events: &mut Vec<String>) {
     }
 }
 
+/// Creates a directory and a recursive watcher of it. Returns the request for its events.
 fn watcher(agent: &TestAgent, dir: &str) -> String {
     std::fs::create_dir(agent.path(dir)).unwrap();
     let request = format!(r#"{{"path":"{}","recursive":true}}"#, agent.path(dir));
@@ -138,7 +140,8 @@ fn unpolled_events_are_bounded_and_their_loss_is_reported() {
     let id = watcher(&agent, "w");
     let (here, there) = (agent.path("w/a"), agent.path("w/b"));
     std::fs::write(&here, "").unwrap();
-    // Two events for each file.
+    // Each of the 5,200 renames causes two events. A watcher keeps at most 10,000 events
+    // (`MAX_QUEUED_EVENTS`).
     for _ in 0..2_600 {
         std::fs::rename(&here, &there).unwrap();
         std::fs::rename(&there, &here).unwrap();
@@ -291,6 +294,7 @@ fn a_stream_of_events_ends_with_an_error_if_events_are_lost() {
 
 #[test]
 fn a_directory_that_cannot_be_watched_is_reported() {
+    // The watches of `w`, `w/1` and `w/2` are permitted. That of `w/3` is not.
     let agent = TestAgent::with_user_limits("max_inotify_watches", 3);
     let Some(agent) = agent else {
         eprintln!("SKIPPED a_directory_that_cannot_be_watched_is_reported: no user namespaces");

@@ -101,13 +101,15 @@ impl TestAgent {
         self.directory.path().join(name).display().to_string()
     }
 
+    /// Runs a shell command. Returns its status, and its output to stdout and stderr.
     pub async fn shell(&self, line: &str) -> (ExitStatus, Vec<u8>, Vec<u8>) {
         let spec = ProcessSpec::new("/bin/sh", ["-c", line]);
         let process = self.client.start(&spec).await.unwrap();
         process.output(LIMIT).await.unwrap()
     }
 
-    /// Sends a raw request. Returns the head and the body of the response; chunks are joined.
+    /// Sends a raw request. `head` is its method and path. Returns the status line with the headers
+    /// of the response, and its body; chunks are joined.
     pub fn raw(&self, head: &str, headers: &[&str], body: &[u8]) -> (String, Vec<u8>) {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream
@@ -137,6 +139,7 @@ impl TestAgent {
         (head, body)
     }
 
+    /// Calls a method with a single message. Returns the head and the body of the response.
     pub fn rpc(&self, path: &str, json: &str) -> (String, String) {
         let (head, body) = self.raw(
             &format!("POST {path}"),
@@ -146,6 +149,8 @@ impl TestAgent {
         (head, String::from_utf8(body).unwrap())
     }
 
+    /// Calls a streaming method with one message. Returns the messages of the response like
+    /// [`frames`].
     pub fn stream(&self, path: &str, headers: &[&str], message: &[u8]) -> Vec<String> {
         let mut headers = headers.to_vec();
         headers.push("Content-Type: application/connect+json");
@@ -162,6 +167,7 @@ impl Drop for TestAgent {
     }
 }
 
+/// Encodes a message of a stream: a byte of flags, the length, and the message.
 pub fn frame(message: &[u8]) -> Vec<u8> {
     let mut frame = vec![0];
     frame.extend_from_slice(&(message.len() as u32).to_be_bytes());
@@ -207,6 +213,7 @@ pub fn until(stream: &mut UnixStream, end: &[u8]) -> String {
     String::from_utf8_lossy(&got).into_owned()
 }
 
+/// Polls the condition until it is true. Panics after 10 seconds.
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
     while !condition() {
