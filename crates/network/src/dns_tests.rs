@@ -33,12 +33,15 @@ async fn server(resolv_conf: &str, policy: Option<EgressPolicy>) -> (DnsServer, 
     (server, at)
 }
 
+/// Id of each question, which its answer repeats.
+const QUESTION_ID: u16 = 77;
+
 fn question() -> Vec<u8> {
     question_of(RecordType::A)
 }
 
 fn question_of(wanted: RecordType) -> Vec<u8> {
-    let mut question = Message::new(77, MessageType::Query, OpCode::Query);
+    let mut question = Message::new(QUESTION_ID, MessageType::Query, OpCode::Query);
     let name = Name::from_ascii("example.com.").unwrap();
     question.add_query(Query::query(name, wanted));
     question.to_vec().unwrap()
@@ -64,7 +67,7 @@ async fn names_are_refused_if_nothing_may_be_reached() {
     for policy in [None, Some(closed)] {
         let (_server, at) = server("/nonexistent", policy).await;
         let answer = ask(at, &question()).await;
-        assert_eq!(answer.metadata.id, 77);
+        assert_eq!(answer.metadata.id, QUESTION_ID);
         assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
         assert_eq!(answer.queries.len(), 1);
     }
@@ -123,7 +126,7 @@ async fn names_have_no_ipv6_addresses_without_an_ipv6_route() {
 #[tokio::test]
 async fn the_control_planes_name_is_resolved_locally_if_rules_contain_it() {
     let api = |wanted| {
-        let mut question = Message::new(78, MessageType::Query, OpCode::Query);
+        let mut question = Message::new(QUESTION_ID, MessageType::Query, OpCode::Query);
         let name = Name::from_ascii("API.jiffy.internal.").unwrap();
         question.add_query(Query::query(name, wanted));
         question.to_vec().unwrap()
@@ -137,7 +140,7 @@ async fn the_control_planes_name_is_resolved_locally_if_rules_contain_it() {
         let policy = EgressPolicy::new(&rules, &HostReachability::default()).unwrap();
         let (_server, at) = server("/nonexistent", Some(policy)).await;
         let answer = ask(at, &api(RecordType::A)).await;
-        assert_eq!((answer.metadata.id, answer.queries.len()), (78, 1));
+        assert_eq!((answer.metadata.id, answer.queries.len()), (QUESTION_ID, 1));
         let addresses: Vec<_> = answer.answers.iter().map(|r| r.data.clone()).collect();
         if is_reached {
             assert_eq!(addresses, [RData::A(A(GATEWAY))])

@@ -58,6 +58,7 @@ fn an_address_is_permitted_for_its_ttl_within_bounds() {
         address("a.example.", u32::MAX, 3),
     ];
     table.record(0, "A.example.", &answer("a.example.", records), now);
+    // The bounds are a minute (`MIN_TTL`) and an hour (`MAX_TTL`).
     for (number, lifetime) in [(1, 60), (2, 300), (3, 3600)] {
         assert_eq!(names(number, lifetime - 1), ["a.example"]);
         assert!(names(number, lifetime).is_empty(), "{number}");
@@ -105,7 +106,7 @@ fn the_numbers_of_addresses_are_bounded() {
         table.record(0, "a.example", &answer("a.example.", records), now);
     }
     assert_eq!(count(), MAX_PER_NAME);
-    // The most recent addresses remain.
+    // The most recent addresses remain: the last 64 of 200.
     assert!(table.names_of(v4(135), now).is_empty());
     assert_eq!(table.names_of(v4(136), now), ["a.example"]);
     for number in 0..2000 {

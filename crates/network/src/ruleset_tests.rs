@@ -1,4 +1,6 @@
 //! Tests of recorded rules: constructed messages of the kernel, without a network namespace.
+//!
+//! The kinds of the attributes are those of `linux/netfilter/nf_tables.h`.
 
 #![allow(clippy::unwrap_used)]
 use super::objects::{INET, ObjectKind, RulesetObject, SetReference, table_name};
@@ -24,6 +26,7 @@ fn message(attributes: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn the_kernels_own_attributes_are_left_out_and_unknown_ones_are_refused() {
+    // This is the handle of the table (`NFTA_TABLE_HANDLE`), which the kernel assigns.
     let own = attribute(4, &7_u64.to_be_bytes());
     let payload = message(&[text(1, "jiffy"), own]);
     let table = RulesetObject::parse(ObjectKind::Table, &payload).unwrap();
@@ -31,6 +34,7 @@ fn the_kernels_own_attributes_are_left_out_and_unknown_ones_are_refused() {
     assert_eq!(table.to_string(), "creating table jiffy");
     assert!(table.is_in(RulesetScope::InetTable("jiffy")));
     assert!(!table.is_in(RulesetScope::InetTable("other")));
+    // Attribute 7 is the owner of a table (`NFTA_TABLE_OWNER`), which Jiffy never sets.
     let unknown = message(&[text(1, "jiffy"), attribute(7, &[0; 4])]);
     let why = RulesetObject::parse(ObjectKind::Table, &unknown).unwrap_err();
     assert_eq!(why, "attribute 7 of Table is unknown");
@@ -41,6 +45,7 @@ fn elements_are_sorted_independently_of_the_kernels_order() {
     let set = message(&[text(1, "jiffy"), text(2, "__set0")]);
     let set = RulesetObject::parse(ObjectKind::Set, &set).unwrap();
     let set = SetReference::of(&set).unwrap();
+    // Returns an element with its key (1) and flags (3). Flag 1 marks the end of an interval.
     let element = |key: u8, end: bool| {
         let key = attribute(1, &attribute(1, &[key]));
         let flags = attribute(3, &u32::from(end).to_be_bytes());
@@ -62,7 +67,7 @@ fn elements_are_sorted_independently_of_the_kernels_order() {
     assert_eq!(collected(&ascending), collected(&descending));
     let many: Vec<Vec<u8>> = (0..2000).map(|_| element(3, false)).collect();
     assert!(collected(&many).len() > 1);
-    // An element with a timeout.
+    // An element with a timeout (4) is rejected.
     let list = attribute(3, &attribute(1, &attribute(4, &[0; 8])));
     let payload = message(&[list]);
     let dumped = RulesetObject::parse(ObjectKind::Elements, &payload).unwrap();
@@ -70,11 +75,13 @@ fn elements_are_sorted_independently_of_the_kernels_order() {
 }
 
 #[test]
-fn truncated_and_lying_messages_do_no_harm() {
+fn truncated_and_invalid_messages_cause_no_panic() {
+    // An expression has a name (1) and data (2). Data 5 and 7 are flags and the source register.
     let option = [
         text(1, "exthdr"),
         attribute(2, &[attribute(5, &[0; 4]), attribute(7, &[0; 4])].concat()),
     ];
+    // A rule has the name of its table (1) and chain (2), and a list of expressions (4).
     let expressions = attribute(4, &attribute(1, &option.concat()));
     let payload = message(&[text(1, "jiffy"), text(2, "out"), expressions]);
     for kind in [
@@ -95,7 +102,7 @@ fn truncated_and_lying_messages_do_no_harm() {
         }
     }
     let rule = RulesetObject::parse(ObjectKind::Rule, &payload).unwrap();
-    // The flags of the written option are omitted.
+    // The flags of the written option are omitted. They have 8 bytes.
     assert_eq!(
         rule.request(1).len(),
         payload.len() - header(INET, 0).len() - 8

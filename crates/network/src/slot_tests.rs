@@ -26,6 +26,7 @@ fn config(ipv6: bool) -> SlotConfig {
     }
 }
 
+/// Executes commands of `ip`.
 fn ip(commands: &str) {
     program::run("ip", &["-batch", "-"], commands).unwrap();
 }

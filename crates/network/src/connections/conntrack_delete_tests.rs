@@ -59,6 +59,7 @@ fn connect() {
 fn sources_after(deleted: &[&str]) -> Option<Vec<String>> {
     in_slot(|| {
         connect();
+        // Each of the four addresses has two connections.
         assert_eq!(sources().len(), 8);
         let addresses: Vec<IpAddr> = deleted.iter().map(|a| a.parse().unwrap()).collect();
         delete(&addresses).unwrap();

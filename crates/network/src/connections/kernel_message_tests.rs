@@ -31,6 +31,9 @@ const REFUSED: &str = "\
     08000c0000000001230009004500001f003440004011ce86a9fe0015c00002019c400052000b6c3161626300140000000300\
     0000000000000000000000000001";
 
+/// Time of lines whose connection has no time of its own, in milliseconds.
+const NOW_MS: u64 = 5;
+
 /// Decodes hexadecimal digits.
 fn bytes(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
@@ -42,6 +45,8 @@ fn bytes(text: &str) -> Vec<u8> {
         .collect()
 }
 
+/// Returns the flow of the first dump entry of the connection tracking table (subsystem 1, message
+/// 0).
 fn listed(datagram: &[u8]) -> Option<ConntrackFlow> {
     messages(datagram).find_map(|message| match message {
         NetlinkMessage::Data(1, 0, _, attributes) => ConntrackFlow::read(attributes),
@@ -60,9 +65,10 @@ fn assert_destination(protocol: ConnectionProtocol, port: u16, line: &Connection
 #[test]
 fn a_connection_has_its_time_and_its_bytes() {
     let flow = listed(&bytes(LISTED)).unwrap();
+    // The times and amounts are in the message above. Its time is in nanoseconds.
     let began = 0x18ea_588d_8dab_03ab / 1_000_000;
     assert_eq!((flow.id, flow.began_ms), (0x5923_5fb8, Some(began)));
-    let line = flow.line(5);
+    let line = flow.line(NOW_MS);
     assert_destination(ConnectionProtocol::Tcp, 80, &line);
     assert_eq!(
         (line.at_ms, line.bytes, line.refused),
@@ -72,7 +78,7 @@ fn a_connection_has_its_time_and_its_bytes() {
     let line = messages(&datagram)
         .find_map(|m| parse_deleted(&m))
         .unwrap()
-        .line(5);
+        .line(NOW_MS);
     assert_destination(ConnectionProtocol::Udp, 83, &line);
     assert_eq!(line.bytes, Some((31, 0)));
     assert_eq!(listed(&datagram), None);
@@ -80,6 +86,7 @@ fn a_connection_has_its_time_and_its_bytes() {
 
 #[test]
 fn connections_of_others_and_to_the_gateway_are_omitted() {
+    // Replaces one occurrence of an address in the message.
     let changed = |from: [u8; 4], to: [u8; 4], occurrence: usize| {
         let mut datagram = bytes(LISTED);
         let places: Vec<usize> = (0..datagram.len() - 4)
@@ -103,7 +110,7 @@ fn a_batch_of_refused_packets_is_parsed_one_by_one() {
         .filter_map(|m| RefusedPacket::read(&m))
         .collect();
     assert_eq!(packets.iter().map(|p| p.number).collect::<Vec<_>>(), [0, 1]);
-    let lines: Vec<ConnectionRecord> = packets.into_iter().map(|p| p.line(5)).collect();
+    let lines: Vec<ConnectionRecord> = packets.into_iter().map(|p| p.line(NOW_MS)).collect();
     assert_destination(ConnectionProtocol::Tcp, 81, &lines[0]);
     assert_destination(ConnectionProtocol::Udp, 82, &lines[1]);
     assert_eq!(lines[0].refused, Some(RefusalReason::Rules));
@@ -115,7 +122,7 @@ fn a_batch_of_refused_packets_is_parsed_one_by_one() {
 }
 
 #[test]
-fn damaged_messages_do_no_harm() {
+fn damaged_messages_cause_no_panic() {
     for text in [LISTED, DELETED, REFUSED] {
         let whole = bytes(text);
         for length in 0..whole.len() {

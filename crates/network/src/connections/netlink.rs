@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_and_lying_messages_end_the_parsing() {
+    fn truncated_and_invalid_messages_end_the_parsing() {
         let body = [encode(1, &[9]), encode(7, &[1, 2, 3, 4])].concat();
         let mut sent = request(ANY_FAMILY, 4, 1, 0, 5, &body);
         sent.extend(request(ANY_FAMILY, 4, 0, 0, 5, &body));
