@@ -180,7 +180,8 @@ fn sniff() -> mpsc::Receiver<Vec<u8>> {
     frames
 }
 
-/// Returns whether an Ethernet frame carries TCP.
+/// Returns whether an Ethernet frame carries TCP. Bytes 12 and 13 are the EtherType (IPv4 or IPv6).
+/// The protocol is in byte 9 of an IPv4 header or byte 6 of an IPv6 header. TCP is protocol 6.
 fn is_tcp(frame: &[u8]) -> bool {
     match frame.get(12..14) {
         Some([0x08, 0x00]) => frame.get(23) == Some(&6),

@@ -148,7 +148,8 @@ async fn the_guest_has_the_configured_address_and_frame_size() {
         assert_eq!(output, format!("{mtu}\n{mac}\n"));
         let routes = guest.run(&["ip", "-4", "route", "show", "default"]).await;
         assert!(routes.contains(&format!("via {HOST} dev eth0")), "{routes}");
-        // The largest datagram that fits is sent unfragmented; the guest rejects a larger one.
+        // The largest datagram that fits is sent unfragmented; the guest rejects a larger one. The
+        // headers of IP and UDP have 28 bytes.
         let fits = mtu - 28;
         let program = format!(
             r#"

@@ -94,11 +94,12 @@ cut -d' ' -f2 /run/jiffy/generation";
         outputs.push(guest.sh(query).await);
     }
     let lines: Vec<Vec<&str>> = outputs.iter().map(|text| text.lines().collect()).collect();
+    // Each of the seven commands prints a line, which differs between the guests.
     for line in 0..7 {
         let of_all: BTreeSet<&str> = lines.iter().map(|of_one| of_one[line]).collect();
         assert_eq!(of_all.len(), 3, "line {line} of {outputs:#?}");
     }
-    // The identity of the running guest must not change.
+    // The identity of the running guest (the first three lines) must not change.
     let before: Vec<&str> = outputs[0].lines().take(3).collect();
     let after = running.sh(query).await;
     assert_eq!(after.lines().take(3).collect::<Vec<_>>(), before);

@@ -5,6 +5,7 @@ use jiffy_engine_api::{AfterSnapshot, DetachedGuest, ExitReason, GuestHandle};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// Returns what a daemon knows of a guest that an earlier daemon has detached.
 fn orphan(handle: &GuestHandle) -> DetachedGuest {
     DetachedGuest {
         handle: handle.clone(),
@@ -50,22 +51,23 @@ pub async fn an_unknown_detached_guest_is_terminated(place: &Place) {
     let engine = place.open().await;
     let (one, other) = (place.guest(&engine).await, place.guest(&engine).await);
     let attached = place.guest(&engine).await;
-    let pids = [&one, &other, &attached].map(|running| running.guest.pid().unwrap());
+    let [known_pid, unknown_pid, attached_pid] =
+        [&one, &other, &attached].map(|running| running.guest.pid().unwrap());
     let known = one.guest.detach().await.unwrap();
     other.guest.detach().await.unwrap();
     drop((one, other, attached, engine));
-    exited(pids[2]).await;
+    exited(attached_pid).await;
     let engine = place.open().await;
     let known = [known];
     // Guests that were not detached may still be exiting.
     assert!((1..=2).contains(&engine.end_unadopted(&known).await.unwrap()));
-    exited(pids[1]).await;
+    exited(unknown_pid).await;
     assert_eq!(engine.end_unadopted(&known).await.unwrap(), 0);
     let running = Running::of(engine.adopt(&orphan(&known[0])).await.unwrap());
     assert_eq!(running.sh("echo fine").await, "fine");
     drop(running);
     assert_eq!(engine.end_unadopted(&[]).await.unwrap(), 1);
-    exited(pids[0]).await;
+    exited(known_pid).await;
 }
 
 pub async fn a_guest_that_has_ended_cannot_be_adopted(place: &Place) {

@@ -13,8 +13,14 @@ pub const MEMORY_MIB: u32 = 128;
 pub const END: u8 = b'E';
 
 const RAM: u64 = (MEMORY_MIB as u64) << 20;
-/// Address of the virtqueues, 64 KiB for each.
+/// Address of the virtqueues.
 const RINGS: u64 = 0x100_0000;
+/// Memory of each virtqueue: its descriptors, and its rings at the two offsets below.
+const RING_BYTES: u64 = 0x1_0000;
+const AVAILABLE_RING: u64 = 0x4000;
+const USED_RING: u64 = 0x8000;
+/// Number of virtqueues for which each device has memory.
+const QUEUES_PER_DEVICE: u64 = 4;
 /// Address to which devices write. The kernel does not need this memory.
 const DATA: u64 = 0x200_0000;
 const DATA_BYTES: u64 = 16 << 20;
@@ -22,6 +28,24 @@ const DATA_BYTES: u64 = 16 << 20;
 const REQUESTS: u64 = 0x400_0000;
 const MMIO: u64 = 0xd000_0000;
 const IOAPIC: u64 = 0xfec0_0000;
+/// Registers of a device (virtio 1.2 4.2.2). Those of 64-bit addresses have two halves.
+const DRIVER_FEATURES: u64 = 0x20;
+const DRIVER_FEATURES_PAGE: u64 = 0x24;
+const QUEUE_SELECT: u64 = 0x30;
+const QUEUE_SIZE: u64 = 0x38;
+const QUEUE_READY: u64 = 0x44;
+const QUEUE_NOTIFY: u64 = 0x50;
+const STATUS: u64 = 0x70;
+const QUEUE_DESCRIPTORS: u64 = 0x80;
+const QUEUE_AVAILABLE: u64 = 0x90;
+const QUEUE_USED: u64 = 0xa0;
+const CONFIGURATION: u64 = 0x100;
+/// Values of the status register (2.1). Each step of a set-up adds a flag to the earlier ones.
+const DRIVER: u64 = 3;
+const FEATURES_OK: u64 = 11;
+const DRIVER_OK: u64 = 15;
+const NEEDS_RESET: u64 = 64;
+const FAILED: u64 = 128;
 /// Entries of each ring. The smallest queue of any device has this size.
 const SIZE: u64 = 8;
 /// Number of pages of garbage in the ramdisk.
@@ -196,13 +220,13 @@ impl Script {
         } else {
             self.random.below(device.queues)
         };
-        self.register(device, 0x50, queue);
+        self.register(device, QUEUE_NOTIFY, queue);
     }
 
     /// Queries whether the device is out of service (`DEVICE_NEEDS_RESET`).
     fn query_status(&mut self, device: Device) {
-        let address = MMIO + device.page * 0x1000 + 0x70;
-        self.step(What::Ask, 4, 0, address, 0x40);
+        let address = MMIO + device.page * 0x1000 + STATUS;
+        self.step(What::Ask, 4, 0, address, NEEDS_RESET);
     }
 
     /// Sets the device up almost correctly, and then sends it invalid data.
@@ -213,13 +237,14 @@ impl Script {
             self.query_status(device);
             let queue = self.queue_of(device);
             match self.random.below(6) {
-                // All entries are new, and the index may be far ahead.
+                // All entries are new, and the index may be far ahead. It follows 2 bytes of flags.
                 0 => {
-                    let (at, index) = (RINGS + queue * 0x1_0000 + 0x4002, self.random.next());
+                    let at = RINGS + queue * RING_BYTES + AVAILABLE_RING + 2;
+                    let index = self.random.next();
                     self.step(What::Store, 2, 0, at, index & 0xffff);
                 }
-                1 => self.garbage(RINGS + queue * 0x1_0000),
-                2 => self.garbage(RINGS + queue * 0x1_0000 + 0x4000),
+                1 => self.garbage(RINGS + queue * RING_BYTES),
+                2 => self.garbage(RINGS + queue * RING_BYTES + AVAILABLE_RING),
                 3 => self.rings(device, queue),
                 4 => self.configuration(device),
                 // Change the addresses of the queues while the device uses them.
@@ -232,15 +257,16 @@ impl Script {
 
     /// Returns the number of one of the device's virtqueues among all virtqueues.
     fn queue_of(&mut self, device: Device) -> u64 {
-        device.page * 4 + self.random.below(device.queues)
+        device.page * QUEUES_PER_DEVICE + self.random.below(device.queues)
     }
 
     /// Negotiates features and configures the queues.
     fn set_up(&mut self, device: Device) {
-        self.register(device, 0x70, 0);
-        self.register(device, 0x70, 3);
+        // A status of 0 resets the device.
+        self.register(device, STATUS, 0);
+        self.register(device, STATUS, DRIVER);
         for page in 0..2 {
-            self.register(device, 0x24, page);
+            self.register(device, DRIVER_FEATURES_PAGE, page);
             let features = match self.random.below(10) {
                 0 => self.random.next(),
                 // Page 1, features 32 to 63: VERSION_1.
@@ -251,39 +277,43 @@ impl Script {
             };
             // Features that are not offered would only be rejected.
             let features = if page == 1 { features & 1 } else { features };
-            self.register(device, 0x20, features);
+            self.register(device, DRIVER_FEATURES, features);
         }
-        self.register(device, 0x70, 11);
+        self.register(device, STATUS, FEATURES_OK);
         for queue in 0..device.queues {
-            let number = device.page * 4 + queue;
+            let number = device.page * QUEUES_PER_DEVICE + queue;
             self.rings(device, number);
             self.addresses(device, number);
         }
-        self.register(device, 0x70, 15);
+        self.register(device, STATUS, DRIVER_OK);
     }
 
     /// Configures the addresses of a queue, mostly correctly.
     fn addresses(&mut self, device: Device, queue: u64) {
-        self.register(device, 0x30, queue % 4);
+        self.register(device, QUEUE_SELECT, queue % QUEUES_PER_DEVICE);
         let size = if self.random.once_in(20) {
             self.random.next()
         } else {
             SIZE
         };
-        self.register(device, 0x38, size);
-        for (register, offset) in [(0x80, 0), (0x90, 0x4000), (0xa0, 0x8000)] {
+        self.register(device, QUEUE_SIZE, size);
+        for (register, offset) in [
+            (QUEUE_DESCRIPTORS, 0),
+            (QUEUE_AVAILABLE, AVAILABLE_RING),
+            (QUEUE_USED, USED_RING),
+        ] {
             let address = match self.random.below(80) {
                 0 => self.random.next(),
                 1 => RAM - 16,
                 2 => MMIO,
                 3 => u64::MAX - 15,
-                _ => RINGS + queue * 0x1_0000 + offset,
+                _ => RINGS + queue * RING_BYTES + offset,
             };
             self.register(device, register, address);
             self.register(device, register + 4, address >> 32);
         }
         let ready = u64::from(!self.random.once_in(20));
-        self.register(device, 0x44, ready);
+        self.register(device, QUEUE_READY, ready);
     }
 
     /// Writes a descriptor table and an available ring, mostly correct.
@@ -306,7 +336,7 @@ impl Script {
                 entry += 1;
             }
         }
-        self.put(RINGS + queue * 0x1_0000, &table);
+        self.put(RINGS + queue * RING_BYTES, &table);
         let mut available = Vec::new();
         let index = if self.random.once_in(16) {
             self.random.next().to_le_bytes()[0].into()
@@ -323,7 +353,7 @@ impl Script {
             };
             available.extend(head.to_le_bytes());
         }
-        self.put(RINGS + queue * 0x1_0000 + 0x4000, &available);
+        self.put(RINGS + queue * RING_BYTES + AVAILABLE_RING, &available);
     }
 
     /// Returns a descriptor that fits the device's protocol, unless it is corrupted on purpose.
@@ -337,14 +367,17 @@ impl Script {
     ) -> [u8; 16] {
         const NEXT: u16 = 1;
         const WRITE: u16 = 2;
+        const INDIRECT: u16 = 4;
         let (mut address, mut length) = (
             DATA + self.random.below(DATA_BYTES - (1 << 20)),
             self.random.of(&[44, 512, 512, 4096, 4096, 65_536, 1 << 20]),
         );
         let from_guest = match device.kind {
             Kind::Blk => at == 0 || (!last && self.random.once_in(2)),
-            Kind::Vsock | Kind::Net => queue % 4 == 1,
-            Kind::Balloon => queue % 4 < 2,
+            // Queue 1 transmits. Queue 0 receives, and queue 2 of vsock is for events.
+            Kind::Vsock | Kind::Net => queue % QUEUES_PER_DEVICE == 1,
+            // Queues 0 and 1 inflate and deflate.
+            Kind::Balloon => queue % QUEUES_PER_DEVICE < 2,
             Kind::Rng => false,
         };
         if from_guest {
@@ -360,6 +393,7 @@ impl Script {
         if !last {
             flags |= NEXT;
         } else if device.kind == Kind::Blk && !from_guest {
+            // The last byte of a disk request receives its status.
             length = 1;
         }
         match self.random.below(400) {
@@ -371,7 +405,7 @@ impl Script {
             5 => flags = self.random.next().to_le_bytes()[0].into(),
             6 => next = self.random.next().to_le_bytes()[0].into(),
             // An indirect table of garbage.
-            7 => (flags, length) = (4, 16 * (1 + self.random.below(1 << 12))),
+            7 => (flags, length) = (INDIRECT, 16 * (1 + self.random.below(1 << 12))),
             _ => {}
         }
         // Do not overwrite the kernel: the attack would end.

@@ -2,12 +2,17 @@
 
 use super::*;
 
+/// First port of the serial console, which has eight.
+const SERIAL: u16 = 0x3f8;
+/// Port of the keyboard controller, through which a guest resets its machine.
+const RESET_PORT: u16 = 0x64;
+
 impl Script {
     /// Accesses the configuration space of the device, for example the size of the balloon.
     pub(super) fn configuration(&mut self, device: Device) {
         let (offset, width) = (self.random.below(0xf00), self.random.of(&[1, 2, 4, 8]));
         let offset = self.random.of(&[0, 4, 7, offset]);
-        let at = MMIO + device.page * 0x1000 + 0x100 + offset;
+        let at = MMIO + device.page * 0x1000 + CONFIGURATION + offset;
         let value = self.random.next();
         self.step(What::Store, width, 0, at, value);
         self.step(What::Load, width, 0, at, 0);
@@ -39,8 +44,16 @@ impl Script {
         self.set_up(device);
         for _ in 0..30 {
             self.notify(device);
-            let status = self.random.of(&[0, 3, 11, 15, 15, 15, 128]);
-            self.register(device, 0x70, status);
+            let status = self.random.of(&[
+                0,
+                DRIVER,
+                FEATURES_OK,
+                DRIVER_OK,
+                DRIVER_OK,
+                DRIVER_OK,
+                FAILED,
+            ]);
+            self.register(device, STATUS, status);
         }
         self.query_status(device);
     }
@@ -51,17 +64,18 @@ impl Script {
             let any = self.random.next().to_le_bytes();
             let port = if self.random.once_in(2) {
                 // The serial console, including its interrupt and divisor registers.
-                0x3f8 + u16::from(any[0] % 8)
+                SERIAL + u16::from(any[0] % 8)
             } else {
                 u16::from_le_bytes([any[0], any[1]])
             };
-            if port != 0x64 {
+            if port != RESET_PORT {
                 self.step(What::Out, 1, port, 0, any[2].into());
             }
         }
-        // Restore normal output, because later output must be readable.
-        self.step(What::Out, 1, 0x3fb, 0, 3);
-        self.step(What::Out, 1, 0x3fc, 0, 0);
+        // Restore normal output, because later output must be readable. The registers control the
+        // line and the modem.
+        self.step(What::Out, 1, SERIAL + 3, 0, 3);
+        self.step(What::Out, 1, SERIAL + 4, 0, 0);
         for _ in 0..10 {
             let nowhere = MMIO + 0x1_0000 + self.random.below(1 << 24) * 8;
             let what = self.random.of(&[What::Store, What::Load]);

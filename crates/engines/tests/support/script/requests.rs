@@ -37,6 +37,7 @@ impl Script {
     /// Returns a `struct virtio_vsock_hdr` (5.10.6), with random source and destination.
     pub(super) fn packet(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
+        // The context id 3 is that of the guest, and 2 is that of the host.
         let mut cid = |usual: u64| {
             if self.random.once_in(5) {
                 self.random.of(&[0, 1, 2, 3, 4, u64::MAX])
@@ -56,6 +57,7 @@ impl Script {
         for word in [ours, theirs, data] {
             bytes.extend(u32::try_from(word).unwrap().to_le_bytes());
         }
+        // Type 1 is a stream.
         let (kind, any) = (self.random.of(&[1u16, 1, 1, 1, 1, 2]), self.random.below(9));
         // VIRTIO_VSOCK_OP_REQUEST is more frequent than other operations, because most attacks need
         // a connection.
@@ -77,6 +79,7 @@ impl Script {
         let mut bytes: Vec<u8> = (0..words)
             .flat_map(|_| self.random.next().to_le_bytes())
             .collect();
+        // A header of zeros, which has 12 bytes, requests no offloads.
         if self.random.once_in(2) {
             bytes[..12].fill(0);
         }
