@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 const MEMORY_BYTES: u64 = MEMORY_CHUNK as u64;
 const DISK_BYTES: u64 = DISK_BLOCK as u64;
 
+/// Publishes a snapshot whose layers are empty.
 fn put(store: &Store, id: &str, parent: Option<&str>) {
     let mut draft = store.draft(1).unwrap();
     draft.state.write_all_at(b"state", 0).unwrap();

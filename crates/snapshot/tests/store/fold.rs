@@ -121,6 +121,7 @@ fn open(store: &Store, id: &str) -> [Vec<(SnapshotLayer, LayerIndex)>; 2] {
     ]
 }
 
+/// Returns the contents of memory and disk that a guest sees, like [`view`].
 fn seen(layers: &[Vec<(SnapshotLayer, LayerIndex)>; 2]) -> [Vec<u8>; 2] {
     [
         view(&layers[0], CHUNKS, MEMORY_CHUNK),
@@ -128,6 +129,8 @@ fn seen(layers: &[Vec<(SnapshotLayer, LayerIndex)>; 2]) -> [Vec<u8>; 2] {
     ]
 }
 
+/// Prepares the fold of the parent of `id` into it. Returns `None` if the copy would be larger than
+/// the content of `id`.
 fn fold(store: &Store, id: &str) -> Option<Fold> {
     store
         .prepare_fold(id, 0, &mut |_| ControlFlow::Continue(()))

@@ -105,6 +105,7 @@ fn a_damaged_snapshot_is_replaced_by_its_import() {
     }
     let layer = local.root().join("a/memory.layer");
     let file = fs::File::options().write(true).open(&layer).unwrap();
+    // This byte is in chunk 1, which a snapshot of `put` stores.
     file.write_all_at(&[8], 65540).unwrap();
     let hold = local.get("a").unwrap().hold().unwrap();
     assert!(matches!(

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 const MEMORY_BYTES: u64 = 4 * MEMORY_CHUNK as u64;
 const DISK_BYTES: u64 = 16 * DISK_BLOCK as u64;
 
+/// Returns an empty store in a temporary directory.
 fn store() -> (TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path().join("snapshots")).unwrap();
@@ -78,6 +79,7 @@ fn put(store: &Store, id: &str, parent: Option<&str>) -> Result<Snapshot, Snapsh
     draft.publish(&manifest(id, parent), &[overlay], Durability::Storage)
 }
 
+/// Returns the names of all entries of the store.
 fn names(store: &Store) -> Vec<String> {
     let entries = fs::read_dir(store.root()).unwrap();
     entries

@@ -39,6 +39,7 @@ fn a_working_set_is_used_by_its_snapshot_and_descendants() {
         root.put_written_pages(&working_set(&[1], MEMORY_BYTES))
             .is_err()
     );
+    // Page 16 is the first page of chunk 1.
     let written = recorded_set(MEMORY_PAGE, &[16], MEMORY_BYTES);
     root.put_written_pages(&written).unwrap();
     let pages = lineage().written_pages().unwrap().unwrap();
@@ -130,7 +131,8 @@ fn a_reclaimed_working_set_is_prefetched_again() {
         eprintln!("SKIPPED {test}: this file system keeps files in memory");
         return;
     }
-    // Chunk 1 is in the set and stored; chunk 2 is only in the set.
+    // Chunk 1 is in the set and stored; chunk 2 is only in the set. A chunk has 64 KiB, in 16
+    // pages.
     assert_eq!(store.lineage("root").unwrap().prefetch().unwrap(), 65536);
     assert_eq!(cached(&layer), 16);
 }
