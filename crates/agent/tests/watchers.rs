@@ -294,7 +294,7 @@ fn a_stream_of_events_ends_with_an_error_if_events_are_lost() {
 
 #[test]
 fn a_directory_that_cannot_be_watched_is_reported() {
-    // The watches of `w`, `w/1` and `w/2` are permitted. That of `w/3` is not.
+    // Watches of `w`, `w/1` and `w/2` are permitted. A watch of `w/3` is not.
     let agent = TestAgent::with_user_limits("max_inotify_watches", 3);
     let Some(agent) = agent else {
         eprintln!("SKIPPED a_directory_that_cannot_be_watched_is_reported: no user namespaces");

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use tempfile::TempDir;
 
-/// Directory `in` for an unpacked archive, and a directory `out` with a secret beside it.
+/// Directory `in` for an unpacked archive, and a directory `out` with a secret.
 struct Scene {
     dir: TempDir,
 }
@@ -237,7 +237,7 @@ fn bytes_changed_at_random_change_no_file_outside_the_directory() {
         for _ in 0..=random(4) {
             let at = random(bytes.len());
             bytes[at] = u8::try_from(random(256)).unwrap();
-            // Most checksums are corrected, to test the code after the check.
+            // The test corrects most checksums, in order to test the code after the check.
             let block = at / 512 * 512;
             let mut header = tar::Header::new_old();
             header

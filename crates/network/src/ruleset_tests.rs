@@ -1,6 +1,6 @@
 //! Tests of recorded rules: constructed messages of the kernel, without a network namespace.
 //!
-//! The kinds of the attributes are those of `linux/netfilter/nf_tables.h`.
+//! `linux/netfilter/nf_tables.h` defines the kinds of the attributes.
 
 #![allow(clippy::unwrap_used)]
 use super::objects::{INET, ObjectKind, RulesetObject, SetReference, table_name};

@@ -5,7 +5,7 @@ use jiffy_engine_api::{AfterSnapshot, DetachedGuest, ExitReason, GuestHandle};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Returns what a daemon knows of a guest that an earlier daemon has detached.
+/// Returns the description of a guest that an earlier daemon has detached.
 fn orphan(handle: &GuestHandle) -> DetachedGuest {
     DetachedGuest {
         handle: handle.clone(),

@@ -28,7 +28,8 @@ const DATA_BYTES: u64 = 16 << 20;
 const REQUESTS: u64 = 0x400_0000;
 const MMIO: u64 = 0xd000_0000;
 const IOAPIC: u64 = 0xfec0_0000;
-/// Registers of a device (virtio 1.2 4.2.2). Those of 64-bit addresses have two halves.
+/// Registers of a device (virtio 1.2 4.2.2). A 64-bit address has two registers, of which the first
+/// one is listed.
 const DRIVER_FEATURES: u64 = 0x20;
 const DRIVER_FEATURES_PAGE: u64 = 0x24;
 const QUEUE_SELECT: u64 = 0x30;

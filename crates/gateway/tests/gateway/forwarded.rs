@@ -27,7 +27,7 @@ const FAR_FUTURE: u64 = u64::MAX >> 20;
 /// Directory of a fleet, shared by its gateways.
 #[derive(Debug, Default)]
 pub struct Fleet {
-    /// Host of each sandbox. The host `?` stands for a place that nobody can look up.
+    /// Host of each sandbox. The host `?` stands for a place that cannot be looked up.
     places: Mutex<HashMap<String, String>>,
     /// Places that hosts remember, which may be outdated.
     remembered: Mutex<HashMap<String, String>>,
@@ -225,7 +225,7 @@ async fn tokens_and_links_are_checked_by_the_host_of_the_sandbox() {
     let request = hyper::Request::get("/").header("host", format!("{label}.{DOMAIN}"));
     let (status, _) = send_request(a.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 200);
-    // A link that was signed with another key than that of the fleet (`KEY`) is rejected.
+    // A link that was signed with another key is rejected. The fleet has the key `KEY`.
     let label = LinkSigner::new(&[8; 32]).label(ID, 80, FAR_FUTURE).unwrap();
     let request = hyper::Request::get("/").header("host", format!("{label}.{DOMAIN}"));
     let (status, _) = send_request(a.address, request.body(body("")).unwrap()).await;

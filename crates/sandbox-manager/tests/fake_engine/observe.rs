@@ -22,7 +22,7 @@ async fn only_running_sandboxes_are_sampled() {
     let samples = |from| host.observe().history(&id, from, None).unwrap();
     until("some samples", || samples(None).len() > 5).await;
     let last = *samples(None).last().unwrap();
-    // The fake guest reports the used amounts. The totals are those of the default size.
+    // The fake guest reports the used amounts. The totals are the default size of a sandbox.
     assert_eq!((last.mem_used, last.mem_total), (3 << 20, 512 << 20));
     assert_eq!((last.cpu_count, last.disk_used), (2, 8192));
     let used = samples(None)

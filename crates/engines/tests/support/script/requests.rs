@@ -37,7 +37,7 @@ impl Script {
     /// Returns a `struct virtio_vsock_hdr` (5.10.6), with random source and destination.
     pub(super) fn packet(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        // The context id 3 is that of the guest, and 2 is that of the host.
+        // The guest has the context id 3, and the host has the context id 2.
         let mut cid = |usual: u64| {
             if self.random.once_in(5) {
                 self.random.of(&[0, 1, 2, 3, 4, u64::MAX])
