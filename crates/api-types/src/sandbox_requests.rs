@@ -141,7 +141,16 @@ pub struct NewSandbox {
     pub on_node_loss: Option<OnNodeLoss>,
     /// Labels that the host of the sandbox must have, in a fleet. At most 16.
     pub host_labels: Option<BTreeMap<String, String>>,
+    /// Hosts that may run the sandbox, in a fleet: ids such as `h2`, or addresses. All hosts if
+    /// empty. A host that is in no fleet runs the sandbox itself.
+    #[schemars(length(max = MAX_SCOPE), inner(length(min = 1, max = MAX_SCOPE_ENTRY)))]
+    pub distribution_scope: Option<Vec<String>>,
 }
+
+/// Maximum number of hosts in `distributionScope`.
+pub const MAX_SCOPE: usize = 16;
+/// Maximum length of an id or address in `distributionScope`.
+pub const MAX_SCOPE_ENTRY: usize = 253;
 
 /// Action after the loss of the host of a running sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

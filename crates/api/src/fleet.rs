@@ -37,6 +37,7 @@ mod placement;
 mod probe;
 mod route;
 mod rows;
+pub(crate) mod scope;
 mod streams;
 mod templates;
 mod usage;

@@ -25,6 +25,11 @@ def document():
     return json.loads((HERE.parents[2] / "web/openapi.json").read_text())
 
 
+def folded(name):
+    """The daemon accepts names in camel case and in snake case."""
+    return name.replace("_", "").lower()
+
+
 def unnamed(path):
     """Returns a path whose parameters have no names."""
     return re.sub(r"{[^}]*}", "{}", path)
@@ -53,7 +58,7 @@ def has_field(document, schema, names):
         elif names[0] == "*":
             inner = one.get("additionalProperties")
         else:
-            inner = one.get("properties", {}).get(names[0])
+            inner = next((inner for name, inner in one.get("properties", {}).items() if folded(name) == folded(names[0])), None)
             if inner is None and isinstance(one.get("additionalProperties"), dict):
                 inner = one["additionalProperties"]
         if inner is True or inner == {}:

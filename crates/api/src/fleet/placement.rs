@@ -7,6 +7,7 @@
 //! A *member* is a host of the fleet.
 
 use super::forward::BufferedCall;
+use super::scope::{self, Scope};
 use super::why::LocalDecision;
 use super::{FLEET_UNAVAILABLE, Fleet, host_lost, unavailable};
 use crate::app::App;
@@ -22,7 +23,7 @@ use axum::response::Response;
 use jiffy_api_types::{NewSandbox, OnTimeout};
 use jiffy_engine_api::{EngineName, SandboxSize};
 use jiffy_fleet::node::{NotPlaced, PlaceError, PlaceRequest, Placed, PlacementEnd};
-use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
+use jiffy_fleet_core::record::HostLabel;
 use jiffy_fleet_core::{MemberId, SandboxHash};
 use jiffy_sandbox_manager::QuotaAmount;
 use serde_json::Value;
@@ -62,6 +63,8 @@ enum Target {
 /// Create that is being placed, with the results of earlier attempts.
 struct Create {
     request: PlaceRequest,
+    /// Members that may run the sandbox, in addition to the restrictions of the request.
+    scope: Scope,
     template: String,
     /// This host has the template or snapshot.
     is_origin_local: bool,
@@ -79,7 +82,7 @@ struct Create {
 
 impl App {
     /// Returns the request for a host of a new sandbox.
-    fn create_of(&self, fleet: &Fleet, caller: &Caller, body: &NewSandbox) -> Create {
+    fn create_of(&self, fleet: &Fleet, caller: &Caller, body: &NewSandbox, scope: Scope) -> Create {
         let id = &*body.template_id;
         let origin = self.origin(caller, id);
         let size = match &origin {
@@ -145,6 +148,7 @@ impl App {
             .collect();
         Create {
             request,
+            scope,
             template: id.to_owned(),
             is_origin_local,
             has_asked: false,
@@ -170,9 +174,10 @@ impl Fleet {
         let Ok(body) = parse_part::<NewSandbox>(&call.body) else {
             return Ok(next.run(request).await);
         };
-        check_labels(&body)?;
+        scope::check(&body)?;
+        let scope = self.scope(body.distribution_scope.as_deref())?;
         let owner = caller.owner_id();
-        let mut create = app.create_of(self, caller, &body);
+        let mut create = app.create_of(self, caller, &body, scope);
         create.request.name = name.map(|name| self.name_hash(owner.as_deref(), name));
         create.request.idempotency = idempotency;
         let network = body.network.as_ref().and_then(|n| n.join.as_deref());
@@ -187,7 +192,7 @@ impl Fleet {
                 Some(Target::Placed(placed)) => placed,
                 Some(Target::Received(member)) => return self.forward_to(member, &call).await,
                 Some(Target::Own) => {
-                    self.check_own_labels(&create.request.labels)?;
+                    self.check_own(&create.request.labels, &create.scope)?;
                     let (request, next) = own.take().ok_or_else(no_coordinator)?;
                     let response = next.run(request).await;
                     let (response, id) = read(response).await;
@@ -235,20 +240,6 @@ impl Fleet {
             }
         }
         create.rejected()
-    }
-
-    /// Checks that this host has the labels that a create requires.
-    fn check_own_labels(&self, labels: &[HostLabel]) -> Result<(), ApiError> {
-        let members = self.node.members();
-        let own = members.row(self.node.id());
-        let has = |label: &&HostLabel| own.is_some_and(|row| row.capacity.labels.contains(label));
-        match labels.iter().find(|label| !has(label)) {
-            None => Ok(()),
-            Some(HostLabel { name, value }) => Err(unavailable(format!(
-                "no coordinator is available, and this host does not have the label {name}={value}: \
-                 retry"
-            ))),
-        }
     }
 
     /// Ends a placement. Returns the answer unless the host has rejected the sandbox.
@@ -312,7 +303,9 @@ impl Fleet {
     ) -> Result<Option<Target>, ApiError> {
         let transit_end = Instant::now() + TRANSIT_TIMEOUT;
         loop {
-            let error = match self.node.place(create.request.clone()).await {
+            let mut request = create.request.clone();
+            create.scope.restrict(&mut request.allowed)?;
+            let error = match self.node.place(request).await {
                 Ok(placed) => return Ok(Some(Target::Placed(Box::new(placed)))),
                 Err(PlaceError::NoCoordinator) => {
                     let is_reserved =
@@ -431,18 +424,6 @@ impl Create {
             ))),
         }
     }
-}
-
-/// Checks the labels that a create requires.
-fn check_labels(body: &NewSandbox) -> Result<(), ApiError> {
-    let labels = body.host_labels.iter().flatten();
-    if labels.clone().count() > MAX_LABELS {
-        let message = format!("`hostLabels` has more than {MAX_LABELS} labels");
-        return Err(ApiError::invalid(message));
-    }
-    let mut checked = labels.map(|(name, value)| HostLabel::new(name, value));
-    let checked = checked.try_for_each(|label| label.map(drop));
-    checked.map_err(|e| ApiError::invalid(format!("`hostLabels`: {e}")))
 }
 
 fn no_coordinator() -> ApiError {

@@ -89,6 +89,7 @@ async fn create_once(
     // Functions create sandboxes on their own host.
     let selects_host = app.fleet.is_some() && !matches!(caller, Caller::Function(_));
     reject_unsupported(&request, selects_host)?;
+    crate::fleet::scope::check(&request)?;
     let requested_size = (request.cpu_count, request.memory_mb, request.disk_size_mb);
     // `_held` pins a fetched snapshot until the sandbox is created.
     let (origin, _held) = app.origin_or_fetched(caller, &request.template_id).await?;

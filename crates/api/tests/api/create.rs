@@ -176,6 +176,8 @@ async fn invalid_creates_are_refused_with_a_sentence() {
         json!({ "templateID": "base", "iam": { "tokens": { "a": { "audience": "b" } } } }),
         json!({ "templateID": "base", "iam": { "roles": {} } }),
         json!({ "templateID": "base", "hostLabels": { "zone": "a" } }),
+        json!({ "templateID": "base", "distributionScope": vec!["h1"; 17] }),
+        json!({ "templateID": "base", "distributionScope": [""] }),
         json!({ "templateID": "base", "autoPause": true, "autoPauseMemory": false }),
         json!({ "templateID": "base", "network": { "denyOut": ["example.com"] } }),
         json!({ "templateID": "base", "network": [] }),

@@ -107,6 +107,43 @@ async fn a_create_runs_on_a_host_with_the_required_labels_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_create_runs_on_a_host_of_its_distribution_scope_only() {
+    let lab = lab().await;
+    let (key, _) = lab.key(Scope::Create);
+    for (through, scope) in [(1, "h3"), (3, "h1"), (2, "h2")] {
+        let body = json!({ "templateID": "base", "distributionScope": [scope, "h9"] });
+        let made = lab.call(through, &key, "POST", "/sandboxes", body).await;
+        assert_eq!(format!("h{}", host_of(&lab, &made.expect(201).id())), scope);
+    }
+    // The only host of the scope rejects the sandbox.
+    lab.fill(2);
+    let body = json!({ "templateID": "base", "distributionScope": ["h2"] });
+    let full = lab.call(1, &key, "POST", "/sandboxes", body).await;
+    assert_eq!(full.expect_error(503), "host_busy");
+    // A private network has all of its sandboxes on one host.
+    let joins = |scope: &str| json!({ "templateID": "base", "network": { "join": "lab" }, "distributionScope": [scope] });
+    let first = lab.call(1, &key, "POST", "/sandboxes", joins("h3")).await;
+    assert_eq!(host_of(&lab, &first.expect(201).id()), 3);
+    let elsewhere = lab.call(1, &key, "POST", "/sandboxes", joins("h1")).await;
+    assert!(
+        elsewhere.text("message").contains("is on h3 only"),
+        "{}",
+        elsewhere.body
+    );
+    assert_eq!(elsewhere.expect_error(503), "host_busy");
+    for invalid in [
+        json!(["h9"]),
+        json!(["10.9.9.9"]),
+        json!([""]),
+        json!(vec!["h1"; 17]),
+    ] {
+        let body = json!({ "templateID": "base", "distributionScope": invalid });
+        let invalid = lab.call(2, &key, "POST", "/sandboxes", body).await;
+        assert_eq!(invalid.expect_error(400), "invalid_request");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_next_host_is_tried_after_a_rejection_and_all_reasons_are_reported() {
     let lab = lab().await;
     let (key, _) = lab.key(Scope::Create);
