@@ -45,11 +45,11 @@ pub struct BackendSettings {
     pub concurrency: usize,
     /// Maximum number of attempts per request.
     pub attempts: u32,
-    /// Maximum time without a received byte per attempt. Extended for a write according to its
-    /// size.
-    pub request_timeout: Duration,
-    /// Maximum time without a received byte over all attempts. Extended for a write according to
+    /// Maximum time for which one attempt may receive no byte. A write has more time, according to
     /// its size.
+    pub request_timeout: Duration,
+    /// Maximum time for which a request may receive no byte, counted over all of its attempts. A
+    /// write has more time, according to its size.
     pub deadline: Duration,
     /// Time without a received byte after which a range is requested a second time. The first
     /// response is used.

@@ -84,7 +84,7 @@ impl LayerCache {
         self.layer_of(root, layer.bytes)
     }
 
-    /// Like [`Self::layer`], for a layer of `bytes` bytes whose runs are unknown.
+    /// Like [`Self::layer`], for a layer of which only the length of `bytes` bytes is known.
     pub fn layer_of(&self, root: &Hash, bytes: u64) -> Result<CachedLayer, StoreError> {
         let path = self.path(root, "present");
         for _ in 0..OPEN_ATTEMPTS {
@@ -409,6 +409,7 @@ impl CachedLayer {
     }
 }
 
+// FICLONE of `linux/fs.h`.
 nix::ioctl_write_int!(ficlone, 0x94, 9);
 
 fn reflink(from: &File, to: &File) -> bool {

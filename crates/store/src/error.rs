@@ -1,7 +1,9 @@
 //! Errors of the store.
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
+//! are encrypted with its keys. A *push* copies a snapshot to the store. A *collection* removes
+//! objects that no snapshot needs. A *lease* protects the objects of a push in progress from
+//! collections.
 
 use std::io;
 use std::path::{Path, PathBuf};

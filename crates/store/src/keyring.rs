@@ -1,5 +1,6 @@
-//! Master keys of a store, from a file or a command. They wrap the tenants' secrets. The locator is
-//! a secret from which object names and the encryption of tenant records are derived.
+//! Master keys of a store, from a file or a command. They wrap (encrypt) the secrets from which the
+//! keys of tenants are derived. The locator is a secret from which object names and the encryption
+//! of tenant records are derived.
 //!
 //! ```toml
 //! locator = "64 hexadecimal digits, permanently the same on all hosts"

@@ -9,8 +9,9 @@
 //! | | 4 | number of runs, then each run as 4 bytes of kind and 4 of length in chunks |
 //! | | 4 | number of hashes, then the hashes of the stored chunks in order |
 //!
-//! Runs: 0 stored, 1 zero, 2 inherited from the ancestors. The root of a part is the keyed hash of
-//! length, runs and leaves. A leaf is the keyed hash of up to 1,024 chunk hashes.
+//! A *run* is a sequence of chunks with the same source: 0 stored in this layer, 1 zero, 2
+//! inherited from the ancestors. The root of a part is the keyed hash of length, runs and leaves. A
+//! leaf is the keyed hash of up to 1,024 chunk hashes.
 //!
 //! A *chunk* is 64 KiB of memory or of a disk.
 

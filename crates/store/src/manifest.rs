@@ -222,6 +222,7 @@ impl StoredManifest {
             processor_level: reader.string()?,
             owner: reader.string()?,
         };
+        // An ancestor is its scope (4 bytes) and its root (32 bytes).
         let ancestors = reader.count(36, MAX_LINEAGE)?;
         let lineage = (0..ancestors)
             .map(|_| ancestor(&mut reader))

@@ -23,7 +23,8 @@ const RECORD_CONTEXT: &[u8] = b"jiffy record";
 pub struct Tenant {
     name: String,
     id: TenantId,
-    /// Keys by generation. New data is encrypted with the newest.
+    /// Keys by generation. A rotation of keys adds a generation. New data is encrypted with the
+    /// newest one.
     generations: BTreeMap<u32, DataKeys>,
 }
 

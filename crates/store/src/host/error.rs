@@ -30,7 +30,8 @@ pub enum RemoteError {
         /// Name of the tenant.
         tenant: String,
     },
-    /// A VMM requested a layer that is not in its grant.
+    /// A VMM requested a layer that is not in its grant. A *grant* is the file that lists the
+    /// layers that one VMM may read.
     #[error("this layer is not one of the guest's layers")]
     NotGranted,
     /// A snapshot in the store is inconsistent.

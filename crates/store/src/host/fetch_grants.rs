@@ -4,7 +4,8 @@
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. The *root* of a snapshot or layer is the hash that identifies it in the
-//! store.
+//! store. In the store, a snapshot consists of *parts*, one for each of its layers and other files.
+//! Its *manifest* lists the parts.
 
 use crate::host::RemoteError;
 use crate::{FormatError, Hash};

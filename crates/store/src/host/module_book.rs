@@ -7,7 +7,8 @@
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys. The *root* of a snapshot is the hash that identifies it in the
-//! store.
+//! store. A *module* is the WebAssembly program of a function. A host *holds* a module while a
+//! function of this host needs it. Garbage collection removes modules that no host holds.
 
 use crate::Hash;
 use crate::host::fetch_grants::hash;

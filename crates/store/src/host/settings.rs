@@ -28,8 +28,8 @@ pub struct RemoteSettings {
     pub cache_bytes: u64,
     /// Maximum rate of uploads to the store. `None` if unlimited.
     pub upload_bytes_per_second: Option<u64>,
-    /// Maximum time without a received byte of a request to the store, counted over all attempts of
-    /// the request. Extended for a write according to its size.
+    /// Maximum time for which a request to the store may receive no byte. Retries do not restart
+    /// this time. A write has more time, according to its size.
     pub timeout: Duration,
 }
 
@@ -59,8 +59,9 @@ impl LastStore {
 
     /// Writes the record atomically.
     pub fn write(settings: &RemoteSettings) -> Result<(), RemoteError> {
-        // Commands with another working directory read the record, so the path must be absolute.
-        // Without a path, they would use other keys than this daemon.
+        // Commands with another working directory read the record, so the path must be absolute. If
+        // the path of the key file were missing, they would use the file in the data directory, and
+        // thus other keys than this daemon.
         let absolute = |path: &PathBuf| path.canonicalize().map_err(RemoteError::io(path));
         let last = Self {
             url: settings.url.to_string(),

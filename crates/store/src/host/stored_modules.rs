@@ -6,6 +6,8 @@
 //!
 //! The *root* of a snapshot is the hash that identifies it in the store. A *tenant* is an owner of
 //! snapshots in the store, usually an API key. The objects of a tenant are encrypted with its keys.
+//! A *module* is the WebAssembly program of a function, which answers HTTP requests. A host *holds*
+//! a module while a function of this host needs it.
 
 use crate::host::module_book::{HeldModule, ModuleBook};
 use crate::host::{FoundSnapshot, LOCAL_TENANT, MemoryPull, RemoteError, RemoteStore};

@@ -1,5 +1,5 @@
-//! Modules of functions: maps a module's digest to the root of its content and to the hosts that
-//! hold it.
+//! Modules (WebAssembly programs) of functions: maps a module's digest to the root of its content
+//! and to the hosts that hold it.
 //!
 //! The object `modules/<keyed hash of the digest>/<root>/<id of the host>` is encrypted, and its
 //! name is authenticated with it, so that only a host with the tenant's encryption keys can map a
@@ -7,8 +7,6 @@
 //! module marks its content for removal. A later garbage collection removes the content, unless a
 //! host holds the module again by then.
 //!
-//! A garbage collection condemns an object before it removes the object: the object is on a list,
-//! and a later collection removes it if it is still not needed.
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys. A *collection* removes objects that no snapshot needs. It first

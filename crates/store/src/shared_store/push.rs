@@ -9,7 +9,8 @@
 //!
 //! A *pack* is an object in the store with many compressed and encrypted chunks. A *chunk* is 64
 //! KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store, usually an API
-//! key. The objects of a tenant are encrypted with its keys.
+//! key. The objects of a tenant are encrypted with its keys. The *shared tenant* owns the stock
+//! templates, which all tenants may read.
 
 mod pack_builder;
 

@@ -1,5 +1,5 @@
 //! Index of the packs that this host wrote last, in a directory of the host. A push reuses their
-//! chunks, so that an interrupted push continues and siblings share data.
+//! chunks, so that an interrupted push continues and snapshots with the same parent share data.
 //!
 //! File `<id of the tenant>-<generation>-<id of the pack>` is the encrypted end of a pack: its
 //! index and trailer. The directory has at most [`MAX_RECENT_PACKS`] files. The store may lack a

@@ -1,7 +1,9 @@
 //! Reads and removes snapshots in a store: their manifests, the locations of their chunks, and
 //! references between tenants.
 //!
-//! The *root* of a snapshot is the hash that identifies it in the store.
+//! The *root* of a snapshot is the hash that identifies it in the store. A *tenant* is an owner of
+//! snapshots, usually an API key. The *shared tenant* owns the stock templates, which all tenants
+//! may read. A *generation* is a version of a tenant's keys.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::envelope::{HEADER_BYTES, Header};

@@ -9,7 +9,9 @@
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys. A *pack* is an object in the store with many compressed and
-//! encrypted chunks.
+//! encrypted chunks. The *data keys* of a tenant hash and encrypt its objects. A rotation adds a
+//! *generation* of data keys, which are derived from a secret. The secrets are stored *wrapped*:
+//! encrypted with a master key.
 
 use crate::data_keys::{DataKeys, hex, random, to_hex};
 use crate::envelope::TenantId;

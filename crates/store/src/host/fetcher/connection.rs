@@ -3,7 +3,8 @@
 //! A grant lists the layers that one VMM may read. The VMM may be hostile.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
+//! from its ancestors. In the shared store, a snapshot consists of *parts*, one for each of its
+//! layers and other files. A *chunk* is 64 KiB of memory or of a disk.
 
 use super::link::VmmLink;
 use super::parts::{OpenParts, PartSlot};
@@ -37,8 +38,8 @@ pub enum ServiceEnd {
     Complete,
 }
 
-/// Layer of the grant. All VMMs that read the same layer share its slot, which has the opened part
-/// of the snapshot in the store.
+/// Layer of the grant, with the slot for its opened part. All VMMs that read the same layer share
+/// the slot.
 struct Granted {
     origin: LayerOrigin,
     slot: Arc<PartSlot>,
@@ -120,7 +121,8 @@ impl VmmService {
         FetchAnswer { request, outcome }
     }
 
-    /// Fetches a chunk into the cache.
+    /// Fetches a chunk into the cache of this host. The VMM reads the chunk from the cached file,
+    /// so the answer contains no data.
     async fn fetch(&self, request: FetchRequest) -> Result<(), RemoteError> {
         let layer = self
             .layers

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tokio::io::unix::AsyncFd;
 
-/// Registers a descriptor that does not block with the event loop.
+/// Registers a non-blocking descriptor with the event loop.
 pub(super) fn registered(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: An `OwnedFd` always refers to the same descriptor and closes it only when dropped.
     let registered = unsafe { AsyncFd::register(fd) };

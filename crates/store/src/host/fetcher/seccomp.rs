@@ -171,7 +171,8 @@ pub(super) fn enter() -> io::Result<()> {
     calls.allow_if(libc::SYS_fcntl, commands)?;
     let requests = IOCTLS.map(|request| vec![equals_unsigned(1, request)]);
     calls.allow_if(libc::SYS_ioctl, requests)?;
-    // Allows reading the resource limits of this process.
+    // Allows reading the resource limits of this process: process 0 is the caller, and a null
+    // pointer sets no new limits.
     calls.allow_if(libc::SYS_prlimit64, [vec![equals(0, 0), equals(2, 0)]])?;
     calls.enforce()
 }

@@ -3,7 +3,8 @@
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
 //! usually an API key. The objects of a tenant are encrypted with its keys. The *resume bundle* of
-//! a snapshot is an object with copies of the content that a host reads first to resume it.
+//! a snapshot is an object with copies of the content that a host reads first to resume it. A
+//! *part* is one file of a snapshot in the store, for example its memory.
 
 use crate::host::{LOCAL_TENANT, LayerOrigin, RemoteError, RemoteStore};
 use crate::{

@@ -1,4 +1,5 @@
-//! Lock of a tenant's collection: object `gc/lock`. Collections, repairs and repacking hold it.
+//! Lock for the garbage collection of a tenant's objects: object `gc/lock`. Collections, repairs
+//! and repacking hold it.
 //!
 //! All writes to the object are conditional, so that at most one host acquires or renews the lock.
 //! Each version has random bytes, because equal content would have an equal ETag. A free lock is an
@@ -124,10 +125,11 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Replaces the lock, and repeats the write while the store is unavailable. If a write was
-    /// executed without a response, the repetition finds the lock with the same content, and
-    /// succeeds. A repeated release may also find that another host has released the lock, which is
-    /// harmless.
+    /// Replaces the lock, and repeats the write while the store is unavailable. A write may be
+    /// executed although its response is lost. The version then differs from `expected` at the
+    /// repetition. `Backend::replace` therefore compares the content as well, and reports success
+    /// if it is equal. All free locks have equal content, so a repeated release may find the lock
+    /// that another host has released. This is harmless.
     async fn replace_lock(
         &self,
         key: &str,

@@ -65,7 +65,7 @@ pub(super) struct Marked {
     pub roots: Vec<Hash>,
     /// Live parts of packs by generation and id.
     pub packs: BTreeMap<(u32, PackId), PackUse>,
-    /// Number of readers.
+    /// Number of readers: hosts that have not fetched a snapshot completely.
     pub readers: u64,
 }
 
