@@ -106,7 +106,8 @@ pub(crate) struct Coordinator {
     peers: BTreeMap<MemberId, Peer>,
     /// Process and number of the latest registration of each member in this term.
     registrations: BTreeMap<MemberId, (Instance, u64)>,
-    /// Number of answered registrations, which distinguishes their lists of rows.
+    /// Number of answered registrations. The lists of rows of each registration have their own
+    /// numbers (`rows::list_number`).
     answered_registrations: u64,
     /// True while more than half of the members send no heartbeats. No verdicts are made then.
     is_mass_silence: bool,

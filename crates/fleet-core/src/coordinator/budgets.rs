@@ -1,8 +1,9 @@
 //! Shares of budgets that the coordinator has granted to members.
 //!
-//! A budget is the limit of an API key for the sandboxes on all hosts. A *share* is the part that a
-//! member may use without a request. A *grant* is a message with the new size of a share, so that a
-//! lost or repeated message changes nothing. A *recall* requests a member to return an unused part.
+//! A budget is the limit of an API key for the sandboxes on all hosts. The *owner* of a budget is
+//! this key. A *share* is the part that a member may use without a request. A *grant* is a message
+//! with the new size of a share, so that a lost or repeated message changes nothing. A *recall*
+//! requests a member to return an unused part.
 //!
 //! The sum of shares must not exceed the limit, even if messages are lost. Until a member reports
 //! that it has applied the latest grant, the coordinator counts the larger of grant and reported
@@ -88,6 +89,7 @@ impl Budgets {
         };
         budget.shares.set_limit(limit.unwrap_or(0));
         if limit.is_some_and(|limit| budget.shares.granted() > limit) {
+            // 0: recall only the amount by which the shares exceed the new limit.
             let recalled = budget.shares.recall(0);
             self.queue_recalls(owner, recalled);
         }
@@ -257,7 +259,8 @@ impl Budgets {
         member: MemberId,
         members: u32,
     ) -> Result<Option<Grant>, BudgetExhausted> {
-        // A request for nothing only announces a limit.
+        // The caller has already applied the owner's limit ([`Self::set_limit`]). A request with
+        // the amount 0 only serves this purpose: no share grows.
         if need.amount == 0
             || self.hand_out(&need.owner, member, need.amount, members) >= need.amount
         {
@@ -412,6 +415,10 @@ pub struct BudgetExhausted {
     pub is_unused_elsewhere: bool,
 }
 
+/// Returns the end of the error message. The times follow from `Timing::PRODUCTION`. 12 s is the
+/// grace period of a new coordinator, after which silent members are declared dead. 5 s exceeds two
+/// heartbeat intervals: a recall reaches the member with the answer to one heartbeat, and the next
+/// one reports the smaller share.
 fn reason(is_known: bool, is_unused_elsewhere: bool) -> &'static str {
     match (is_known, is_unused_elsewhere) {
         (false, _) => ", or shares of members are not known yet: retry in 12 s",

@@ -105,7 +105,9 @@ impl Publish {
             }
             None => {
                 let mut head = Head::new(input.id, HeadState::Paused, None, None);
-                // The journal of this member may not contain the new head yet ([`Head::origin`]).
+                // This member may fail before it has recorded the head in its journal, the database
+                // of its own sandboxes. With `origin`, a later kill stays recorded until this
+                // member confirms it ([`Head::origin`]).
                 head.origin = Some(input.member);
                 (head, None)
             }

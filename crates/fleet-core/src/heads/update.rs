@@ -192,12 +192,15 @@ impl HeadUpdate {
             }
             (Purpose::Kill { by, home }, HeadState::Paused | HeadState::Running(_)) => {
                 let at_ms = self.wall_ms;
+                // The member that created the head may still have files (`Head::origin`), and must
+                // confirm the kill as well.
                 let origin = head.origin.filter(|&origin| origin != by);
                 let home = home.or(origin);
                 head.successor(by, HeadState::Killed(KilledAt { at_ms, home }))
             }
             (Purpose::Confirm(me), HeadState::Killed(killed)) if killed.home == Some(me) => {
                 let confirmed = KilledAt {
+                    // After the home, the member in `Head::origin` must confirm the kill.
                     home: head.origin.filter(|&origin| origin != me),
                     ..killed
                 };

@@ -53,7 +53,7 @@ pub struct Root {
     /// Domains of sandboxes.
     #[serde(default)]
     pub domains: Vec<String>,
-    /// Processor level that all hosts have.
+    /// Processor level (feature level of the x86-64 psABI) that all hosts have.
     pub cpu_level: u8,
     /// Location of heads, locks and key generations.
     pub object_records: ObjectRecords,

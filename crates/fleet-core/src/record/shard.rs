@@ -23,7 +23,7 @@ pub const MAX_REMOVED_FRONTS: usize = 1_000;
 /// Maximum length of an address.
 pub const MAX_ADDRESS_BYTES: usize = 255;
 /// Maximum length of a software version.
-const MAX_NAME_BYTES: usize = 63;
+const MAX_SOFTWARE_VERSION_BYTES: usize = 63;
 
 /// State of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub struct Capacity {
     /// The host runs gVisor.
     #[serde(default)]
     pub gvisor: bool,
-    /// Highest processor level of guests.
+    /// Highest processor level (feature level of the x86-64 psABI) of guests.
     #[serde(default)]
     pub cpu_level: u8,
     /// Further processor features, as bits.
@@ -267,7 +267,7 @@ impl Checked for ShardRecord {
                 "an epoch is out of range",
             )?;
             check_text("members.address", &row.address, MAX_ADDRESS_BYTES)?;
-            check_text("members.version", &row.version, MAX_NAME_BYTES)?;
+            check_text("members.version", &row.version, MAX_SOFTWARE_VERSION_BYTES)?;
             row.capacity.check()
         })
     }

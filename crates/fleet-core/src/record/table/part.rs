@@ -7,8 +7,9 @@ use super::{MAX_TABLE_BYTES, Row, Table};
 use crate::ids::FleetId;
 use serde::{Deserialize, Serialize};
 
-/// Maximum size of the encoded rows of a part to which rows may be added. The difference to the
-/// maximum size of a record suffices for the revocation of all keys of the part.
+/// Maximum size of the encoded rows of a part to which rows may be added. A revocation adds a time
+/// to the row of a key. The space that remains in the record suffices for the revocation of all
+/// keys of the part.
 pub const MAX_PART_ROWS_BYTES: usize = MAX_TABLE_BYTES - (256 << 10);
 
 /// Record `fleet/tables/<table>/<part>`.
