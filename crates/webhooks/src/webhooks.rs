@@ -87,7 +87,8 @@ fn text_of(events: &[LifecycleEventType]) -> String {
     selected.map(|(name, _)| name).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the context of an encrypted secret: it cannot be moved to another webhook.
+/// Returns the context that is authenticated together with an encrypted secret: the secret of one
+/// webhook cannot replace the secret of another.
 fn context(id: &str) -> String {
     format!("webhook {id}")
 }
