@@ -20,9 +20,13 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+/// Chunks per snapshot.
 const CHUNKS: u32 = 10;
+/// Size of a stored chunk.
 const FRAME_BYTES: u32 = 4096;
+/// Snapshots per base, including the base.
 const DESCENDANTS: u64 = 10;
+/// Number of snapshots of which the first base is removed with its descendants.
 const REMOVED: u64 = 1000;
 
 /// Keys and roots of the simulated snapshots.

@@ -62,6 +62,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let [url, mib, dir] = arguments.as_slice() else {
         return Err("usage: store_figures STORE_URL MIB DIRECTORY".into());
     };
+    // A chunk has 64 KiB.
     let (chunks, dir) = (mib.parse::<u64>()? * 16, Path::new(dir));
     let backend = url.parse::<StoreUrl>()?.open(BackendSettings::default())?;
     let key = "1".repeat(64);

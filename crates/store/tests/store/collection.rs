@@ -1,4 +1,5 @@
 //! Garbage collection: unused objects are removed and used objects remain, under all interleavings.
+//! A collection *condemns* unused objects. A later one removes them if they are still unused.
 
 use crate::support::*;
 use jiffy_store::*;

@@ -1,4 +1,7 @@
 //! Faults of the store, of the network and of hosts are tolerated or reported.
+//!
+//! A *chunk* is a piece of fixed size of a memory or disk. Chunks are stored in *packs*, and the
+//! *manifest* of a snapshot lists its chunks.
 
 use crate::support::*;
 use jiffy_store::*;

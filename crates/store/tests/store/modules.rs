@@ -1,4 +1,5 @@
-//! Modules of functions: found by their digest and retained while a host holds them.
+//! Modules (WebAssembly programs) of functions: found by their digest and retained while a host
+//! holds them.
 
 use crate::support::*;
 use jiffy_store::*;

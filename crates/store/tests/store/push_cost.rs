@@ -1,4 +1,5 @@
-//! Cost of a push: it depends on the snapshot and its ancestors, not on the tenant.
+//! Cost of a push: it depends on the snapshot and its ancestors, not on the number of snapshots of
+//! the tenant. Its ancestors are the snapshots that it is based on.
 
 use crate::support::*;
 use jiffy_store::*;

@@ -1,4 +1,7 @@
 //! Packs that are mostly dead are repacked, and live chunks are readable at every step.
+//!
+//! A *pack* is an object that contains chunks of snapshots. A chunk is *live* if a snapshot uses
+//! it, and *dead* otherwise. To repack is to copy the live chunks of packs to a new pack.
 
 use crate::support::*;
 use jiffy_store::*;

@@ -1,5 +1,5 @@
 //! Tenants: neither other tenants nor the owner of the bucket can read their objects; keys can
-//! change.
+//! change. Master keys encrypt the secrets from which the keys of tenants are derived.
 
 use crate::support::{Fault, FaultyStore, quick};
 use jiffy_store::{

@@ -22,6 +22,7 @@ pub mod shifted;
 
 pub const CHUNK: usize = CHUNK_BYTES as usize;
 
+/// Kind of a request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     Get,
@@ -34,12 +35,17 @@ pub enum Op {
 /// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
+    /// The request is executed.
     None,
+    /// The store answers with status 503.
     Unavailable,
+    /// The store denies the permission.
     Denied,
+    /// The store answers that the condition of the request is not met.
     Precondition,
     /// The request is executed, but the response is lost.
     AnswerLost,
+    /// The request is executed after this delay.
     Slow(Duration),
     /// The response lacks its last byte.
     Cut,

@@ -50,7 +50,7 @@ pub struct FoundSnapshot {
 pub struct PulledFile {
     part: Layer,
     layer: Arc<CachedLayer>,
-    /// `None` if the file is complete.
+    /// Origin of the missing chunks in the store. `None` if the file is complete.
     origin: Option<LayerOrigin>,
 }
 

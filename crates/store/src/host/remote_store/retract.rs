@@ -8,9 +8,11 @@ use crate::host::{RemoteError, RemoteStore};
 
 impl RemoteStore {
     /// Removes snapshot `id` of `tenant`. Removes its name if the name refers to `root` or `root`
-    /// is `None`, and its content if `content` is true. A `root` that is not a hash counts as
-    /// `None`. Content that another snapshot is based on remains until that snapshot is removed.
-    /// Succeeds if the snapshot does not exist.
+    /// is `None`, and its content if `content` is true. Content that another snapshot is based on
+    /// remains until that snapshot is removed.
+    ///
+    /// Succeeds without effect if `root` is not a hash. Also succeeds if the snapshot does not
+    /// exist.
     pub async fn retract(
         &self,
         tenant: &str,
