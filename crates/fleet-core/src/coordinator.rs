@@ -65,7 +65,7 @@ pub struct HostLoad {
 /// State of a member at this coordinator.
 #[derive(Debug)]
 struct Peer {
-    /// Receipt of the last heartbeat or registration in this term.
+    /// Time at which the last heartbeat or registration in this term was received.
     heard: Option<Millis>,
     /// Number of the last heartbeat.
     last_seq: u64,

@@ -44,9 +44,9 @@ pub struct InitOptions {
     pub listen: SocketAddr,
     /// Address (`HOST:PORT`) at which members reach this host.
     pub address: String,
-    /// Processor level that all hosts have.
+    /// Processor level that all hosts have: 2 to 4 for x86-64-v2 to v4.
     pub cpu_level: u8,
-    /// Processor level of microVMs. `None` for all features of the host.
+    /// Processor level of microVMs, such as `x86-64-v3`. `None` for all features of the host.
     pub guest_level: Option<String>,
     /// True if the keys and template names of this host are added to the tables of the fleet.
     pub import: bool,

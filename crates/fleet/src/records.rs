@@ -45,8 +45,8 @@ pub const MAX_PAGE_KEYS: usize = 1000;
 
 /// Versioned records. All calls are linearizable per key, and end within 6 s.
 ///
-/// A lock is released, and a token is used, by a replacement of its record, because a removal is
-/// not conditional.
+/// Locks, and the tokens with which hosts join the fleet, are records too. A lock is released, and
+/// a token is used, by a replacement of its record, because a removal is not conditional.
 #[async_trait]
 pub trait Records: fmt::Debug + Send + Sync {
     /// Reads a record. `None` if it does not exist.

@@ -64,7 +64,7 @@ pub struct Settings {
     /// Domains of sandboxes.
     #[serde(default)]
     pub domains: Vec<String>,
-    /// Processor level of microVMs on all hosts.
+    /// Processor level of microVMs on all hosts, such as `x86-64-v3`. `None` for all features.
     #[serde(default)]
     pub cpu_level: Option<String>,
     /// Labels of the host, which creates may require.

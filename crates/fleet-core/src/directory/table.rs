@@ -2,7 +2,8 @@
 //!
 //! A row describes one sandbox. Its key is the hash of the sandbox id, as two words of 64 bits:
 //! `high` and `low`. Its value, [`Meta`], contains host, state and revision. A *place* is an
-//! element of the table's array, and contains a row or is empty.
+//! element of the table's array, and contains a row or is empty. The *home* of a row is the place
+//! at which the search for its key starts.
 
 use super::RowState;
 

@@ -21,18 +21,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// Receiver of an answer of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
+    /// Read of the shard's record by the member.
     ShardRead,
+    /// Write of the shard's record by the member, with the number of the write.
     ShardWrite(u64),
+    /// Operation on the head of a sandbox.
     Operation {
         id: SandboxId,
         operation: u64,
         /// Number of the write. `None` for a read.
         write: Option<u64>,
     },
-    Reconcile {
-        id: SandboxId,
-        epoch: Epoch,
-    },
+    /// Comparison of a local sandbox with its head, after the registration in this epoch.
+    Reconcile { id: SandboxId, epoch: Epoch },
+    /// The answer is ignored.
     None,
 }
 

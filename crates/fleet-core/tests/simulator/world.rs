@@ -337,11 +337,13 @@ impl World {
                 },
             );
         }
+        // Milliseconds until the request reaches the store.
         let there = match self.random.below(100) {
             0 => self.between(5_000, 25_000),
             1..4 => self.between(500, 4_000),
             _ => self.between(1, 40),
         };
+        // Milliseconds until the answer reaches the host.
         let back = match self.random.below(100) {
             0 => CALL_MS,
             1..4 => self.between(500, 4_000),

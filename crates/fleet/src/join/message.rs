@@ -123,7 +123,7 @@ pub struct JoinAnswer {
     pub store_keys: String,
     /// Domains of sandboxes.
     pub domains: Vec<String>,
-    /// Processor level of microVMs.
+    /// Processor level of microVMs, such as `x86-64-v3`. `None` for all features of the host.
     pub cpu_level: Option<String>,
     /// Access to etcd. `None` if the records are in the store.
     pub records: Option<EtcdFiles>,

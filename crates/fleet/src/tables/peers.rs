@@ -1,6 +1,6 @@
+//! [`Peers`]: the interface through which the tables reach other members.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
-//! [`Peers`]: the interface through which the tables reach other members.
 
 use async_trait::async_trait;
 use bytes::Bytes;

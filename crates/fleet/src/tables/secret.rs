@@ -1,4 +1,5 @@
-//! Keys that are derived from the secret of the fleet, and random request numbers.
+//! Keys that are derived from the secret of the fleet, and random request numbers. A *preview link*
+//! is a signed address of one port of a sandbox.
 
 use super::TableError;
 use jiffy_fleet_core::record::RequestId;

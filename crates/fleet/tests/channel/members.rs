@@ -73,6 +73,7 @@ impl MessageHandler for Echo {
     async fn message(&self, peer: MemberId, message: Bytes) -> Result<Bytes, Rejected> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         match &message[..] {
+            // Returns the name of the caller.
             b"who" => Ok(peer.to_string().into()),
             b"no" => Err(Rejected::new(409, "not now")),
             _ => Ok(message),

@@ -1,4 +1,7 @@
 //! Placement of sandboxes through any member.
+//!
+//! A *budget* is the limit of an API key for the sandboxes on all hosts. A *share* is the part that
+//! a member may use without a request.
 
 use super::support::{Fleet, hash};
 use jiffy_fleet::node::{

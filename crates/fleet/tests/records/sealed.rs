@@ -1,4 +1,5 @@
-//! Encryption of records, and detection of older copies.
+//! Encryption of records, and detection of a store that returns to an older state, for example
+//! after a restore from a backup.
 
 use super::contract::key;
 use async_trait::async_trait;

@@ -1,4 +1,4 @@
-//! Hosts that must not join.
+//! Hosts that must not join the fleet, although they have a token (the permission to join).
 
 use super::lab::{Lab, facts, free_address, rejected};
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! `jiffy fleet init`.
+//! `jiffy fleet init`: creates a fleet whose first member is this host.
 
 use super::lab::{Lab, facts};
 use jiffy_fleet::init::{check_host, create_fleet};

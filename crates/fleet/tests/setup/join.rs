@@ -1,4 +1,4 @@
-//! Hosts that join.
+//! Hosts that join the fleet with a *token*: a text with which an operator permits hosts to join.
 
 use super::lab::{Lab, Member, TEMPLATES, facts};
 use jiffy_fleet::FleetAccess;

@@ -1,4 +1,5 @@
-//! Tokens that cannot be used.
+//! Tokens that cannot be used. With a *token*, an operator permits a number of hosts to join the
+//! fleet before a time.
 
 use super::lab::{Lab, facts, free_address, rejected};
 use jiffy_fleet::join::{JoinOptions, join_fleet};
