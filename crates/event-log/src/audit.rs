@@ -96,7 +96,8 @@ impl AuditedCall {
     #[must_use]
     pub fn is_rejected(&self) -> bool {
         match self.caller {
-            // The agent of a guest returns 403 and 404 for files, too.
+            // The agent in the guest answers these calls. It also returns 403 and 404 if a file is
+            // not accessible or does not exist.
             AuditCaller::Token => self.status == 429,
             _ => matches!(self.status, 401 | 403 | 404 | 429),
         }

@@ -181,7 +181,8 @@ impl AppendLog {
             return Err(io::Error::other("the log has no file"));
         };
         if let Err(e) = file.write_all(line) {
-            // Removes a part of the entry. If this fails too, readers skip the damaged line.
+            // Remove the written part of the entry. If this fails too, readers skip the damaged
+            // line.
             if file.set_len(last.bytes).is_err() {
                 last.bytes = file.metadata().map_or(last.bytes, |data| data.len());
             }

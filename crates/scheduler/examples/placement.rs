@@ -45,9 +45,13 @@ struct Host {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Algorithm {
+    /// The scheduler.
     Indexed,
+    /// The first host with room.
     FirstFit,
+    /// Of all hosts with room, the one with the least free memory.
     LinearBestFit,
+    /// Of two random hosts, the one with room and the least free memory.
     TwoChoices,
 }
 

@@ -97,6 +97,7 @@ fn delivery(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     })
 }
 
+/// Returns the number of pending deliveries of a webhook. `None` if the webhook does not exist.
 fn count(tx: &Transaction<'_>, webhook: &str) -> rusqlite::Result<Option<u64>> {
     tx.query_row(
         "SELECT (SELECT count(*) FROM deliveries WHERE webhook = ?1 AND state = 0)
