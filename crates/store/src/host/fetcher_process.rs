@@ -2,7 +2,7 @@
 //! an exit.
 //!
 //! The *fetcher* is the process of this host that downloads missing memory of guests from the
-//! store.
+//! store. A *grant* is a file that permits one VMM to read the layers of its snapshot.
 
 use crate::host::fetch_grants::GrantDirectory;
 use crate::host::fetcher::FetcherLock;

@@ -4,7 +4,8 @@
 //!
 //! A *pack* is an object in the store with many compressed and encrypted chunks. A *tenant* is an
 //! owner of snapshots in the store, usually an API key. The objects of a tenant are encrypted with
-//! its keys. A *chunk* is 64 KiB of memory or of a disk.
+//! its keys. A *chunk* is 64 KiB of memory or of a disk. The *manifest* of a snapshot lists its
+//! chunks.
 
 use crate::StoreError;
 use crate::data_keys::{DataKeys, Hash};

@@ -7,7 +7,8 @@
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. The *root* of a snapshot is the hash that identifies
 //! it in the store. A *pack* is an object in the store with many compressed and encrypted chunks.
-//! The *shared tenant* owns the stock templates, which all tenants may read.
+//! The *shared tenant* owns the stock templates, which all tenants may read. A *frame* is a
+//! compressed and encrypted chunk in a pack.
 
 use crate::cache::LayerCache;
 use crate::data_keys::Hash;

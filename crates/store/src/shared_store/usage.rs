@@ -3,7 +3,7 @@
 //! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
 //! usually an API key. The objects of a tenant are encrypted with its keys. A *pack* is an object
 //! in the store with many compressed and encrypted chunks. A *lease* is an object that protects the
-//! objects of a push in progress.
+//! objects of a push in progress. The *manifest* of a snapshot lists its chunks.
 
 use crate::shared_store::SharedStore;
 use crate::shared_store::collection::OnProgress;

@@ -1,4 +1,7 @@
 //! Formats: golden files remain readable, and changed files are rejected.
+//!
+//! A *golden file* is an object that an earlier version wrote. A *pack* is an object in the store
+//! with many compressed and encrypted chunks.
 
 use jiffy_store::envelope::Header;
 use jiffy_store::pack::{PackWriter, TRAILER_BYTES, Trailer, decode_frame, encode_frame};

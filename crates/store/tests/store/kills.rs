@@ -1,5 +1,7 @@
 //! Processes that push or collect are killed with SIGKILL at each of their requests. The store's
 //! clock differs from the hosts' clock by an hour in either direction.
+//!
+//! A *lease* is an object that protects the objects of a push in progress.
 
 use crate::support::shifted::ShiftedStore;
 use crate::support::*;

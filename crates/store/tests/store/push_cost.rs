@@ -1,5 +1,8 @@
 //! Cost of a push: it depends on the snapshot and its ancestors, not on the number of snapshots of
 //! the tenant. Its ancestors are the snapshots that it is based on.
+//!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. A *lease* is an
+//! object that protects the objects of a push in progress.
 
 use crate::support::*;
 use jiffy_store::*;

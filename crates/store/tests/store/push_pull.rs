@@ -1,4 +1,7 @@
 //! Push and pull: only missing chunks are transferred, and a pulled snapshot equals the pushed one.
+//!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. A *lease* is an
+//! object that protects the objects of a push in progress.
 
 use crate::support::*;
 use jiffy_store::*;

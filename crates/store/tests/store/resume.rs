@@ -2,6 +2,10 @@
 //! or damaged bundle costs requests only.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. The *resume
+//! bundle* of a snapshot is an object with copies of the content that a host reads first to resume
+//! it.
 
 use crate::support::*;
 use jiffy_store::*;

@@ -235,8 +235,8 @@ fn endless_responses_are_aborted_at_their_limits() {
     });
 }
 
-/// Several hosts find a stale lock at the same moment. One host takes the lock, and the collections
-/// of the others fail.
+/// Several hosts find a stale lock at the same moment: the lock of a collection that was cut off
+/// two hours ago. One host takes the lock, and the collections of the others fail.
 #[test]
 fn one_of_many_collections_takes_over_a_stale_lock() {
     const HOSTS: usize = 6;

@@ -1,5 +1,8 @@
 //! Verification reports damaged chunks, indexes, locations and manifests, and repair restores
 //! chunks from copies.
+//!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. A *frame* is a
+//! compressed and encrypted chunk in a pack. The *manifest* of a snapshot lists its chunks.
 
 use crate::support::*;
 use jiffy_store::*;

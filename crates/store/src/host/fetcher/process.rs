@@ -1,5 +1,7 @@
 //! Main function of the fetcher, a process that the daemon starts and that outlives the daemon. It
 //! is confined before it reads data from the store.
+//!
+//! A *grant* is a file that permits one VMM to read the layers of its snapshot.
 
 use super::confine::confine;
 use super::key_broker;

@@ -1,5 +1,9 @@
 //! Resumes of sandboxes on another host, and retractions after such a move. A *retraction* removes
 //! a snapshot from the store.
+//!
+//! The *resume bundle* of a snapshot is an object with copies of the content that a host reads
+//! first to resume it. A *pack* is an object in the store with many compressed and encrypted
+//! chunks. A *lease* is an object that protects the objects of a push in progress.
 
 use super::*;
 use crate::host::{FoundSnapshot, MemoryPull, PushRequest, Pushed, first_chunks};

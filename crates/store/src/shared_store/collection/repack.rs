@@ -7,7 +7,9 @@
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *collection* removes objects that no snapshot
 //! needs. It first *condemns* an object, and a later collection removes the object. A *pack* is an
-//! object in the store with many compressed and encrypted chunks.
+//! object in the store with many compressed and encrypted chunks. A *frame* is a compressed and
+//! encrypted chunk in a pack. A *lease* is an object that protects the objects of a push in
+//! progress.
 
 use super::mark::{Leases, Marked, PackUse};
 use super::objects::{ObjectName, StoredObjects};

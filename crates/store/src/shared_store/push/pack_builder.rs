@@ -1,6 +1,7 @@
 //! Builds packs during a push: reads, compresses and encrypts chunks, until a pack is full.
 //!
-//! A *chunk* is 64 KiB of memory or of a disk.
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks.
 
 use super::unwritable;
 use crate::StoreError;
