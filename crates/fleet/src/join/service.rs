@@ -85,7 +85,8 @@ impl JoinService {
         check_name(&request.name).map_err(bad)?;
         check_clock(request.unix_ms)?;
         let checked = if request.is_front {
-            // A front has no guests, and members do not connect to it.
+            // A front only passes requests of clients to members. It has no guests, and members do
+            // not connect to it.
             request.facts.check_format(&self.facts)
         } else {
             check_address(&request.address).map_err(bad)?;

@@ -460,8 +460,8 @@ impl Executor {
         }
     }
 
-    /// Compares all local sandboxes with their heads in the background: other members may have
-    /// resumed or killed them while this host was away. The node is not ready before.
+    /// Compares local sandboxes with their heads (records of the owners) in the background: others
+    /// may have resumed or killed them while this host was away. The node is ready afterwards.
     fn start_reconciliation(&self, epoch: Epoch) {
         let owner = Owner {
             member: self.id,

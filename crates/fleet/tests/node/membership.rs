@@ -1,6 +1,6 @@
 //! Registration, verdicts and authority of members. A *verdict* is the coordinator's decision that
-//! a member is dead. The *authority* of a member is its permission to claim sandboxes, which ends
-//! some seconds after its last acknowledged heartbeat.
+//! a member is dead. The *authority* of a member is its permission to claim sandboxes (to become
+//! their owner). It ends some seconds after the last acknowledged heartbeat of the member.
 
 use super::support::{Fleet, START_MS, fleet_id};
 use jiffy_fleet::node::Members;
