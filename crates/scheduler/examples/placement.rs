@@ -209,6 +209,8 @@ impl Fleet {
 
 /// A request of heavy-tailed size: mostly 1 processor, rarely up to 16.
 fn next_request(random: &mut Random, workload: Workload) -> PlacementRequest {
+    // A number below 1000 has at least 22 leading zeros. Each further zero halves the probability
+    // and doubles the size.
     let size = 1 << random.below(1000).leading_zeros().saturating_sub(22).min(4);
     // 0.5 to 8 GiB for each processor: less and more than hosts have.
     let memory = 512 * size * (1 << random.below(5));
