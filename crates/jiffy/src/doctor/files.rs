@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// Files that must be accessible to their owner only: API keys, the key that signs preview links,
 /// environment variables of sandboxes (`state.db`), builds, and the TLS key. `tls/authority.pem` is
-/// a certificate without its key.
+/// a certificate without its key. It is checked because the daemon writes all files of `tls` with
+/// mode 0600, and another user must not replace the certificate.
 const SECRET_FILES: [&str; 7] = [
     "keys.db",
     "api-key",
@@ -149,8 +150,8 @@ fn directories(home: &Path) -> Finding {
     let sockets = SOCKET_DIRECTORIES
         .iter()
         .filter_map(|name| Some((home.join(name), fs::symlink_metadata(home.join(name)).ok()?)));
-    // Directories that the users of sandboxes traverse need the execute permission for other users,
-    // so only read and write permissions are checked.
+    // The unprivileged host users of sandbox processes traverse some directories and need their
+    // execute permission, so only read and write permissions are checked.
     let open = below
         .chain(sockets)
         .filter(|(_, data)| data.is_dir() && data.mode() & 0o066 != 0);

@@ -128,6 +128,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         let (status, _) = keys.http(mallory, "PATCH", &path, &json!({ "public": true }));
         assert_eq!(status, 200);
     }
+    // Alice reaches the public template by its whole name (`KEY/NAME:TAG`), but not by `tools:1`.
     let tools = format!("{mallory_id}/tools:1");
     assert_eq!(
         keys.owner_word(alice, &tools),
@@ -135,6 +136,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         "public, and named"
     );
     keys.assert_unknown(alice, "tools:1");
+    // A build of Alice cannot name Mallory's template `tools:1` without the key either.
     for start in [
         json!({ "fromTemplate": "tools:1" }),
         json!({ "fromImage": "tools:1" }),
@@ -162,6 +164,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         "--name",
         "tools",
     ];
+    // A Dockerfile may name the public template by its whole name.
     keys.ok(alice, &args);
     assert_eq!(
         keys.owner_word(alice, "tools"),
@@ -182,8 +185,8 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         keys.assert_unknown(mallory, &name);
     }
 
-    // A snapshot takes precedence over templates of others with the same name, by its name and by
-    // its id.
+    // Alice's snapshot is found by its name and by its id, even if a template of Mallory has the
+    // same name.
     let id = keys.ok(alice, &["create", "--template", "tools:1"]);
     let path = format!("/sandboxes/{id}/snapshots");
     let (status, taken) = keys.http(alice, "POST", &path, &json!({ "name": "golden" }));
@@ -192,7 +195,8 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     let body = json!({ "name": snapshot, "cpuCount": 1, "memoryMB": 512 });
     let (status, refused) = keys.http(mallory, "POST", "/v3/templates", &body);
     assert_eq!(status, 400, "{refused}");
-    // A name in the format of an existing object.
+    // The API rejects the id of a snapshot as a name (above). A template with such a name, here
+    // created on disk, must not hide Alice's snapshot either.
     let shadow = format!("{mallory_id}/{snapshot}");
     let directory = keys.remote.test_home.dir.path().join("templates");
     let from = directory.join(format!("{mallory_id}~golden"));
@@ -256,7 +260,8 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         assert!(ended.contains("does not exist"), "{ended}");
     }
 
-    // Unfinished templates of a build do not exist either, regardless of the build's result.
+    // The template of an unfinished build exists for no client, and is removed after the build,
+    // whether the build is cancelled or the daemon is killed.
     let never = json!({
         "fromTemplate": "tools:1", "startCmd": "sleep infinity", "readyCmd": "false",
         "steps": [{ "type": "RUN", "args": ["echo never > /tmp/never"] }],
