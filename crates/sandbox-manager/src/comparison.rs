@@ -97,7 +97,9 @@ impl Comparison {
         comparison
     }
 
-    /// Returns all differences, sorted by path. `a` and `b` are the hashes of the candidates.
+    /// Returns all differences, sorted by path. `a` and `b` are the hashes of the candidates'
+    /// contents on each side, in the order of `candidates`. A hash is `None` if the content could
+    /// not be read.
     pub fn with_hashes(
         mut self,
         a: &[Option<String>],

@@ -44,7 +44,8 @@ pub struct SandboxSettings {
     /// Certificate authorities and proxy, in addition to the host's.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
-    /// Authority for hosts whose requests receive headers. It remains if the rules are removed.
+    /// Certificate authority with which the host intercepts TLS requests to add headers to them
+    /// (`network.rules`). It remains if the rules are removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub header_authority: Option<HeaderAuthority>,
     /// Parts of the egress proxy in `network` that the API does not return.

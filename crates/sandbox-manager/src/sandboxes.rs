@@ -157,7 +157,8 @@ struct SandboxesInner {
     /// Heads: records in the store that decide which host may run a stored sandbox. `None` if
     /// sandboxes stay on their host.
     heads: Option<Arc<Heads>>,
-    /// An earlier daemon of this data directory has shared sandboxes.
+    /// True if an earlier daemon of this data directory shared its sandboxes with other hosts.
+    /// Heads may then exist although `heads` is `None`.
     has_shared: bool,
     /// True while some sandboxes must be compared with their heads before they are used.
     has_uncompared: AtomicBool,
@@ -166,7 +167,7 @@ struct SandboxesInner {
     /// Number of [`ResumeHold`]s.
     resume_holds: Arc<AtomicUsize>,
     /// Held while a sandbox that another host stored is registered, so that concurrent resumes
-    /// register it once.
+    /// register the sandbox once. Unrelated to the adoption of guests.
     adopting: Mutex<()>,
     /// Uploads of snapshots to the store.
     uploads: Arc<Uploads>,
@@ -446,7 +447,8 @@ impl Sandboxes {
         entry.set_record(record);
     }
 
-    /// Marks the sandbox as broken when its guest exits by itself. Starts its idle timeout.
+    /// Starts a task that marks the sandbox as broken when its guest exits by itself. Also starts
+    /// the measurement of the sandbox's usage and its idle timeout.
     fn watch(&self, entry: &Arc<SandboxEntry>, guest: &Arc<dyn Guest>) {
         // Marks the reservation as started. An adopted guest has no reservation: it receives one
         // without a check, since it already uses its resources.

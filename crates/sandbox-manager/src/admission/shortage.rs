@@ -1,4 +1,6 @@
 //! [`Shortage`]: if a guest is not admitted, the resource of which the host has too little.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 use std::time::Duration;
 

@@ -54,6 +54,8 @@ impl FileListing {
     pub fn of(changes: DetailedChanges) -> Result<Self, ListingError> {
         let mut files = BTreeMap::new();
         for change in changes.changes {
+            // Kinds of changes: `A` added, `C` changed, `D` deleted. The agents of earlier versions
+            // report only the kind.
             let file = match (change.kind, change.now, change.before) {
                 ('A', Some(now), None) => ListedFile {
                     now: Some(now),

@@ -264,7 +264,8 @@ impl Sandboxes {
             created_ms: now,
             changed_ms: now,
         };
-        // Claimed before the entry exists, so that two requests cannot register the same name.
+        // The name is reserved before the entry exists, so that two requests cannot register the
+        // same name.
         if let Some(name) = &record.name {
             // The name is released when the entry is dropped.
             self.0

@@ -28,7 +28,7 @@ pub(crate) struct EntryIndexes {
     pub started: SnapshotUsers,
     /// Names of the sandboxes that are not killed.
     pub names: SandboxNames,
-    /// Addresses of the sandboxes that are not killed in private networks.
+    /// Addresses that sandboxes have in private networks. Killed sandboxes have none.
     pub members: MemberAddresses,
     /// All sandboxes by time of creation, in milliseconds since 1970, and id. Locked after the
     /// entries.
@@ -82,7 +82,7 @@ impl EntryIndexes {
             running: Mutex::new(running.map(|(id, _)| id.clone()).collect()),
             owners: Mutex::new(owned.collect()),
             states: Mutex::new(states),
-            // The adoption of their guests schedules the first checks.
+            // The first checks are scheduled when the guests of the running sandboxes are adopted.
             idle_checks: IdleChecks::default(),
             observer: ObserverSlot::default(),
             usage: OnceLock::new(),
@@ -135,7 +135,7 @@ impl EntryIndexes {
             }
             _ => {}
         }
-        // The owner changes only with the end of a sandbox: killed ones are not in this index.
+        // The owner of a sandbox never changes, but a sandbox that is killed leaves this index.
         if current_owner(before) != current_owner(now) {
             let mut owners = self.owners.lock();
             owners.take(current_owner(before), before.created_ms, id);

@@ -40,7 +40,7 @@ impl Sandboxes {
         &self.0.events
     }
 
-    /// Records an event with the members of its type.
+    /// Records an event with the fields that events of its type have.
     pub(super) fn report(&self, kind: EventType, sandbox: &Sandbox) {
         self.report_with(kind, sandbox, |event| match kind {
             EventType::SandboxCreated => event.forked_from.clone_from(&sandbox.forked_from),
@@ -53,7 +53,7 @@ impl Sandboxes {
         });
     }
 
-    /// Records an event with the members that `complete` sets.
+    /// Records an event with the fields that `complete` sets.
     pub(super) fn report_with(
         &self,
         kind: EventType,
@@ -65,7 +65,8 @@ impl Sandboxes {
         self.0.events.append(event);
     }
 
-    /// Records a pause or a kill. Without a request and a `cause`, the deadline has caused it.
+    /// Records a pause or a kill. If `cause` is `None`, no request is in flight, and the deadline
+    /// has passed, the event names the timeout as the cause.
     pub(super) fn report_end(
         &self,
         kind: EventType,

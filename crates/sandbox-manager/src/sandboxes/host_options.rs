@@ -1,6 +1,7 @@
 //! [`HostOptions`]: options with which a daemon opens the sandboxes of its host.
 //!
-//! The *warm pool* has guests that were started in advance and wait for a create.
+//! The *warm pool* has guests that were started in advance and wait for a create. A *fold* merges
+//! the files of a removed snapshot into the files of its child.
 
 use crate::VolumeMounter;
 use crate::admission::{HostLimits, HostReader};
@@ -35,8 +36,9 @@ pub struct HostOptions {
     /// Records by which several hosts share sandboxes in the store. `None` if each sandbox stays
     /// on its host.
     pub heads: Option<Heads>,
-    /// An earlier daemon of this data directory has shared sandboxes: kills are recorded for the
-    /// time when this host shares them again.
+    /// True if an earlier daemon of this data directory shared its sandboxes with other hosts. If
+    /// `heads` is `None`, kills are then recorded, and their heads are marked once this host shares
+    /// sandboxes again.
     pub has_shared: bool,
     /// Returns whether all tenants of the store share the snapshots of a template.
     pub is_stock: fn(&str) -> bool,

@@ -6,8 +6,9 @@ use crate::site;
 use jiffy_engine_api::SandboxIdentity;
 
 impl Sandboxes {
-    /// Returns the identity of the sandbox with this record. `rewound` becomes
-    /// [`SandboxIdentity::rewound`].
+    /// Returns the identity of the sandbox with this record. `rewound`
+    /// ([`SandboxIdentity::rewound`]) is true if a guest may already have run from the state that
+    /// the new guest continues.
     pub(super) fn identity_of(&self, record: Sandbox, rewound: bool) -> SandboxIdentity {
         // Templates of a key are stored as `KEY/NAME`, but the key's clients use only `NAME`.
         let owner = record.settings.owner.as_deref();

@@ -63,7 +63,7 @@ impl Sandboxes {
         if let IdleVerdict::InUse { until_ms } = verdict(entry)? {
             return Some(until_ms);
         }
-        // Runs code in the guest, so it is the last question before a pause.
+        // This request runs code in the guest, so it is the last check before a pause.
         record_commands(entry, guest).await;
         let _op_guard = entry.op_lock().lock().await;
         // A request may have used, paused or killed the sandbox meanwhile.

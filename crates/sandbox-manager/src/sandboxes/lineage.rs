@@ -161,7 +161,7 @@ struct Walk<'a, F> {
     host: &'a Sandboxes,
     is_visible: F,
     nodes: Vec<LineageNode>,
-    /// Snapshots to which the sandboxes among the nodes are related.
+    /// Sandboxes among the nodes by id, with the snapshots to which they are related.
     sandboxes: HashMap<String, SandboxParts>,
     seen: HashSet<LineageObject>,
     queue: VecDeque<LineageObject>,
@@ -265,6 +265,7 @@ impl<F: Fn(Option<&str>) -> bool> Walk<'_, F> {
 
     /// Returns the relations of all nodes. Some may refer to objects that are not nodes.
     fn edges(&self) -> Vec<LineageEdge> {
+        // Oldest snapshot of each sandbox, with the time of its creation.
         let mut first: HashMap<&str, (u64, &SnapshotDetails)> = HashMap::new();
         let mut of_sandbox: HashMap<&str, &str> = HashMap::new();
         let mut edges = Vec::new();
@@ -289,8 +290,9 @@ impl<F: Fn(Option<&str>) -> bool> Walk<'_, F> {
             }
         }
         for (id, parts) in &self.sandboxes {
-            // Records of earlier versions, and removed sandboxes, do not have their origin. The
-            // oldest snapshot then descends from it, or the sandbox itself does.
+            // Records of earlier versions and removed sandboxes have no `started_from`. The origin
+            // is then the parent of the sandbox's oldest snapshot. If no snapshot was taken of the
+            // sandbox, the origin is the sandbox's own parent snapshot.
             let inherited = match first.get(&**id) {
                 Some((_, details)) => details.parent.as_deref(),
                 None => parts.snapshot.as_deref(),
@@ -395,6 +397,7 @@ fn snapshot_node(
             }),
         };
     }
+    // The record was removed. A snapshot below it still describes it (`PrunedAncestors`).
     let below = snapshots.below_pruned(id).find(|s| is_node(s));
     let pruned = below.and_then(|s| s.pruned.as_ref());
     LineageNode {

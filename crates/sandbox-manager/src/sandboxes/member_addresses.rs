@@ -1,4 +1,5 @@
-//! [`MemberAddresses`]: addresses of sandboxes in private networks, unique per owner and network.
+//! [`MemberAddresses`]: addresses of sandboxes in private networks, unique per owner and network. A
+//! *private network* connects sandboxes of one owner with each other.
 
 use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;

@@ -115,8 +115,8 @@ impl OwnerBudgets<'_> {
         }
     }
 
-    /// Reserves quota for the snapshot `draft` of `sandbox`: disk space, and a paused sandbox or a
-    /// requested snapshot if `draft` is one.
+    /// Reserves quota for the snapshot `draft` of `sandbox`: disk space, and one paused sandbox or
+    /// one requested snapshot, depending on the purpose of `draft`.
     pub(super) async fn reserve_snapshot(
         self,
         draft: &Snapshot,

@@ -188,6 +188,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         options: ResumeOptions,
     ) -> Result<Sandbox, OperationError> {
+        // A host that is being drained starts no paused sandbox (`resume_hold.rs`).
         if let Err(e) = self.expect_no_hold(entry) {
             let refused = Err(e);
             self.end_adoption(entry, &refused);

@@ -122,10 +122,12 @@ impl Sandboxes {
         let snapshot = snapshot.and_then(|id| self.0.catalog.get(id));
         let place = self.place_of(&record);
         let is_paused = record.state == SandboxState::Paused;
+        // Hash that identifies the copy of the pause in the store. `None` if there is no copy.
         let root = snapshot.as_ref().filter(|_| is_paused);
         let root = root.and_then(|snapshot| snapshot.store.root(&place));
         let local = LocalSandbox {
-            // A broken sandbox counts as running: its last guest is newer than any of its pauses.
+            // A broken sandbox counts as running: the state of its last guest is newer than any of
+            // its pauses.
             is_running: !is_paused,
             revision: entry.head_revision().map(Revision),
             root,

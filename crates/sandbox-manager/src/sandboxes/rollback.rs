@@ -138,6 +138,7 @@ impl Sandboxes {
                 };
                 // Other files of the guest are usable without the volumes. They are served later if
                 // possible.
+                // `false`: all volumes are mounted, not only those whose server has ended.
                 if let Err(e) = self.mount_volumes(&record, &*guest, false).await {
                     tracing::warn!(sandbox = record.id, error = %e, "cannot mount the volumes of a sandbox");
                     self.serve_lost_volumes(entry);

@@ -4,7 +4,8 @@
 //! ([`jiffy_fleet::Heads`]). This host publishes the head when the snapshot of a pause is stored,
 //! claims it before a resumed guest receives its identity, and marks it when the sandbox is killed.
 //! A *claim* makes this host the only one that may run the sandbox. Sandboxes whose pauses were
-//! never stored have no head, and cause no request.
+//! never stored have no head, and cause no request. A *tenant* is the part of a store that belongs
+//! to one owner.
 //!
 //! All functions that change a sandbox hold its `op_lock`: an upload that ends while the sandbox is
 //! resumed then sees that it is no longer paused, and publishes nothing.
@@ -292,7 +293,8 @@ impl Sandboxes {
             Ok(record) => {
                 entry.set_adopted(false);
                 entry.set_from_stored(false);
-                // From now on, this host is responsible for the removal of the copies in the store.
+                // `true`: from now on, this host is responsible for the removal of the copies in
+                // the store.
                 let snapshot = record.snapshot.as_deref().unwrap_or_default();
                 self.snapshots().set_copies_adopted(snapshot, true);
             }
@@ -347,7 +349,8 @@ impl Sandboxes {
         let killed = if self.0.heads.is_some() {
             vec![StoreRetraction::of_head(&self.place_of(record), &record.id)]
         } else if self.0.has_shared {
-            // The store may be another one now.
+            // This host shares no sandboxes now, and may use another store than before. The heads
+            // are in the stores that have copies of the snapshot.
             let tenant = self.place_of(record).tenant;
             let snapshot = record.snapshot.as_deref();
             let snapshot = snapshot.and_then(|id| self.0.catalog.get(id));

@@ -1,5 +1,6 @@
 //! [`Snapshots`]: lists, finds and pins the snapshots of this host. The submodules take, restore,
-//! upload, fetch, fold and remove them.
+//! upload, fetch and remove them, and fold them: merge the files of a removed snapshot into the
+//! files of its child.
 //!
 //! A *pin* protects a snapshot from garbage collection.
 

@@ -2,7 +2,8 @@
 //! make its ancestors unneeded, which are then removed as well.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *pin* protects a
-//! snapshot from garbage collection.
+//! snapshot from garbage collection. A *fold* merges the files of a snapshot that is needed only as
+//! a dependency into the files of its only child.
 
 use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;

@@ -1,4 +1,5 @@
-//! Warm pools that follow the demand of a fleet.
+//! Warm pools that follow the demand of a fleet: the coordinator of the fleet counts which
+//! templates are requested, and sends each host the number of guests to have ready.
 
 use super::{Pool, WarmPool};
 use crate::sandboxes::Sandboxes;
@@ -77,6 +78,7 @@ impl WarmPool<'_> {
     /// template without a snapshot is booted once. Pools whose size was set are not changed, and
     /// no pool is changed if the host has no pools by default.
     pub async fn follow(self, demand: &[PoolDemand]) {
+        // The host has no pools by default.
         if self.0.pool.default_target == 0 {
             return;
         }

@@ -1,5 +1,5 @@
 //! Fetches a snapshot and its ancestors from the store that hosts share, if an operation needs a
-//! snapshot that this host does not have.
+//! snapshot that this host does not have. A *chunk* is 64 KiB of memory or of a disk.
 
 mod fetch_locks;
 mod repair;
