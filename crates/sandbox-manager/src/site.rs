@@ -1,4 +1,5 @@
-//! Settings of the network in which the guests are: certificate authorities and the proxy.
+//! Settings of the *site*, which is the network in which the guests are: certificate authorities
+//! and the proxy.
 //!
 //! Certificates are parsed here and encoded again, so that guests receive no other content of a
 //! file.

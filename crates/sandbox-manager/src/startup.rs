@@ -1,5 +1,5 @@
 //! Runs the start command of a template through the agent of a booted guest, and checks its
-//! readiness.
+//! readiness. The section `[ready]` of the template's recipe describes the check.
 
 use jiffy_agent_client::{AgentClient, ClientError, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine_api::{ReadinessProbe, Startup};

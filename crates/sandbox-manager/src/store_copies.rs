@@ -1,5 +1,7 @@
 //! [`StoreCopies`]: the copies of a snapshot in the stores that hosts share. They are a part of the
-//! snapshot's record in the journal, so that a later daemon can remove them.
+//! snapshot's record in the journal, so that a later daemon can remove them. A *tenant* is the part
+//! of a store that belongs to one owner. The *root* of a copy is its top object, which refers to
+//! all others.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox.

@@ -311,7 +311,7 @@ impl UsageLedger {
         };
         let (pending, meters, anchor) = {
             let mut state = self.0.state.lock();
-            // Updates the anchor.
+            // Updates the anchor of the clock, which is written below ([`DayClock::anchor`]).
             state.day_clock.time_ms(now);
             let pending = std::mem::take(&mut state.pending);
             (pending, state.meters.clone(), state.day_clock.anchor())

@@ -1,8 +1,9 @@
-//! Limits concurrent resumes and fork children. If all of them shared the processors, each would
-//! take longer and handle more timer ticks, and none would be complete before nearly all are.
+//! Limits concurrent resumes and fork children. If all of them shared the processors, each guest
+//! would take longer and handle more timer ticks, and none would be complete before nearly all are.
 //!
-//! Slots are assigned to owners in round-robin order. Creates are not limited: this would only
-//! delay their start while other guests run their own work.
+//! Each start needs one of a limited number of *slots*. Slots are assigned to owners in round-robin
+//! order. Creates are not limited: this would only delay their start while other guests run their
+//! own work.
 
 use jiffy_engine_api::steps;
 use parking_lot::Mutex;

@@ -290,6 +290,8 @@ impl TemplateSnapshots<'_> {
         self.0.template_snapshots.record_use(&snapshot.id);
         self.retire_older(&snapshot);
         self.retire_surplus(&snapshot);
+        // The *working set* is the memory that a restored guest accesses first. Later restores load
+        // it in advance.
         if let Err(e) = engine
             .record_working_set(template, &snapshot.id, &sandbox_identity.site)
             .await

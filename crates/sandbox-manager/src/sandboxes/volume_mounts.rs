@@ -91,6 +91,7 @@ impl Sandboxes {
             return Ok(guest);
         }
         // The future is boxed, because it is large.
+        // `false`: all volumes are mounted. The guest is new, so no server has been lost.
         let mounted = Box::pin(self.mount_volumes(&entry.record(), &*guest, false)).await;
         if let Err(e) = mounted {
             guest.stop().await;
@@ -158,6 +159,7 @@ async fn serve_lost(this: &WeakSandboxes, entry: &SandboxEntry) -> Result<(), Op
     if record.state != SandboxState::Running {
         return Ok(());
     }
+    // `true`: the guest still has its mounts, and only their lost servers are replaced.
     this.mount_volumes(&record, &*guest, true).await
 }
 

@@ -1,4 +1,6 @@
-//! Fetches of snapshots from the store: complete and correct, or rejected without remains.
+//! Fetches of snapshots from the store: complete and correct, or rejected without remains. A
+//! *layer* is the part of a memory or disk that one snapshot stores. A *pack* is an object of the
+//! store with many parts of layers.
 
 use crate::fake;
 use crate::uploads::{TestStore, figure, noise, stored};

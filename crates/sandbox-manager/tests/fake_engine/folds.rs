@@ -1,4 +1,5 @@
-//! Folds: a removed snapshot is folded into its only child unless it is in use.
+//! Folds: a removed snapshot is folded into its only child unless it is in use. The fold merges its
+//! files into the files of the child.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 

@@ -135,6 +135,7 @@ async fn an_idle_timeout_can_be_set_changed_and_removed_while_the_sandbox_runs()
         .await
         .unwrap();
     host.resume(&id).await.unwrap();
+    // `Some(None)`: the child has no timeout.
     let fork = host.fork(&id, 1, Some(None)).await.unwrap();
     let child = fork.children[0].as_ref().unwrap().id().to_owned();
     assert_eq!(idle(&host, &child), (Some(3600), true));

@@ -11,8 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
+/// Minimum number of calls of all clients.
 const CALLS: usize = 1000;
+/// Number of concurrent clients.
 const CLIENTS: usize = 20;
+/// Number of kills of the daemon during calls.
 const CRASHES: usize = 5;
 
 /// Performs a random call. Its error can only be a rejection, since no step fails here.

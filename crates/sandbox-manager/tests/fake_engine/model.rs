@@ -15,7 +15,9 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(3600);
 /// Longer duration than [`LONG`].
 const LONGER: Duration = Duration::from_secs(7200);
+/// Number of random histories.
 const SEEDS: u64 = 150;
+/// Number of rounds of concurrent operations in each history.
 const ROUNDS: usize = 12;
 /// Maximum number of concurrent operations. All of their orders are tried.
 const MAX_AT_ONCE: usize = 4;

@@ -100,6 +100,7 @@ fn cause(host: &Sandboxes, id: &str) -> String {
 #[test]
 fn a_crash_during_a_snapshot_leaves_no_partial_snapshot() {
     // The files are complete from the second step on: the recovery then completes the snapshot.
+    // Each step has the number of snapshots after the recovery.
     let steps = [
         ("snapshot", 2),
         ("snapshot-named", 3),

@@ -328,6 +328,7 @@ async fn removing_a_snapshot_during_its_upload_leaves_nothing() {
     .await;
     assert!(store.find(LOCAL_TENANT, &snapshot).await.is_none());
     assert_eq!(store.objects("manifests").len(), manifests);
+    // A lease in the store protects the objects of an upload in progress from a garbage collection.
     assert_eq!(store.objects("leases").len(), 0);
 }
 

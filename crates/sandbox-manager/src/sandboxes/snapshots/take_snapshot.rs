@@ -342,6 +342,7 @@ impl Snapshots<'_> {
                 }
             }
             Err(e) => {
+                // A snapshot of a template has no sandbox.
                 let what = match draft.sandbox.as_str() {
                     "" => format!("snapshot template `{}`", draft.template),
                     sandbox => format!("snapshot sandbox {sandbox}"),

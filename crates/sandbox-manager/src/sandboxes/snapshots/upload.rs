@@ -1,4 +1,6 @@
 //! Uploads snapshots to the store that hosts share, and removes copies from it, in the background.
+//! A *tenant* is the part of the store that belongs to one owner. The shared tenant has snapshots
+//! of stock templates, which all owners may read.
 //!
 //! Snapshots requested by clients and snapshots of paused sandboxes are uploaded together with
 //! their ancestors. The journal records each complete copy, so that a daemon continues after a
@@ -260,7 +262,7 @@ impl Snapshots<'_> {
         let place = self.place(record)?;
         let is_queued = self.0.uploads.is_queued(&record.id);
         let is_stored = record.store.root(&place).is_some();
-        // With heads, a pause is stored when its head is written.
+        // With heads, a pause counts as stored only when its head is written.
         Some(if is_stored && !(is_queued && self.0.heads.is_some()) {
             StoreState::Stored
         } else if is_queued {
@@ -285,8 +287,9 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Cancels the upload of a snapshot that a user removed. Removes the ids under which the store
-    /// has its copies, unless another user of the snapshot still requires them there.
+    /// Cancels the upload of a snapshot that a client removed. If other snapshots or sandboxes
+    /// still need the content, only the id is removed from the store, so that no host finds the
+    /// snapshot by it.
     pub(in crate::sandboxes) fn withdraw(self, id: &str) {
         self.0.uploads.cancel(id);
         let Some(record) = self.0.catalog.get(id).filter(|record| !is_named(record)) else {

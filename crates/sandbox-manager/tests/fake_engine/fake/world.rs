@@ -42,9 +42,10 @@ pub struct World {
     pub restores: Mutex<usize>,
     /// Version of all templates. A change invalidates their snapshots.
     pub version: Mutex<u32>,
-    /// Snapshots whose working set was recorded.
+    /// Snapshots whose working set (memory that a restored guest accesses first) was recorded.
     pub working_sets: Mutex<Vec<String>>,
-    /// Number of started rehearsals.
+    /// Number of started rehearsals. A rehearsal runs a few commands in a guest, so that their
+    /// programs are in the page cache.
     pub rehearsed: Mutex<usize>,
     /// Snapshots that were prefetched, one entry per prefetch.
     pub prefetched: Mutex<Vec<String>>,
