@@ -55,6 +55,7 @@ fn show(name: &str, mut values: Vec<u64>) {
     );
 }
 
+/// Measures restores of a booted guest with each policy for its memory.
 async fn restores(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     let spec = spec(512);
     let vm = prepared.boot(&spec).await.unwrap();
@@ -92,6 +93,7 @@ async fn restores(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
             run(&vm, "true", &[]).await;
             let done = began.elapsed().as_micros() as u64;
             run(&vm, "true", &[]).await;
+            // The first two rounds warm up.
             if round > 1 {
                 ready.push(up);
                 exec.push(done);
@@ -118,6 +120,8 @@ async fn restores(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     }
 }
 
+/// Measures snapshots of a guest that continues to run, by the memory that it wrote since the last
+/// snapshot.
 async fn live(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     let spec = spec(3072);
     let vm = prepared.boot(&spec).await.unwrap();
@@ -164,6 +168,7 @@ async fn live(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     }
 }
 
+/// Measures pauses and resumes of the vCPUs of an idle guest, and pauses to disk.
 async fn pauses(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     let vm = prepared.boot(&spec(2048)).await.unwrap();
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;

@@ -1,4 +1,6 @@
 //! `jiffy key`: manages the API keys of this host.
+//!
+//! The *budget* of a key consists of its limits and their present usage.
 
 mod budget;
 mod in_fleet;

@@ -389,6 +389,7 @@ async fn run_for_each(
 /// Runs an operation on one object, and returns its record.
 async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> anyhow::Result<Value> {
     let record = match operation {
+        // `false`: the record of the killed sandbox remains.
         BulkOperation::Kill => client.kill(id, false).await,
         BulkOperation::Remove | BulkOperation::RemoveListed => client.kill(id, true).await,
         BulkOperation::Resume {

@@ -171,7 +171,8 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     test_home.ok(&["snapshot", &dead, "--name", "kept"]);
     test_home.ok(&["pause", &asleep]);
     let names = |id: &str| -> u32 {
-        // The VMM that exits with this sandbox. The exit follows the answer.
+        // Pauses and resumes the sandbox, so that the VMM of the resume is the only new process.
+        // The VMM of the paused sandbox exits after the answer.
         let sockets = test_home.sockets();
         test_home.ok(&["pause", id]);
         wait_for("the paused VMM to exit", || {

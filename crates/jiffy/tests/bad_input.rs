@@ -149,8 +149,8 @@ fn as_root(memory: &str, program: &str) -> crate::support::Done {
 
 #[jiffy_test]
 fn a_guest_kernel_panic_is_reported_with_the_last_console_lines() {
-    // Fills the code of process 1 with a one-byte invalid instruction: the kernel panics when
-    // process 1 terminates.
+    // The program fills the code of process 1 with a one-byte invalid instruction: the kernel
+    // panics when process 1 terminates.
     let program = r#"
 code = next(l for l in open('/proc/1/maps') if 'r-xp' in l)
 start, end = (int(x, 16) for x in code.split()[0].split('-'))
@@ -176,9 +176,9 @@ const EAT_MEMORY: &str = "x = []\nwhile True: x.append(bytearray(1 << 20))";
 
 #[jiffy_test(engine = "each")]
 fn a_process_killed_for_memory_is_reported() {
-    // Offers other processes as victims. The kernel may need memory before the killed process has
-    // released its own; it then kills one of them instead of panicking. The next test covers the
-    // panic.
+    // The program offers other processes as victims. The kernel may need memory before the killed
+    // process has released its own; it then kills one of them instead of panicking. The next test
+    // covers the panic.
     let program = format!(
         "import subprocess\nfor _ in range(20): subprocess.Popen(['sleep', '600'])\n{EAT_MEMORY}"
     );

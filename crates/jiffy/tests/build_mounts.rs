@@ -71,8 +71,9 @@ fn mounts_are_visible_to_their_command_only_and_secrets_are_stored_nowhere() {
     // The search finds the log.
     assert!(!files_with(&home, "the token is ***").is_empty());
 
-    // Cached results need neither mounts nor secrets. A changed step receives the cache again, in
-    // another template as well, and the template's triggers run.
+    // Cached results need neither mounts nor secrets. A changed step receives the content of its
+    // cache mount again, also in another template. The `ONBUILD` instructions of the base template
+    // run.
     assert_eq!(cached(&project.built("mounted", &[])), 7);
     project.file(
         "Dockerfile",

@@ -200,7 +200,6 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
     assert!(all_differ(&words), "{words:?}");
 }
 
-/// Nanoseconds since 1970.
 #[jiffy_test(
     not_on_gvisor = "gVisor does not support MADV_WIPEONFORK, and reports this to programs"
 )]
@@ -238,6 +237,7 @@ nohup python3 mark.py >/dev/null 2>&1 & until [ -s seen ]; do sleep 0.01; done",
     assert_eq!(test_home.sh(&id, look), "wiped", "it was rolled back");
 }
 
+/// Returns the nanoseconds since 1970.
 fn now() -> i128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     i128::try_from(since.as_nanos()).unwrap()

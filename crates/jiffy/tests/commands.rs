@@ -311,7 +311,8 @@ fn sandbox_is_inspected_and_restarted(test_home: &TestHome, engine: &str) {
     assert_eq!((late.code, &late.stdout[..]), (Some(124), "running\n"));
     let waiting = test_home.begin(&["wait", "seen"]);
     crate::support::wait_for("the command to connect to the daemon", || {
-        // In addition to the listener, which was created under another name.
+        // One entry is the listener, under the name with which it was created: `jiffy.new`. Each
+        // connection to the daemon is a further entry.
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
         let place = format!("{}/run/jiffy.", test_home.dir.path().display());
         (sockets.matches(&place).count() > 1).then_some(())

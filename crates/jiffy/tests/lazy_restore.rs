@@ -1,4 +1,8 @@
 //! Tests for guests that run before their memory has been fetched from the store.
+//!
+//! The *fetcher* is the process of a host that downloads missing memory of guests from the store. A
+//! *grant* is a file that permits one VMM to read the layers of its snapshot. A *layer* is the part
+//! of a memory or disk that one snapshot stores, and a *chunk* is 64 KiB of it.
 
 use crate::support::store::TestStore;
 use crate::support::test_home::TestHome;

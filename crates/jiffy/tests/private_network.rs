@@ -211,6 +211,7 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
             .unwrap();
         let network = Network::open(&config).unwrap();
         let new = |owner, last, name| Member::new(&runtime, &network, owner, last, name);
+        // Arguments: owner, last byte of the address, and name.
         let (a, b) = (new("one", 2, "a"), new("one", 3, "b"));
         let (stranger, other) = (new("two", 2, "a"), new("two", 9, "other"));
         assert_eq!(networks(&a.namespace).len(), 2);
@@ -230,6 +231,7 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         // Another owner's network of the same name is another network.
         assert_eq!(stranger.resolve("other"), Ok(address(9)));
         is_connected(&stranger, address(2), &at_other, address(9));
+        // Codes of DNS answers: 5 = `REFUSED`, 3 = `NXDOMAIN`.
         assert_eq!(a.resolve("other"), Err(5));
         assert_eq!(a.resolve("other.net.jiffy.internal"), Err(3));
         assert_eq!(stranger.resolve("b.net.jiffy.internal"), Err(3));

@@ -2,6 +2,9 @@
 //! faults of the server and of disks.
 //!
 //! A *pack* is an object of the store with chunks of snapshots.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores. The *working set* of a
+//! snapshot consists of the pages that a restored guest touches first.
 
 use crate::support::s3::{self, Fault, Request, S3Proxy, S3Server};
 use crate::support::sandbox_http;

@@ -1,4 +1,6 @@
 //! Tests for snapshots that another daemon restores, whose data directory shares only the store.
+//!
+//! A *tenant* is an owner of snapshots in the store.
 
 use crate::support::store::{TestStore, directory};
 use crate::support::test_home::TestHome;

@@ -31,7 +31,9 @@ fn fixture() -> SnapshotFixture {
         functions: Ok(directory.join("jiffy-functions")),
     };
     let home = Home::locate().unwrap();
-    // Next to the data of the host, so that overlays become layers without copies.
+    // Next to the data of the host, so that overlays become layers without copies. An overlay is
+    // the file that receives the disk writes of a guest. A layer is the part of a disk that one
+    // snapshot stores.
     let dir = tempfile::tempdir_in(home.run()).unwrap();
     let prepared = Host::new(home, programs)
         .prepare("base", &mut |_| ())

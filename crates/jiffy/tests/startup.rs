@@ -3,6 +3,8 @@
 //!
 //! The *working set* of a snapshot consists of the pages that a restored guest touches first. They
 //! are recorded once, and read in advance at later starts.
+//!
+//! The *first use* is the request or command with which most uses of a template's sandboxes start.
 
 use crate::support::page_faults;
 use crate::support::test_home::TestHome;

@@ -2,6 +2,8 @@
 //! device).
 //!
 //! A *pack* is an object of the store with chunks of snapshots.
+//!
+//! A *tenant* is an owner of snapshots in the store.
 
 use crate::support::s3::{self, S3Server};
 use crate::support::skip;

@@ -73,6 +73,7 @@ fn snapshots_and_paused_sandboxes_reach_the_store() {
     home.ok(&["resume", &id]);
     home.sh(&id, "cat /home/user/small");
     let last = home.ok(&["snapshot", &id, "--durable"]);
+    // A lease in the store protects the objects of an upload in progress from a garbage collection.
     assert_eq!(objects(&bucket, "leases").0, 0);
     // The removal of a snapshot removes it from the store.
     let (names, _) = objects(&bucket, "names");

@@ -1,4 +1,7 @@
 //! `jiffy fleet init`: creates a fleet whose first member (host) is this one.
+//!
+//! *Records* are small objects by which the members agree. The *head* of a sandbox is the record
+//! that decides which host may run a stored sandbox.
 
 use super::local::{OwnContent, member_address};
 use super::token::join_command;

@@ -1,5 +1,10 @@
 //! `jiffy fleet status`, `drain` and other commands that the daemon of this host executes. A
 //! *verdict* is the decision of the fleet that a host is dead.
+//!
+//! A *shard* is a part of the fleet's sandboxes. Its *coordinator* is the host that registers
+//! hosts, declares silent hosts dead and selects the hosts of new sandboxes. A *term* is the time
+//! during which one host has this role. *Tables* are the API keys and template names, which each
+//! host holds in memory.
 
 use crate::cli::{FleetCommand, FleetMemberArgs};
 use crate::columns::{Align, Table};

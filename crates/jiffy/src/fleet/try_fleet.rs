@@ -4,6 +4,8 @@
 //!
 //! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
 //! fleet.
+//!
+//! *Records* are small objects in the S3 store or in etcd, by which the hosts agree.
 
 mod command;
 mod etcd;
@@ -370,7 +372,7 @@ fn create_home(home: &Path, has_template: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the S3 server of the laboratory.
+/// Starts the S3 server of the trial.
 fn start_s3(network: &Namespace, server: &Path, dir: &Path) -> anyhow::Result<Service> {
     let data = dir.join("s3");
     std::fs::create_dir_all(data.join("fleet"))?;

@@ -1,4 +1,6 @@
 //! Limits of keys for `jiffy key ls`, with their usage if a daemon runs.
+//!
+//! The *budget* of a key consists of its limits and their present usage.
 
 use hyper::Method;
 use jiffy_api::{Key, Limits};

@@ -1,4 +1,6 @@
 //! `jiffy template push` and `pull`: transfer templates to and from the shared store.
+//!
+//! A *tenant* is an owner of data in the store.
 
 use super::{mib, print_result, short};
 use crate::cli::StoreTargetArgs;

@@ -181,6 +181,7 @@ async fn execute(
     let (id, label) = (&*target.id, &target.label);
     Ok(match operation {
         Operation::Pause => {
+            // `false`: does not wait until the shared store has the memory.
             client.pause(id, false).await?;
             format!("paused {label}")
         }
@@ -210,6 +211,7 @@ async fn execute(
             format!("rolled back {label} to snapshot {}", short_id(snapshot))
         }
         Operation::Kill => {
+            // `false`: the record of the killed sandbox remains.
             client.delete(id, false).await?;
             format!("killed {label}")
         }

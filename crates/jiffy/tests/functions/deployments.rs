@@ -60,7 +60,8 @@ pub fn schedules(daemon: &FunctionDaemon) {
     remote.ok(&[&deploy[..], &["--schedule", EVERY_MINUTE]].concat());
 }
 
-/// A call that was due has been made. Not every run lasts until the end of a minute.
+/// Tests that a call that was due has been made. A run that ends within its first minute has no due
+/// call.
 pub fn scheduled_calls(daemon: &FunctionDaemon) {
     let shown = schedule(daemon);
     if !shown["lastAt"].is_null() {

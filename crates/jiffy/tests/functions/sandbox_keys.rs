@@ -1,4 +1,6 @@
 //! Tests for functions that call sandboxes, and for sandboxes that call functions.
+//!
+//! With the *callback secret* of a function, a sandbox can only invoke this function.
 
 use super::client::FunctionClient;
 use crate::support::lab::with_lab;
@@ -12,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Component that sends a request to the authority in its path; see the head of the file.
+/// Component that sends a request to the authority in its path; see the first lines of `http.wat`.
 const HTTP: &[u8] = include_bytes!("../../../function-runtime/tests/guests/http.wat");
 /// Answer of the component for a denied request.
 const DENIED: &str = "EP";

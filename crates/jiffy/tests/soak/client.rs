@@ -102,6 +102,7 @@ enum Operation {
 /// Performs a random operation that the state permits. `room` is true if another sandbox may run.
 fn operate(held: &mut LockedSandbox, random: &mut TestRandom, room: bool) -> Result<(), String> {
     let room = usize::from(room);
+    // The number before an operation is its weight in the random selection.
     let act = match held.model.state {
         State::Running => random.pick(&[
             (20, Operation::Verify),

@@ -1,4 +1,6 @@
 //! Model: each sandbox and snapshot with its possible numbers.
+//!
+//! A *number* is the value that the program in a guest stores in memory and on disk (`guest.rs`).
 
 use super::api::{Api, Reply};
 use serde_json::{Value, json};

@@ -2,6 +2,8 @@
 //! host.
 //!
 //! A *slot* is a network namespace with its devices and rules.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use super::registry::{Image, Request, Seen, page, send, serve, serve_tls};
 use super::two_keys::TwoKeys;

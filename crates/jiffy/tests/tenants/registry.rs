@@ -1,4 +1,6 @@
 //! Registries whose answers a test defines.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};

@@ -80,7 +80,7 @@ impl Host {
         self.home.join("daemon.log")
     }
 
-    /// Returns its namespaces.
+    /// Returns the namespaces of the machine.
     pub fn namespace(&self) -> anyhow::Result<&Namespace> {
         let running = self.running.as_ref().map(|running| &running.namespace);
         running.with_context(|| format!("{} is switched off: start it first", self.name))
