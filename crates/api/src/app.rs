@@ -103,6 +103,7 @@ pub struct App {
     pub(crate) console_times: Arc<ConsoleTimes>,
     pub(crate) event_streams: Arc<EventStreams>,
     pub(crate) displayed_usage: Arc<Recent<Arc<str>>>,
+    /// API keys whose events were recorded.
     pub(crate) reported_keys: Arc<ReportedKeys>,
     pub(crate) ignored_fields: Arc<IgnoredFieldCounts>,
     /// Results of comparisons, for their further pages.
@@ -111,7 +112,7 @@ pub struct App {
     pub(crate) audit: Option<AuditLog>,
     /// True if the log also contains commands and file paths of calls on guests.
     pub(crate) audits_commands: bool,
-    /// Basis of the next count of usage.
+    /// State of the last count of usage, from which the next one computes differences.
     pub(crate) usage_counts: Arc<UsageCounts>,
     /// Secrets of API keys. `None` if this host stores none.
     pub(crate) secrets: Option<Arc<Secrets>>,

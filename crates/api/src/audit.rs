@@ -14,7 +14,7 @@ use percent_encoding::percent_decode_str;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Interval at which counted calls are recorded.
+/// Interval at which the numbers of rejected calls that were only counted are recorded.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum length of a recorded id, name or header in characters.
 const MAX_TEXT: usize = 128;
@@ -32,7 +32,7 @@ const UNRECORDED: [&str; 5] = [
     "/.well-known/jwks.json",
     "/functions/{name}/invoke",
 ];
-/// Path parameters that are secret.
+/// Path parameters that are secret: `{word}` is the secret part of an upload link.
 const SECRET: [&str; 1] = ["{word}"];
 
 /// Session of the web console that makes a call, as an extension of the request.
@@ -60,7 +60,8 @@ pub async fn count_rejections(app: App) {
     loop {
         tokio::time::sleep(COUNT_INTERVAL).await;
         if let Some(log) = &app.audit {
-            log.write_counted(false);
+            let all_periods = false;
+            log.write_counted(all_periods);
         }
     }
 }

@@ -1,4 +1,7 @@
 //! Authentication of requests: determines the [`Caller`] from the listener or from an API key.
+//!
+//! A *sandbox key* belongs to a function. With its two secrets, the function calls the API, and
+//! sandboxes call the function.
 
 use crate::app::App;
 use crate::audit::AuditedCaller;
@@ -263,8 +266,8 @@ pub(crate) fn unverifiable(error: KeyError) -> ApiError {
 /// Authenticates a request by its key. See [`check_key`] for the limit on failures.
 pub(crate) fn identify(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
-    // On a connection from inside the host, only the secrets of sandbox keys are valid, and
-    // failures are not counted.
+    // On a connection from a function or sandbox of this host, only the secrets of sandbox keys are
+    // valid, and failures are not counted.
     if let Some(origin) = request.extensions().get::<InternalOrigin>() {
         return app.internal_caller(origin, request);
     }

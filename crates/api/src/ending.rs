@@ -55,8 +55,8 @@ impl App {
         let failed = |e: jiffy_template_builder::RecordError| ApiError::internal(e.to_string());
         let mut cancelled = Vec::new();
         let templates = builder.records().templates().map_err(failed)?;
-        // Builds of a key that acts for the host's owner belong to templates of the host. Therefore
-        // the templates of all owners are searched.
+        // Builds of a key with the scope `admin`, which acts for the host's owner, belong to
+        // templates of the host. Therefore the templates of all owners are searched.
         for template in templates {
             let builds = builder.records().builds(&template.id).map_err(failed)?;
             // A finished build cannot be cancelled.

@@ -50,7 +50,7 @@ fn invalid(message: impl std::fmt::Display) -> ApiError {
     ApiError::invalid(format!("`rules`: {message}"))
 }
 
-/// Parses rules of a request in either form.
+/// Parses rules of a request in the form of E2B or of CubeSandbox.
 pub(crate) fn parse_rules(rules: Option<&NewNetworkRules>) -> Result<Vec<HeaderRule>, ApiError> {
     let Some(rules) = rules.filter(|rules| !rules.is_empty()) else {
         return Ok(Vec::new());
@@ -128,7 +128,8 @@ fn by_host(rules: &NewNetworkRules) -> Result<Vec<HeaderRule>, ApiError> {
             ..HeaderRule::default()
         });
     }
-    // A host takes precedence over `*.`, and a long domain over a short one.
+    // A complete host name takes precedence over a wildcard (`*.`), and a long domain over a short
+    // one.
     all.sort_by_key(|rule| {
         (
             rule.host.starts_with("*."),
@@ -204,7 +205,7 @@ fn of_match(rule: MatchRule) -> Result<HeaderRule, ApiError> {
     })
 }
 
-/// Checks a rule. Encrypts values without a reference.
+/// Checks a rule. Encrypts values without a reference to a secret or an identity token.
 fn checked(
     mut rule: HeaderRule,
     secrets: &Secrets,

@@ -74,13 +74,15 @@ pub async fn report_keys(app: App) {
             for key in &keys {
                 let is_revoked = key.revoked_ms.is_some();
                 match before.as_ref().map(|before| before.get(&key.id)) {
-                    // Keys from before the start of the daemon.
+                    // The first comparison: the keys are from before the start of the daemon.
                     None => {
                         app.reported_keys
                             .0
                             .lock()
                             .insert(key.id.clone(), is_revoked);
                     }
+                    // The key has been in this state for one interval. An event that was recorded
+                    // before is not recorded again.
                     Some(Some(was_revoked)) if *was_revoked == is_revoked => {
                         let kind = if is_revoked {
                             EventType::KeyRevoked
@@ -89,8 +91,8 @@ pub async fn report_keys(app: App) {
                         };
                         app.report_key(kind, key);
                     }
-                    // Reported at the next comparison: a call in flight may report it first, with
-                    // its caller.
+                    // The key is new or was just revoked. It is reported at the next comparison: a
+                    // call in flight may report it first, with its caller.
                     Some(_) => {}
                 }
             }

@@ -17,7 +17,7 @@ pub(crate) fn not_in_a_fleet(objects: &str) -> ApiError {
 }
 
 /// Calls `work` with the owner of the caller's objects, which is empty for the owner of the host.
-/// `work` waits for the disk.
+/// `work` waits for the disk. `refused` converts its error.
 pub(crate) async fn for_owner<T, E>(
     caller: &Caller,
     refused: fn(E) -> ApiError,
@@ -31,7 +31,7 @@ where
     blocking(refused, move || work(&owner)).await
 }
 
-/// Calls `work`, which waits for the disk.
+/// Calls `work`, which waits for the disk. `refused` converts its error.
 pub(crate) async fn blocking<T, E>(
     refused: fn(E) -> ApiError,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,

@@ -8,6 +8,8 @@
 //!
 //! A *permit* counts towards a limit until it is dropped. In a fleet, each host has a *share* of
 //! each limit of a key, and admits operations within its share.
+//!
+//! The *floor* of a request is the minimum disk space with which its operation can start.
 
 mod figures;
 mod fleet;
@@ -226,7 +228,8 @@ impl Quota {
         limits
     }
 
-    /// Returns the maximum number of exchanges of a key: its own limit, or the common share.
+    /// Returns the maximum number of exchanges of a key: its own limit, or the default of this
+    /// host.
     pub fn max_exchanges(&self, key: &Key) -> Option<u64> {
         let own = key.limits.max_exchanges.map(u64::from);
         own.or_else(|| self.exchange_share.get().copied())
@@ -271,7 +274,7 @@ impl Quota {
                     match grown {
                         Ok(()) if Instant::now() < deadline => {}
                         Ok(()) => return Err(Denied::Shares(Vec::new()).error()),
-                        // The share may suffice for the minimum.
+                        // The share of this host may suffice for the floor.
                         Err(error) => {
                             let permit = self.try_reserve_minimum(key, request, new);
                             return permit.map_err(|_| error);
@@ -438,7 +441,7 @@ impl Quota {
         let key = self.keys.in_force(owner);
         let key = key.map_err(|e| ApiError::internal(e.to_string()))?;
         let own = key.and_then(|key| key.limits.max_exchanges).map(u64::from);
-        // Without a share, only keys with limits of their own are limited.
+        // Without a default, only keys with limits of their own are limited.
         let share = self.exchange_share.get().copied().unwrap_or(u64::MAX);
         let limit = own.unwrap_or(share);
         let mut limits = self.exchange_limits.lock();

@@ -1,5 +1,7 @@
 //! Access for sessions of the web console: exchange of a key for a session, validity of the key
 //! later, and connections to the agents of guests. The rules of the API's calls apply.
+//!
+//! An *exchange* is a request to a sandbox or function with its response or stream.
 
 use crate::app::App;
 use crate::caller::{Caller, check_key, is_key_length, unverifiable};

@@ -13,7 +13,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Function: its owner and name.
 type FunctionName = (Option<String>, String);
 
-/// Basis of the next count.
+/// State of the last count, behind a lock.
 #[derive(Debug, Default)]
 pub(crate) struct UsageCounts(Mutex<Counted>);
 

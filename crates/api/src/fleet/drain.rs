@@ -40,6 +40,7 @@ impl Fleet {
         host: MemberId,
         body: DrainHost,
     ) -> Result<HostOperation, ApiError> {
+        // The host drains already: the call only waits, or pauses running sandboxes.
         let is_repeated = self.node.members().row(host).map(|row| row.state)
             == Some(MemberState::Draining)
             && (body.wait || body.force);

@@ -1,8 +1,9 @@
 //! Forwarding of calls to the member of the fleet that has the sandbox, and the receipt of calls
 //! that another member forwards.
 //!
-//! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
-//! declares silent members dead.
+//! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
+//! hosts of new sandboxes and declares silent members dead. An *admission* is its permission for
+//! one new sandbox on a host.
 //!
 //! The *head* of a request or response is its first line and its headers, without the body.
 
@@ -186,8 +187,8 @@ pub fn receive_forwarded(request: &mut Request<Body>) {
 }
 
 impl Fleet {
-    /// Sends a call to a member. The response ends with an error if the member is declared dead
-    /// before its head arrives.
+    /// Sends a call to a member. Fails if the member is declared dead before the head of the
+    /// response arrives.
     pub(super) async fn send(
         &self,
         member: MemberId,
@@ -265,6 +266,8 @@ impl Fleet {
                 Ok(response) if !is_moved(&response) => return Ok(Some(response)),
                 Ok(_) => {}
                 Err(error) => {
+                    // The sandbox may have moved since the place was remembered. If the request was
+                    // not sent, the place is therefore looked up again once.
                     let is_stale = place.is_remembered && error.is_unsent;
                     if !is_stale || attempt > 0 {
                         return Err(host_lost(place.member, &error.reason));

@@ -28,8 +28,8 @@ const UNKNOWN: Duration = Duration::from_secs(1);
 /// Maximum number of remembered functions.
 const MAX_REMEMBERED: usize = 4096;
 
-/// Places of functions by their labels. Clients need no key to request a label, so that not every
-/// request may cause a search.
+/// Places of functions by their labels. Clients need no key to request a label, so a request must
+/// not always cause a search.
 #[derive(Debug, Default)]
 pub(super) struct FunctionPlaces(Mutex<HashMap<String, (Option<MemberId>, Instant)>>);
 

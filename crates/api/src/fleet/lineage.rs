@@ -88,7 +88,8 @@ impl Fleet {
     }
 }
 
-/// Merges lineages of one object. A node of several hosts is shown as on a host that has it.
+/// Merges lineages of one object. If several hosts report a node, a host that has it takes
+/// precedence over hosts on which it is removed.
 fn merge(parts: Vec<Lineage>) -> Lineage {
     let mut merged = Lineage {
         nodes: Vec::new(),

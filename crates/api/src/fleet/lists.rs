@@ -118,7 +118,7 @@ impl Fleet {
             Ok(answers) => answers,
             Err(response) => return Ok(response),
         };
-        // A sandbox that moves at this moment may be on two hosts.
+        // A sandbox that moves at this moment may be on two hosts. The running one is shown.
         let mut items: BTreeMap<PagePosition, Value> = BTreeMap::new();
         for body in answers.bodies.drain(..) {
             let Value::Array(page) = body else { continue };
@@ -313,7 +313,7 @@ fn merge_templates(
             None => (None, name.to_owned()),
         }
     };
-    // The host that built a template knows its id.
+    // Only the host that built a template knows its id. Hosts with a copy show the name as the id.
     let has_id = |pair: &Value| pair[1]["templateID"] != pair[1]["aliases"][0];
     let merged = merge_by(items, key, |new, old| has_id(new) && !has_id(old));
     let has_next = has_next || merged.len() > page.limit();

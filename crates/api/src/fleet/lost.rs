@@ -329,7 +329,7 @@ fn lost_sandbox(of: RosterOf, since_ms: Option<u64>, entry: &RosterEntry) -> Opt
     })
 }
 
-/// Returns the entry of a sandbox. `None` if it is killed.
+/// Returns the entry of a sandbox. `None` if it is killed, or its creation has not finished.
 pub(super) fn entry_of(rows: &FleetRows, sandbox: &Sandbox) -> Option<RosterEntry> {
     let state = match sandbox.state() {
         SandboxState::Killed | SandboxState::Creating => return None,
@@ -359,6 +359,7 @@ pub(super) fn entry_of(rows: &FleetRows, sandbox: &Sandbox) -> Option<RosterEntr
 pub(super) fn is_draining(node: &Node) -> bool {
     let members = node.members();
     let row = members.row(node.id());
+    // This host has compared its sandboxes with their heads, and its registration is in force.
     row.is_some_and(|row| row.state == MemberState::Draining)
         && node.view().is_ready()
         && node.authority().is_some()

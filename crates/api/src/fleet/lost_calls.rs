@@ -38,8 +38,8 @@ const RELEASE_INTERVAL: Duration = Duration::from_millis(100);
 const VERDICT_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl LostSandbox {
-    /// Returns the error of a resume whose head shows that the sandbox was resumed on the lost
-    /// host.
+    /// Returns the error of a resume if the head shows that the lost host has resumed the sandbox
+    /// after it wrote its roster.
     pub(crate) fn error_of_newer(&self, caller: &Caller) -> ApiError {
         let mut lost = self.clone();
         if lost.state == RosterState::Stored {
@@ -171,6 +171,7 @@ impl Fleet {
     ) -> Result<Response, ApiError> {
         let path = request.uri().path();
         let path = path.strip_prefix("/v2").unwrap_or(path);
+        // True for `/sandboxes/ID`: the call is on the sandbox as a whole.
         let is_whole = path.trim_matches('/').split('/').count() == 2;
         match *request.method() {
             Method::GET if is_whole => Ok(Json(app.detail(caller, &lost.record)).into_response()),

@@ -122,6 +122,7 @@ fn merge<T>(
 ) -> LogPage<T> {
     let parse = |id: &String| id.parse::<EntryId>().ok();
     let more = pages.iter().any(|page| page.more);
+    // Last ids of the incomplete pages.
     let ends = pages.iter().filter(|page| page.more);
     let ends = ends.filter_map(|page| page.next.as_ref().and_then(parse));
     let nexts: Vec<EntryId> = pages
@@ -140,10 +141,12 @@ fn merge<T>(
             other.until
         },
     });
+    // Hosts may still record entries that are newer than this id.
     let settled = EntryId {
         time_us: now_ms.saturating_sub(SETTLED_MS).saturating_mul(1000),
         host: FIRST_HOST.into(),
     };
+    // Each page is complete up to this id. Entries beyond it are left to the next page.
     let end = match query.order {
         Order::Ascending => ends.min().map_or(settled.clone(), |end| end.min(settled)),
         Order::Descending => ends.max().unwrap_or(EntryId {

@@ -45,7 +45,7 @@ type Index = HashMap<(Option<String>, String), Tags>;
 /// Names in the tables of the fleet.
 pub struct TableNames {
     tables: Tables,
-    /// Index of the rows at a commit.
+    /// Index of the rows, with the number of the commit of the tables from which it was built.
     index: Mutex<(u64, Arc<Index>)>,
 }
 

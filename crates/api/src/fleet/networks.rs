@@ -4,6 +4,10 @@
 //! is placed on this host. The host that executes a create reserves the row first, so that two
 //! hosts cannot create the same network: the coordinator decides, and the other host rejects the
 //! create.
+//!
+//! The *coordinator* is the member (host) of the fleet that selects the hosts of new sandboxes and
+//! declares silent members dead. A *row* is the entry of a sandbox or of a name in the directory of
+//! the fleet.
 
 use super::{Fleet, host_lost};
 use crate::app::App;
@@ -24,7 +28,8 @@ impl Fleet {
         allowed: &mut Vec<MemberId>,
     ) -> Result<(), ApiError> {
         let hash = self.network_hash(owner, network);
-        // An earlier answer may be outdated after the end of the network.
+        // The remembered place may be outdated: the network may have ended, and may have been
+        // created again on another host.
         self.node.forget(hash);
         let Some(place) = self.node.locate(hash).await? else {
             return Ok(());

@@ -28,7 +28,7 @@ pub struct FleetProbe {
 async fn read(records: &SealedRecords, key: &str) -> Result<(), RecordError> {
     let key: RecordKey = key.parse()?;
     match records.get(&key).await {
-        // The read has succeeded.
+        // The backend has answered, even if the record is damaged or older than before.
         Ok(_) | Err(RecordError::Regressed { .. } | RecordError::Damaged { .. }) => Ok(()),
         Err(error) => Err(error),
     }
@@ -91,7 +91,7 @@ impl Fleet {
         }
     }
 
-    /// Returns the numbers of sandboxes of lost hosts.
+    /// Returns for each lost host how many sandboxes it has in which state.
     pub(crate) fn losses(&self) -> Vec<HostLoss> {
         let members = self.node.members();
         let dead = members.rows.iter();

@@ -5,7 +5,7 @@
 //! own roster, and the other hosts read it when the host is lost. Paused sandboxes that a draining
 //! host has given up are in one more roster.
 //!
-//! A *member* is a host of the fleet.
+//! A *member* is a host of the fleet. The *coordinator* is the member that places new sandboxes.
 
 use super::forward::{BufferedCall, Forwarded, Purpose};
 use super::lists::Listed;

@@ -22,6 +22,7 @@ pub(super) const NETWORK: &str = "network";
 /// wrote or read it last.
 #[derive(Debug, Clone, Default)]
 struct Head {
+    /// Number of replacements of the record.
     revision: u64,
     /// Snapshot of the stored pause, if any.
     stored: Option<String>,
@@ -107,6 +108,7 @@ impl FleetRows {
             networks.entry(hash).or_default().insert(id.to_owned());
             self.node.change_row(RowChange::Put(Row {
                 hash,
+                // A network has no head.
                 revision: Revision(0),
                 state: RowState::Running,
             }));
@@ -137,7 +139,8 @@ impl FleetRows {
         let id = is_alive.then(|| self.hash(ID, &[sandbox.id()]));
         let name = sandbox.name().filter(|_| is_alive);
         let name = name.map(|name| self.hash(NAME, &[sandbox.owner().unwrap_or(""), name]));
-        // A repeated create finds a killed sandbox as long as its record exists.
+        // The row of the idempotency key remains when the sandbox is killed: a repeated create
+        // finds the sandbox as long as its record exists.
         let hashes = [id, name, self.idempotency_hash(sandbox)];
         let row = |hash| Row {
             hash,

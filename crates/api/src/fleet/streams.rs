@@ -112,6 +112,8 @@ impl Fleet {
                 Ok(Err(response)) if !is_moved(&response) => return Ok(Some(response)),
                 Ok(Err(_)) => {}
                 Err(error) => {
+                    // The sandbox may have moved since the place was remembered. If the request was
+                    // not sent, the place is therefore looked up again once.
                     let is_stale = place.is_remembered && error.is_unsent;
                     if !is_stale || attempt > 0 {
                         return Err(host_lost(place.member, &error.reason));

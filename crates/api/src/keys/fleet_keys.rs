@@ -33,7 +33,8 @@ pub(super) struct FleetKeys {
     runtime: Handle,
     /// Time of the last use of each key on this host.
     uses: Mutex<HashMap<String, u64>>,
-    /// Ids of the keys whose resources are to be removed, with the commit to which they belong.
+    /// Ids of the keys whose resources are to be removed, with the number of the commit of the
+    /// tables from which they were read.
     ended: Mutex<(u64, Vec<String>)>,
 }
 
@@ -213,6 +214,7 @@ impl FleetKeys {
             let _ = answer.send(tables.change(action).await);
         });
         let wait = || result.recv().unwrap_or(Err(TableError::Unsettled));
+        // A worker thread of the runtime passes its other tasks to another thread before it waits.
         let is_worker = Handle::try_current()
             .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
         let changed = if is_worker {

@@ -1,4 +1,4 @@
-//! Tests of API keys in the database of a host.
+//! Tests of API keys, in the database of a host and in a fleet.
 
 use super::database::{BUSY_TIMEOUT, SCHEMA};
 use super::*;

@@ -1,7 +1,9 @@
 //! Limits of keys that hold for all hosts of a fleet.
 //!
-//! The coordinator divides a limit among the members. A member admits operations within its shares,
-//! and requests a larger share if one is too small.
+//! A *budget* is one limit of one key on all hosts. The coordinator divides it among the members: a
+//! *share* is the part that one member may use. A member admits operations within its shares, and
+//! requests a larger share if one is too small. The coordinator then *recalls* unused parts of the
+//! shares of other members.
 //!
 //! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
 //! hosts of new sandboxes and declares silent members dead.
@@ -28,7 +30,7 @@ const RECALL_PAUSE: Duration = Duration::from_millis(250);
 
 /// Resource with a limit for the whole fleet.
 struct Resource {
-    /// Part of the owner of its budget.
+    /// Name of the resource in the owner of its budget (`KEY:NAME`).
     name: &'static str,
     /// Error code of an exhausted limit.
     code: &'static str,
@@ -313,6 +315,7 @@ impl Quota {
             }
         }
         if is_full {
+            // The sandboxes that former processes started are counted now.
             shares.lock().set_complete(true);
         }
     }
@@ -341,7 +344,8 @@ async fn count(quota: Weak<Quota>, node: Node, released: Arc<Notify>) {
         tokio::time::sleep(MIN_INTERVAL).await;
         tokio::select! {
             () = released.notified() => {
-                // Only periodic counts lead to a full count, except the first one.
+                // Such a count does not advance `number`, and must not repeat the full count of the
+                // start.
                 number = number.max(1);
                 has_released = true;
             }

@@ -1,5 +1,7 @@
 //! Compares a request with the limits of its key. An error states the usage, the limit and the
 //! remedy.
+//!
+//! The *floor* of a request is the minimum disk space with which its operation can start.
 
 use super::KeyUsage;
 use crate::error::{ApiError, HOST_BUSY, INTERNAL};

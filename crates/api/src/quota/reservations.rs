@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 impl Quota {
     /// Reserves `count` new sandboxes, which also count for the caller's creates per minute.
-    /// If the sandboxes will be paused without a request (`pauses`), they count as paused from the
-    /// start. Only keys have quotas: the host's owner gets an unlimited permit.
+    /// If the sandboxes will be paused automatically, at their timeout or when they are idle
+    /// (`pauses`), they count as paused from the start. Only keys have quotas: the host's owner
+    /// gets an unlimited permit.
     pub async fn reserve_new(
         self: &Arc<Self>,
         caller: &Caller,

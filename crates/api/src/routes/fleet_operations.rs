@@ -1,4 +1,8 @@
 //! Calls for operators' commands on the hosts of a fleet: drain, removal and others.
+//!
+//! A *front* is a machine without sandboxes that passes requests of clients to the members. In a
+//! *mass silence*, more than half of the hosts are silent, and none is declared dead. The *records*
+//! of the fleet are the small objects by which the hosts agree.
 
 use super::fleet::fleet_of;
 use crate::app::App;

@@ -1,4 +1,4 @@
-//! Lists of sandboxes, and the description of one sandbox.
+//! Lists of sandboxes, and the description of one sandbox. A *member* is a host of a fleet.
 
 use crate::app::App;
 use crate::caller::Caller;

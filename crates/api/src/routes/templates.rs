@@ -149,8 +149,8 @@ fn entry_of(
     tags: &[TemplateInfo],
 ) -> Result<Option<(String, Template)>, ApiError> {
     // The default tag describes the template. Without it, use the first tag.
-    let own = tags.iter().find(|t| t.tag == DEFAULT_TAG);
-    let Some(info) = own.or(tags.first()) else {
+    let default_tag = tags.iter().find(|t| t.tag == DEFAULT_TAG);
+    let Some(info) = default_tag.or(tags.first()) else {
         return Ok(None);
     };
     let name = info.without_tag();

@@ -86,17 +86,17 @@ pub(super) async fn timeout(
     let timeout = timeout.map(|limit| limit.map(Duration::from_secs));
     let idle_s = app.config.idle_timeout(body.idle_timeout)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    // The schema of the body does not express this rule, so a sandbox of another key is reported
-    // first, as for every valid body.
+    // Checked after the look-up: such a body is valid by its schema, so the 404 for a sandbox of
+    // another key precedes this 400.
     if timeout.is_none() && idle_s.is_none() {
         return Err(ApiError::invalid("`timeout` or `idleTimeout` is missing"));
     }
     let idle_s = idle_s.map(|seconds| Some(seconds).filter(|seconds| *seconds > 0));
-    // A sandbox that will be paused without a request counts as paused from now on. The permit is
-    // held until the change is counted.
-    let is_new = matches!(idle_s, Some(Some(_))) && !record.settings().pauses();
+    // A sandbox with an idle timeout counts towards its owner's limit of paused sandboxes already
+    // while it runs. The permit is held until the changed settings are counted.
+    let starts_to_count = matches!(idle_s, Some(Some(_))) && !record.settings().pauses();
     let _permit = match record.state() {
-        SandboxState::Running if is_new => {
+        SandboxState::Running if starts_to_count => {
             Some(app.quota.reserve_pause_when_idle(&caller, &record).await?)
         }
         _ => None,

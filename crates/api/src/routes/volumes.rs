@@ -212,6 +212,7 @@ impl App {
             return Ok(());
         };
         let remove = move || {
+            // No limit: the maximum of a signed integer of the database.
             let all = volumes.volumes().list(&owner, None, usize::MAX >> 1)?;
             for volume in &all {
                 volumes.remove(volume)?;

@@ -228,9 +228,8 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
 /// Returns the part of a pattern before the first component with a wildcard. This directory can be
 /// copied as a whole: the client put only matching files into the archive.
 fn literal_prefix(pattern: &str) -> String {
-    // True for a component without a wildcard.
-    let special = |part: &&str| !part.contains(['*', '?', '[', '{']);
-    let parts: Vec<&str> = pattern.split('/').take_while(special).collect();
+    let is_literal = |part: &&str| !part.contains(['*', '?', '[', '{']);
+    let parts: Vec<&str> = pattern.split('/').take_while(is_literal).collect();
     match parts.join("/") {
         all if all.is_empty() => ".".to_owned(),
         // A dollar sign is literal in these paths.

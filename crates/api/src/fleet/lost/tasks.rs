@@ -66,6 +66,7 @@ async fn write_own(
     rows: Weak<FleetRows>,
     sandboxes: WeakSandboxes,
 ) {
+    // True if the roster must be written without a further change.
     let mut is_due = true;
     loop {
         {
@@ -77,8 +78,8 @@ async fn write_own(
             }
         }
         sleep(WRITE_DELAY).await;
-        // A host that was declared dead compares its sandboxes with their heads first. Other hosts
-        // may have changed its roster.
+        // A host that was declared dead must not write yet: other hosts may have changed its
+        // roster. It registers again, and compares its sandboxes with their heads first.
         if node.authority().is_none() || !node.view().is_ready() {
             is_due = true;
             sleep(RETRY_DELAY).await;

@@ -1,4 +1,5 @@
-//! Two members of a fleet in this process, with records in memory.
+//! Two members (hosts) of a fleet in this process, with records in memory. The *tables* of a fleet
+//! are the API keys and template names that each host holds in memory.
 
 use super::{Keys, import_keys};
 use async_trait::async_trait;
