@@ -46,7 +46,8 @@ fn sandbox_calls(id: &str) -> Vec<(&'static str, String, Value)> {
     ]
 }
 
-/// Calls on a snapshot, by id or name.
+/// Calls on a snapshot, by id or name. `own` is the sandbox of the caller that is rolled back to
+/// it.
 fn snapshot_calls(id: &str, own: &str) -> Vec<(&'static str, String, Value)> {
     let rollback = json!({ "snapshotID": id });
     let create = json!({ "templateID": id });
@@ -145,6 +146,7 @@ async fn responses_to_a_read_key_contain_no_link_to_a_port() {
         .to_owned();
     let path = format!("/sandboxes/{id}/snapshots");
     api.post(&path, json!({})).await.expect(201);
+    // Read-only callers are shown the first ten characters of ids.
     let short = &id[..10];
     let read = |path: String| {
         let (api, reader) = (&api, &reader);
@@ -211,6 +213,7 @@ impl Api {
     }
 }
 
+/// Returns a secret that no key has.
 fn wrong() -> String {
     format!("e2b_{}", "0".repeat(40))
 }
@@ -223,6 +226,7 @@ async fn only_an_address_that_guesses_keys_is_throttled() {
     let mut refused = 0;
     while api.from(guesser, Some(&wrong())).await.status == 401 {
         refused += 1;
+        // An address is throttled after a burst of 100 failures.
         assert!(refused <= 200, "the address is not throttled");
     }
     assert!(refused >= 20, "{refused}: throttled too early");
@@ -237,6 +241,7 @@ async fn only_an_address_that_guesses_keys_is_throttled() {
     api.from("192.0.2.2", Some(&wrong())).await.expect(401);
     let rotated = api.keys.rotate(&made.key.id, Duration::ZERO, None).unwrap();
     api.from(guesser, Some(&rotated.secret)).await.expect(200);
+    // The old secret is wrong after the rotation.
     let old = api.from(guesser, Some(&made.secret)).await;
     assert_eq!(old.expect_error(429), "authentication_failures");
     // An IPv6 network of 64 bits counts as one client.
@@ -387,7 +392,7 @@ async fn links_end_with_their_key() {
     put().await.expect(200);
     api.keys.revoke(&made.key.id).unwrap();
     assert_eq!(put().await.expect_error(404), "upload_not_found");
-    // Other keys get no links to its sandboxes either.
+    // Administrators get no links to the sandboxes of a revoked key either.
     let links = Arc::new(|id: &str, port: u16, _: u64| format!("http://{id}/{port}"));
     let api = Api::with(|app| app.with_preview(links));
     let (bob, made) = api.key(Scope::Create, Limits::default());

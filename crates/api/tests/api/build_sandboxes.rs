@@ -1,5 +1,5 @@
 //! Sandboxes of builds: they terminate with their build, and a build waits for free memory of the
-//! host.
+//! host. The fake engine (`world`) can hold the start of a sandbox at its step `restore`.
 
 use crate::names::put;
 use crate::support::fake::until;
@@ -57,7 +57,7 @@ async fn cancelling_a_build_removes_a_sandbox_that_is_starting() {
     assert_eq!(world.running(), [""; 0]);
 }
 
-/// A host whose memory is exhausted at first.
+/// A host whose memory is exhausted until the flag is true.
 #[derive(Debug, Default)]
 struct Short(AtomicBool);
 

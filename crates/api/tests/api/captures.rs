@@ -1,4 +1,5 @@
-//! Snapshots that are acknowledged when they are captured.
+//! Snapshots that are acknowledged when they are captured. While `storing_waits` of the fake engine
+//! is true, captured snapshots are not stored.
 
 use crate::support;
 
@@ -18,6 +19,7 @@ async fn a_snapshot_that_is_acknowledged_when_captured_is_storing_until_it_is_re
     let taken = take(json!({ "ack": "captured", "name": "early" })).await;
     let taken = taken.expect(201);
     assert_eq!(taken.text("status"), "storing");
+    // The fake engine reports this time.
     assert_eq!(taken.body["stoppedMs"], json!(7.0));
     let snapshot = taken.text("snapshotID");
     let one = format!("/snapshots/{snapshot}");

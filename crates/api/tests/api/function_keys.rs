@@ -1,4 +1,7 @@
-//! Keys of functions for sandboxes: permissions of their holders, and their lifetime.
+//! Sandbox keys of functions: permissions of their holders, and their lifetime.
+//!
+//! A sandbox key has two secrets. With the first one, the function calls the API. With the second
+//! one, the *callback secret*, a sandbox may only invoke the function.
 
 use crate::support::{Answer, Api, TestCaller};
 use axum::body::{Body, to_bytes};
@@ -67,7 +70,8 @@ pub fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> Function
 }
 
 pub fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
-    SandboxKey::new(key.key.id.clone(), false, scope).unwrap()
+    let is_own = false;
+    SandboxKey::new(key.key.id.clone(), is_own, scope).unwrap()
 }
 
 /// Opens functions whose records are in a directory.
@@ -269,7 +273,8 @@ async fn a_functions_key_is_valid_only_on_its_own_connections() {
     at(agent(&one), &for_one.secret).await.expect(200);
     unknown(at(agent(&one), &for_two.secret).await);
     unknown(at(agent(&two), &for_one.secret).await);
-    // An API key is not accepted from inside, and a function's key only from there.
+    // On connections of functions and sandboxes, API keys are not accepted. Each secret of a
+    // sandbox key is accepted only on connections of its holder.
     unknown(at(agent(&one), &one.secret).await);
     unknown(at(agent(&one), &for_one.callback).await);
     unknown(at(agent(&one), "").await);

@@ -146,6 +146,7 @@ async fn the_idle_timeout_of_a_running_sandbox_is_set_within_the_limits_of_its_k
         .expect(204);
     assert_eq!(settings(&first).idle_timeout_s, Some(3600));
     assert!(settings(&first).auto_resume);
+    // The default timeout.
     assert_eq!(settings(&first).timeout_s, Some(300));
     // The sandbox counts as paused. A change of its idle timeout needs no further quota.
     let refused = set(&second, json!({ "timeout": 60, "idleTimeout": 3600 })).await;

@@ -94,6 +94,7 @@ async fn a_pause_without_memory_is_rejected_if_the_engine_cannot_omit_it() {
 #[tokio::test]
 async fn an_unhealthy_guest_is_not_paused_where_health_is_required() {
     let api = Api::new();
+    // The agent of the guest does not answer.
     let id = api.sandbox().await;
     api.bench.world.fail("answer");
     let body = json!({ "requireHealthyGuest": true });

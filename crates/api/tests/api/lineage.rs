@@ -216,6 +216,7 @@ async fn a_long_series_of_pauses_is_one_node_with_their_number() {
     let agent = api.sandbox().await;
     let admin = &api.admin;
     snapshot(&api, admin, &agent, "before").await;
+    // Like the engine, the fake engine keeps the files of a snapshot on which others depend.
     let folds = &api.bench.world.folds_snapshots;
     folds.store(true, std::sync::atomic::Ordering::Relaxed);
     for _ in 0..6 {
@@ -230,6 +231,7 @@ async fn a_long_series_of_pauses_is_one_node_with_their_number() {
     let found = lineage(&api, admin, &format!("sandboxID={agent}")).await;
     let nodes = found["nodes"].as_array().unwrap();
     let counts: Vec<_> = nodes.iter().map(|n| n["count"].as_u64().unwrap()).collect();
+    // The sandbox, two snapshots and six pauses. The pauses are one node.
     assert_eq!(counts.iter().sum::<u64>(), 9, "{found}");
     assert_eq!(nodes.len(), 4, "{found}");
 }
@@ -256,7 +258,7 @@ async fn comparisons_of_different_templates_and_by_read_only_keys_are_rejected()
         (format!("a={small}&b={small}&limit=0"), 400),
         (format!("a={small}&b={small}&path=relative"), 400),
         (format!("a={small}&b={small}&nextToken=x"), 400),
-        // The agents of these guests answer nonsense.
+        // The fake guests answer every request with 204, so their files cannot be compared.
         (format!("a={small}&b={small}"), 409),
     ] {
         api.get(&format!("/compare?{query}")).await.expect(status);

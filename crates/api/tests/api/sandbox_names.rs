@@ -1,4 +1,5 @@
-//! Names and engines of sandboxes, specified by callers.
+//! Names and engines of sandboxes, specified by callers. Also waits for a state, restarts and
+//! current metrics.
 
 use crate::support;
 
@@ -142,6 +143,7 @@ async fn a_restart_preserves_the_sandbox_and_metrics_are_current() {
     assert_eq!(api.post(&path, Value::Null).await.expect(200).id(), id);
     let long = api.post(&path, json!({ "graceMs": 60_001 })).await;
     long.expect(400);
+    // The agent does not answer, so the processes cannot be ended.
     api.bench.world.fail("answer");
     assert_eq!(
         api.post(&path, Value::Null).await.expect_error(409),
@@ -180,5 +182,6 @@ async fn an_engine_can_be_chosen_and_a_missing_one_is_refused() {
     assert_eq!(refused.text("error_code"), "engine_unavailable");
     let message = refused.text("message");
     assert!(message.contains(OTHER), "{message}");
+    // Only the owner of the host is told why an engine is unavailable.
     assert!(!message.contains("not there"), "reasons are the owner's");
 }

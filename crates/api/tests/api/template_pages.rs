@@ -28,7 +28,7 @@ fn template(owner: Option<&str>, name: &str, tag: &str, visibility: Visibility) 
     }
 }
 
-/// Creates a control plane with this number of templates.
+/// A control plane with many templates.
 struct Many {
     templates: Arc<FakeTemplates>,
     router: axum::Router,
@@ -64,8 +64,8 @@ impl Many {
         let names = body
             .iter()
             .map(|t| t["names"][0].as_str().unwrap().to_owned());
-        let looked_at = *self.templates.1.lock().unwrap() - before;
-        (names.collect(), next, looked_at)
+        let read_count = *self.templates.1.lock().unwrap() - before;
+        (names.collect(), next, read_count)
     }
 }
 
@@ -76,21 +76,24 @@ async fn a_page_reads_only_its_templates_and_all_pages_form_the_list() {
         template(None, &name, "default", Visibility::Private)
     });
     let many = Many::of(all.collect());
-    let (first, next, looked_at) = many.page("?limit=10").await;
+    let (first, next, read_count) = many.page("?limit=10").await;
     assert_eq!(
         (first.len(), &*first[0], &*first[9]),
         (10, "t00000", "t00009")
     );
-    assert!(looked_at <= 12, "{looked_at}");
-    let (second, _, looked_at) = many
+    // The ten templates of the page, one that shows that a next page exists, and one that ends the
+    // tags of this one.
+    assert!(read_count <= 12, "{read_count}");
+    let (second, _, read_count) = many
         .page(&format!("?limit=10&nextToken={}", next.unwrap()))
         .await;
     assert_eq!((second.len(), &*second[0]), (10, "t00010"));
-    assert!(looked_at <= 13, "{looked_at}");
+    // Also the last template of the previous page, at which the walk starts.
+    assert!(read_count <= 13, "{read_count}");
     // Clients without support for pages get a bounded list with a token for the next page.
-    let (mut visible, mut next, looked_at) = many.page("").await;
+    let (mut visible, mut next, read_count) = many.page("").await;
     assert_eq!(visible.len(), 1000);
-    assert!(looked_at <= 1002, "{looked_at}");
+    assert!(read_count <= 1002, "{read_count}");
     while let Some(token) = next {
         let part;
         (part, next, _) = many.page(&format!("?nextToken={token}")).await;

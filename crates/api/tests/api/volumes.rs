@@ -306,6 +306,7 @@ async fn a_snapshot_of_a_volume_is_stored_listed_restored_and_removed_by_its_key
     let ended = call(&api.admin, "POST", &path, json!({ "end": true })).await;
     ended.expect(200);
     let names = api.bench.dir.path().join("bucket");
+    // Each stored snapshot has a name in the bucket.
     let left = walk(&names)
         .into_iter()
         .filter(|path| path.contains("/names/"));

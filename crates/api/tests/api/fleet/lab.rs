@@ -3,6 +3,9 @@
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox. The record of the *shard* (all sandboxes of the fleet) lists the members and names
 //! the coordinator.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until it is declared
+//! dead.
 
 mod faults;
 mod host;

@@ -1,5 +1,5 @@
 //! Loss and return of a host. The other hosts show its sandboxes from its *roster*, the list of its
-//! sandboxes in the store.
+//! sandboxes in the store. The *home* of a sandbox is its host.
 
 use super::lab::Lab;
 use crate::support::{Answer, TestCaller};
@@ -30,6 +30,7 @@ impl Lost {
         let lost = (1..=3).find(|&host| !lab.is_coordinator(host)).unwrap();
         let others: Vec<u32> = (1..=3).filter(|&host| host != lost).collect();
         let mut ids = Vec::new();
+        // By the first letter: `p` is paused, `r` keeps running, `s` is paused and later resumed.
         for name in ["p0", "p1", "r0", "r1", "s0"] {
             let body = json!({ "templateID": "base", "name": name });
             let made = lab.call(lost, &key, "POST", "/sandboxes", body).await;

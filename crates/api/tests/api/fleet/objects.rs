@@ -151,6 +151,7 @@ async fn snapshots_pools_and_functions_are_used_through_every_member() {
     let made = get(&lab, 2, &key, "/v2/sandboxes?host=h2")
         .await
         .expect(200);
+    // The first sandbox, and two from the snapshot through each of three hosts.
     assert_eq!(made.items().len(), 7);
     for host in 1..=2 {
         let made = get(&lab, host, &key, "/v2/sandboxes?host=h1")

@@ -1,5 +1,8 @@
 //! Operators' commands, through every member. A *front* is a machine without sandboxes that passes
 //! requests of clients to the hosts.
+//!
+//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
+//! connected with it.
 
 use super::lab::Lab;
 use crate::support::TestCaller;
@@ -103,6 +106,7 @@ async fn commands_on_hosts_work_through_every_member_and_reject_wrong_states() {
             assert_eq!(answer.expect_error(status), code, "{host} {action}");
         }
     }
+    // The records are not older than the hosts have read before, so there is nothing to accept.
     let path = "/fleet/accept-restore";
     let accepted = lab.call(3, &lab.admin(), "POST", path, Value::Null).await;
     assert_eq!(accepted.expect_error(409), "refused");

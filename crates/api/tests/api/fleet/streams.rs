@@ -76,6 +76,7 @@ async fn ports_are_reached_through_every_member_until_key_or_host_is_lost() {
             assert_eq!(received, sent);
         }
         let path = format!("/sandboxes/{id}/ports/");
+        // Port 9 is closed, port 0 is invalid, and port 49983 is the agent.
         for (caller, port, status) in [
             (&key, "9", "502"),
             (&key, "0", "400"),
@@ -115,6 +116,7 @@ async fn a_lease_through_another_member_removes_the_sandbox_when_it_ends() {
     let made = lab.call(1, &key, "POST", "/sandboxes", body).await;
     let id = made.expect(201).id();
     let other = (1..=2).find(|&host| !lab.has(host, &id)).unwrap();
+    let owner = 3 - other;
     lab.located(&id).await;
     let at = lab.listen(other).await;
     let call = format!("POST /sandboxes/{id}/lease");
@@ -123,10 +125,10 @@ async fn a_lease_through_another_member_removes_the_sandbox_when_it_ends() {
     let (mut lease, head) = upgrade(at, &key, &call, "lease").await;
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     lease.write_all(b"x").await.unwrap();
-    assert!(lab.has(3 - other, &id));
+    assert!(lab.has(owner, &id));
     drop(lease);
     let removed = async {
-        while lab.has(3 - other, &id) {
+        while lab.has(owner, &id) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

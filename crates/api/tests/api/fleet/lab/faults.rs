@@ -3,6 +3,9 @@
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox. The *roster* of a host is the list of its sandboxes in the store, which the others
 //! read after its loss. A *verdict* is the decision that a host is dead.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until this decision. Its
+//! first epoch has the number 1.
 
 use super::{LIMIT, Lab};
 use crate::support::{Answer, TestCaller};

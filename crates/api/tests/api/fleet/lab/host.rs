@@ -1,4 +1,7 @@
 //! Daemon of a member, and the figures of its host.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until it is declared
+//! dead. Its first epoch has the number 1.
 
 use async_trait::async_trait;
 use jiffy_fleet::node::{Host, HostSummary, ReconcileError};
