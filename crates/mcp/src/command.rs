@@ -88,8 +88,11 @@ struct StreamCapture {
     agent: AgentClient,
     path: String,
     output: HeadTail,
+    /// Open file of the complete output.
     file: Option<FileWriter>,
+    /// True if the file was opened. It may be closed since then.
     has_file: bool,
+    /// True if a write to the file has failed.
     failed: bool,
 }
 

@@ -39,7 +39,7 @@ const MAX_KEYS: usize = 1024;
 /// Time without a request after which a session ends, and the state of a key is discarded.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Response with the body of the library.
+/// Response with the body type of the MCP library.
 pub type HttpResponse = Response<BoxBody<Bytes, Infallible>>;
 
 /// Caller of a request.
