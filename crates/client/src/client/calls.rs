@@ -299,7 +299,8 @@ impl Client {
 
     /// Pauses a sandbox. If `durable` is set, waits until the store has its memory.
     pub async fn pause(&self, id: &str, durable: bool) -> anyhow::Result<()> {
-        self.pause_with(id, durable, false).await
+        let disk_only = false;
+        self.pause_with(id, durable, disk_only).await
     }
 
     /// Like [`Self::pause`]. If `disk_only` is set, the memory is discarded. With `durable`, the
