@@ -134,6 +134,7 @@ impl HttpServer {
             message.is_ok_and(|message| message.method.as_deref() == Some("initialize"))
         };
         let is_message = parts.method == Method::POST;
+        // A message outside a session is answered alone. Only `initialize` starts a session.
         if is_message && !is_of_session && !is_start() {
             let request = Request::from_parts(parts, Full::new(body));
             return state.without_session.handle(request).await;

@@ -120,6 +120,7 @@ impl Fleet {
             purpose: Purpose::Probe,
             placement: None,
         };
+        // False if a member does not answer.
         let mut is_complete = true;
         let mut place = None;
         for (member, _, answer) in self.send_to_all(&probe, read_probe).await {

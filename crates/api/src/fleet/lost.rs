@@ -193,6 +193,7 @@ impl LostSandboxes {
             loaded.remove(&of);
             return;
         };
+        // Keep the sandboxes if the roster is unchanged.
         if loaded
             .get(&of)
             .is_some_and(|old| old.read.is_same(&read) && old.since_ms == since_ms)

@@ -143,6 +143,7 @@ impl Fleet {
         Ok(ControlFlow::Break(response))
     }
 
+    /// Gives up the stored sandboxes of this host. Returns whether this sandbox has been given up.
     async fn releases(&self, app: &App, caller: &Caller, id: &str) -> bool {
         let released = self
             .lost

@@ -199,6 +199,7 @@ impl Fleet {
         next: Next,
     ) -> Result<Response, ApiError> {
         holders.expect_complete()?;
+        // If several objects have this name, the call is about those with the highest precedence.
         let of = |found: &Match| found.precedence;
         let others = holders.others.iter().map(|(_, _, found)| of(found));
         let Some(precedence) = others.chain(local.as_ref().map(of)).max() else {

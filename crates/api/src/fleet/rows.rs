@@ -172,6 +172,7 @@ impl SandboxObserver for FleetRows {
         let is_running = |sandbox: Option<&Sandbox>| {
             sandbox.is_some_and(|s| *s.state() == SandboxState::Running)
         };
+        // The resources that the sandbox has used can be reported as free.
         if before.is_some() && !is_running(now) {
             self.released.notify_one();
         }

@@ -57,6 +57,8 @@ pub(super) fn watch(app: &App, fleet: &Fleet) {
             let listed = tokio::task::spawn_blocking(move || {
                 let hash = |name: &str| hash_of(&secret, name);
                 let mut hashes = TemplateHashes::default();
+                // Templates with a version are built. They are found by their name, and by their
+                // version.
                 let infos = templates.list().unwrap_or_default();
                 let built = infos.iter().filter(|info| info.version.is_some());
                 let names: Vec<_> = built.map(|info| info.reference()).collect();
@@ -72,6 +74,7 @@ pub(super) fn watch(app: &App, fleet: &Fleet) {
                     hashes.sources.insert(name, source.clone());
                     hashes.sources.insert(version, source);
                 }
+                // The builder also knows their ids, and the builds that have not finished.
                 if let Some(builder) = builder.as_ref().as_ref().and_then(WeakBuilder::upgrade) {
                     let records = builder.records();
                     let all = records.templates().unwrap_or_default();
@@ -105,6 +108,7 @@ pub(super) fn watch(app: &App, fleet: &Fleet) {
                 && *current.current() != listed
             {
                 *current.0.write() = Arc::new(listed);
+                // The next heartbeat reports the new list to the coordinator.
                 node.hasten_heartbeat();
             }
             drop(current);

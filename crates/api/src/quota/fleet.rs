@@ -172,6 +172,7 @@ impl FleetShares {
             shares.set_in_use(now, &need.owner, used);
             if !shares.admit(now, &need.owner, need.amount) {
                 let (share, used) = shares.share(&need.owner);
+                // The share may suffice, if this host cannot report a further key.
                 need.amount = used
                     .saturating_add(need.amount)
                     .saturating_sub(share)

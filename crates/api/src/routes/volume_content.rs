@@ -294,6 +294,7 @@ fn attributes(query: &Query) -> Result<NewAttributes, ApiError> {
         Ok::<_, ApiError>(number.and_then(|number| u32::try_from(number).ok()))
     };
     Ok(NewAttributes {
+        // The number `u32::MAX` means no change for the kernel.
         uid: number("uid", u64::from(u32::MAX) - 1)?,
         gid: number("gid", u64::from(u32::MAX) - 1)?,
         mode: number("mode", MAX_MODE)?,
@@ -301,6 +302,7 @@ fn attributes(query: &Query) -> Result<NewAttributes, ApiError> {
 }
 
 fn force(query: &Query) -> Result<bool, ApiError> {
+    // Clients in Python write booleans with a capital letter.
     let words = [
         ("true", true),
         ("True", true),

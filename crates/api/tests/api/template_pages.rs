@@ -81,8 +81,8 @@ async fn a_page_reads_only_its_templates_and_all_pages_form_the_list() {
         (first.len(), &*first[0], &*first[9]),
         (10, "t00000", "t00009")
     );
-    // The ten templates of the page, one that shows that a next page exists, and one that ends the
-    // tags of this one.
+    // The ten templates of the page, an eleventh that shows that a next page exists, and the first
+    // tag of the twelfth, which ends the tags of the eleventh.
     assert!(read_count <= 12, "{read_count}");
     let (second, _, read_count) = many
         .page(&format!("?limit=10&nextToken={}", next.unwrap()))

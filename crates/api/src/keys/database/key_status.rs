@@ -152,6 +152,7 @@ impl Database {
         let now = super::stored(now_ms());
         let reader = self.reader.lock();
         let read = || {
+            // After a rotation, the previous secret may remain valid for some time.
             let query = "SELECT revoked_ms, end_ms, expires_ms FROM keys
                 WHERE hash = ?1 OR (previous_hash = ?1 AND previous_until_ms > ?2)";
             let mut statement = reader.prepare_cached(query)?;
