@@ -28,6 +28,7 @@ fn mode(path: &Path) -> u32 {
 fn a_key_is_known_by_its_secret_until_another_process_revokes_it() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Keys::open(dir.path()).unwrap();
+    // The command `jiffy key` opens the same database.
     let command = Keys::open(dir.path()).unwrap();
     let limits = Limits {
         max_vcpus: Some(8),
@@ -170,11 +171,13 @@ fn a_rotated_key_is_the_same_key_with_another_secret() {
     for_both(|home, keys| {
         let first = keys.create("a", Scope::Create, Limits::default()).unwrap();
         let valid = |created: &NewKey| keys.check(&created.secret, None).unwrap().valid().is_some();
+        // Secrets in force are recognised by their hash, so that their requests are not throttled.
         let registered = |created: &NewKey| keys.is_in_force(&hash(&created.secret));
         let hour = Duration::from_secs(3600);
         let second = keys.rotate("a", hour, None).unwrap();
         assert_eq!(second.key.id, first.key.id);
         assert!(valid(&first) && valid(&second) && registered(&first) && registered(&second));
+        // Without an overlap, all former secrets end at once.
         let third = keys.rotate(&first.key.id, Duration::ZERO, None).unwrap();
         assert!(!valid(&first) && !valid(&second) && valid(&third));
         assert!(
@@ -193,6 +196,7 @@ fn a_rotated_key_is_the_same_key_with_another_secret() {
             keys.rotate("a", hour, None),
             Err(KeyError::Unknown(_))
         ));
+        // The file of the local key gets the new secret.
         let path = local_key(home, keys).unwrap();
         let secret = fs::read_to_string(&path).unwrap();
         let rotated = keys.rotate("local", Duration::ZERO, None).unwrap();

@@ -92,6 +92,7 @@ async fn foreign_ids_and_names_are_answered_like_unknown_ones() {
         snapshot_calls("secret-name", &own),
         snapshot_calls("secret-word", &own),
     );
+    // Mallory gets the same answer for Alice's objects as for objects that do not exist.
     for (theirs, nothing, real, made_up) in [sandboxes, by_id, by_name] {
         for ((method, path, body), (_, other, other_body)) in real.into_iter().zip(made_up) {
             let real = api.call_as(&mallory, method, &path, body).await;

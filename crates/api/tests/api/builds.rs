@@ -412,6 +412,7 @@ async fn files_can_be_uploaded_only_with_their_link() {
     };
     api.send(put(&url[at..])).await.expect(200);
     assert_eq!(api.get(&path).await.expect(201).body["present"], true);
+    // A link with another secret.
     let elsewhere = api.send(put("/templates/uploads/0123")).await;
     assert_eq!(elsewhere.expect_error(404), "upload_not_found");
     let (reader, _) = api.key(Scope::Read, Limits::default());

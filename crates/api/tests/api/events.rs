@@ -174,6 +174,7 @@ async fn pages_continue_after_their_last_event_in_both_orders() {
                 page.text("next")
             );
         }
+        // Each of the three sandboxes has two events.
         assert_eq!(seen.len(), 6);
         if order == "desc" {
             seen.reverse();

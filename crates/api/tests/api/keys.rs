@@ -28,6 +28,7 @@ async fn a_key_is_accepted_in_either_header_until_it_is_revoked() {
     with("Authorization", format!("bearer  {}", created.secret))
         .await
         .expect(200);
+    // No secret, another scheme, and a secret that is too long.
     for bad in [
         "",
         "Bearer",
@@ -236,6 +237,7 @@ async fn creates_per_minute_are_limited_with_a_retry_delay() {
         },
     );
     let id = api.sandbox_of(&caller).await;
+    // More children than the limit permits in any minute: a retry does not help.
     let fork = api
         .call_as(&caller, "POST", &path(&id, "fork"), json!({ "count": 3 }))
         .await;
@@ -250,6 +252,7 @@ async fn creates_per_minute_are_limited_with_a_retry_delay() {
         .expect(201);
     let body = json!({ "templateID": "base" });
     let refused = api.call_as(&caller, "POST", "/v2/sandboxes", body).await;
+    // The delay ends a minute after the first create.
     let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((55..=61).contains(&wait), "{wait}");
     assert_eq!(refused.header("should-retry"), Some("true"));
@@ -331,6 +334,7 @@ async fn keys_are_created_listed_and_rotated_by_administrators_only() {
     let created = api.post("/keys", body).await.expect(201).body;
     let key = &created["key"];
     assert_eq!(key["limits"], json!({ "sandboxes": 1, "diskMB": 512 }));
+    // The address of the network replaces the address of a host in it.
     assert_eq!(key["addresses"], json!(["10.1.0.0/16"]));
     assert_eq!(
         (&key["name"], &key["scope"]),
@@ -340,6 +344,7 @@ async fn keys_are_created_listed_and_rotated_by_administrators_only() {
     let from = Some([10, 1, 0, 1].into());
     assert!(api.keys.check(secret, from).unwrap().valid().is_some());
 
+    // A rotation replaces the secret at once.
     let rotated = api
         .post("/keys/ci/rotate", Value::Null)
         .await
@@ -350,6 +355,7 @@ async fn keys_are_created_listed_and_rotated_by_administrators_only() {
     let secret = rotated["secret"].as_str().unwrap();
     assert!(api.keys.check(secret, from).unwrap().valid().is_some());
 
+    // Limits are set and removed, and the others stay.
     let change = |body| api.patch("/keys/ci", body);
     let limits = json!({ "sandboxes": 3, "vcpus": 8 });
     let change_limits = json!({ "limits": limits, "removeLimits": ["diskMB"] });
@@ -370,6 +376,7 @@ async fn keys_are_created_listed_and_rotated_by_administrators_only() {
 
     let revoke = format!("/keys/{}/revoke", key["keyID"].as_str().unwrap());
     let revoked = api.post(&revoke, json!({})).await.expect(200).body;
+    // Only a fleet has hosts that may not confirm the revocation.
     assert!(revoked.get("unconfirmedHosts").is_none());
     let listed = api.get("/keys").await.expect(200).body;
     let listed = listed.as_array().unwrap();

@@ -41,6 +41,7 @@ async fn all_error_responses_have_one_form() {
         "{allowed}"
     );
     assert_eq!(other.expect_error(405), "method_not_allowed");
+    // Paths and queries that are not UTF-8.
     for bad in [
         "/sandboxes/%ff",
         "/v2/sandboxes?metadata=%ff",
@@ -58,6 +59,7 @@ async fn all_error_responses_have_one_form() {
         api.send(request(&api, "POST", "/v2/sandboxes", kind, body))
     };
     let good = r#"{"templateID":"base"}"#;
+    // Bodies that are not one JSON object.
     for bad in [
         "",
         "{",
@@ -69,6 +71,7 @@ async fn all_error_responses_have_one_form() {
     ] {
         send(Some("application/json"), bad).await.expect(400);
     }
+    // The media type must be JSON, if the request names one.
     for kind in ["text/plain", "application/x-www-form-urlencoded", "json"] {
         assert_eq!(
             send(Some(kind), good).await.expect_error(415),
@@ -241,6 +244,7 @@ async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
     let update = json!({ "denyOut": ["10.0.0.0/8"], "allow_internet_access": false });
     api.put(&path, update).await.expect(204);
     let shown = api.get(&format!("/sandboxes/{id}")).await.expect(200);
+    // Rules that the update lacks are removed. Public traffic is no rule, and stays denied.
     let network = &shown.body["network"];
     assert_eq!(
         (&network["allowOut"], &network["denyOut"]),
@@ -253,6 +257,7 @@ async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
         ),
         (&json!(false), &json!(false))
     );
+    // Rejected updates change nothing: rules must not set the header `Host`.
     let inject =
         json!({ "rules": { "a.example": [{ "transform": { "headers": { "Host": "b" } } }] } });
     let refused = api.put(&path, inject).await;
@@ -342,6 +347,7 @@ async fn connections_are_listed_newest_last_across_a_pause() {
         answer.body["connections"].as_array().unwrap().len()
     };
     assert_eq!(count("?limit=0").await, 0);
+    // The guest of each resume has one connection.
     for call in ["pause", "resume", "pause"] {
         let call = format!("/sandboxes/{id}/{call}");
         assert!(api.post(&call, Value::Null).await.status < 300);
@@ -423,6 +429,7 @@ async fn a_link_to_a_port_is_valid_for_the_requested_time() {
     let api = Api::new();
     let id = api.sandbox().await;
     assert_eq!(
+        // This daemon offers no links to ports.
         api.get(&format!("/sandboxes/{id}/preview?port=80"))
             .await
             .expect_error(501),

@@ -127,6 +127,7 @@ async fn a_wait_ends_when_its_state_is_reached_or_impossible() {
     });
     assert_eq!(reported.text("state"), "broken");
     assert!(reported.text("reason").contains("panicked"));
+    // A broken sandbox never runs again.
     let (reported, _) = tokio::join!(wait("for=running&seconds=10"), api.host.remove(&id));
     assert!(matches!(&reported.text("state")[..], "broken" | "killed"));
     for bad in ["for=ready", "seconds=11", "seconds=x"] {

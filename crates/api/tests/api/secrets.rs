@@ -25,6 +25,7 @@ async fn values_of_secrets_are_written_and_never_returned() {
     assert_eq!(changed.text("name"), "api-token");
     assert_eq!(changed.body["currentVersion"], 2);
     assert_eq!(changed.body["metadata"], json!({ "team": "a" }));
+    // All answers, none of which may contain a value.
     let mut all = changed.body.to_string();
     let path = format!("/secrets/{id}");
     for path in [path.as_str(), "/secrets", "/events"] {

@@ -140,6 +140,7 @@ async fn snapshots_are_listed_in_pages() {
 async fn a_rollback_preserves_the_id_and_accepts_any_ancestor() {
     let api = Api::new();
     let id = api.sandbox().await;
+    // The snapshot of the template, from which the sandbox started.
     let root = api.host.get(&id).unwrap().snapshot().unwrap().to_owned();
     api.bench.world.write(&id, "one");
     let one = snapshot(&api, &id, Value::Null).await;
@@ -174,6 +175,7 @@ async fn a_rollback_preserves_the_id_and_accepts_any_ancestor() {
         .post("/v2/sandboxes", json!({ "templateID": "large" }))
         .await
         .expect(201);
+    // A snapshot of a sandbox with another template.
     let strange = api
         .post(&path(&large.id(), "rollback"), json!({ "snapshotID": one }))
         .await;
@@ -420,6 +422,7 @@ async fn admins_see_the_host_and_its_owner_stops_it() {
                 .await
         }
     };
+    // The details of the daemon and its processes are visible to the owner of the host only.
     let all = owner("/host".into()).await.expect(200);
     assert_eq!(all.body["jiffy"]["uptime_s"], 7);
     api.get(&format!("/sandboxes/{id}/process"))
@@ -440,6 +443,7 @@ async fn admins_see_the_host_and_its_owner_stops_it() {
         .await
         .expect(202);
     assert!(reported.load(std::sync::atomic::Ordering::SeqCst));
+    // A daemon that cannot be stopped by a call.
     let silent = Api::new();
     silent
         .call_as(&TestCaller::Owner, "POST", "/host/stop", Value::Null)

@@ -126,6 +126,7 @@ async fn pages_select_days_and_invalid_selections_are_rejected() {
         after = format!("&after={next}");
     }
     assert_eq!(found, owners);
+    // Days without usage.
     for empty in [
         "to=2026-11-28",
         "from=2026-11-30",

@@ -120,6 +120,7 @@ async fn volumes_are_listed_without_tokens_and_removed_with_the_resources_of_a_k
         .expect(200);
     assert_eq!(list.items().len(), 1);
     assert!(!list.body.to_string().contains("token"));
+    // A volume without a name has its id as its name.
     let named = json!({ "name": "", "driver": "local" });
     let named = api
         .call_as(&caller, "POST", "/volumes", named)
@@ -136,6 +137,7 @@ async fn volumes_are_listed_without_tokens_and_removed_with_the_resources_of_a_k
             .await
             .expect(400);
     }
+    // A revocation keeps the volumes, unless it ends the resources of the key.
     let admin = api.admin.clone();
     let path = format!("/keys/{}/revoke", key.key.id);
     api.call_as(&admin, "POST", &path, json!({}))
@@ -166,6 +168,7 @@ async fn a_create_mounts_volumes_of_its_key_at_permitted_paths_only() {
         assert_eq!(foreign.expect_error(404), "volume_not_found", "{which}");
     }
     let long = format!("/{}", "x".repeat(256));
+    // Paths that are relative, not in their shortest form, too long, or reserved for the kernel.
     for path in [
         "", "/", "data", "/a//b", "/a/", "/a/..", "/./a", "/dev", "/proc/1", "/run/x", "/sys/fs",
         "/a\n", &long,
@@ -175,6 +178,7 @@ async fn a_create_mounts_volumes_of_its_key_at_permitted_paths_only() {
         assert_eq!(bad.expect_error(400), "invalid_request", "{path:?}");
     }
     let mount = |path: &str| json!({ "name": "data", "path": path });
+    // One mount more than permitted.
     let many: Vec<Value> = (0..17).map(|n| mount(&format!("/m{n}"))).collect();
     for bad in [
         json!([mount("/a"), mount("/a")]),
