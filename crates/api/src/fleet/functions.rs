@@ -71,7 +71,9 @@ pub(crate) async fn route_function(
             let found: Option<Match> = is_here.then(own);
             return Json(found).into_response();
         }
+        // A call of a client for a function that is not on this host.
         None if !is_here => {}
+        // A forwarded call is not forwarded again.
         _ => return next.run(request).await,
     }
     let forwarded = fleet.call_function(&label, request, next).await;

@@ -170,11 +170,13 @@ impl LostSandboxes {
         let mut wanted: BTreeMap<_, _> = lost
             .map(|row| (RosterOf::Host(row.id), row.dead_since_ms))
             .collect();
+        // The sandboxes that draining hosts have given up have a roster of their own.
         wanted.insert(RosterOf::Released, None);
         let mut result = Ok(());
         for (of, since_ms) in &wanted {
             match rosters.read(*of).await {
                 Ok(read) => self.store(*of, *since_ms, read),
+                // The other rosters are read nevertheless.
                 Err(error) => result = Err(error),
             }
         }
@@ -307,6 +309,7 @@ impl LostSandboxes {
 fn lost_sandbox(of: RosterOf, since_ms: Option<u64>, entry: &RosterEntry) -> Option<LostSandbox> {
     let record = match Sandbox::from_text(&entry.record) {
         Ok(record) if record.id() == entry.id => record,
+        // The entry is about another sandbox.
         Ok(_) => return None,
         Err(error) => {
             tracing::warn!(id = entry.id, error, "cannot read a sandbox of a lost host");

@@ -83,6 +83,7 @@ impl Fleet {
         let root = root.map_err(|error| ApiError::fleet_unavailable(error.to_string()))?;
         let root = root.and_then(|record| Root::decode(&record.content, None).ok());
         match root {
+            // A number below the next one has been assigned.
             Some(root) if front < root.next_member.front() => Ok(()),
             _ => Err(ApiError::not_found(
                 "not_found",

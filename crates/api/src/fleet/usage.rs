@@ -67,6 +67,7 @@ fn uri(selection: &UsageSelection) -> String {
 fn merge(pages: Vec<UsagePage>, limit: usize) -> UsagePage {
     let key = |row: &DailyUsage| (row.date.clone(), row.key_id.clone().unwrap_or_default());
     let ends = pages.iter().filter(|page| page.next.is_some());
+    // Rows after the end of an incomplete page lack the usage on its host.
     let end = ends.filter_map(|page| page.usage.last().map(key)).min();
     let mut rows: BTreeMap<(String, String), DailyUsage> = BTreeMap::new();
     for row in pages.into_iter().flat_map(|page| page.usage) {

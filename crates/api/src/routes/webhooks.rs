@@ -106,6 +106,7 @@ pub(super) async fn deliveries(
     let before = query.get("nextToken").map(str::parse);
     let before = before.transpose().map_err(|_| unknown_token())?;
     let read = move |webhooks: &Webhooks, owner: &str, _| {
+        // One delivery more than the limit shows that a next page exists.
         webhooks.deliveries(owner, &id, state, before, limit + 1)
     };
     let mut found = app.on_webhooks(&caller, read).await?;
