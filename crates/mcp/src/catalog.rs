@@ -113,6 +113,7 @@ impl ToolEntry {
             required.retain(|name| name != SANDBOX_ARGUMENT);
         }
         self.tool.input_schema = Arc::new(schema);
+        // Takes the function out of the entry. Its replacement is never called.
         let call = std::mem::replace(&mut self.call, Box::new(|_, _| Box::pin(never())));
         self.call = Box::new(move |session, mut arguments| {
             let bound = json!(sandbox);

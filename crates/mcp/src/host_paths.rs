@@ -253,6 +253,7 @@ mod tests {
             assert!(place.allowed.create(&path).is_err(), "{name}");
         }
         let names = std::fs::read_dir(&place.inside).unwrap();
+        // The entries `file`, `new`, `link` and `directory`.
         assert_eq!(names.count(), 4, "an incomplete file remained");
     }
 }

@@ -160,6 +160,7 @@ impl ConfigurationChange {
     pub fn lines(&self) -> String {
         let (old, new): (Vec<_>, Vec<_>) = (self.old.lines().collect(), self.new.lines().collect());
         let same = |(a, b): &(&&str, &&str)| a == b;
+        // Omits the equal lines at the beginning and at the end.
         let start = old.iter().zip(&new).take_while(same).count();
         let (old, new) = (&old[start..], &new[start..]);
         let end = old

@@ -118,6 +118,7 @@ impl Session {
     {
         let (sender, receiver) = oneshot::channel();
         self.spawn(async move {
+            // The receiver no longer exists if the call was cancelled.
             if let Err(Ok(abandoned)) = sender.send(work.await) {
                 undo(abandoned).await;
             }

@@ -229,6 +229,7 @@ pub fn remove_element(text: &str, section: &str, name: &str, marker: &str) -> Op
     let Some(index) = all.iter().position(is_marked) else {
         return Some(text.to_owned());
     };
+    // Removes the comma after the element, or before it if it is the last one.
     let (from, to) = match (all.get(index + 1), index.checked_sub(1)) {
         (Some((next, _)), _) => (all[index].0, *next),
         (None, Some(previous)) => (all[previous].1, all[index].1),
