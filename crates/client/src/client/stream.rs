@@ -32,6 +32,7 @@ pub async fn remote(address: &ServerAddress) -> anyhow::Result<ConnectionPool> {
     let url = Arc::new(address.url.clone());
     let unreachable = |e| anyhow::Error::msg(unreachable(&url, &e));
     if !url.tls {
+        // The first connection is made at once, so that its error is reported.
         let first = tcp(&url).await.map_err(unreachable)?;
         let url = url.clone();
         let connections = ConnectionPool::new(move || {
