@@ -42,7 +42,7 @@ impl StoredComparisons {
         let own = |all: &VecDeque<StoredComparison>| {
             all.iter().filter(|stored| stored.caller == caller).count()
         };
-        // The oldest results are dropped first: those of the caller, then those of any caller.
+        // Drops the oldest results: first of the caller, then of all callers.
         while own(&all) >= MAX_OF_CALLER {
             let oldest = all.iter().position(|stored| stored.caller == caller);
             oldest.and_then(|at| all.remove(at));
