@@ -3,7 +3,8 @@
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. The *first use* of a restored guest is the first request or command of a
-//! user.
+//! user. A *private* page belongs to this process alone, because the guest has written it or the
+//! VMM has copied it. All other pages are mapped from the files of layers, or were never touched.
 
 pub mod bus;
 pub mod ioapic;

@@ -200,6 +200,7 @@ struct Vm {
     exits: ExitCounters,
     /// True while the vCPUs run.
     running: bool,
+    /// Snapshot whose memory a forked process is writing.
     background_copy: Option<BackgroundCopy>,
     /// Complete snapshot that is neither committed nor aborted.
     prepared: Option<PreparedSnapshot>,
@@ -211,7 +212,8 @@ struct Vm {
     /// Layers to fold whose disks were in use at the time of the request.
     unfolded: Vec<FoldedLayers>,
     cause: Option<StopCause>,
-    /// Reason why the guest has ended while a captured snapshot is being written.
+    /// Reason why the guest has ended while a captured snapshot (see `captured.rs`) is being
+    /// written.
     ended_cause: Option<StopCause>,
 }
 

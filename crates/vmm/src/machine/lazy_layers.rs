@@ -2,7 +2,9 @@
 //! fetched when the guest accesses them. This module takes the layers' descriptors, and starts the
 //! thread that fetches missing memory.
 //!
-//! A *chunk* is 64 KiB of memory or of a disk.
+//! A *chunk* is 64 KiB of memory or of a disk. A *fold* merges two adjacent layers of a snapshot
+//! chain into one file on disk while the guest runs. The VMM then closes the file of the lower
+//! layer (`super::fold`).
 
 use super::devices::read_layer_index;
 use super::received_fds::ReceivedFds;
@@ -87,7 +89,8 @@ impl LazyLayerSet {
             userfaultfd: &userfaultfd,
         };
         map_layers(plan, &lazy, linear)?;
-        // The thread needs files of its own: a fold may close the files of the machine.
+        // The thread duplicates the descriptors: a later fold closes the file of a layer in the
+        // machine, but the thread may still read that file.
         let files = (0..layers.len()).map(|number| {
             let file = layers.file(number).map(|file| file.try_clone());
             let file = file.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()));

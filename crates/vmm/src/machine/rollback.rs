@@ -2,7 +2,9 @@
 //! runs. Then the machine's state is replaced.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. The *captured pages* are the guest's private pages at the time of its newest
+//! from its ancestors. A *private* page belongs to this process alone, because the guest has
+//! written it or the VMM has copied it. All other pages are mapped from the files of layers, or
+//! were never touched. The *captured pages* are the guest's private pages at the time of its newest
 //! snapshot.
 
 use super::bus::lock;

@@ -1,6 +1,6 @@
-//! Handles requests to fold layers: to merge two adjacent layers into one
-//! ([`crate::machine::Machine::fold_layers`]). A fold is deferred while its disk is in use, because
-//! the event loop must not wait for storage.
+//! Handles requests to fold layers. A *layer* is the content of a memory or disk that one snapshot
+//! stores. A fold merges two adjacent layers into one ([`crate::machine::Machine::fold_layers`]). A
+//! fold is deferred while its disk is in use, because the event loop must not wait for storage.
 
 use super::Vm;
 use jiffy_proto::snapshot::FoldedLayers;

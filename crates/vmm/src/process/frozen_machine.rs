@@ -5,7 +5,9 @@
 //! and finds the written pages, but writes no memory to files.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. A *chunk* is 64 KiB of memory. A *private* page of the guest belongs to this
+//! process alone, because the guest has written it or the VMM has copied it. To *freeze* a disk is
+//! to turn its writes into a layer and to direct further writes to a new overlay.
 
 use super::{Vm, micros};
 use crate::error::VmmError;

@@ -1,8 +1,10 @@
 //! Rollback in the event loop: read the snapshot, stop the guest, revert the machine, resume.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. The *greeting* is the first message of the agent, which then receives the
-//! identity of its sandbox. A *prepared* snapshot is complete, but neither committed nor aborted.
+//! from its ancestors. A *private* page of the guest belongs to this process alone, because the
+//! guest has written it or the VMM has copied it. The *greeting* is the first message of the agent,
+//! which then receives the identity of its sandbox. A *prepared* snapshot is complete, but neither
+//! committed nor aborted.
 
 use super::disk_thread::DisksPaused;
 use super::{Vm, micros};

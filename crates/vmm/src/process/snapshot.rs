@@ -1,8 +1,10 @@
 //! Snapshots in the event loop: pause the guest, read its state, fork a writer, resume.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk. To *freeze* a disk is to turn
-//! its writes into a layer and to direct further writes to a new overlay. A *thaw* undoes this.
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk. A *private* page of the guest
+//! belongs to this process alone, because the guest has written it or the VMM has copied it. To
+//! *freeze* a disk is to turn its writes into a layer and to direct further writes to a new
+//! overlay. A *thaw* undoes this.
 //!
 //! A *captured* snapshot is completed even if the controller disconnects or the guest ends
 //! (`captured.rs`). `Machine::captured`, however, are the guest's private pages at the time of the

@@ -7,7 +7,8 @@
 //! snapshot cannot distinguish missing pages from zero pages.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. A *chunk* is 64 KiB of memory. The *fetcher* is a process of this host that
+//! downloads chunks from a shared store.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use super::map_layers::{ChunkExtent, ChunkSource, MappingPlan};

@@ -18,7 +18,7 @@
 //! If writes are tracked ([`super::write_tracker`]) and a chunk retains its mapping, private pages
 //! that the guest has not written since the target snapshot are retained, too.
 //!
-//! If this fails, memory is inconsistent, and the guest must not run again.
+//! If the revert fails, memory is inconsistent, and the guest must not run again.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors.

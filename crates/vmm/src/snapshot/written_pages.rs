@@ -1,8 +1,11 @@
 //! Pages that a guest has written since its restore. Later restores copy these pages in advance.
 //!
-//! Memory without a layer is allocated in huge pages. A whole huge page is private as soon as the
-//! guest writes to a part of it. If all of its pages counted as written, they would be copied in
-//! advance for every later guest.
+//! A *private* page belongs to this process alone. All other pages are mapped from the layers of a
+//! snapshot, which are files.
+//!
+//! Memory that no layer contains is allocated in huge pages. A whole huge page is private as soon
+//! as the guest writes to a part of it. If all of its pages counted as written, they would be
+//! copied in advance for every later guest.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::pagemap_scan::{PageFilter, scan_pages};

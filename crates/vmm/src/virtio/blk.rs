@@ -161,7 +161,8 @@ impl Block {
         self.disk.revert(layers)
     }
 
-    /// Folds two adjacent frozen layers into the upper one, if this disk has them.
+    /// Merges two adjacent frozen layers into the upper one (a *fold*), if this disk has them. The
+    /// file of the lower layer is closed.
     pub fn fold_layers(&mut self, lower: FileIdentity, upper: FileIdentity) {
         self.disk.fold_layers(lower, upper);
     }

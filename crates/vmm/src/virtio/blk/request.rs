@@ -116,7 +116,8 @@ impl RequestServer<'_> {
                     .write(offset.ok_or(BlockRequestError::Io)?, &input)?)
             }
             VIRTIO_BLK_T_FLUSH => {
-                // Otherwise, writes need not be durable: the page cache survives the guest.
+                // Without `flush_to_host`, a flush has no effect: writes need not be durable,
+                // because the host's page cache survives the guest.
                 if self.flush_to_host {
                     self.disk.sync()?;
                 }
