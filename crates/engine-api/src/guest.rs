@@ -127,7 +127,7 @@ pub trait Guest: Send + Sync {
         })
     }
 
-    /// Closes the lower of two layers after a fold has merged them into one
+    /// Closes the file of the lower of two snapshot layers after a fold has merged them into one
     /// ([`SnapshotFiles::prepare_fold`](crate::SnapshotFiles::prepare_fold)). The disk space of
     /// that layer is released only when no guest has it open. Does not wait.
     fn fold_layers(&self, _layers: &FoldedLayers) {}

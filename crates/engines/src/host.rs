@@ -91,7 +91,7 @@ pub struct SandboxSpec {
     pub env: BTreeMap<String, String>,
     /// Parameters appended to the guest's kernel command line.
     pub extra_cmdline: String,
-    /// Certificate authorities and proxy of the site.
+    /// Certificate authorities and proxy of the network in which the sandbox runs.
     pub site: SiteSettings,
 }
 
@@ -328,9 +328,10 @@ impl PreparedTemplate {
         })
     }
 
-    /// Opens the recorded indexes of the pages that a guest of `lineage` writes first: until the
-    /// end of its first command, and until the end of its first use. `None` if an index is not
-    /// recorded: a restore works without it.
+    /// Opens the recorded indexes of the pages that a guest of `lineage` writes first. The first
+    /// index covers the time until its first command ends (any command, such as `true`). The second
+    /// index covers the time until its first use ends. `None` if an index is not recorded: a
+    /// restore works without it.
     pub(crate) fn first_writes(&self, lineage: &Lineage) -> (Option<File>, Option<FirstUsePages>) {
         match lineage.written_pages() {
             Ok(Some(pages)) => {

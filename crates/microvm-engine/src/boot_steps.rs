@@ -1,5 +1,8 @@
 //! Steps of a guest's boot or rollback. The VMM driver (the task that serves a VMM's control
 //! socket) reports them to the operation that waits.
+//!
+//! The *greeting* is the first message of the agent, which then receives the identity of its
+//! sandbox (id, host name, entropy and clock).
 
 use jiffy_agent_client::GreetingError;
 use jiffy_proto::agent::Hello;
@@ -12,7 +15,9 @@ use tokio::sync::mpsc;
 pub(crate) enum BootStep {
     /// The guest runs.
     Running,
+    /// The agent has sent its greeting.
     Hello {
+        /// Content of the greeting.
         hello: Hello,
     },
     /// The agent has taken its identity.
@@ -20,6 +25,8 @@ pub(crate) enum BootStep {
         /// Identity that the agent confirmed. `None` if the greeting failed before an identity was
         /// assigned.
         id: Option<String>,
+        /// Duplicate of the stream of the greeting, or the reason why the greeting failed. `None`
+        /// if the stream could not be duplicated.
         greeted: Result<Option<OwnedFd>, GreetingError>,
     },
 }

@@ -161,8 +161,9 @@ impl Guest for GvisorGuest {
                 instead: Some("a pause or snapshot with memory, or the engine microvm"),
             });
         }
-        // A gVisor snapshot is a complete copy, so the parent is not used. gVisor cannot capture
-        // memory in advance, so the notice is dropped.
+        // A gVisor snapshot is a complete copy, so the parent is not used. gVisor cannot freeze the
+        // memory and write it later, so the notice about frozen memory (`request.notice`) is never
+        // sent.
         let resume = request.then == AfterSnapshot::Resume;
         let (id, max_bytes) = (request.id, request.max_bytes);
         let taken = self.sandbox.snapshot(&self.store, id, resume, max_bytes);

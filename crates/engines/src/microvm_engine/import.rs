@@ -1,7 +1,9 @@
 //! Import of microVM snapshots that another host took and that were downloaded from the store.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. It consists of *chunks* of 64 KiB. Chunks of a memory layer that were not
+//! downloaded are *missing*. They are fetched later, into a cache. A *pin* is a file of the
+//! snapshot that prevents the cache from evicting the snapshot's chunks.
 
 use super::MicroVmEngine;
 use crate::imported_files::{incompatible, place_all, without_template};
@@ -94,7 +96,8 @@ impl MicroVmEngine {
         let work = tokio::task::spawn_blocking(move || {
             let fill = |dir: &std::path::Path| {
                 place_all(&files, dir)?;
-                // The pin keeps the chunks of incomplete layers in the cache.
+                // Only layers with missing chunks need a pin: complete layers do not depend on the
+                // cache.
                 let mut with_holes = files.iter().filter(|file| file.missing().is_some());
                 with_holes.try_for_each(|file| file.pin(&dir.join(PIN_FILE)))
             };

@@ -1,7 +1,9 @@
 //! Files of a microVM snapshot for upload to the store. Each layer lists the chunks that only its
 //! ancestors contain.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
+//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
+//! It consists of *chunks* of 64 KiB.
 
 use jiffy_engine_api::{EngineError, MICROVM, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_snapshot::{PartKind, SnapshotPart, Store};

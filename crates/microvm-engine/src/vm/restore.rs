@@ -50,8 +50,8 @@ pub struct RestoreSpec {
     pub modules: Option<ModulesImage>,
     /// Blank disk with which the guest was booted.
     pub blank_disk: File,
-    /// Empty file for the sandbox's writes. A snapshot links a file from
-    /// [`jiffy_snapshot::Store::overlay`], and copies any other file.
+    /// Empty file for the sandbox's disk writes. A later snapshot of the sandbox hard-links this
+    /// file if it was created by [`jiffy_snapshot::Store::overlay`], and copies it otherwise.
     pub overlay: File,
     /// Network interface with the MAC address that the guest knows. `None` if the guest has none.
     pub net: Option<NetSpec>,
@@ -62,8 +62,8 @@ pub struct RestoreSpec {
     /// Index of the pages that are made private to the guest before it runs: pages that it writes
     /// first ([`crate::WorkingSet::written`]).
     pub populate: Option<File>,
-    /// Pages that are made private at the guest's first use. If no other guest is starting, they
-    /// are made private during the start.
+    /// Pages of which the VMM makes private copies when the first use starts. If no other guest is
+    /// starting, the VMM copies them during the start instead.
     pub populate_later: Option<FirstUsePages>,
     /// Memory that is not stored on this host. `None` if all layers are complete.
     pub lazy: Option<LazyMemory>,

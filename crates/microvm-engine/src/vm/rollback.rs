@@ -60,7 +60,8 @@ struct RollbackFiles {
 impl MicroVm {
     /// Rolls the guest back to a snapshot. Returns when the agent has sent a new greeting and taken
     /// its identity. The VMM process, its limits and its network interface remain. `cut_off` runs
-    /// while the interface passes no frames.
+    /// while the interface passes no frames: it removes the connections of the former guest from
+    /// the host.
     pub async fn roll_back(
         &self,
         spec: RollbackSpec,
@@ -93,8 +94,8 @@ impl MicroVm {
         // the rollback.
         let _closed = self.connect_gate.write().await;
         let (sender, mut steps) = mpsc::channel(4);
-        // Set both before the request: the agent may greet as soon as the VMM has reverted the
-        // guest.
+        // Set the receiver of the steps and the identity before the request: the agent may greet as
+        // soon as the VMM has reverted the guest.
         self.next_steps.set(Some(sender));
         let former = self.identity.send_replace(Some(spec.identity.clone()));
         if let Err(e) = self.begin_rollback(&mut context, &spec, &files).await {
@@ -102,8 +103,7 @@ impl MicroVm {
             self.identity.send_replace(former);
             return Err(e);
         }
-        // The VMM has started the rollback, so there is no way back. Replace the state of the
-        // former guest.
+        // The VMM has started the rollback, so the former guest is lost. Replace its state.
         context.greeting = None;
         context.overlay = spec.overlay;
         context.parent = Some(parent);

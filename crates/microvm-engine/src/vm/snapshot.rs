@@ -1,9 +1,11 @@
 //! Snapshots of a running microVM, from the side of the daemon: opens the files, sends the request
 //! to the VMM, and publishes the result.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet. A snapshot is *captured*
-//! when its memory is frozen in a process of the VMM, which then completes the snapshot even if the
-//! daemon exits.
+//! The *overlay* is the file that receives the disk writes of a guest. The VMM *freezes* it for a
+//! snapshot: the file becomes the disk layer of the snapshot, and a new overlay receives later
+//! writes. A *draft* is the directory of a snapshot that is not published yet. A snapshot is
+//! *captured* when its memory is frozen in a process of the VMM, which then completes the snapshot
+//! even if the daemon exits.
 
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{
