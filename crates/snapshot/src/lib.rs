@@ -2,6 +2,7 @@
 //! published. A *merge* ([`Store::merge`]) copies the layers of ancestors into a snapshot. A *fold*
 //! ([`Store::prepare_fold`]) copies the layers of a parent into its only child. Both replace the
 //! files, but the new files represent the same memory and disks.
+//!
 //! Files of a snapshot:
 //!
 //! - `manifest.json`: id, parent, origin and sizes ([`Manifest`]).
@@ -16,8 +17,9 @@
 //! - `missing.json`, `memory.present`: exist while chunks of `memory.layer` are missing on this
 //!   host ([`Snapshot::missing`]). An additional file `prefetch` requests all of them.
 //! - `written-pages.index`, `first-use-pages.index`: pages that a guest writes until the end of its
-//!   first command, and until the end of its first use ([`Snapshot::put_written_pages`],
-//!   [`Snapshot::put_first_use_pages`]).
+//!   first command (any command, such as `true`), and until the end of its first use (the request
+//!   or command with which most uses of the template's sandboxes start)
+//!   ([`Snapshot::put_written_pages`], [`Snapshot::put_first_use_pages`]).
 //!
 //! A [`Store`] is a directory of snapshots. A snapshot is written as a [`SnapshotDraft`] and
 //! published when it is complete. Users of a snapshot must hold it ([`Snapshot::hold`]). Its chain

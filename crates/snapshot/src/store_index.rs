@@ -260,7 +260,7 @@ mod tests {
         );
         lineages.remove("b");
         assert_eq!(lineages.child("a"), Some("c"));
-        // A merge leaves the same state: the layer `c` has no parent.
+        // A merge of `c` with its ancestors leaves this state: `c` has no parent.
         lineages.insert("c", None);
         assert_eq!(lineages.child("a"), None);
         lineages.remove("a");

@@ -2,7 +2,8 @@
 //! pages that a restored guest writes first.
 //!
 //! The *first use* is an action that a template may define: the request or command with which most
-//! uses of its sandboxes start. It runs once in a temporary guest to record these sets.
+//! uses of its sandboxes start. It runs once in a temporary guest to record these sets. The *first
+//! command* of that guest is a simple command such as `true`, which runs before the first use.
 //!
 //! A recorded set is a hint without a checksum: if it is missing or wrong, restores are only
 //! slower.

@@ -5,7 +5,8 @@
 //! these layers, if any. A sandbox that uses the old files keeps them open: their content is the
 //! same.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
+//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
 //!
 //! A *draft* is the directory of a snapshot that is not published yet. A *unit* is the smallest
 //! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk. A layer
