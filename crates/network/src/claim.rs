@@ -1,5 +1,6 @@
-//! Claims of address ranges. Each data directory of this machine claims one range for its
-//! sandboxes, because several daemons may share a host, for example in tests.
+//! Claims of address ranges. Each data directory of this machine claims one range, whose addresses
+//! its slots use. A *slot* is the network namespace of one guest. Several daemons may share a host,
+//! for example in tests, so their ranges must not overlap.
 //!
 //! A claim is a file and a blackhole route of the range in the host. The route shows other programs
 //! that the range is in use, and drops packets to removed sandboxes.

@@ -113,7 +113,9 @@ impl ConntrackLimits {
         )
     }
 
-    /// Returns sets and chains of the host's table. New connections jump to `counted`.
+    /// Returns sets and chains of the host's table. New connections jump to `counted`. The chains
+    /// `pace_*` and the sets `paced_*` limit the rate of new connections, and the sets `counted_*`
+    /// count open ones. The chain `refuse` is defined in `host.rs`.
     pub fn chains(self) -> String {
         let [all, high, full] = self.tiers();
         let set = format!("{{ type ifname; size {MAX_COUNTED_DEVICES}; flags dynamic; }}");

@@ -1,5 +1,5 @@
-//! [`CountedStream`]: a TCP stream of a guest through the name proxy. It counts bytes for the
-//! connection record.
+//! [`CountedStream`]: a TCP stream of a guest through the proxy for connections that rules permit
+//! by name (`proxy.rs`). It counts bytes for the connection record.
 
 use crate::connections::CarriedBytes;
 use std::io;

@@ -30,8 +30,7 @@ use std::time::Instant;
 /// State shared by the clones of a network and its leases.
 ///
 /// Lock order: `removal` or `wake` before `released`, and `removal` before the locks of `networks`.
-/// Every other lock is taken while no lock but
-/// `removal` is held.
+/// A thread that takes any other lock must hold no lock except `removal`.
 pub(crate) struct NetworkState {
     pub config: SlotConfig,
     /// Data directory, for messages.

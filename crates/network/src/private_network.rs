@@ -240,8 +240,9 @@ fn switched_on() -> LinkChange {
     }
 }
 
-/// Removes the link of slot `number` from a network. The packets to `address` lead to the slot
-/// `successor`, if the address has one. Errors are logged.
+/// Removes the link of slot `number` from a network. While a guest is replaced, its sandbox has two
+/// slots: `successor` is the other one, which receives the packets to `address` from now on. Errors
+/// are logged.
 pub(crate) fn leave(
     config: &SlotConfig,
     number: u32,

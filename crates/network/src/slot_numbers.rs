@@ -1,7 +1,8 @@
 //! [`SlotNumbers`]: allocates the numbers of slots, from which their names and addresses follow.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
+//! each is assigned to one guest. A slot of an earlier daemon is *claimed* when this daemon adopts
+//! its guest. Unclaimed slots are removed.
 
 use std::collections::BTreeSet;
 

@@ -2,7 +2,8 @@
 //! (linux/netfilter/nfnetlink_conntrack.h).
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
+//! each is assigned to one guest. The *gateway* is the address of the slot at which its DNS server
+//! and its proxy listen.
 
 use super::line_ring::LineRing;
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, be_u32, be_u64};

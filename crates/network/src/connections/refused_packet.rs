@@ -167,12 +167,15 @@ mod tests {
             header(&packet()),
             Some((ConnectionProtocol::Udp, to, Some(53)))
         );
+        // A later fragment of a packet has no ports.
         let mut later = packet();
         later[7] = 9;
         assert_eq!(header(&later), Some((ConnectionProtocol::Udp, to, None)));
+        // The header claims to be longer than the packet.
         let mut lies = packet();
         lies[0] = 0x4f;
         assert_eq!(header(&lies), Some((ConnectionProtocol::Udp, to, None)));
+        // Invalid bytes with IP version and header length, and an IPv6 packet that is too short.
         for bad in [0x44, 0x50, 0x60, 0x00, 0xff] {
             let mut packet = packet();
             packet[0] = bad;

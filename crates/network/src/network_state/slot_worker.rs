@@ -7,7 +7,9 @@
 //! priority: with a lower one, it would hold the lock while other threads run.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
+//! each is assigned to one guest. A *burst* is a series of uses in quick succession, for example by
+//! the children of a fork. After a burst, more slots are created in advance for some minutes
+//! ([`jiffy_engine_api::BurstMemory`]).
 
 use crate::NetError;
 use crate::claim::RangeClaims;

@@ -17,7 +17,9 @@ use std::fmt::Write;
 impl EgressPolicy {
     /// Returns the script of the slot's table, which replaces an existing table. The rules apply to
     /// every packet, so that a change also affects open connections. `max_connections` limits
-    /// concurrent connections. Rejected packets are logged if `logs_refusals`.
+    /// concurrent connections. Rejected packets are logged if `logs_refusals`. The chains `refuse`
+    /// (denied by the rules) and `crowded` (too many connections) log a packet, and `turn_away`
+    /// then rejects it.
     pub(crate) fn script(&self, max_connections: u32, logs_refusals: bool) -> String {
         let log = |why| {
             if logs_refusals {

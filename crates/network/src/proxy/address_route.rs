@@ -112,9 +112,12 @@ impl ProxyRoute {
         stream.ok_or(Some(RefusalReason::Proxy))
     }
 
-    /// Returns the name that an egress proxy receives instead of `address`. Rules permit this name
-    /// at any address. If rules permit all addresses, the DNS server resolved it to this one.
-    /// Otherwise the guest could reach other addresses by a false name.
+    /// Returns the name that an egress proxy receives instead of `address`. `None` if the proxy
+    /// must receive the address.
+    ///
+    /// A name is used in two cases. Rules permit the name at any address, or rules permit all
+    /// addresses and the DNS server resolved the name to `address`. In all other cases, the guest
+    /// could reach a denied address by a false name.
     fn name_for_proxy(
         &self,
         policy: &EgressPolicy,

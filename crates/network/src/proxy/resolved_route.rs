@@ -12,7 +12,8 @@ use std::time::Instant;
 use tokio::net::TcpStream;
 
 impl ProxyRoute {
-    /// Returns true if connections to `port` are treated without a name that they contain.
+    /// Returns true if the proxy does not read a name from connections to `port`, because they need
+    /// not contain one.
     pub(super) fn is_without_name(&self, port: u16) -> bool {
         let policy = self.policy.borrow();
         let is_redirected = |policy: &EgressPolicy| {
