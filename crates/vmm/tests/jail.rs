@@ -129,7 +129,7 @@ fn new_socket(family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
     socket(family, kind, SockFlag::empty(), None)
 }
 
-/// Attempts that the jail alone prevents.
+/// Attempts that the jail prevents even without the seccomp filter.
 fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
     let port = host.tcp.local_addr().unwrap().port();
     let victim = host.victim();

@@ -1,4 +1,9 @@
 //! [`VirtioDevice`]: the contract between the virtio-mmio transport and a device.
+//!
+//! The driver in the guest adds *chains* of buffers to the *available ring* of a queue, and *kicks*
+//! the queue to notify the device. The device returns chains in the *used ring*, and interrupts the
+//! guest. With *event-idx* (`VIRTIO_F_EVENT_IDX`), each side states the ring index at which the
+//! other side must notify it.
 
 pub mod chain;
 

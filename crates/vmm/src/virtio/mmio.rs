@@ -24,9 +24,11 @@ use vmm_sys_util::eventfd::EventFd;
 // "virt", as in all virtio-mmio devices.
 const MAGIC_VALUE: u32 = 0x7472_6976;
 const MMIO_VERSION: u32 = 2;
-/// "JIFF": indicates to Jiffy's guest kernel that queue interrupts are edges that need neither the
-/// status register nor an acknowledgement. This saves two exits per interrupt.
+/// "JIFF": informs Jiffy's guest kernel that a queue interrupt needs neither a read of the status
+/// register nor an acknowledgement. Each of these accesses would be an exit from the guest to the
+/// VMM.
 const VENDOR_QUIET: u32 = 0x4646_494a;
+/// Vendor of devices whose interrupts must be acknowledged.
 const VENDOR_PLAIN: u32 = 0;
 
 /// Offset of the register to which the guest writes a queue's number to kick the queue. The

@@ -1,4 +1,7 @@
 //! virtio-net (virtio 1.2 section 5.1): a network interface backed by a tap device.
+//!
+//! An *offload* leaves work on a frame to its receiver: the checksum, or the division of a TCP
+//! stream into segments. The *gate* is closed during a rollback, so that no frame passes.
 
 mod header;
 mod receive;
@@ -247,7 +250,7 @@ impl FrameSender {
             .take(HEADER_BYTES)
             .ok_or_else(|| DeviceError::Guest("frame without a complete header (5.1.6)".into()))?
             .copy_to(&mut header);
-        // Without a tap, the gate is closed.
+        // `tap` is `None` while the gate is closed.
         let (Some(mut header), Some(tap)) = (header::sanitize(header, features), tap) else {
             self.dropped += 1;
             return Ok(());

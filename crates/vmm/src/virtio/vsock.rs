@@ -14,6 +14,9 @@
 //! ```text
 //! queues <-> device (rings, timer) <-> muxer (lookup, order) <-> connection <-> Unix stream
 //! ```
+//!
+//! The *credit* of a connection is the number of bytes for which the receiver still has buffer
+//! space. The *muxer* is the multiplexer of all connections of a guest.
 
 mod connect_limit;
 mod connection;

@@ -2,6 +2,10 @@
 //!
 //! The *first use* of a guest is the first request or command of a user. The VMM assumes that it
 //! starts with the first connection to the guest.
+//!
+//! A VMM maps the memory of its guest from the files of the snapshot. A page becomes *private* when
+//! it is copied into the memory of the VMM process. To *populate* pages is to copy them before the
+//! guest writes to them.
 
 use super::files::file;
 use super::guest_image::guest;

@@ -1,4 +1,8 @@
 //! Guests whose memory is fetched on demand, and failures of the fetcher at critical moments.
+//!
+//! A *lazy* restore starts a guest from layers in which chunks of memory are missing. When the
+//! guest accesses such a chunk, the VMM requests it from the *fetcher*, the process that copies
+//! chunks from a store to the layers.
 
 use super::files::{OpenSnapshot, SnapshotTarget};
 use super::guest_image::{guest, skip};

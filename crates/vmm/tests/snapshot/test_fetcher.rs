@@ -1,4 +1,7 @@
 //! Fetcher in the test's process: it copies chunks from complete layers to incomplete layers.
+//!
+//! A *fetcher* serves the requests of a VMM for chunks of memory that are missing in the layers
+//! from which its guest was restored.
 
 use super::files::{FdList, OpenSnapshot, file};
 use jiffy_proto::fetch::{FetchAnswer, FetchOutcome, FetchRequest, REQUEST_BYTES};

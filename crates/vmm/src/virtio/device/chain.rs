@@ -4,6 +4,9 @@
 //! Invariant: a [`DescriptorChain`] is complete. `virtio_queue` ends its iteration silently if a
 //! chain is broken (loops, nested indirect tables, tables outside memory). This module therefore
 //! checks the `NEXT` flag of the last descriptor, so that no device serves an incomplete request.
+//!
+//! A *kick* is the driver's notification that it has added chains to the available ring. While a
+//! device serves a queue, it disables kicks, because it checks for further chains itself.
 
 use super::{DeviceError, Interrupt};
 use crate::GuestMemory;
@@ -290,7 +293,8 @@ pub fn check_queue(queue: &Queue, memory: &GuestMemory) -> Result<(), DeviceErro
     Ok(())
 }
 
-/// Callback from the event loop for queues that a device did not finish.
+/// Callback from the event loop for queues in which a device has left chains. The callback replaces
+/// the kick that the guest does not send for these chains.
 #[derive(Debug)]
 pub struct DeferredKick {
     event: EventFd,

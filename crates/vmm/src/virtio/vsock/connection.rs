@@ -1,5 +1,9 @@
 //! One vsock connection: a pair of ports, a Unix stream, and the state of each side. The submodules
 //! handle packets from the guest, packets to the guest, and events of the stream.
+//!
+//! REQUEST, RESPONSE, RST (reset) and SHUTDOWN are operations of packets (`VsockOp`). The *credit*
+//! of a connection is the number of bytes for which the receiver still has buffer space. The
+//! *backlog* contains bytes of the guest that the host has not read.
 
 mod from_guest;
 mod stream;

@@ -45,7 +45,7 @@ pub struct Vsock {
     batch: Option<BatchedWork>,
 }
 
-/// Work deferred to the end of a batch of events.
+/// Work deferred to the end of a batch of events: `any` work, and service of the transmit queue.
 #[derive(Default)]
 struct BatchedWork {
     any: bool,

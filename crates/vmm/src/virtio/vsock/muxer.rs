@@ -36,10 +36,10 @@ struct PendingReset {
 #[derive(Debug)]
 pub struct Muxer {
     guest_cid: u64,
-    // Host ports to which the guest may connect.
+    /// Host ports to which the guest may connect.
     host_ports: Vec<u32>,
     poller: SlotPoller,
-    // By token. A token also identifies the stream in the event loop.
+    /// Connections by token. A token also identifies the stream in the event loop.
     connections: HashMap<u32, VsockConnection>,
     /// Tokens of connections by their ports. Lingering connections are not included: they are
     /// closed for the guest, which may reuse their ports.
@@ -47,8 +47,9 @@ pub struct Muxer {
     /// Connections with packets to send, once each, in round-robin order.
     ready: VecDeque<u32>,
     resets: VecDeque<PendingReset>,
-    // Last assigned values. The search for a free value starts after them.
+    /// Last assigned token. The search for a free token starts after it.
     last_token: u32,
+    /// Last assigned host port. The search for a free port starts after it.
     last_port: u32,
     /// Earliest deadline of a connection. The value may be earlier if that deadline was changed or
     /// removed.
@@ -307,7 +308,8 @@ impl Muxer {
         }
         let ports = connection.ports;
         let lingers = connection.linger();
-        // The ports may belong to a later connection already, while this connection was lingering.
+        // If this connection was lingering (closed for the guest), its ports may already belong to
+        // a later connection.
         if self.tokens.get(&ports) == Some(&token) {
             self.tokens.remove(&ports);
             if action == ConnectionAction::SendReset {
@@ -351,7 +353,7 @@ impl Muxer {
         self.wake_at = self.wake_at.into_iter().chain(deadline).min();
     }
 
-    /// Number under which the event loop will know a new connection.
+    /// Returns a token for a new connection.
     fn free_token(&mut self) -> u32 {
         // Terminates: there are far fewer connections than tokens.
         loop {
@@ -362,7 +364,7 @@ impl Muxer {
         }
     }
 
-    /// Ports of a new connection from the host to a port of the guest.
+    /// Returns the ports of a new connection from the host to the port `guest`.
     fn free_ports(&mut self, guest: u32) -> PortPair {
         // Terminates: there are far fewer connections than ports.
         loop {

@@ -45,7 +45,8 @@ fn requests_over_the_limit_stay_in_the_queue_until_the_timer_fires() {
     let began = Instant::now();
     driver.block.queue_event(0).unwrap();
     let at_once = driver.ring.used().len();
-    // The requests of one second, and tokens added while these were served.
+    // A full bucket has tokens for one second, which are 20 requests. Tokens added while these were
+    // served permit some more.
     assert!((20..40).contains(&at_once), "{at_once}");
     assert_eq!(usize::from(driver.block.rings()[0].next_available), at_once);
     let mut served = at_once;
@@ -57,8 +58,8 @@ fn requests_over_the_limit_stay_in_the_queue_until_the_timer_fires() {
         driver.block.host_event(token, flags).unwrap();
         served += driver.ring.used().len();
     }
-    // Twenty requests above the saved tokens take one second, except for the request ahead of the
-    // rate.
+    // The 20 requests above the full bucket take one second, but one of them may start before its
+    // token is added.
     assert!(began.elapsed() >= Duration::from_millis(900));
     // The device requests further kicks.
     assert_eq!(driver.ring.avail_event(), 40);
@@ -73,7 +74,7 @@ fn kicks_do_not_exceed_the_rate_limit() {
     for _ in 0..1000 {
         driver.block.queue_event(0).unwrap();
     }
-    // A full bucket, one request ahead of the rate, and one token per 50 ms.
+    // A full bucket, one request that starts before its token is added, and one token per 50 ms.
     let max_served = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
     let served = driver.ring.used().len();
     assert!((20..=max_served).contains(&served), "{served}");
@@ -111,7 +112,7 @@ fn all_disks_of_a_guest_share_its_limit() {
     let began = Instant::now();
     first.block.queue_event(0).unwrap();
     second.block.queue_event(0).unwrap();
-    // As above.
+    // The full bucket, one request that starts before its token is added, and one token per 50 ms.
     let max_served = 21 + usize::try_from(began.elapsed().as_millis() / 50).unwrap();
     let served = first.ring.used().len() + second.ring.used().len();
     assert!((20..=max_served).contains(&served), "{served}");

@@ -16,7 +16,8 @@ use vm_memory::{Bytes, GuestAddress};
 /// Address of the buffer for events.
 const EVENT_ADDRESS: u64 = 0x4_0000;
 
-/// Fills the stream and the device's backlog from the guest's side. Returns the sent bytes.
+/// Sends data of the guest until its credit is used. The host does not read, so the stream and the
+/// device's backlog are full. Returns the sent bytes.
 fn fill_window(guest: &mut VsockGuest, link: &mut GuestSocket, seed: u64) -> Vec<u8> {
     let mut pattern = Pattern(seed);
     let mut sent = Vec::new();

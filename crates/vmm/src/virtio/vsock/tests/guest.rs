@@ -242,6 +242,7 @@ impl VsockGuest {
         self.kick(TX_QUEUE).unwrap();
     }
 
+    /// Connects the host to `port` of the guest. Returns the host's end of the stream.
     pub fn connect(&mut self, port: u32) -> (UnixStream, Result<(), VsockConnectError>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let outcome = self.device.connect(port, theirs.into());
@@ -273,6 +274,7 @@ impl VsockGuest {
         (link, stream)
     }
 
+    /// Returns the operation of the next packet.
     pub fn op(&mut self) -> u16 {
         self.next().0.op
     }
@@ -344,6 +346,7 @@ impl GuestSocket {
         }
     }
 
+    /// Returns the header of a packet that closes the directions `flags` (`header::SHUT_*`).
     pub fn shutdown(&self, flags: u32) -> VsockHeader {
         VsockHeader {
             flags,
@@ -351,6 +354,7 @@ impl GuestSocket {
         }
     }
 
+    /// Records the credit that the device announces in a packet.
     pub fn update_credit(&mut self, header: &VsockHeader) {
         self.host_alloc = header.buf_alloc;
         self.host_fwd = header.fwd_cnt;

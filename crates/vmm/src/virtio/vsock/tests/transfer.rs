@@ -184,8 +184,8 @@ fn a_host_that_does_not_read_costs_no_more_than_the_credit() {
             link.update_credit(&header);
         }
     }
-    // The window and the stream are full, and no data moves. A timer that was set earlier may fire
-    // once.
+    // The guest has used its credit and the stream is full, so no data moves. A timer that was set
+    // earlier may fire once.
     assert!(guest.poll_events(30) <= 1);
     assert_eq!(guest.poll_events(30), 0);
     let unread = sent - usize::try_from(link.host_fwd).unwrap();
@@ -254,7 +254,8 @@ fn a_guest_that_sends_gets_its_credit_back_before_it_runs_out() {
             updates += 1;
         }
     }
-    // One update for every half window, not for every packet.
+    // The device sends one update for every half of its buffer (`BUF_ALLOC_BYTES`), not for every
+    // packet.
     assert!(updates <= 35, "{updates} updates");
     guest.send(link.shutdown(2), &[]);
     let limit = Instant::now() + Duration::from_secs(10);
