@@ -1,6 +1,9 @@
 //! Folds preserve content and reclaim space, and are safe if the process is killed at any step.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//!
+//! A *fold* copies the content that only the parent of a snapshot stores into the snapshot, so that
+//! the parent can be removed.
 
 use super::*;
 use jiffy_proto::layer::UnitSet;

@@ -1,4 +1,7 @@
 //! Tests of the store.
+//!
+//! A *draft* is a snapshot that is not published yet. An *overlay* is the file to which a guest
+//! writes the changed blocks of its disk; it becomes a layer of the snapshot.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod damage;

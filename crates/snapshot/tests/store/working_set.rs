@@ -1,4 +1,8 @@
-//! Working sets of snapshots.
+//! Recorded sets of snapshots.
+//!
+//! The *working set* contains the chunks of memory that a restored guest touches first. The
+//! *written pages* are the pages that a restored guest writes until its first command ends. The
+//! *first use pages* are written until the first request of a user ends.
 
 use super::*;
 use jiffy_proto::layer::MEMORY_PAGE;
