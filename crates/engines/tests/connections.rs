@@ -50,8 +50,9 @@ while True:
     c = l.accept()[0]; c.sendall(' '.join(f'{n}={tell(n)}' for n in held).encode()); c.close()
 "#;
 
-/// Starts programs in the guest that hold connections. The connections lead to the host over IPv4
-/// and IPv6, over loopback addresses, into a named namespace, and inside an unnamed namespace.
+/// Starts programs in the guest that hold connections. `host` and `host6` lead to the host over
+/// IPv4 and IPv6. `lo` and `lo6` use loopback addresses. `boxed` leads into a named network
+/// namespace. `alone` and `alone-lo` are inside an unnamed network namespace.
 async fn hold(guest: &Guest) {
     let mine = format!(
         r#"{HOLD}
@@ -102,8 +103,10 @@ for name in 'mine', 'alone':
         .replace("alone=ECONNRESET", "alone=ECONNABORTED")
 }
 
+/// States of the connections of [`hold`] before a clone or rollback.
 const ALL_ALIVE: &str =
     "host=alive host6=alive lo=alive lo6=alive boxed=alive alone=alive alone-lo=alive";
+/// States afterwards: only connections over loopback addresses survive.
 const ALL_RESET: &str = "host=ECONNABORTED host6=ECONNABORTED lo=alive lo6=alive boxed=ECONNABORTED \
      alone=ECONNABORTED alone-lo=alive";
 

@@ -17,6 +17,7 @@ use tokio::io::unix::AsyncFd;
 /// Monitored process, identified by a pidfd.
 #[derive(Debug)]
 pub(crate) struct SentryProcess {
+    /// Process id and start time, which together identify the process.
     pub mark: ProcessInstance,
     fd: AsyncFd<OwnedFd>,
 }

@@ -116,10 +116,15 @@ impl Random {
 #[repr(u8)]
 enum What {
     End,
+    /// Writes to a memory address, which may be a register.
     Store,
+    /// Reads from a memory address.
     Load,
+    /// Writes to a port.
     Out,
+    /// Copies a part of the ramdisk to memory.
     Copy,
+    /// Reads a register and prints whether one of its bits is set.
     Ask,
 }
 
