@@ -7,7 +7,7 @@
 //! names.
 //!
 //! A *holder* ([`holder`]) keeps the namespaces and the uplink open while its parent process uses
-//! them, or sandboxes that outlive a daemon.
+//! them, or while sandboxes that outlive this process (a daemon) use them.
 //!
 //! A *slot* is a network namespace with its devices and rules, which is assigned to one guest.
 
