@@ -10,6 +10,10 @@ use jiffy_engine_api::SandboxSize;
 use std::process::Command;
 use std::time::Instant;
 
+/// Reference value of the pause of a guest during a snapshot, in ms.
+const STOPPED_REFERENCE_MS: f64 = 56.0;
+/// Reference value of the creation of one sandbox from a snapshot, in ms.
+const CREATE_REFERENCE_MS: f64 = 66.7;
 /// Writes about 8 MB to memory, like CubeSandbox's benchmark, whose values are the references.
 const WRITE_SCRIPT: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
 
@@ -72,7 +76,8 @@ pub async fn snapshot(
     let goal = |goal| goals::if_sequential(goal, c);
     let series = vec![
         Series::new("snapshot, 8 MB written", "ms", goal(goals::SNAPSHOT), call),
-        Series::new("guest stood still", "ms", goal(goals::STOPPED), stopped).against(Some(56.0)),
+        Series::new("guest stood still", "ms", goal(goals::STOPPED), stopped)
+            .against(Some(STOPPED_REFERENCE_MS)),
         Series::new(format!("wall of {c} snapshots"), "ms", None, wall)
             .against(goals::snapshot_reference(c)),
         Series::new("create from it", "ms", goal(goals::CREATE), restored),
@@ -169,7 +174,7 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
                 Some(goals::CREATE),
                 restored,
             )
-            .against(Some(66.7)),
+            .against(Some(CREATE_REFERENCE_MS)),
         ]);
     }
     Ok(Measured {

@@ -14,6 +14,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
+/// Reference value of the memory of an idle sandbox, in MiB.
+const DENSITY_REFERENCE_MIB: f64 = 34.0;
+
 /// Result of one create and its first command.
 struct Created {
     mode: Option<BootMode>,
@@ -189,14 +192,14 @@ pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measure
             None,
             vec![at_once],
         )
-        .against(Some(34.0)),
+        .against(Some(DENSITY_REFERENCE_MIB)),
         Series::new(
             format!("memory each at T=60 s, {n} live"),
             "MiB",
             Some(goals::DENSITY_MIB),
             vec![later],
         )
-        .against(Some(34.0)),
+        .against(Some(DENSITY_REFERENCE_MIB)),
     ];
     Ok(Measured {
         method: "decrease of MemAvailable after N idle sandboxes of 2 vCPUs and 512 MiB were \

@@ -31,7 +31,8 @@ const BUSY_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_BUSY_TIME: Duration = Duration::from_secs(120);
 /// Maximum number of failures that are printed.
 const MAX_PRINTED_FAILURES: usize = 5;
-/// Creates a file which shows after a resume that the guest is the same.
+/// Command that creates a file in memory. If the file exists after a resume, the guest's memory was
+/// preserved.
 const MARK: &str = "echo $PPID-stress > /dev/shm/mark";
 
 /// Result of one lifetime.
