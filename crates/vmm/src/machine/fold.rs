@@ -7,6 +7,9 @@
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors.
+//!
+//! The *controller* is the process that drives this VMM: the daemon. A *unit* is the smallest part
+//! that a layer stores. The *index* of a layer lists its units.
 
 use super::Machine;
 use crate::virtio::blk::Block;

@@ -1,6 +1,8 @@
 //! Captured snapshots: the guest already runs again, but its memory is still being written. Such a
 //! snapshot is completed even if the controller disconnects or the guest ends. It is then
 //! *prepared*: complete, but neither committed nor aborted.
+//!
+//! The *controller* is the process that drives this VMM through the control socket: the daemon.
 
 use super::Vm;
 use jiffy_proto::snapshot::CapturedSnapshot;

@@ -1,5 +1,8 @@
 //! Thread that serves a VM's disks. Slow storage of the host then blocks neither the guest's
 //! network and streams nor the control socket.
+//!
+//! A *gate* between this thread and the event loop ensures that no request is served while the
+//! machine is paused.
 
 use super::ControlLink;
 use crate::confined_thread::ConfinedThread;

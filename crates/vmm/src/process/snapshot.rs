@@ -6,9 +6,9 @@
 //! *freeze* a disk is to turn its writes into a layer and to direct further writes to a new
 //! overlay. A *thaw* undoes this.
 //!
-//! A *captured* snapshot is completed even if the controller disconnects or the guest ends
-//! (`captured.rs`). `Machine::captured`, however, are the guest's private pages at the time of the
-//! newest snapshot.
+//! The *controller* is the process that drives this VMM: the daemon. A *captured* snapshot is
+//! completed even if the controller disconnects or the guest ends (`captured.rs`).
+//! `Machine::captured`, however, are the guest's private pages at the time of the newest snapshot.
 
 use super::frozen_machine::FrozenMachine;
 use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};

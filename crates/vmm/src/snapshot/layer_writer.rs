@@ -2,8 +2,9 @@
 //! creation, the writer allocates no memory, because it may run in a process forked from a
 //! multi-threaded process, in which another thread may have locked the allocator.
 //!
-//! A *chunk* is 64 KiB of memory. A *candidate* is a chunk that may differ from the layers below. A
-//! *run* is a series of bytes that are adjacent in memory and in the layer.
+//! A *layer* is the part of a memory that one snapshot stores: the content that differs from its
+//! ancestors. A *chunk* is 64 KiB of memory. A *candidate* is a chunk that may differ from the
+//! layers below. A *run* is a series of bytes that are adjacent in memory and in the layer.
 
 use super::chunk_hashes::{ChunkHashes, hash_chunk};
 use super::layer_mappings::LayerMappings;

@@ -1,8 +1,9 @@
 //! Search for private or present pages of guest memory. A chunk with private pages may differ from
 //! the layers below, so a snapshot must compare it.
 //!
-//! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
-//! snapshot stores: the content that differs from its ancestors.
+//! A *private* page of the guest belongs to this process alone, because the guest has written it or
+//! the VMM has copied it. A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a
+//! memory or disk that one snapshot stores: the content that differs from its ancestors.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use super::populate::runs;

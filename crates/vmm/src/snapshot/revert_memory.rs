@@ -21,7 +21,7 @@
 //! If the revert fails, memory is inconsistent, and the guest must not run again.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. A *chunk* is 64 KiB of memory.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};

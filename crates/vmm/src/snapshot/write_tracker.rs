@@ -8,6 +8,10 @@
 //!
 //! The userfaultfd handles no fault. It cannot handle faults of the kernel, because it is created
 //! without this right. A compromised VMM therefore cannot use it to delay the kernel.
+//!
+//! A *private* page of the guest belongs to this process alone, because the guest has written it or
+//! the VMM has copied it. The *writer* is a process forked from the VMM, which writes the memory of
+//! a snapshot to files.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::pagemap_scan::protect_private;

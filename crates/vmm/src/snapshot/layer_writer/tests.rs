@@ -1,4 +1,7 @@
 //! Writes layers of changed memory, and compares them.
+//!
+//! A *layer* is the part of a memory that one snapshot stores: the chunks (64 KiB each) that differ
+//! from its ancestors.
 
 use super::super::linear_memory::CHUNK_SIZE;
 use super::super::map_layers::{MAX_MAPPINGS, map_layers, plan_mappings};

@@ -1,4 +1,7 @@
 //! Tests of lazy memory: filled chunks, pages that the guest returns, and forked processes.
+//!
+//! A *chunk* is 64 KiB of memory. The *fetcher* is the process that downloads missing chunks into
+//! the layers of a snapshot.
 
 use super::super::map_layers::{MAX_MAPPINGS, map_layers, plan_lazy_mappings};
 use super::super::memory_layers::MemoryLayer;

@@ -1,4 +1,8 @@
 //! Compares reverted memory with restored memory.
+//!
+//! A *layer* is the part of a memory that one snapshot stores: the chunks (64 KiB each) that differ
+//! from its ancestors. A *private* page belongs to this process alone, because a guest has written
+//! it or the VMM has copied it.
 
 use super::super::layer_output::LayerOutput;
 use super::super::layer_writer::{LayerSource, LayerWriter};

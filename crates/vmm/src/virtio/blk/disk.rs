@@ -1,7 +1,8 @@
 //! Storage of a disk: a read-only image, or an image with frozen layers (of snapshots) above it and
 //! a copy-on-write overlay on top.
 //!
-//! The *overlay* is the file that receives the disk writes of a guest.
+//! The *overlay* is the file that receives the disk writes of a guest. A snapshot freezes the
+//! overlay: the file becomes a *layer* of the snapshot, and a new overlay receives later writes.
 
 use super::overlay::BlockOverlay;
 use crate::machine::adjacent;

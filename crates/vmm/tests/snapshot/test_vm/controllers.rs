@@ -1,4 +1,7 @@
 //! Change of a VM's controller.
+//!
+//! A *controller* is the process that drives a VMM through its control socket. A VMM that was
+//! *detached* continues to run without a controller.
 
 use super::super::files::SnapshotTarget;
 use super::TestVm;
