@@ -8,6 +8,8 @@
 //! each is assigned to one guest.
 //!
 //! A *permit* counts towards a limit until it is dropped.
+//!
+//! The *members* of a private network are the sandboxes that it connects.
 
 use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;

@@ -4,6 +4,8 @@
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. In rootless mode, the *router* is the network namespace to which
 //! the slots are connected.
+//!
+//! A *claim* reserves a range of addresses of this host for one data directory.
 
 use crate::NetError;
 use crate::claim::RangeClaims;

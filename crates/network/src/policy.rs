@@ -3,6 +3,9 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
+//!
+//! A *private network* connects sandboxes of one owner, its *members*. *Membership* is the address
+//! and name of a guest in such a network.
 
 mod script;
 

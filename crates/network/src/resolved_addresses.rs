@@ -1,6 +1,9 @@
 //! [`ResolvedAddresses`]: the addresses that the DNS server returned to one guest. Rules for names
 //! with a port other than 80 and 443 permit connections to these addresses, because such
 //! connections need not contain the name of the host.
+//!
+//! The *epoch* is a number that changes when all addresses are removed, for example by a rollback
+//! of the guest. An answer to a question of an earlier epoch is not recorded.
 
 use crate::host_names::normalize;
 use hickory_proto::op::{Message, ResponseCode};

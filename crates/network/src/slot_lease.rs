@@ -5,6 +5,8 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
+//!
+//! The *members* of a private network are the sandboxes that it connects.
 
 use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};
