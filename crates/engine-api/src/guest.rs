@@ -5,6 +5,10 @@
 //! each is assigned to one guest. The *site* is the network in which the sandboxes run. Its
 //! settings are certificate authorities and a proxy. A *hook* is an executable in the guest that
 //! the agent runs before the state of the guest is stored, and after the guest continues.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A *detached* guest
+//! continues to run when the process that started it exits. A snapshot is *captured* when its
+//! memory is frozen in a process that survives this one.
 
 use crate::{
     BootReport, ConnectionLog, EngineError, ExitReason, GuestCounters, GuestStream, GuestUsage,

@@ -1,8 +1,8 @@
 //! [`SnapshotParts`]: the open files of a snapshot of this host. An engine returns them for the
 //! upload to the store that hosts share.
 //!
-//! Memory and disks are stored as layers: a layer contains only chunks that differ from the parent
-//! snapshot.
+//! Memory and disks are stored as layers: a layer contains only chunks (pieces of 64 KiB) that
+//! differ from the parent snapshot.
 
 use std::fs::File;
 use std::ops::Range;

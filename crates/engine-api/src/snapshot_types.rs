@@ -1,5 +1,8 @@
 //! Request for a snapshot, the guest's action afterwards, and the durations that the engine
 //! reports.
+//!
+//! A snapshot is *captured* when its memory is frozen in a process that survives this one. Its
+//! files are written afterwards.
 
 use jiffy_api_types::SnapshotContent;
 use serde::{Deserialize, Serialize};

@@ -1,15 +1,15 @@
 //! Spare VMM processes: they are started in advance, are already jailed and in their control
 //! groups, and wait for their first request.
 //!
-//! A process needs about 4 ms from fork to its first request. Moving it to control groups of
-//! version 1 takes up to 15 ms. A guest that uses a spare process saves this time. Spares are
+//! A process needs about 4 ms from its creation to its first request. Moving it to control groups
+//! of version 1 takes up to 15 ms. A guest that uses a spare process saves this time. Spares are
 //! started while no guest is starting, so that they do not compete with guests for processors.
 //!
-//! A *burst* is a series of guests that start at most 250 ms apart, for example the children of a
-//! fork. If a burst needs more spares than exist, the number of spares is raised for the next
-//! burst, to at most [`MAX_AFTER_BURST`]. Five minutes after the last time when the additional
-//! spares were needed, the burst is forgotten and the additional spares are terminated
-//! ([`BurstMemory`]).
+//! A *burst* is a series of guests that start at most 250 ms apart, for example several copies of
+//! one sandbox that a client requests at once. If a burst needs more spares than exist, the number
+//! of spares is raised for the next burst, to at most [`MAX_AFTER_BURST`]. Five minutes after the
+//! last time when the additional spares were needed, the burst is forgotten and the additional
+//! spares are terminated ([`BurstMemory`]).
 
 use crate::boot_error::BootError;
 use crate::vmm_launcher::{FreshVmm, VmmLauncher};

@@ -1,4 +1,7 @@
 //! Contract of snapshots and of guests restored from them.
+//!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! after its boot or restore.
 
 use super::place::{Place, Running, TEMPLATE, exited, name, new_identity, next_output};
 use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity, SnapshotRequest};
