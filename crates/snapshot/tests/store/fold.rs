@@ -4,6 +4,9 @@
 //!
 //! A *fold* copies the content that only the parent of a snapshot stores into the snapshot, so that
 //! the parent can be removed.
+//!
+//! A *layer* is the part of a memory or disk that one snapshot stores. A *unit* is the smallest
+//! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk.
 
 use super::*;
 use jiffy_proto::layer::UnitSet;

@@ -1,4 +1,7 @@
 //! Imports of snapshots from other hosts.
+//!
+//! An *incomplete* snapshot lacks chunks (pieces of 64 KiB) of its memory. The store from which the
+//! snapshot was imported still has these chunks.
 
 use super::*;
 use jiffy_snapshot::{ImportMode, MissingMemory, PIN_FILE};

@@ -1,7 +1,8 @@
 //! Tests of the store.
 //!
 //! A *draft* is a snapshot that is not published yet. An *overlay* is the file to which a guest
-//! writes the changed blocks of its disk; it becomes a layer of the snapshot.
+//! writes the changed blocks of its disk; it becomes a layer of the snapshot. A *chunk* is 64 KiB
+//! of memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod damage;

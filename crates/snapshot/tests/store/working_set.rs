@@ -2,7 +2,8 @@
 //!
 //! The *working set* contains the chunks of memory that a restored guest touches first. The
 //! *written pages* are the pages that a restored guest writes until its first command ends. The
-//! *first use pages* are written until the first request of a user ends.
+//! *first use pages* are written until its first use ends: the request or command with which most
+//! uses of its template start. A *chunk* is 64 KiB of memory.
 
 use super::*;
 use jiffy_proto::layer::MEMORY_PAGE;
