@@ -41,14 +41,15 @@ impl DiskGate {
     fn leave(&self) {
         let mut state = lock(&self.state);
         state.serving = false;
-        // A waiting `close` has set `closed`, so otherwise no thread waits.
+        // `close` sets `closed` before it waits. If `closed` is not set, no thread waits.
         if state.closed {
             self.changed.notify_all();
         }
     }
 
-    /// Closes the gate and waits until the disk thread has left it. The gate is closed first: a
-    /// thread with continuous work would otherwise enter again before the caller notices.
+    /// Closes the gate and waits until the disk thread has left it. The gate is closed before the
+    /// wait, because a thread with continuous work would enter again before the caller notices that
+    /// it left.
     fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;

@@ -7,7 +7,8 @@
 //! ([`PopulateMoment`]).
 //!
 //! If the guest is the only guest that is starting, copying begins at its start, while its agent
-//! connects. Otherwise copying begins at the first use: earlier, it would delay the other guests.
+//! connects. If other guests are starting, copying begins at the first use, because earlier copying
+//! would delay these guests.
 
 use super::Vm;
 use crate::machine::bus::lock;

@@ -46,14 +46,14 @@ impl Vm {
         };
         match detach() {
             Ok(()) => drop(self.link.send(&Event::Detached, &[])),
-            // End the VM. Otherwise the controller would assume that the VM is detached, although
-            // the VM still ends with the controller.
+            // End the VM. If the VM continued, the controller would assume that the VM is detached,
+            // although the VM still ends with the controller.
             Err(e) => self.cause = Some(e.into()),
         }
     }
 
-    /// Called when the controller has closed the control socket. With a listener the VM continues
-    /// and waits for another controller; otherwise it stops.
+    /// Called when the controller has closed the control socket. If the VM has a listener, it
+    /// continues and waits for another controller. A VM without a listener stops.
     pub(super) fn on_controller_disconnected(&mut self) {
         // A VM without a listener could never be controlled again.
         if self.listener.is_none() {

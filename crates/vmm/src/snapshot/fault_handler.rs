@@ -268,8 +268,8 @@ impl FaultHandler {
         Ok(())
     }
 
-    /// Handles a page fault: fills the chunk if its layer's file contains it, otherwise requests
-    /// it.
+    /// Handles a page fault. Fills the chunk if its layer's file contains the chunk, and requests
+    /// the chunk from the fetcher if not.
     fn on_fault(&mut self, address: u64) -> Result<(), VmmError> {
         let chunk = self
             .memory

@@ -334,7 +334,8 @@ fn repeated_reverts_to_the_captured_snapshot_retain_mappings() {
             }
         }
     }
-    // Both cases have occurred often.
+    // Check that the random contents have covered both cases: chunks that retain a mapping below,
+    // and chunks that are mapped again.
     assert!(mapped_below > 100 && remapped > 10);
     assert_eq!(unchanged > 1000, tracked, "{unchanged} unwritten pages");
 
