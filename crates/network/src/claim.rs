@@ -310,8 +310,8 @@ impl Drop for RangeClaims {
 fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
     loop {
         match fs::create_dir_all(directory) {
-            // Another holder removed or recreated the directory between the failed creation and
-            // this check.
+            // Another process removed or recreated the directory between the failed creation and
+            // the call of `symlink_metadata`.
             Err(e)
                 if e.kind() == io::ErrorKind::AlreadyExists
                     && fs::symlink_metadata(directory).map_or(true, |entry| entry.is_dir()) =>

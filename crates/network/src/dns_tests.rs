@@ -82,7 +82,8 @@ async fn malformed_questions_are_not_forwarded() {
     let answer = ask(at, &none.to_vec().unwrap()).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::NotImp);
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    // Neither garbage nor an answer is answered; the next question is.
+    // Datagrams that are no valid questions are not answered. The server continues: it rejects the
+    // update that follows.
     for noise in [&b"x"[..], &[0xff; 300], &[]] {
         socket.send_to(noise, at).await.unwrap();
     }

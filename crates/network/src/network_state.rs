@@ -125,7 +125,7 @@ impl NetworkState {
             if let Some(number) = free {
                 return Ok(number);
             }
-            // This also waits for a removal in progress.
+            // `remove_released` also waits for a removal in progress on another thread.
             if !self.remove_released() {
                 let mut numbers = self.numbers.lock();
                 let limit = numbers.limit();

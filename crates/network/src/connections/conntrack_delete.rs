@@ -21,8 +21,9 @@ const BY_SOURCE: u32 = 1;
 /// Flag of an attribute that contains others.
 const NESTED: u16 = 0x8000;
 
-/// Removes the connections that were opened from `addresses` from the table of this thread's
-/// network namespace. Otherwise, connections to an unresponsive server would remain for days.
+/// Removes the connections that were opened from `addresses` from the connection table of this
+/// thread's network namespace. Without the removal, connections to an unresponsive server would
+/// remain in the table for days.
 pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
     let socket = NetlinkSocket::open(0)?;
     // Check the number of entries first: walking the host-wide table takes milliseconds.

@@ -50,7 +50,8 @@ impl EgressPolicy {
             "    meta nfproto ipv6 drop\n"
         };
         // The chain `out` first rejects packets that belong to no connection and do not start one.
-        // Otherwise, open connections that the kernel no longer knows would pass as new ones.
+        // Without this rule, packets of open connections that the kernel no longer knows would pass
+        // as new connections.
         format!(
             r#"table inet jiffy
 delete table inet jiffy
