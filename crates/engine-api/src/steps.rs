@@ -152,7 +152,7 @@ impl StepGuard {
 impl Drop for StepGuard {
     fn drop(&mut self) {
         if let Some(step) = &self.0 {
-            // This is recorded before the flag is cleared, so that the steps are recorded in order.
+            // Record the step before the flag is cleared, so that the steps are recorded in order.
             step.record();
             step.recorder.0.state.lock().is_in_step = false;
         }

@@ -20,7 +20,8 @@ pub(crate) struct GuestNic {
 impl GuestNic {
     pub fn new(lease: Option<SlotLease>) -> Self {
         Self {
-            // This is stored separately, since the record outlives the lease.
+            // The connection record is stored separately, because it remains readable after the
+            // lease has ended.
             connections: lease.as_ref().map(SlotLease::connections),
             lease: Mutex::new(lease.map(Arc::new)),
         }

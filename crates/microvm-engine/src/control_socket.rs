@@ -15,7 +15,7 @@ pub(crate) struct ControlSocket(AsyncFd<Channel>);
 impl ControlSocket {
     /// Wraps a channel. Must be called inside a tokio runtime.
     pub fn new(channel: Channel) -> Result<Self, ChannelError> {
-        // This is required by `AsyncFd`.
+        // `AsyncFd` requires a non-blocking descriptor.
         fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let both = Interest::READABLE | Interest::WRITABLE;
         // SAFETY: a Channel owns its descriptor, always returns the same descriptor, and closes it

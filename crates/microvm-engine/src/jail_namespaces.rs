@@ -45,7 +45,8 @@ pub(crate) struct JailNamespaces(Arc<Mutex<Option<Vec<OwnedFd>>>>);
 impl JailNamespaces {
     /// Returns descriptors of [`NAMESPACES`]. On the first call, `program` creates the namespaces.
     pub fn get(&self, program: &Path) -> Result<Vec<OwnedFd>, JailError> {
-        // This is locked during the creation: concurrent first calls wait for the same namespaces.
+        // The lock is held during the creation, so that concurrent first calls wait for the same
+        // namespaces.
         let mut namespaces = self.0.lock();
         if namespaces.is_none() {
             *namespaces = Some(create_namespaces(program)?);

@@ -175,7 +175,7 @@ impl LazyStore {
             if let Some(hole) = self.incomplete_layer(0, snapshot)? {
                 let fetched = self.remote.fetch_layer(&hole.origin).await;
                 fetched.map_err(EngineError::failed)?;
-                // This also marks the snapshot as complete.
+                // If all chunks are stored, `incomplete_layer` also marks the snapshot as complete.
                 if self.incomplete_layer(0, snapshot)?.is_some() {
                     return Err(lost(snapshot));
                 }

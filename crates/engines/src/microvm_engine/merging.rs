@@ -74,7 +74,8 @@ impl MergeLock {
             return Ok(FoldPreparation::Cancelled);
         };
         let mut is_cancelled = false;
-        // This is called between the copied pieces, so a waiting merge cancels the fold soon.
+        // The store calls this closure after each copied piece, so a waiting merge cancels the fold
+        // soon.
         let mut paced = |bytes| {
             let paced = match self.merges.load(Ordering::Acquire) {
                 0 => pace(bytes),

@@ -31,7 +31,8 @@ impl Shared {
         let store = Store::open(host.home().path().join(SNAPSHOTS)).map_err(EngineError::failed)?;
         let socket_directory =
             SocketDirectory::open(&host.home().run()).map_err(EngineError::failed)?;
-        // This is determined once: a measurement takes effect with the next start of the daemon.
+        // The policy is read only once: a later measurement takes effect with the next start of the
+        // daemon.
         let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here());
         tracing::info!(policy = %policy.policy, reason = %policy.why, "selected the memory of restored sandboxes");
         Ok(Self {

@@ -219,7 +219,7 @@ impl SandboxBody {
         }
         let request = self.request(&HelperRequest::Ended);
         let reply = tokio::time::timeout(EXIT_STATUS_TIMEOUT, request).await;
-        // This is checked again: another task may have stopped the sandbox during the request.
+        // Check the flag again: another task may have stopped the sandbox during the request.
         if self.stopped.load(Ordering::Acquire) {
             return ExitReason::Requested;
         }

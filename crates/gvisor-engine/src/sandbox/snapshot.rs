@@ -14,9 +14,9 @@ use std::time::Instant;
 
 impl Sandbox {
     /// Takes snapshot `id`. The sandbox is paused while the snapshot is written. If `resume` is
-    /// true, the sandbox then continues, and streams into it survive. Otherwise the sandbox is
-    /// removed after the snapshot is published. A snapshot larger than `max_bytes` is rejected.
-    /// Returns the duration of the pause and the total duration, in microseconds.
+    /// true, the sandbox then continues, and streams into it survive. If `resume` is false, the
+    /// sandbox is removed after the snapshot is published. A snapshot larger than `max_bytes` is
+    /// rejected. Returns the duration of the pause and the total duration, in microseconds.
     pub async fn snapshot(
         &self,
         store: &SnapshotStore,

@@ -116,7 +116,8 @@ impl MicroVm {
     /// is created in `directory`, which must be inaccessible to other users. Error messages of the
     /// VMM are written to `log`.
     pub async fn detach(&self, directory: &Path, log: &File) -> Result<ProcessInstance, SaveError> {
-        // This is held until the VMM has replied: no other operation may interleave requests.
+        // The lock is held until the VMM has replied: requests of another operation must not be
+        // sent in between.
         let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
         let mark = ProcessInstance::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;

@@ -78,7 +78,8 @@ impl MicroVm {
                     .to_owned(),
             ));
         }
-        // This is held until the snapshot is published: operations of this VM do not overlap.
+        // The lock is held until the snapshot is published, so that operations of this VM do not
+        // overlap.
         let mut context = self.context.clone().lock_owned().await;
         // A separate task always completes: during a snapshot, only the task's state refers to the
         // layers on which the VM is based.
@@ -262,7 +263,8 @@ impl SnapshotTask {
         context: &mut SnapshotContext,
         written: UnpublishedSnapshot,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
-        // This is stored in the context first: if publishing fails, the next snapshot publishes it.
+        // Store the written snapshot in the context first: if its publication fails, the next
+        // snapshot of this VM publishes it.
         context.unpublished = Some(written);
         let published = context.publish();
         let next = match (self.spec.then, &published) {
