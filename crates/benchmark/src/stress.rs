@@ -100,8 +100,8 @@ impl Life {
     async fn run(
         &mut self,
         daemon: &BenchmarkDaemon,
-        // This is filled as soon as the objects exist, so that the caller can remove them after a
-        // failure.
+        // `sandbox` and `snapshot` receive the ids as soon as the objects exist, so that the caller
+        // can remove the objects after a failure.
         sandbox: &mut Option<String>,
         snapshot: &mut Option<String>,
     ) -> anyhow::Result<()> {

@@ -50,7 +50,7 @@ pub fn set_capabilities(retained: CapabilitySet) -> io::Result<()> {
     for capability in all().filter(|capability| retained.contains(*capability)) {
         configure_capability_in_ambient_set(capability, true)?;
     }
-    // This is verified, because a capability that remains by mistake would be a hole in the
+    // Verify the result, because a capability that remains by mistake would be a hole in the
     // confinement.
     if capabilities(None)?.permitted != retained {
         // The error has no message, which would be allocated.

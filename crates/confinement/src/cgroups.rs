@@ -186,7 +186,8 @@ impl CgroupTrees {
             std::thread::sleep(Duration::from_millis(10));
         }
         for tree in &self.0 {
-            // This fails while the parent contains groups of running processes.
+            // Ignore the error: the removal fails while the parent contains groups of running
+            // processes.
             let _ = fs::remove_dir(&tree.parent);
         }
     }

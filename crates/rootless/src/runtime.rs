@@ -34,7 +34,8 @@ pub fn directory(home: &Path, uid: u32) -> PathBuf {
         .recursive(true)
         .mode(0o700)
         .create(&directory);
-    // This is checked after the creation: another user may have created the directory before.
+    // Check the owner and mode after the creation: another user may have created the directory
+    // before.
     if result.is_ok() && is_private(&directory, uid) {
         directory
     } else {

@@ -125,7 +125,7 @@ impl StoreIndex {
         let metadata = fs::metadata(root)?;
         // Identify the directory by its inode, because several paths may lead to it.
         let dir_id = (metadata.dev(), metadata.ino());
-        // This is locked until the new index is inserted, so that no second index of the directory
+        // Hold the lock until the new index is inserted, so that no second index of the directory
         // is created.
         let indexes = STORE_INDEXES.get_or_init(Mutex::default);
         let mut indexes = indexes.lock();
