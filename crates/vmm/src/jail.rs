@@ -93,6 +93,7 @@ fn process_id() -> Result<u32, VmmError> {
     name.parse().map_err(|e| failed(&e))
 }
 
+/// Enters the namespaces whose descriptors start at [`FIRST_FD`].
 fn enter_namespaces() -> nix::Result<()> {
     for (fd, _) in (FIRST_FD..).zip(NAMESPACES) {
         // SAFETY: the starter placed the namespaces at these numbers. If a number is not open, the

@@ -34,6 +34,7 @@ fn set_checksum(bytes: &mut [u8], at: usize) {
     bytes[at] = bytes[at].wrapping_sub(sum);
 }
 
+/// Returns the structure by which a kernel finds the MP table at address `table`.
 fn floating_pointer(table: u64) -> Result<Vec<u8>, VmmError> {
     let address = u32::try_from(table).map_err(|e| VmmError::host("MP table address", e))?;
     let mut p = vec![0u8; FLOATING_POINTER_LENGTH];

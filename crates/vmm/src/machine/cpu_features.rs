@@ -35,6 +35,7 @@ const MAX_NAMED: usize = 8;
 /// Location of a feature word: leaf, subleaf, register.
 type WordPlace = (u32, u32, usize);
 
+/// Returns the leaf, subleaf and register of each word, in the order of the words.
 fn places() -> impl Iterator<Item = WordPlace> {
     FEATURE_LEAVES
         .into_iter()
@@ -56,6 +57,7 @@ fn words(read: impl Fn(u32, u32) -> [u32; 4]) -> Vec<u32> {
     places().map(word).collect()
 }
 
+/// Returns the words of the features that KVM supports.
 fn kvm_words(supported: &CpuId) -> Vec<u32> {
     words(|leaf, subleaf| {
         // Compare both leaf and subleaf. KVM sets `index` to 0 for leaves without subleaves.
@@ -141,6 +143,7 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
     })
 }
 
+/// Parses words of eight hexadecimal digits each.
 fn parse(text: &str) -> Option<Vec<u32>> {
     let digits: Vec<&str> = (0..text.len())
         .step_by(8)

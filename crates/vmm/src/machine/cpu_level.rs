@@ -173,6 +173,8 @@ fn mask_features(entry: &mut kvm_cpuid_entry2, level: CpuLevel) {
     }
 }
 
+/// Returns the components of the XSAVE state that a level permits. 0 if the level does not include
+/// XSAVE.
 fn states(level: CpuLevel) -> u32 {
     match level {
         CpuLevel::Host => u32::MAX,

@@ -115,6 +115,7 @@ impl<R: IoApicRouting> IoApic<R> {
         Ok(())
     }
 
+    /// Returns the value of the selected register.
     fn register(&self) -> u32 {
         match self.select {
             INDEX_ID | INDEX_ARBITRATION => self.id,
@@ -160,6 +161,7 @@ impl<R: IoApicRouting> IoApic<R> {
         self.set_routes()
     }
 
+    /// Sends the routes of all unmasked pins to KVM.
     fn set_routes(&mut self) -> Result<(), String> {
         let routes: Vec<IoApicRoute> = (0..IOAPIC_PINS)
             .zip(self.table)

@@ -70,6 +70,7 @@ impl Vm {
         }
     }
 
+    /// Ends the batches of all devices whose bits are set in `batched`, and clears the bits.
     fn end_batches(&mut self, batched: &mut u64) {
         while *batched != 0 {
             let index = usize::try_from(batched.trailing_zeros()).unwrap_or(usize::MAX);

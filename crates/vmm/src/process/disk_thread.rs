@@ -38,6 +38,7 @@ impl DiskGate {
         state.unwrap_or_else(PoisonError::into_inner).serving = true;
     }
 
+    /// Leaves the gate after a request.
     fn leave(&self) {
         let mut state = lock(&self.state);
         state.serving = false;

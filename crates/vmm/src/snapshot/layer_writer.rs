@@ -257,7 +257,8 @@ fn page_runs(mut rest: u64) -> impl Iterator<Item = Range<usize>> {
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // Compare 16 bytes at a time. The fold has no branches, so that the compiler can vectorise it.
+    // Compare 16 bytes at a time. The call of `Iterator::fold` has no branches, so that the
+    // compiler can vectorise it.
     //
     // SAFETY: any bytes are a valid u128.
     let (head, words, tail) = unsafe { bytes.align_to::<u128>() };

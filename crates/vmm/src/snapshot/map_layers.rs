@@ -228,6 +228,7 @@ pub fn map_layers(
     Ok(())
 }
 
+/// Maps a part of a layer's file over guest memory at the address `host`.
 fn map(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno> {
     let length = usize::try_from(bytes).map_err(|_| Errno::EOVERFLOW)?;
     let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;

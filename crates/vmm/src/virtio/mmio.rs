@@ -234,6 +234,7 @@ impl MmioDevice {
         }
     }
 
+    /// Handles a write of the half of the features that the driver has selected.
     fn set_driver_features(&mut self, value: u32) {
         // Negotiated features must not change.
         if self.status & VIRTIO_CONFIG_S_FEATURES_OK != 0 {
@@ -432,6 +433,7 @@ fn build_queue(
     Ok(queue)
 }
 
+/// Returns the lower (`page` 0) or upper (1) half of `value`, and 0 for other pages.
 fn u32_half(value: u64, page: u32) -> u32 {
     let b = value.to_le_bytes();
     match page {

@@ -116,6 +116,7 @@ impl Net {
         Self::over(Tap::datagrams(socket)?, mac, mtu)
     }
 
+    /// Creates an inactive interface over `tap`.
     fn over(tap: Tap, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
         if mtu < MIN_MTU {
             return Err(NetError::Mtu(mtu));

@@ -269,6 +269,7 @@ impl Muxer {
         self.wake_at = None;
     }
 
+    /// Returns a header with the addresses of a packet to the guest. The other fields are 0.
     fn address(&self, ports: PortPair) -> VsockHeader {
         VsockHeader {
             src_cid: HOST_CID,

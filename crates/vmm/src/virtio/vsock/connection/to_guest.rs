@@ -39,7 +39,8 @@ impl VsockConnection {
         self.readable && !self.host_send_closed && self.guest_shut & SHUT_RECEIVE == 0
     }
 
-    // Flags are only added: a direction never opens again.
+    /// Returns the `SHUT_*` flags that the guest must have received. Flags are only added: a
+    /// direction never opens again.
     fn shutdown_to_send(&self) -> u32 {
         let send = if self.host_send_closed { SHUT_SEND } else { 0 };
         let receive = if self.host_receive_closed {
