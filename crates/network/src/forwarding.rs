@@ -54,6 +54,7 @@ impl IpVersion {
         program::run("nft", &["list", "table", "inet", self.table()], "").ok()
     }
 
+    /// Returns whether the kernel of the host forwards packets of this IP version.
     fn is_on(self) -> Result<bool, NetError> {
         let path = match self {
             Self::V4 => FORWARD_V4.to_owned(),

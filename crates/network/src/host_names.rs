@@ -21,6 +21,7 @@ struct HostName {
 }
 
 impl HostName {
+    /// Returns whether `name` is this name, or matches a pattern such as `*.example.com`.
     fn matches(&self, name: &str) -> bool {
         match self.pattern.strip_prefix('*') {
             // The suffix includes the dot, so that "evilexample.com" does not match

@@ -107,6 +107,7 @@ struct Answer {
 }
 
 impl Answer {
+    /// Parses the kernel's answer to one message. `None` if the payload is too short.
     fn parse(flags: u16, payload: &[u8]) -> Option<Self> {
         let code = payload.get(..CODE_BYTES)?.try_into().ok();
         let code = code.map(i32::from_ne_bytes)?.saturating_neg();

@@ -249,6 +249,7 @@ impl Network {
         Ok(network)
     }
 
+    /// Starts the thread that creates and removes slots.
     fn start_worker(&self, inbox: Receiver<()>) -> Result<(), NetError> {
         let state = self.0.clone();
         let worker = thread::Builder::new()

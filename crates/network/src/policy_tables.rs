@@ -69,6 +69,7 @@ impl PolicyTables {
         recorded.remove(at)
     }
 
+    /// Adds a recorded table. If there are too many, the least recently used table is removed.
     fn remember(&self, table: RecordedTable) {
         let mut recorded = self.recorded.lock();
         // Another thread may have recorded the table as well.
