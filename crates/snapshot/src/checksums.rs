@@ -126,13 +126,15 @@ fn hash_layer(
     Ok(Some(hashes))
 }
 
+/// Computes and stores the checksums of a snapshot, unless they exist.
 pub(crate) fn write(snapshot: &Snapshot) -> Result<(), SnapshotError> {
     // Use the open directory, not its path: a merge replaces the directory at the path.
     let dir = SnapshotDir::at(snapshot.path())?;
     if dir.find(CHECKSUMS_FILE)?.is_some() {
         return Ok(());
     }
-    // The hash of a hole would be recorded as correct.
+    // Reject a snapshot with missing chunks: the hash of a hole in a file would be recorded as
+    // correct.
     snapshot.check_complete()?;
     let checksums = compute(snapshot, &dir, &|| dir.is_still_named())?;
     let path = dir.path(CHECKSUMS_FILE);
@@ -167,6 +169,7 @@ pub(crate) fn verify_small_files(snapshot: &Snapshot) -> Result<(), SnapshotErro
     Ok(())
 }
 
+/// Compares all files of a snapshot with its checksums.
 pub(crate) fn verify(snapshot: &Snapshot) -> Result<VerifyResult, SnapshotError> {
     let dir = SnapshotDir::at(snapshot.path())?;
     let Some(recorded) = recorded(&dir)? else {

@@ -28,6 +28,7 @@ type LayerRun = (usize, Range<u64>);
 struct IndexedLayers(Vec<(SnapshotLayer, LayerIndex)>);
 
 impl IndexedLayers {
+    /// Opens the memory layers of a lineage with their indexes.
     fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
         let layers = lineage
             .memory_snapshots()

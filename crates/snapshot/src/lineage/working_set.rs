@@ -60,6 +60,7 @@ impl Lineage {
         }
     }
 
+    /// Returns the recorded set `name` of the newest snapshot that has one.
     fn recorded(&self, name: &str, unit: u32) -> Result<Option<RecordedSet>, SnapshotError> {
         for snapshot in self.memory_snapshots().iter().rev() {
             if let Some(recorded) = snapshot.read_set(name, unit)? {

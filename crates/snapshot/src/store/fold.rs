@@ -209,6 +209,7 @@ impl Store {
     }
 }
 
+/// Returns whether memory and disks of both snapshots have the same sizes.
 fn have_equal_sizes(lower: &Snapshot, upper: &Snapshot) -> bool {
     let sizes = |snapshot: &Snapshot| {
         let manifest = snapshot.manifest();
@@ -466,6 +467,7 @@ fn copy(
     Ok(ControlFlow::Continue(()))
 }
 
+/// Replaces the bytes from `start` to `end` by a hole, which releases their disk space.
 fn punch(file: &File, start: u64, end: u64) -> io::Result<()> {
     let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let signed = |n| i64::try_from(n).map_err(io::Error::other);
