@@ -76,6 +76,7 @@ impl fmt::Debug for Engines {
     }
 }
 
+/// Returns the engine with this name. The error lists the names of all engines.
 fn find<'a>(all: &'a [Arc<dyn Engine>], name: &str) -> Result<&'a Arc<dyn Engine>, EngineError> {
     let engine = all.iter().find(|engine| engine.name() == name);
     engine.ok_or_else(|| {

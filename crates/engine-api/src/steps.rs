@@ -182,7 +182,7 @@ impl Step {
 
     fn record(&self) {
         let mut state = self.recorder.0.state.lock();
-        // An operation with loops could otherwise record any number of steps.
+        // Limit the number: an operation with loops could record any number of steps.
         if state.steps.len() < MAX_STEPS {
             state.steps.push(StepDuration {
                 name: self.name,

@@ -130,6 +130,7 @@ impl GreetingTask {
         agent.stream
     }
 
+    /// Handles the first message of the agent.
     async fn on_hello(&mut self, hello: &Hello) {
         self.has_greeted = true;
         // Each greeting states whether the guest has hooks. It replaces the report of an earlier

@@ -21,6 +21,7 @@ pub struct JailError {
     source: io::Error,
 }
 
+/// Returns the advice for a host that does not permit user namespaces.
 fn remedy() -> String {
     if jiffy_rootless::is_chroot() {
         format!(

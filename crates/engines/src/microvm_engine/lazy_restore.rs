@@ -282,6 +282,7 @@ fn index_file(index: &LayerIndex) -> io::Result<File> {
     Ok(file)
 }
 
+/// Returns the error for a snapshot whose stored chunks were removed from the cache.
 fn lost(snapshot: &Snapshot) -> EngineError {
     EngineError::Failed {
         reason: format!(

@@ -26,6 +26,7 @@ pub(super) fn parts(store: &Store, id: &str) -> Result<SnapshotParts, EngineErro
     })
 }
 
+/// Converts a file of the snapshot store to a file of the engine interface.
 fn file(part: SnapshotPart) -> SnapshotFile {
     SnapshotFile {
         name: part.name,

@@ -130,6 +130,7 @@ pub(crate) struct LineageFiles {
 }
 
 impl LineageFiles {
+    /// Opens the state of the newest snapshot, and the layers of all snapshots.
     pub fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
         let newest = lineage
             .newest()
@@ -209,6 +210,7 @@ impl RestoreSpec {
     }
 }
 
+/// Adds the descriptors of layers to `fds`. Returns their indexes in `fds`.
 pub(crate) fn layers<'a>(
     fds: &mut Vec<BorrowedFd<'a>>,
     list: &'a [SnapshotLayer],

@@ -30,6 +30,7 @@ enum SnapshotProgress {
 }
 
 impl SnapshotProgress {
+    /// Converts a message of the VMM. `None` if the message does not concern a snapshot.
     fn of(event: Event) -> Option<Self> {
         match event {
             Event::Captured { stopped_us } => Some(Self::Captured { stopped_us }),

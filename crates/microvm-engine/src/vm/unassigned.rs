@@ -43,6 +43,7 @@ impl MicroVm {
         })
     }
 
+    /// Waits for the first message of the agent, for at most [`BOOT_TIMEOUT`].
     async fn wait_for_hello_in_time(
         &mut self,
         steps: &mut mpsc::Receiver<BootStep>,
