@@ -81,6 +81,7 @@ type Sides = Vec<(String, Vec<f64>)>;
 struct Table(Vec<(String, &'static str, Sides)>);
 
 impl Table {
+    /// Adds the values that were measured on one side.
     fn add(&mut self, side: &str, samples: Vec<Sample>) {
         for Sample { name, unit, value } in samples {
             // A list preserves the order of the measurements.
@@ -97,6 +98,7 @@ impl Table {
         }
     }
 
+    /// Returns one series per measurement and side.
     fn series(self) -> Vec<Series> {
         let mut series = Vec::new();
         for (name, unit, sides) in self.0 {

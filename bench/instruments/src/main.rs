@@ -61,6 +61,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Runs the selected instrument.
 async fn measure(cli: &Cli, options: &BenchmarkOptions) -> anyhow::Result<Measured> {
     let (n, w, c) = (options.samples, options.warm_up, options.concurrency);
     let (server, template) = (&options.server, cli.template.as_str());

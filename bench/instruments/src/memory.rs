@@ -20,6 +20,7 @@ pub fn of_process(pid: u32, guest_mib: u32) -> anyhow::Result<VmmMemory> {
     Ok(parse(&smaps, guest_mib))
 }
 
+/// Parses `/proc/PID/smaps`. The mapping of at least `guest_mib` MiB is the memory of the guest.
 fn parse(smaps: &str, guest_mib: u32) -> VmmMemory {
     let mut memory = VmmMemory::default();
     let mut is_guest = false;

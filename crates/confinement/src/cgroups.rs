@@ -95,6 +95,8 @@ impl Cgroups {
         trees.try_for_each(|tree| tree.limit(&tree.parent.join(process.to_string()), limits))
     }
 
+    /// Creates the groups of a process. Removes them again after a failure, or if the process has
+    /// exited.
     fn make(&self, process: u32, limits: Option<GroupLimits>) -> Result<(), CgroupError> {
         let made = self.make_groups(process, limits);
         // A zombie can enter a group, so the result does not show whether the process runs.

@@ -237,6 +237,7 @@ struct UplinkThread {
 }
 
 impl UplinkThread {
+    /// Starts the thread that starts and monitors the uplink.
     fn start() -> io::Result<Self> {
         let (requests, receiver) = mpsc::channel();
         let last_error = Arc::default();

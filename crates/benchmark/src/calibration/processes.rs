@@ -72,6 +72,7 @@ fn bind_to_one_processor() -> nix::Result<()> {
     sched_setaffinity(this, &one)
 }
 
+/// Sends a byte to the other process and waits for its reply, [`ROUND_TRIPS`] times.
 fn round_trips(ours: &mut PipeWriter, here: &mut PipeReader) -> std::io::Result<Duration> {
     let mut byte = [0];
     let began = Instant::now();
