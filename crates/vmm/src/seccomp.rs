@@ -269,6 +269,7 @@ mod tests {
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
 
+    /// Runs `work` in a child process. Returns how the child exited.
     fn in_child(work: impl FnOnce()) -> WaitStatus {
         // SAFETY: the child only makes system calls and exits with _exit.
         match unsafe { fork() }.unwrap() {

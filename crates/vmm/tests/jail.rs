@@ -54,6 +54,7 @@ impl Drop for Host {
     }
 }
 
+/// Returns whether this process is root. If not, records `test` as skipped.
 fn is_root_or_skipped(test: &str) -> bool {
     if Uid::effective().is_root() {
         return true;

@@ -261,6 +261,7 @@ mod tests {
     fn guests_of_a_level_see_its_features_and_no_later_ones() {
         let full = table(&full());
         assert_eq!(mask(&full, CpuLevel::Host).unwrap(), full);
+        // `bytes` is the size of the XSAVE state.
         for (level, avx, avx512, bytes) in [
             (CpuLevel::X86_64V2, false, false, 0),
             (CpuLevel::X86_64V3, true, false, 832),
@@ -269,10 +270,11 @@ mod tests {
             let masked = mask(&full, level).unwrap();
             assert!(missing(&masked, level).is_empty());
             let (one, seven) = (find(&masked, 1, 0), find(&masked, 7, 0));
+            // Bit 28 of leaf 1 is AVX, and bit 16 of leaf 7 is AVX-512F.
             assert_eq!(one.ecx >> 28 & 1 == 1, avx, "{level}");
             assert_eq!(seven.ebx >> 16 & 1 == 1, avx512, "{level}");
             assert_eq!(find(&masked, XSAVE, 0).ecx, bytes, "{level}");
-            // AES and SHA belong to no level; SMEP is retained.
+            // AES (bit 25) and SHA (bit 29) belong to no level. SMEP (bit 7) is retained.
             assert_eq!((one.ecx >> 25 & 1, seven.ebx >> 29 & 1), (0, 0));
             assert_eq!(seven.ebx >> 7 & 1, 1);
             // Protection keys, and leaves of newer processors.

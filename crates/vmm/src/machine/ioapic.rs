@@ -244,6 +244,8 @@ mod tests {
     fn an_unmasked_pin_becomes_a_message_and_a_masked_one_none() {
         let seen = RecordedRoutes::default();
         let mut apic = IoApic::new(seen.clone());
+        // Entry of pin 5. Upper half: destination 3. Lower half: vector 0x31, and bit 11 for a
+        // logical destination.
         write(&mut apic, 0x10 + 2 * 5 + 1, 0x0300_0000);
         write(&mut apic, 0x10 + 2 * 5, 0x0000_0831);
         assert_eq!(
@@ -254,6 +256,7 @@ mod tests {
                 data: 0x31
             }]
         );
+        // Bit 16 masks the pin.
         write(&mut apic, 0x10 + 2 * 5, 0x0001_0031);
         assert!(seen.0.lock().unwrap().is_empty());
         assert_eq!(read(&mut apic, 0x10 + 2 * 5), 0x0001_0031);

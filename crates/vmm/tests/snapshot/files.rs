@@ -20,6 +20,7 @@ pub struct OpenSnapshot {
 }
 
 impl OpenSnapshot {
+    /// Duplicates all descriptors.
     pub fn share(&self) -> Self {
         let copy = |list: &[(File, File)]| {
             let copy = |f: &File| f.try_clone().unwrap();

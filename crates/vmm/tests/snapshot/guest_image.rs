@@ -48,6 +48,7 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
+/// Unpacks the kernel, and compiles the program of the test guest.
 fn build() -> GuestImage {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string());

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 const COPY_ALL: MemorySource = MemorySource::Copy { working_set: None };
 
+/// Restores a guest with `vcpus` processors from mapped and from copied memory.
 fn check_restore(test: &str, vcpus: u8) {
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, vcpus, 256, "");

@@ -30,6 +30,7 @@ pub struct LazyFiles {
 }
 
 impl LazyFiles {
+    /// Adds the descriptors to `fds`, and returns the configuration of the restore.
     pub fn config<'a>(&'a self, fds: &mut FdList<'a>) -> LazyConfig {
         LazyConfig {
             userfaultfd: fds.add(&self.userfaultfd),
@@ -166,6 +167,7 @@ impl TestStore {
         FetcherLink(link)
     }
 
+    /// Answers a request according to the mode. Waits while the mode is [`Mode::Silent`].
     fn answer(&self, request: FetchRequest, link: &OwnedFd) {
         let mode = self.mode.0.lock().unwrap();
         let silent = |mode: &mut Mode| *mode == Mode::Silent;

@@ -403,6 +403,7 @@ impl TestVm {
         });
     }
 
+    /// Requests a snapshot, without waiting for its completion.
     pub fn request_snapshot(&self, target: &SnapshotTarget, then: AfterSnapshot) {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
         let mut fds = FdList(Vec::new());
@@ -455,6 +456,7 @@ impl TestVm {
         self.finish_snapshot(target)
     }
 
+    /// Waits for the requested snapshot. The VM then writes to the overlay of `target`.
     pub fn finish_snapshot(&mut self, target: SnapshotTarget) -> Result<OpenSnapshot, String> {
         let report = self.outcome()?;
         let mut snapshot = self.origin.share();

@@ -54,6 +54,7 @@ impl TestVm {
         self.reattach()
     }
 
+    /// Requests the VM's state and files, as a new controller does.
     fn reattach(&mut self) -> (bool, Option<String>) {
         self.send(&Request::Reattach);
         loop {
