@@ -234,6 +234,7 @@ impl Bench {
         })
     }
 
+    /// Takes snapshot `id` of a guest.
     async fn snapshot(&self, vm: &MicroVm, id: &str, then: AfterSnapshot) {
         let spec = SnapshotSpec {
             id: id.to_owned(),
@@ -247,6 +248,7 @@ impl Bench {
         vm.snapshot(&self.store, &spec).await.unwrap();
     }
 
+    /// Restores a guest as sandbox `id`. `rewound` is true for a rollback of this sandbox.
     async fn restore(&self, snapshot: &str, id: &str, rewound: bool, net: NetSpec) -> Guest {
         let sandbox_identity = SandboxIdentity {
             id: id.to_owned(),

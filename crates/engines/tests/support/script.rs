@@ -177,6 +177,7 @@ impl Script {
         self.steps.push(step);
     }
 
+    /// Returns the ramdisk (the steps, followed by the pool) and the number of steps.
     fn finish(mut self) -> (Vec<u8>, usize) {
         let start = self.steps.len() * 16;
         for &at in &self.copies {

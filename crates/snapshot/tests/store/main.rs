@@ -32,6 +32,7 @@ fn store() -> (TempDir, Store) {
     (dir, store)
 }
 
+/// Returns the manifest of the snapshots that [`put`] publishes.
 fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     Manifest {
         net: false,
