@@ -163,6 +163,7 @@ fn path_parameter_description(name: &str) -> &'static str {
         "secretID" => "Id or name of the secret",
         "volumeID" => "Id or name of the volume",
         "volumeSnapshotID" => "Id of the snapshot of a volume",
+        "webhookID" => "Id of the webhook",
         "host" => "Host of the fleet, as `jiffy fleet nodes` names it",
         _ => "Name of the function",
     }
