@@ -15,6 +15,7 @@ fuzz_target!(|data: &[u8]| {
     let (card, wire) = UnixDatagram::pair().unwrap();
     wire.set_nonblocking(true).unwrap();
     let card = File::from(OwnedFd::from(card));
+    // The device has this MAC address, and an MTU of 1500 bytes.
     let mut net = Net::over_datagrams(card, [2, 0, 0, 0, 0, 1], 1500).unwrap();
     let mut taken = [0; 256];
     run(&mut net, &mut Input::new(data), |net, input| {

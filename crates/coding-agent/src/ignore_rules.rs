@@ -19,7 +19,8 @@ pub struct IgnoreRules<'a> {
     directory: &'a HostDirectory,
     /// Rules of a directory, by path. `None` stands for the project directory.
     files: HashMap<Option<TreePath>, Gitignore>,
-    /// Rules with the lowest priority.
+    /// Rules with the lowest priority: of `.git/info/exclude`, and of the user's global Git
+    /// settings.
     others: [Gitignore; 2],
     /// Directories, and whether they are ignored.
     directories: HashMap<TreePath, bool>,

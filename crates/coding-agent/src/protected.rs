@@ -25,7 +25,8 @@ const SETTINGS: [&[u8]; 13] = [
 /// directories of their own.
 const GIT_SETTINGS: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"gitdir"];
 
-/// Returns why the sandbox must not set the file at `path` to `state`. `None` if it may.
+/// Returns why the sandbox must not set the file at `path` to `state`, or must not remove it if
+/// `state` is `None`. Returns `None` if the change is allowed.
 pub fn reason(path: &TreePath, state: Option<&FileState>, project: &Path) -> Option<&'static str> {
     let is_directory = state.is_none_or(FileState::is_directory);
     if is_setting(path) || path.name().eq_ignore_ascii_case(b".git") && !is_directory {

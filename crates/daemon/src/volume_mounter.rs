@@ -167,7 +167,7 @@ fn server_failed(error: std::io::Error) -> MountError {
 fn mount_key(sandbox: &str, path: &str) -> u64 {
     let hash = blake3::hash(format!("{sandbox}\0{path}").as_bytes());
     let start = hash.as_bytes().first_chunk().copied();
-    // The number is not 0, which means that a session has no mount.
+    // The number 0 is reserved for sessions of clients that are no mounts, such as the daemon.
     u64::from_le_bytes(start.unwrap_or_default()).max(1)
 }
 

@@ -8,6 +8,8 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio_rustls::TlsAcceptor;
 
+/// Reply of a proxy that has connected: version, success, reserved byte, and the IPv4 address
+/// 0.0.0.0 with port 0.
 const REPLY: [u8; 10] = [5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
 
 /// Returns the certificate of a proxy (PEM) and an acceptor of its connections.
@@ -117,6 +119,7 @@ async fn without_readable_credentials_nothing_is_sent() {
         assert!(sent.is_empty());
     }
     let (ours, mut theirs) = duplex(4096);
+    // The proxy selects user name and password (5, 2), accepts them (1, 0), and connects.
     let answers = [&[5, 2, 1, 0][..], &REPLY].concat();
     theirs.write_all(&answers).await.unwrap();
     let connector = SocksConnector::new(Some(key), &[]);

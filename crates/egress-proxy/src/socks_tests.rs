@@ -30,6 +30,8 @@ async fn talk(
     (connected.map(|()| rest), sent)
 }
 
+/// Reply of a proxy that has connected: version, success, reserved byte, and the IPv4 address
+/// 0.0.0.0 with port 0.
 const REPLY: [u8; 10] = [5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
 
 #[tokio::test]
@@ -38,14 +40,19 @@ async fn requests_have_the_form_of_the_standard_and_no_byte_after_the_reply_is_l
     let answers = [&[5, 0][..], &REPLY, b"banner"].concat();
     let (rest, sent) = talk(None, name, &answers).await;
     assert_eq!(rest.unwrap(), b"banner");
+    // The greeting has the version, one method, and no authentication. The request has the version,
+    // CONNECT, a reserved byte, a name of 9 bytes, and port 443.
     let request = [&[5, 1, 0, 5, 1, 0, 3, 9][..], b"a.example", &[1, 187]].concat();
     assert_eq!(sent, request);
 
     let address = EgressTarget::Address("9.8.7.6:22".parse().unwrap());
+    // A reply with a name instead of an address.
     let named = [&[5, 0, 0, 3, 2][..], b"ab", &[0, 0]].concat();
     let answers = [&[5, 2, 1, 0][..], &named].concat();
     let (rest, sent) = talk(Some(&credentials()), address, &answers).await;
     assert_eq!(rest.unwrap(), b"");
+    // The greeting offers user name and password only (2). Then follow version 1 of the messages
+    // with the two texts, and the request with the IPv4 address.
     let request = [
         &[5, 1, 2, 1, 1, b'u', 2][..],
         b"pw",

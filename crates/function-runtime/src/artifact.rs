@@ -4,6 +4,10 @@
 //! Wasmtime trusts the data that it deserializes: a forged file would run as code of the process.
 //! The header contains the engine's fingerprint, the owner and the code's digest. The loader also
 //! requires the digest of the whole file, which the daemon recorded after the compilation.
+//!
+//! The *world* of a module is the interface between the module and its host. The *engine* is
+//! Wasmtime with its settings. Its *fingerprint* is a digest of everything that determines the
+//! machine code.
 
 use jiffy_proto::function::World;
 

@@ -1,5 +1,5 @@
 //! `jiffy-functions compile`: compiles one module in a confined process, since modules are
-//! untrusted.
+//! untrusted. The *world* of a module is the interface between the module and its host.
 
 use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};

@@ -2,8 +2,9 @@
 //! function's log. They have the names and types of WASI preview 1, which the compilers of many
 //! languages emit. Modules have no arguments, environment, files or sockets.
 //!
-//! An *epoch* is a short interval, counted by the thread in `epoch_ticker`. A guest on a fiber
-//! yields when an epoch ends.
+//! An *epoch* is a short interval, counted by the thread in `epoch_ticker`. A *fiber* is a stack of
+//! its own on which a guest can yield to other requests. A guest on a fiber yields when an epoch
+//! ends.
 
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;

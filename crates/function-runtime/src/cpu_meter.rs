@@ -4,8 +4,9 @@
 //! machine. Polls of at most [`MAX_UNREAD`] are therefore measured with the monotonic clock, which
 //! counts too much only if another thread used the processor in the meantime.
 //!
-//! An *epoch* is a short interval, counted by the thread in `epoch_ticker`. A guest on a fiber
-//! yields when an epoch ends.
+//! An *epoch* is a short interval, counted by the thread in `epoch_ticker`. A *fiber* is a stack of
+//! its own on which a guest can yield to other requests. A guest on a fiber yields when an epoch
+//! ends.
 
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};

@@ -56,7 +56,8 @@ pub(crate) struct DirectLink {
     socket: AsyncFd<Channel>,
     server: FunctionServer,
     permits: Arc<Semaphore>,
-    /// True until the daemon disconnects. Its receivers then close their connections.
+    /// True until the daemon disconnects. The tasks that watch this value then close their
+    /// connections.
     open: watch::Sender<bool>,
 }
 

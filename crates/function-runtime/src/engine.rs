@@ -3,7 +3,8 @@
 //!
 //! A *slot* is address space for the memory of one instance, which requests use one after the
 //! other. The *reset* cleans a slot after a request. An *epoch* is a short interval, counted by the
-//! thread in `epoch_ticker`. A guest on a fiber yields when an epoch ends.
+//! thread in `epoch_ticker`. A *fiber* is a stack of its own on which a guest can yield to other
+//! requests. A guest on a fiber yields when an epoch ends.
 
 use crate::artifact::Digest;
 #[cfg(feature = "fast-reset")]

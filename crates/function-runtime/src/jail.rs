@@ -19,8 +19,8 @@ pub struct ProcessLimits {
     /// which outlives a restart of the daemon and exits by itself if no daemon connects
     /// ([`crate::serve`]).
     pub ends_with_starter: bool,
-    /// Maximum address space in bytes. `None` for a server, whose pool of slots reserves terabytes
-    /// of address space.
+    /// Maximum address space in bytes. `None` for a server, whose pool of slots (memory for
+    /// instances) reserves terabytes of address space.
     pub address_space: Option<u64>,
     /// Maximum length in bytes of written files, including files in memory.
     pub file_bytes: u64,

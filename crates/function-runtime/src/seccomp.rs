@@ -1,5 +1,7 @@
 //! Seccomp filters of a tenant's process and of compilers. These processes cannot open paths or
 //! sockets, start processes or send signals. Denied calls fail with EPERM.
+//!
+//! A *reset* is a method of cleaning the memory of an instance after a request.
 
 #[cfg(feature = "fast-reset")]
 use crate::fast_reset;

@@ -6,7 +6,8 @@
 //!
 //! The *head* of a request or response is its first line and its headers, without the body. A
 //! *permit* counts towards a limit until it is dropped. An *epoch* is a short interval, counted by
-//! the thread in `epoch_ticker`. A guest on a fiber yields when an epoch ends.
+//! the thread in `epoch_ticker`. A *fiber* is a stack of its own on which a guest can yield to
+//! other requests. A guest on a fiber yields when an epoch ends.
 
 use crate::core_wasi::CoreState;
 use crate::cpu_meter::{MeteredGuest, RequestUsage};

@@ -162,6 +162,8 @@ fn forged_stale_and_foreign_files_are_not_loaded() {
         loaded.unwrap_err().to_string()
     };
     let (path, digest) = tenant.compile(&constant("second")).unwrap();
+    // Flips a bit of the byte at `at`, and loads the changed file with its own digest if
+    // `forge_digest` is true, or else with the original digest. Returns the error.
     let edit = |at: usize, forge_digest: bool| {
         let forged = tenant.path();
         std::fs::copy(&path, &forged).unwrap();

@@ -138,7 +138,7 @@ async fn versions_are_deployed_rolled_back_and_removed_without_a_trace() {
         assert_eq!(deploy(&functions, &text).await.answering, number);
         assert_eq!(get(&functions).await, text);
     }
-    // Modules and machine code of five versions.
+    // The record, and the module and the machine code of five versions.
     assert_eq!(files(directory.path()).len(), 1 + 5 + 5);
     functions.roll_back(KEY, NAME, Some(3)).await.unwrap();
     assert_eq!(get(&functions).await, "version 3");

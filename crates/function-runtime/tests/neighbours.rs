@@ -6,7 +6,8 @@ use jiffy_proto::function::{FunctionLimits, TenantLimits};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// High enough for a busy host, and far below the time that spinning guests use.
+/// Maximum median and 99th percentile of the latency of a function. They are high enough for a busy
+/// host, and far below the time that spinning guests use.
 const MAX_MEDIAN: Duration = Duration::from_millis(30);
 const MAX_P99: Duration = Duration::from_millis(250);
 

@@ -1,5 +1,6 @@
 //! Tests that a request leaves no traces for later requests, however it ends, and even while the
-//! kernel moves or swaps memory.
+//! kernel moves or swaps memory. Each request searches its state for *marks*, which are values that
+//! requests leave in it.
 //!
 //! The number of functions exceeds the number of memories in the pool, so that functions reuse
 //! slots of other functions.
@@ -35,7 +36,8 @@ fn worlds_and_resets() -> impl Iterator<Item = (World, SlotReset)> {
     worlds.flat_map(|world| RESETS.iter().map(move |reset| (world, *reset)))
 }
 
-/// Other tests rely on this.
+/// The other tests rely on this reuse: without it, no request could find a mark of another
+/// function.
 #[test]
 fn a_memory_of_a_slot_serves_one_function_after_another() {
     for &reset in RESETS {
@@ -95,7 +97,8 @@ fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
     }
 }
 
-/// The reset `fast` retains pages. Otherwise its page scans would have failed in the jail.
+/// Also checks that the process retains more memory with the reset `fast`. If the jail denied the
+/// page scans of this reset, no pages would be retained.
 #[test]
 fn no_request_finds_a_mark_of_another() {
     let resident = RESETS.iter().map(|&reset| {

@@ -1,7 +1,9 @@
 //! Activity of one client connection: requests in flight and idle times. The listener closes
 //! inactive connections at the time that follows from them.
 //!
-//! The *head* of a request or response is its first line and its headers, without the body.
+//! The *head* of a request or response is its first line and its headers, without the body. A
+//! *lingering* close reads and discards the remaining bytes of the client first, so that the last
+//! response is not lost.
 
 use crate::admission::ConnectionPermit;
 use crate::config::GatewayLimits;

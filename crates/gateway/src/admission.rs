@@ -1,7 +1,8 @@
 //! Limits of the number of open client connections, in total and per client address.
 //!
-//! The listener calls it for each new connection. Clients without a known key have lower limits, so
-//! that they cannot occupy all connections.
+//! The listener calls [`ConnectionAdmission::enter`] for each new connection. A client is *unknown*
+//! until it has presented a key or reached a sandbox. Unknown clients have lower limits, so that
+//! they cannot occupy all connections.
 
 use crate::config::GatewayLimits;
 use crate::counters::{GatewayCounters, add, remove};

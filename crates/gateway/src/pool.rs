@@ -1,5 +1,6 @@
 //! Pools of connections into guests and to gateways of other hosts. A pool keeps idle connections
-//! for reuse and limits the number of all connections per sandbox, or per client of another host.
+//! for reuse. It limits the number of all connections per sandbox. For connections to the gateway
+//! of another host, the limit applies to each pair of host and client.
 //!
 //! A *permit* counts towards a limit until it is dropped.
 

@@ -79,7 +79,8 @@ pub struct SandboxAccess {
     pub links_revoked: bool,
     /// API key that owns the sandbox. `None` if the host's owner does.
     pub owner: Option<String>,
-    /// True if requests count as uses of the sandbox ([`Sandboxes::begin_use`]).
+    /// True if requests count as uses of the sandbox ([`Sandboxes::begin_use`]), because the
+    /// sandbox has an idle timeout.
     pub counts_uses: bool,
 }
 

@@ -1,4 +1,5 @@
-//! [`HeaderProxy`]: serves the connections of sandboxes to hosts that rules name.
+//! [`HeaderProxy`]: serves the connections of sandboxes to hosts that rules name. A *rule* names
+//! hosts, and the headers that their requests receive.
 //!
 //! The *head* of a request or response is its first line and its headers, without the body.
 

@@ -17,6 +17,9 @@
 //! Numbers are little-endian. Large contents start at multiples of the size of a chunk. Small
 //! contents share chunks with contents of similar numbers. A change of one file therefore changes
 //! few chunks.
+//!
+//! A *node* is a file, directory or link of a volume, identified by a number. The *charged* bytes
+//! of a file are its length, rounded up to 4 KiB.
 
 mod read;
 
@@ -35,7 +38,8 @@ pub(crate) const CHUNK: u64 = 64 << 10;
 pub(crate) const LARGE: u64 = 32 << 10;
 /// Alignment of small contents.
 pub(crate) const SMALL_ALIGNMENT: u64 = 512;
-/// Nodes whose numbers have the same quotient share chunks.
+/// Small contents share chunks if the numbers of their nodes, divided by this constant, have the
+/// same integer quotient.
 pub(crate) const GROUP: u64 = 64;
 
 /// Content of a file in an image.

@@ -41,8 +41,8 @@ pub struct SessionRights {
 pub struct Session {
     volume: Arc<Volume>,
     rights: SessionRights,
-    /// Number of times that the client received each node. A node that the client uses only since
-    /// before the session has the number 0.
+    /// Number of times that the client received each node in this session. The number is 0 if the
+    /// client knows the node only from an earlier session.
     lookups: Mutex<HashMap<u64, u64>>,
     /// Number of the client in the table of locks.
     client: u64,
@@ -156,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Records that the client uses a node, which it may know since before the session.
+    /// Records that the client uses a node, which it may know from an earlier session.
     ///
     /// # Errors
     /// The node does not exist. Its number is not recorded: a hostile client may use any number.
@@ -213,7 +213,8 @@ pub(crate) fn request_length(header: &[u8; 4]) -> Option<usize> {
 /// Appends the reply to an OPEN of a file that was created.
 fn put_open(reply: &mut Vec<u8>) {
     reply.put_u64(0);
-    // The page cache remains valid: changes are noticed by times and lengths.
+    // FOPEN_KEEP_CACHE: the page cache remains valid. The client notices changes by times and
+    // lengths.
     reply.put_u32(1 << 1);
     reply.put_u32(0);
 }

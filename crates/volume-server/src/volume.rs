@@ -44,7 +44,8 @@ pub struct Volume {
     /// Held while the length of a file changes, so that its charge is exact.
     lengths: [Mutex<()>; LENGTH_LOCKS],
     locks: Arc<Locks>,
-    /// Locked for reading while a request changes the volume.
+    /// Locked for reading while a request changes the volume, and for writing while an image of the
+    /// volume is written.
     changes: RwLock<()>,
 }
 
@@ -53,7 +54,7 @@ pub struct Volume {
 pub struct Space {
     /// Quota.
     pub quota: Quota,
-    /// Charged bytes.
+    /// Charged bytes: the lengths of all files, each rounded up to 4 KiB.
     pub bytes: u64,
     /// Nodes.
     pub nodes: u64,

@@ -26,7 +26,7 @@ impl HostVolumes {
         };
         let volumes = Volumes::open(home)?;
         let servers = VolumeServers::new(home, run, program).map_err(failed)?;
-        // An error keeps the files.
+        // If the look-up of a volume fails, its files are not removed.
         let exists = |id: &str| !matches!(volumes.by_id(id), Ok(None));
         servers.sweep(exists).map_err(failed)?;
         Ok(Self { volumes, servers })

@@ -59,7 +59,7 @@ pub struct VolumeSnapshot {
     pub size: u64,
     /// Maximum number of files of the volume.
     pub files: u64,
-    /// Charged bytes of the files.
+    /// Charged bytes of the files: their lengths, each rounded up to 4 KiB.
     pub bytes: u64,
     /// Time of the creation in milliseconds since 1970.
     pub created_ms: u64,

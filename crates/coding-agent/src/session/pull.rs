@@ -213,7 +213,8 @@ impl Session {
     }
 
     /// Saves copies of the files of the host that are replaced or removed, and records the changes
-    /// in the history. Files that change meanwhile are moved to `rejected`.
+    /// in the history. Files that change meanwhile are moved to `rejected`, with the reason and
+    /// `true` for a conflict.
     fn save_copies(
         &mut self,
         planned: &mut Vec<HostChange>,
@@ -270,7 +271,7 @@ impl Session {
         staging: &HostDirectory,
     ) -> anyhow::Result<Vec<GuestChange>> {
         let mut failed = BTreeSet::new();
-        // Files before their directories.
+        // The reverse order visits files before their directories.
         for HostChange { change, host } in planned.iter().rev() {
             let Some((_, file)) = host else { continue };
             let becomes_directory = change.new_state().map(FileState::is_directory);
@@ -348,7 +349,8 @@ impl Session {
     }
 
     /// Stores the sandbox's versions of rejected files, records them, and gives the sandbox the
-    /// host's versions.
+    /// host's versions. Each entry of `rejected` has the change, the reason, and whether the file
+    /// was changed on both sides.
     async fn reject(
         &mut self,
         rejected: Vec<(GuestChange, &'static str, bool)>,

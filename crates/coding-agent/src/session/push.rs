@@ -91,7 +91,7 @@ impl Session {
             MAX_COPY_BYTES >> 30
         );
         let root_bytes = root.as_slice();
-        // Files before their directories.
+        // The reverse order visits files before their directories.
         let names = removed.iter().rev().map(|path| path.bytes());
         let context = "cannot remove files of the sandbox";
         guest

@@ -236,7 +236,7 @@ impl Session {
         targets: &BTreeMap<TreePath, Option<SavedFile>>,
     ) -> anyhow::Result<Vec<TreePath>> {
         let mut restored = BTreeSet::new();
-        // Files before their directories.
+        // The reverse order visits files before their directories.
         for (path, target) in targets.iter().rev() {
             let present = host_tree::state(&self.directory, path, &self.synced)?;
             let Some((state, file)) = present else {

@@ -1,4 +1,5 @@
-//! Load from the real clients wrk and h2load, if they are installed.
+//! Load from the real clients wrk and h2load, if they are installed. The *reference* consists of
+//! published figures of another project, with which the results are compared.
 
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -11,13 +12,14 @@ const SECONDS: u32 = 3;
 /// Name of the server that serves as the baseline.
 const PLAIN: &str = "plain hyper";
 
-/// Figures of another project, measured on an unspecified larger machine. Only the ratio to its
-/// plain server is comparable.
+/// Source of the reference, which was measured on an unspecified larger machine. Only the ratio to
+/// the plain server of the same project is comparable.
 const REFERENCE: &str = "Drogon on TinyKVM (README of libriscv/drogon-sandbox, commit 01dfd5cf; wrk \
                          with as many threads as connections, on another and larger machine)";
 /// Requests per second of the reference, by [`CONNECTIONS`].
 const REFERENCE_RATES: [f64; 4] = [817_439.0, 1_283_099.0, 1_552_155.0, 1_969_675.0];
-/// Requests per second of its plain server, published only for the first number of connections.
+/// Requests per second of the plain server of the reference, published only for the first number of
+/// connections.
 const REFERENCE_PLAIN: f64 = 889_613.0;
 
 /// Returns the reference as part of the results.

@@ -132,7 +132,8 @@ fn main() {
     println!("{}", serde_json::to_string_pretty(&output).unwrap());
 }
 
-/// Times of each series, in the order in which the series were first measured.
+/// Series, in the order in which they were first measured. Each has the name of the server, the
+/// number of clients, the times of all requests, and the total time.
 #[derive(Default)]
 struct Series(Vec<(String, usize, Vec<Duration>, Duration)>);
 

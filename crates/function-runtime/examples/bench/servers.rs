@@ -1,4 +1,5 @@
-//! Measured servers: plain hyper, and functions with each reset, all in this process.
+//! Measured servers: plain hyper, and functions with each reset, all in this process. A *reset* is
+//! a method of cleaning the memory of an instance after a request.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -20,6 +21,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 pub const OWNER: &str = "bench";
+/// Measured functions: `core-N` is a core module that writes to N pages of its memory, and `http`
+/// is a component of wasi:http.
 pub const FUNCTIONS: [&str; 5] = ["core-0", "core-1", "core-16", "core-256", "http"];
 /// Examples, and request bodies for them.
 pub const EXAMPLES: [(&str, &str); 5] = [

@@ -1,4 +1,5 @@
-//! Unpacks the image of a volume. The image is from a store: every field is checked.
+//! Unpacks the image of a volume. The image is from a store: every field is checked. The *charged*
+//! bytes of a file are its length, rounded up to 4 KiB.
 
 use super::{ENTRY_BYTES, HEAD_BYTES, ImageEntry, MAGIC, VERSION};
 use crate::contents::Contents;
@@ -19,7 +20,7 @@ const BUFFER: usize = 64 << 10;
 /// Errors of images.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The file is no image, or damaged.
+    /// The file is damaged, or is not an image.
     #[error("the image of the volume is damaged: {0}")]
     Damaged(&'static str),
     /// The image was written by a later version.

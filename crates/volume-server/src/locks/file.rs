@@ -1,7 +1,8 @@
 //! Locks of one file, and the requests that wait for them.
 //!
 //! The locks are advisory locks of programs in guests (fcntl(2), flock(2)). They exclude programs
-//! in other guests that use the same volume.
+//! in other guests that use the same volume. An *owner* of locks is a process (fcntl) or an open
+//! file (flock) of a client.
 
 use jiffy_proto::file_lock::{LockKind, LockRange, LockRanges};
 use std::collections::{BTreeMap, VecDeque};

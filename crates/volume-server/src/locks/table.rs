@@ -1,7 +1,8 @@
 //! Table of all locks, clients and waiting requests of a volume.
 //!
 //! The locks are advisory locks of programs in guests (fcntl(2), flock(2)). They exclude programs
-//! in other guests that use the same volume.
+//! in other guests that use the same volume. An *owner* of locks is a process (fcntl) or an open
+//! file (flock) of a client.
 
 use super::Outcome;
 use super::file::{Family, FileLocks, Holder, LockRequest, RequestRange};

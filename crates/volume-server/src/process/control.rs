@@ -1,7 +1,8 @@
 //! Start of the process, and of its sessions, by the daemon.
 //!
-//! Each volume has one server process. A *session* serves one client: the kernel of a guest, or the
-//! daemon.
+//! Each volume has one server process. A *session* serves one client: the kernel of a guest that
+//! has mounted the volume, or the daemon. The *charged* bytes of a file are its length, rounded up
+//! to 4 KiB.
 
 use super::streams::Streams;
 use super::{ServerSettings, VOLUME_SERVER_ARGUMENT};
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 /// Version of the messages.
 const VERSION: u8 = 2;
-/// Length of a message: version, flags, and the mount of a session.
+/// Length of a message: version, flags, and the number of a session's mount.
 const MESSAGE: usize = 10;
 /// Maximum number of connections that wait for the exit of the process.
 const MAX_WATCHES: usize = 16;
@@ -126,7 +127,8 @@ pub fn spawn(settings: &ServerSettings, socket: &Path, log: File) -> io::Result<
     }
 }
 
-/// Returns a message. The mount 0 means that the client is no mount.
+/// Returns a message. `mount` is `None` if the client is not a mount in a guest. The message then
+/// has the mount 0.
 fn message(flags: u8, mount: Option<u64>) -> [u8; MESSAGE] {
     let mut message = [0; MESSAGE];
     let (start, rest) = message.split_at_mut(2);

@@ -158,7 +158,8 @@ impl Session {
             opcode::FALLOCATE => self.allocate(node, fields),
             opcode::RELEASEDIR | opcode::DESTROY => Ok(Answer::Reply),
             opcode::INIT => init(fields, reply),
-            // OPEN and OPENDIR: the client then omits them, and requests contain nodes only.
+            // This includes OPEN and OPENDIR. After this error, the client omits them, and its
+            // requests identify open files by nodes instead of handles.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -303,7 +304,8 @@ fn init(mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
     if major != MAJOR {
         return Err(Errno::EPROTO);
     }
-    // Further flags and reserved fields, which older kernels do not send.
+    // Further flags and reserved fields, which older kernels do not send. The agent writes
+    // `LOCKS_MARK` to the last field if it requests locks again after a lost connection.
     let has_mark = fields
         .bytes(44)
         .and_then(|_| fields.u32())
@@ -317,12 +319,12 @@ fn init(mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
     reply.put_u32(MINOR);
     reply.put_u32(readahead.min(MAX_WRITE));
     reply.put_u32(flags & accepted);
-    // Background requests, and the number at which the client slows down. The agent of a guest
-    // retains them in memory.
+    // Maximum number of background requests, and the number at which the client slows down. The
+    // numbers are small, because the agent of a guest retains these requests in memory.
     reply.put_u16(16);
     reply.put_u16(12);
     reply.put_u32(MAX_WRITE);
-    // Times have nanoseconds.
+    // Granularity of times in nanoseconds.
     reply.put_u32(1);
     reply.put_u16(u16::try_from(MAX_WRITE / 4096).unwrap_or(32));
     reply.resize(REPLY_HEADER + 64, 0);

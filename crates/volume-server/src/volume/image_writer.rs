@@ -1,6 +1,7 @@
 //! Writes the image of a volume. Changes of the volume wait meanwhile.
 //!
-//! The *image* is one file with all files of the volume, which a snapshot of the volume stores.
+//! The *image* is one file with all files of the volume, which a snapshot of the volume stores. The
+//! *charged* bytes of a file are its length, rounded up to 4 KiB.
 
 use super::Volume;
 use crate::catalog::Catalog;

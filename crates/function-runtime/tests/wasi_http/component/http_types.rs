@@ -1,8 +1,11 @@
-//! Types and functions of `wasi:http/types` in text form.
+//! Types and functions of `wasi:http/types` in WebAssembly's text format. Tests assemble components
+//! from this text. Three identifiers of types differ from their names: `$request` is an
+//! incoming request, and `$incoming` is an incoming response. `$elsewhere` is an outgoing request.
 
 use super::interfaces::Function;
 
-/// Functions of `wasi:http/types`.
+/// Functions of `wasi:http/types`. Each entry has the name in the test component, the name in the
+/// interface, the component type, and the type of the lowered core function.
 pub const FUNCTIONS: &[Function] = &[
     (
         "fields",
@@ -303,7 +306,8 @@ pub const FUNCTIONS: &[Function] = &[
     ),
 ];
 
-/// Types of `wasi:http/types`.
+/// Types of `wasi:http/types`. `$C` is the enclosing component, which defines the types that this
+/// interface shares with other interfaces.
 pub const TYPES: &str = r#"
     (alias outer $C $input-type (type $input-outer))
     (export "input-stream" (type $input (eq $input-outer)))

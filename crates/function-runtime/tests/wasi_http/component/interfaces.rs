@@ -1,8 +1,10 @@
-//! Interfaces that components import, in text form.
+//! Interfaces that components import, in WebAssembly's text format. `$C` is the enclosing
+//! component, which defines the types that several interfaces share.
 
 use super::http_types;
 
-/// Function of an interface: its name in handlers, name, component type and core type.
+/// Function of an interface: its name in the handlers of tests, its name in the interface, its
+/// component type, and the type of the lowered core function.
 pub type Function = (&'static str, &'static str, &'static str, &'static str);
 
 /// Imported interface.
