@@ -1,7 +1,7 @@
 //! Client of the guest agent, for the host and for the command line.
 //!
 //! [`Greeting`] assigns an identity to an agent. [`AgentClient`] runs commands and transfers files
-//! with the envd protocol, on connections that a connector opens.
+//! with the protocol of envd, the guest agent of E2B, on connections that a connector opens.
 //!
 //! A guest is not trusted: all data from it is bounded and checked.
 

@@ -1,7 +1,8 @@
 //! Packs file trees into archives. Files may change while they are packed; the archive stays valid.
 //!
 //! An *overlay* is a mount of overlayfs: an upper directory with changes, over lower directories. A
-//! *whiteout* marks a deleted file in a layer of an OCI image.
+//! *whiteout* marks a deleted file in a layer of an OCI image. An *opaque* mark hides the content
+//! that a directory has in the layers below. Both are the *marks* of layers.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::ArchiveError;

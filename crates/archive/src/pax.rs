@@ -1,5 +1,8 @@
 //! Extended headers of tar archives (POSIX.1-2017, pax), and the maps of sparse files in the three
 //! pax formats of GNU tar (0.0, 0.1, 1.0).
+//!
+//! A *sparse file* has holes, which read as zeros and occupy no disk space. The *map* of a sparse
+//! file lists its ranges with content.
 
 use crate::entry::ContentRange;
 

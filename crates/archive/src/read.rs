@@ -1,5 +1,7 @@
 //! Reader of tar archives (v7, ustar, pax and GNU) with long names and holes. Uses bounded memory
 //! for any input.
+//!
+//! The *map* of a sparse file lists its ranges with content. All other ranges are holes.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::{ArchiveError, shown};
@@ -7,6 +9,7 @@ use crate::pax::{self, Pax};
 use std::io::{self, Read};
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
+/// Size of a block of an archive in bytes. Headers are one block, and content is padded to blocks.
 const BLOCK: u64 = 512;
 /// Problem in error messages about the map of a sparse file.
 const HOLES: &str = "its map of holes is invalid";

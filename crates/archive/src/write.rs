@@ -1,11 +1,15 @@
 //! Writer of tar archives in pax format: an extended header precedes an entry whose fields do not
 //! fit into the plain header.
+//!
+//! The *map* of a sparse file lists its ranges with content. It is written in format 1.0 of GNU
+//! tar.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind};
 use crate::pax;
 use std::io::{self, Write};
 use tar::{EntryType, Header};
 
+/// Size of a block of an archive in bytes. Headers are one block, and content is padded to blocks.
 const BLOCK: usize = 512;
 /// Length of the fields for name and target. Longer values are in an extended header.
 const NAME: usize = 100;

@@ -225,6 +225,7 @@ fn bytes_changed_at_random_change_no_file_outside_the_directory() {
         file(&"long/".repeat(30)),
     ];
     let whole = archive(&entries);
+    // xorshift64 with a fixed seed, so that a failure can be reproduced.
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |most: usize| {
         seed ^= seed << 13;

@@ -225,6 +225,16 @@ mod tests {
 
     #[test]
     fn a_merged_module_has_fewer_segments_and_the_same_memory() {
+        // Fields of a module, and the number of its segments before and after the merge. In this
+        // order:
+        // - neighbouring segments, and a passive segment that no instruction uses;
+        // - overlapping segments;
+        // - segments below the first one: a merge could overwrite the first one with zeros;
+        // - the same, but the last two segments are above all others;
+        // - segments that are far apart, and an empty passive segment;
+        // - a function that uses a segment by its number;
+        // - a function that uses no segment;
+        // - a segment whose offset is not a constant.
         for (fields, before, after) in [
             (
                 r#"(data (i32.const 8) "a") (data (i32.const 12) "b") (data "p")"#,

@@ -47,7 +47,8 @@ impl File {
 // Defines `FILES`.
 include!(concat!(env!("OUT_DIR"), "/files.rs"));
 
-/// Text in `index.html` that is replaced with the nonce of the response.
+/// Text in `index.html` that is replaced with the nonce of the response. A *nonce* is a random text
+/// in the security policy of one response. Browsers apply only styles with this text.
 const NONCE_MARK: &str = "JIFFY_NONCE";
 
 /// Answers requests for files of the page. Each other path is a view of the page: the response is

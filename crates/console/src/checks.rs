@@ -3,7 +3,8 @@
 //! A page of a guest may be on the same site as the console, because cookies and sites ignore
 //! ports. The console therefore does not rely on `SameSite`. Calls need the `Origin` of the
 //! console, and a header that other origins can set only after a preflight. The console rejects
-//! preflights.
+//! preflights. A *preflight* is an `OPTIONS` request by which a browser asks whether a page of
+//! another origin may send a request.
 
 use crate::Console;
 use crate::refusal::Refusal;
@@ -63,8 +64,9 @@ pub(crate) fn add_security_headers(headers: &mut HeaderMap) {
     }
 }
 
-/// Rejects requests whose `Host` is not a name of the console (DNS rebinding). Records the address
-/// of the client.
+/// Rejects requests whose `Host` is not a name of the console. Such a name may belong to an
+/// attacker who lets it resolve to the console's address (DNS rebinding). Records the address of
+/// the client.
 pub(crate) async fn check_host(
     State(console): State<Console>,
     mut request: Request,

@@ -60,6 +60,7 @@ pub(crate) async fn list(
 /// Returns the listening sockets in a table of the kernel. Lines with another form are skipped.
 fn listeners(table: &str) -> impl Iterator<Item = Listener> {
     table.lines().filter_map(|line| {
+        // Columns of a line: number of the socket, local address, remote address, state.
         let mut columns = line.split_whitespace().skip(1);
         let (local, _, state) = (columns.next()?, columns.next()?, columns.next()?);
         let (address, port) = local.split_once(':')?;
@@ -94,6 +95,8 @@ mod tests {
 
     #[test]
     fn listening_sockets_are_read_from_the_tables_of_the_kernel() {
+        // Lines 0 and 2 are listening sockets at port 8080 (0x1f90) of 127.0.0.1 and at port 80
+        // (0x50) of ::1. The socket in line 1 is connected, and the other lines are invalid.
         let table = "  sl  local_address rem_address   st tx_queue rx_queue\n\
             0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 0\n\
             1: 0100007F:A000 0100007F:1F90 01 00000000:00000000 00:00000000 0\n\

@@ -1,5 +1,5 @@
 //! [`Terminal`]: a terminal of a guest with its last output, independent of the browsers that show
-//! it.
+//! it. A *viewer* is a browser tab that shows the terminal.
 
 use crate::files::Guest;
 use bytes::Bytes;

@@ -70,6 +70,10 @@ async fn requests_have_the_form_of_the_standard_and_no_byte_after_the_reply_is_l
 
 #[tokio::test]
 async fn hostile_and_failed_answers_are_errors() {
+    // The answers of the proxy are: version (5) and method (0 none, 2 password, 0xff none of them).
+    // With a password, version (1) and status (0) of the authentication follow. The reply has the
+    // version, a code (0 success), a reserved byte and an address: its type (1 IPv4, 3 name, 4
+    // IPv6), the address and the port.
     let target = || EgressTarget::Name("a.example", 443);
     let password = credentials();
     let with = Some(&password);

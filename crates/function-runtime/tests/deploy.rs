@@ -124,6 +124,7 @@ fn truncated_and_mutated_modules_are_rejected_or_run_harmlessly() {
     let tenant = TestTenant::start();
     tenant.deploy("good", &constant("good"), FunctionLimits::default());
     let whole = wat::parse_bytes(PROBE).unwrap().into_owned();
+    // Linear congruential generator with a fixed seed, so that a failure can be reproduced.
     let mut seed = 7u32;
     let mut random = |bound: usize| {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -133,6 +134,7 @@ fn truncated_and_mutated_modules_are_rejected_or_run_harmlessly() {
         let mut module = whole.clone();
         match round % 2 {
             0 => module.truncate(random(whole.len())),
+            // One bit after the magic number and version, which have eight bytes.
             _ => module[8 + random(whole.len() - 8)] ^= 1 << random(8),
         }
         if let Ok(compiled) = tenant.compile(&module) {

@@ -51,6 +51,7 @@ fn a_guest_that_exceeds_a_limit_is_terminated_with_an_error_response() {
         "{entries:?}"
     );
     let metrics = tenant.metrics("probe");
+    // Two requests for each of the eight paths, of which four end in a trap.
     assert_eq!((metrics.requests, metrics.running), (16, 0));
     assert_eq!(metrics.faults["function_trap"], 4);
     assert!(metrics.cpu_us >= 50_000, "{metrics:?}");
@@ -142,12 +143,14 @@ fn bodies_are_limited_in_size_and_time() {
         client.send(bytes);
         client.response().unwrap().fault()
     };
+    // One byte more than `request_bytes`.
     let too_long = head("content-length: 100001\r\n\r\n");
     assert_eq!(
         exchange(too_long.as_bytes()),
         fault(413, "request_too_large")
     );
     let mut chunked = head("transfer-encoding: chunked\r\n\r\n").into_bytes();
+    // Three chunks of 40,000 bytes (0x9c40).
     for _ in 0..3 {
         chunked.extend_from_slice(b"9c40\r\n");
         chunked.extend_from_slice(&[b'x'; 40_000]);
@@ -178,6 +181,8 @@ fn requests_beyond_the_queue_are_rejected_with_retry_after() {
     };
     tenant.deploy("probe", PROBE, limits.clone());
     let spin = b"GET /spin HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\n\r\n";
+    // One request runs and one waits. The third is rejected at once, and the second after
+    // `queue_ms`.
     let mut clients: Vec<_> = (0..3).map(|_| tenant.connect()).collect();
     for client in &mut clients {
         client.send(spin);

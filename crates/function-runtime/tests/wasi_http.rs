@@ -1,5 +1,13 @@
 //! Tests for the behaviour of `wasi:http/types`, function by function, as specified by its
 //! interface.
+//!
+//! Handlers are WebAssembly text. `$R` is the address of results:
+//! - A result, option or variant has the number of its case in byte 0, and its payload from byte 4
+//!   or 8 on. Case 0 of a result is success, case 1 an error. Case 0 of an option is `none`.
+//! - A list or string has its address in the first word and its length in the second.
+//! - Errors of headers are 0 (invalid syntax), 1 (forbidden) and 2 (immutable).
+//!
+//! `$check` requires a value other than 0. Lists that a handler creates are at address 1280.
 #![allow(clippy::unwrap_used)]
 
 mod component;
@@ -50,7 +58,7 @@ fn send(client: &mut TestClient, method: &str, headers: &str, body: &[u8]) -> Te
 
 #[test]
 fn each_method_of_a_request_is_its_case() {
-    // The status is 200 plus the number of the case.
+    // The status is 220 plus the number of the case. Case 9 is another method, with its name.
     let guest = Guest::new(
         &[],
         "(call $method (local.get $in) (global.get $R))
@@ -86,6 +94,8 @@ fn each_method_of_a_request_is_its_case() {
 
 #[test]
 fn scheme_authority_and_path_are_those_of_the_request() {
+    // The handler checks that the scheme is case 0 (HTTP) and that the authority is `f`, which has
+    // one byte (102 in ASCII). It answers with the path.
     let guest = Guest::new(
         &[("own", "jiffy-function")],
         "(call $scheme (local.get $in) (global.get $R))
@@ -109,6 +119,8 @@ fn scheme_authority_and_path_are_those_of_the_request() {
 
 #[test]
 fn headers_of_a_request_are_read_by_any_case_and_cannot_be_changed() {
+    // The two values are `1` and `2` (49 and 50 in ASCII). A clone of the headers can be changed
+    // and then has three values.
     let guest = Guest::new(
         &[("many", "X-MANY"), ("absent", "x-absent"), ("value", "v")],
         "(local.set $a (call $headers (local.get $in)))
@@ -143,6 +155,8 @@ fn headers_of_a_request_are_read_by_any_case_and_cannot_be_changed() {
 
 #[test]
 fn fields_are_appended_set_deleted_and_listed() {
+    // After `$fields-set`, the only entry has a name of three bytes and the value `3` (51 in
+    // ASCII).
     Guest::new(
         &[("name", "x-a"), ("one", "1"), ("two", "2"), ("three", "3")],
         "(local.set $a (call $fields))
@@ -218,6 +232,7 @@ fn fields_with_invalid_syntax_or_a_forbidden_name_are_rejected() {
     for name in &names {
         handler += &append(name, "value", 1);
     }
+    // A list with a forbidden name (`connection` has ten bytes) is rejected as well.
     handler += "(i32.store (i32.const 1280) {@f0}) (i32.store (i32.const 1284) (i32.const 10))
          (i32.store (i32.const 1288) {@value}) (i32.store (i32.const 1292) (i32.const 1))
          (call $fields-from-list (i32.const 1280) (i32.const 1) (global.get $R))
@@ -282,6 +297,7 @@ fn a_body_is_read_to_its_end_and_can_be_taken_once() {
 
 #[test]
 fn a_response_has_its_status_and_headers_and_one_body() {
+    // `$set-status` returns 0 for success. 99 and 1000 are not valid as a status.
     let guest = Guest::new(
         &[
             ("name", "x-answer"),
@@ -386,6 +402,7 @@ fn a_body_ends_with_trailers() {
 
 #[test]
 fn a_guest_that_returns_an_error_code_is_a_failure() {
+    // Case 36 of the error codes of wasi:http is `loop-detected`.
     let handler = "(call $set (local.get $out) (i32.const 1) (i32.const 36) (i32.const 0)
        (i64.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))";
     let answer = Guest::new(&[], handler).get("/");
@@ -394,6 +411,8 @@ fn a_guest_that_returns_an_error_code_is_a_failure() {
 
 #[test]
 fn parts_of_an_outgoing_request_are_checked_and_its_headers_are_fixed() {
+    // Methods are 0 (`GET`), 3 (`PUT`) and 9 (another, with its name). Schemes are 1 (HTTPS) and 2
+    // (another, with its name). Functions that set a part return 0 for success.
     Guest::new(
         &[
             ("name", "x-a"),

@@ -301,6 +301,7 @@ mod tests {
             Some(NOW + 60)
         );
         assert_eq!(opens(ID, 3000, &expires, &signature, NOW + 60), None);
+        // Another port, another sandbox, and other forms of the time.
         assert_eq!(opens(ID, 3001, &expires, &signature, NOW), None);
         assert_eq!(
             opens("i0123456789abcdefghj", 3000, &expires, &signature, NOW),
@@ -316,6 +317,7 @@ mod tests {
             opens(ID, 3000, &format!("+{expires}"), &signature, NOW),
             None
         );
+        // An empty, a shortened and a changed signature, and the key of another host.
         assert_eq!(opens(ID, 3000, &expires, "", NOW), None);
         assert_eq!(
             opens(ID, 3000, &expires, &signature[..signature.len() - 1], NOW),

@@ -2,7 +2,8 @@
 //! its results in this way.
 //!
 //! A *layer* of a container image is an archive with the files that one step of its build changed.
-//! Its *diff id* is the SHA-256 of the uncompressed archive.
+//! Its *diff id* is the SHA-256 of the uncompressed archive. An *opaque* layer hides all layers
+//! below it.
 
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;

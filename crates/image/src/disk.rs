@@ -43,7 +43,8 @@ pub enum DiskError {
 ///   same moment, so the mounted file system continues and never needs recovery;
 /// - no checksums and no lazy initialisation: ext4 writes nothing in the background after the first
 ///   mount, and every block that is never written stays shared;
-/// - metadata packed together at the start: the first writes touch fewer copy-on-write units;
+/// - metadata packed together at the start: the first writes touch fewer units of the file with the
+///   changes;
 /// - no reserved blocks and fixed identifiers: the same size gives the same bytes on every host.
 // mkfs.ext4 normally adds the features of its configuration file. `none` prevents this.
 const FEATURES: &str = "none,dir_index,extent,ext_attr,filetype,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize";

@@ -1,5 +1,8 @@
 //! Layers of container images. A layer is an untrusted archive. It is unpacked into a directory
 //! that no path in the archive can leave.
+//!
+//! A *whiteout* is an entry that marks a file of the layers below as deleted. An *opaque* directory
+//! hides the content that it has in the layers below.
 
 pub(crate) mod confined;
 mod confined_dir;

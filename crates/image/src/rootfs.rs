@@ -232,6 +232,7 @@ mod tests {
             .chain([round])
             .chain(install);
         let percents: Vec<u8> = output.map(|line| meter.percent(line)).collect();
+        // The first round extends from 5 to 50 %, and the second from 50 to 100 %.
         assert_eq!(percents, [0, 5, 16, 27, 38, 50, 50, 62, 75, 87, 100]);
         let mut meter = InstallProgress::of_one_round();
         let percents = [

@@ -101,6 +101,8 @@ fn names_that_could_leave_a_directory_are_rejected_and_links_are_never_followed(
 fn the_quota_is_never_exceeded_and_space_is_released_exactly() {
     let home = tempfile::tempdir().unwrap();
     let volume = open(home.path());
+    // The quota is 1 MiB and 100 nodes. Usage is counted in blocks of 4 KiB, and the root is a
+    // node.
     let used = || (volume.space().bytes, volume.space().nodes);
     let node = file(&volume, ROOT, "a");
     assert_eq!(used(), (0, 2));
@@ -115,6 +117,7 @@ fn the_quota_is_never_exceeded_and_space_is_released_exactly() {
     };
     assert_eq!(volume.change(node, &grow), Err(Errno::EDQUOT));
     let shrink = Change {
+        // One byte more than a block, so that the file needs two blocks.
         size: Some(4097),
         ..Change::default()
     };
@@ -196,6 +199,7 @@ fn an_image_has_all_files_and_attributes_and_a_damaged_one_is_rejected() {
     for number in 0..200_u32 {
         let name = format!("f{number}");
         let node = file(&volume, ROOT, &name);
+        // Four files are longer than a chunk of the image (64 KiB).
         let length = if number % 50 == 0 {
             100_000
         } else {

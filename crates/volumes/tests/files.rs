@@ -57,12 +57,14 @@ fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
     assert!(!home.path().join("volumes").join(&mine.id).exists());
     assert_eq!(volumes.authenticate(&mine.id, &token).unwrap(), None);
     // 1 TiB is the largest volume, and the limit of all volumes of a key.
+    // A size above the maximum, a name that looks like an id, and a name with a slash.
     let sizes = [
         host.create("a", &new("x", 1 << 50)),
         host.create("a", &new("vol-x", 1 << 20)),
         host.create("a", &new("a/b", 1 << 20)),
     ];
     assert!(sizes.iter().all(Result::is_err));
+    // This volume exhausts the total size of the key's volumes.
     host.create("a", &new("x", 1 << 40)).unwrap();
     let total = host.create("a", &new("y", 1 << 20));
     assert!(matches!(total, Err(VolumeError::Total)));

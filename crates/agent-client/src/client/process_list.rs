@@ -112,7 +112,8 @@ pub fn parse_list(mut bytes: &[u8]) -> Option<Vec<GuestProcess>> {
     Some(processes)
 }
 
-/// Removes the first field.
+/// Removes the first field and returns it. A field consists of its length (16 bits, little-endian)
+/// and its bytes.
 fn field<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (field, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
@@ -120,7 +121,7 @@ fn field<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(field)
 }
 
-/// Parses the fields of a process.
+/// Parses the fields of a process. `stat` is the content of `/proc/PID/stat` (proc(5)).
 fn parse(uptime: f64, user: &[u8], stat: &[u8], command: &[u8]) -> Option<GuestProcess> {
     // The name may contain all characters: it ends at the last parenthesis.
     let open = stat.iter().position(|byte| *byte == b'(')?;
@@ -129,7 +130,9 @@ fn parse(uptime: f64, user: &[u8], stat: &[u8], command: &[u8]) -> Option<GuestP
     let pid = std::str::from_utf8(&stat[..open]).ok()?;
     let rest = std::str::from_utf8(&stat[close + 1..]).ok()?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
-    // The first field after the name is the third of `stat`.
+    // The first field after the name is the third of `stat`. Numbers of the fields, from 1: 4
+    // parent, 14 and 15 processor time in user mode and in the kernel, 22 start time, 24 resident
+    // pages.
     let number = |index: usize| fields.get(index - 3)?.parse::<u64>().ok();
     let ticks = number(14)?.saturating_add(number(15)?);
     let start_ticks = number(22)?;

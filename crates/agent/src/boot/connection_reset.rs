@@ -1,10 +1,10 @@
 //! Resets the TCP connections of the parent in a clone. A clone is a guest that was restored from a
 //! snapshot of another sandbox, its parent, which may still run.
 //!
-//! Otherwise the parent and the clone would both send on one connection. The parent continues to
-//! use the connection, so the peer must not receive the reset: while connections are reset, no
-//! packet leaves the guest. Programs in the clone receive `ECONNABORTED` and can reconnect.
-//! Connections over loopback addresses have both ends in the clone and are not reset.
+//! Without the reset, the parent and the clone would both send on one connection. The parent
+//! continues to use the connection, so the peer must not receive the reset: while connections are
+//! reset, no packet leaves the guest. Programs in the clone receive `ECONNABORTED` and can
+//! reconnect. Connections over loopback addresses have both ends in the clone and are not reset.
 
 mod egress_block;
 mod namespaces;

@@ -182,6 +182,8 @@ mod tests {
         let text = "Killed process 212 (my (odd) name) total-vm:527552kB, anon-rss:476160kB, \
             file-rss:1024kB, shmem-rss:1024kB, UID:1000 pgtables:984kB oom_score_adj:0\n \
             SUBSYSTEM=x\n";
+        // Fields before the text: priority (3 is the kernel's level "error"), number of the record,
+        // time and flags.
         let whole = format!("3,512,4711,-;Out of memory: {text}");
         let victim = OomVictim::parse(&whole).unwrap();
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Advisory locks of the guest's processes. The server of a volume releases the locks of a guest
-//! whose stream ends, for example at a pause. The next stream starts with requests for these locks.
-//! If another sandbox has taken one meanwhile, the file is unusable for this guest until its former
-//! owner closes the file: the process believes that it holds the lock.
+//! whose stream ends, for example at a pause. The next stream starts with requests for these locks:
+//! the agent *reclaims* them. If another sandbox has taken one meanwhile, the file is unusable for
+//! this guest until its former owner closes the file: the process believes that it holds the lock.
 
 use super::message::{number, opcode};
 use jiffy_proto::file_lock::{LOCKS_MARK, LockKind, LockRanges, RECLAIM};
@@ -190,6 +190,7 @@ impl LockRecord {
                 };
                 let flags = RECLAIM | if of.is_flock { FLOCK } else { 0 };
                 let mut put = |bytes: &[u8]| messages.extend_from_slice(bytes);
+                // Length of the request: the header and a body of 48 bytes (`fuse_lk_in`).
                 put(&88_u32.to_le_bytes());
                 put(&SETLK.to_le_bytes());
                 put(&id.to_le_bytes());
@@ -270,6 +271,7 @@ mod tests {
         let messages = record.reclaim(1);
         // A late reply of the previous stream is ignored: the request is repeated.
         assert!(!record.replied(&lock(4, (0, 9), libc::F_RDLCK, 0), 0, 0));
+        // A request for a lock has 88 bytes: a header of `HEADER` bytes and a body of 48 bytes.
         let all: Vec<_> = messages.chunks(88).collect();
         assert_eq!(all.len(), 3);
         let parsed: Vec<_> = all

@@ -25,8 +25,8 @@ pub struct JobRecord {
     pub what: String,
     /// Path that the call works on, once it is resolved.
     pub path: Mutex<Option<PathBuf>>,
-    /// Time of the last progress in milliseconds since the pool's epoch, or [`NOT_STARTED`] or
-    /// [`SUSPENDED`].
+    /// Time of the last progress in milliseconds since the pool's epoch (its start), or
+    /// [`NOT_STARTED`] or [`SUSPENDED`].
     pub progress_ms: AtomicU64,
 }
 

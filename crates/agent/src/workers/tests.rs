@@ -26,7 +26,8 @@ fn hold(workers: &Workers, class: CallClass, path: &'static str) -> mpsc::Sender
     release
 }
 
-/// Sets the last progress of the running calls to the pool's epoch, so that they count as stuck.
+/// Sets the last progress of the running calls to the pool's epoch (its start), so that they count
+/// as stuck.
 fn age(workers: &Workers) {
     for record in &lock(&workers.0.state).running {
         record.progress_ms.store(0, Ordering::Relaxed);

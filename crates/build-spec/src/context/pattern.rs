@@ -91,8 +91,9 @@ impl Pattern {
 }
 
 impl PatternPart {
-    /// Returns the prefixes that match after this part. `before` contains the prefixes that match
-    /// before it.
+    /// Returns the prefixes of `path` that the pattern matches up to and including this part.
+    /// `before` has the prefixes that the pattern matches without this part. Element `n` of both
+    /// states whether the prefix of `n` characters matches.
     fn step(&self, path: &[char], before: &[bool]) -> Vec<bool> {
         let mut after = vec![false; before.len()];
         // This is set once a prefix has matched before this part.

@@ -246,6 +246,7 @@ async fn a_signed_link_stands_for_the_token() {
     let moved = cookie.replace("3000", "3001");
     assert_eq!(with_cookie(3001, moved).await.0, 403);
 
+    // Links that are not valid: expired, with another time, for another port, and with two times.
     let expired = signer.path(ID, 3000, "/", now - 1).unwrap();
     let tampered = link.replace("jiffy_expires=1", "jiffy_expires=2");
     let other = link.replace("/3000/", "/3001/");
@@ -260,6 +261,7 @@ async fn a_signed_link_stands_for_the_token() {
         let request = by_host(&format!("{label}.jiffy.example"), "/x");
         send_request(setup.address, request.body(body("")).unwrap())
     };
+    // Links by host name: valid, for another port, expired, and without a signature.
     let label = signer.label(ID, 3000, now + 100).unwrap();
     assert_eq!(host(label.clone()).await, (200, "guest saw /x".to_owned()));
     assert_eq!(host(label.replace("3000-", "3001-")).await.0, 403);

@@ -1,5 +1,5 @@
 //! Converts an EROFS image back to the layer from which it was built: a tar archive with OCI
-//! whiteouts.
+//! whiteouts, the entries that mark files of the layers below as deleted.
 
 use super::read::{ErofsImage, ImageError, Inode};
 use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveError, ArchiveWriter};

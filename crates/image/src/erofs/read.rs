@@ -158,6 +158,7 @@ impl<'a> ErofsImage<'a> {
         let far = ImageError::Damaged("the number of an inode is out of range");
         let at = number.checked_mul(INODE_SLOT_BYTES);
         let at = at.and_then(|at| at.checked_add(self.inodes)).ok_or(far)?;
+        // A compact inode has 32 bytes, an extended inode 64. Both begin in the same way.
         let compact = self.bytes(at, 32)?;
         // i_format: bit 0 selects the extended inode, bits 1 to 3 the layout of the data.
         let format = u16_at(&compact, 0);
@@ -176,6 +177,7 @@ impl<'a> ErofsImage<'a> {
         };
         // Cannot overflow: a read at an offset near the maximum has failed before.
         let inode_end = at + i.len() as u64;
+        // EROFS_INODE_FLAT_PLAIN and EROFS_INODE_FLAT_INLINE.
         let layout = match format >> 1 & 7 {
             0 => InodeLayout::Plain,
             2 => InodeLayout::Tail(inode_end + length),
@@ -183,6 +185,8 @@ impl<'a> ErofsImage<'a> {
                 return Err(ImageError::Foreign("a compressed or fragmented file"));
             }
         };
+        // The numbers below are the offsets of the fields in `struct erofs_inode_extended` and
+        // `struct erofs_inode_compact`.
         let mtime = (
             i64::try_from(u64_at(&i, 32)).unwrap_or(0),
             nanoseconds(u32_at(&i, 40)),

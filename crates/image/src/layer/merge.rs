@@ -2,7 +2,8 @@
 //! both layers on top of each other.
 //!
 //! Whiteouts of the upper layer delete files of the lower layer. They are also retained, since they
-//! hide files of the layers below both.
+//! hide files of the layers below both. A *whiteout* is a character device 0/0, which marks a file
+//! as deleted.
 //!
 //! Both directories were filled by [`super::unpack`] and no other process can change them. Their
 //! symbolic links are not trusted and never followed.

@@ -37,6 +37,7 @@ enum Compression {
 }
 
 impl Compression {
+    /// Detects the compression by the magic number of its format.
     fn of(start: &[u8]) -> Result<Self, LayerError> {
         let unsupported = |name| Err(LayerError::Problem(EntryProblem::Compression(name)));
         match start {
@@ -98,8 +99,8 @@ impl<'a> LayerStream<'a> {
             return Err(too_much("bytes", format!("{} MiB", self.max_bytes >> 20)));
         }
         // The decoder may have read packed bytes ahead, so the check is slightly too lenient.
-        let fair = self.packed.get().saturating_mul(self.ratio);
-        if self.unpacked > UnpackLimits::RATIO_SLACK && self.unpacked > fair {
+        let max_unpacked = self.packed.get().saturating_mul(self.ratio);
+        if self.unpacked > UnpackLimits::RATIO_SLACK && self.unpacked > max_unpacked {
             let limit = format!("{} bytes per compressed byte", self.ratio);
             return Err(too_much("bytes", limit));
         }

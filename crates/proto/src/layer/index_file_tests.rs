@@ -40,7 +40,9 @@ fn an_index_is_read_as_it_was_written_and_takes_little_of_the_disk() {
 fn a_damaged_file_is_refused() {
     let index = disk_index(&[64], &[65]);
     let bytes = index.encode();
+    // Length of each of the two maps in bytes. Units 64 and 65 are bits 0 and 1 of byte 8.
     let maps = (bytes.len() - HEADER_BYTES) / 2;
+    // Inverts bits of the byte at `at`.
     let damaged = |at: usize, bit: u8| {
         let mut bytes = bytes.clone();
         bytes[at] ^= bit;

@@ -13,8 +13,11 @@ pub(super) enum Challenge {
     Basic,
     /// Token of a token server.
     Bearer {
+        /// URL of the token server.
         realm: String,
+        /// Name of the registry for the token server.
         service: Option<String>,
+        /// Access that the token must grant, such as `repository:NAME:pull`.
         scope: Option<String>,
     },
 }

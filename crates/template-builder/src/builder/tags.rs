@@ -110,8 +110,8 @@ impl Builder {
         }
     }
 
-    /// Removes warm sandboxes and snapshots of removed templates immediately instead of at the next
-    /// GC.
+    /// Removes sandboxes that were prepared in advance (warm), and snapshots, of removed templates.
+    /// The next garbage collection would remove them later.
     async fn gc(&self) -> Result<(), BuilderError> {
         let sandboxes = self.0.sandboxes.clone();
         if let Err(e) = blocking(move || sandboxes.gc()).await? {

@@ -55,7 +55,8 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
             "/etc/shadow",
             &shadow,
             // `!` denotes a locked password. 19000 is the date of its last change, in days since
-            // 1970.
+            // 1970. The numbers after it are the defaults: minimum age, maximum age and warning
+            // time of a password in days (shadow(5)).
             &format!("{name}:!:19000:0:99999:7:::\n"),
         )
         .await?;

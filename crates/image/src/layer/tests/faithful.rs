@@ -95,6 +95,7 @@ fn deletions_become_overlay_marks_in_any_order() {
 #[test]
 fn holes_stay_holes_in_every_format() {
     let dirs = test_dirs!(holes_stay_holes_in_every_format);
+    // A file of 2 MiB with 3 bytes at its start and 2 bytes at 1 MiB.
     let mib = 1 << 20;
     let map = format!("0,3,{mib},2");
     let v01 = [

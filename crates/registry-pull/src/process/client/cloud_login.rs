@@ -204,12 +204,15 @@ fn now() -> u64 {
 fn aws_time(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Conversion of days since 1970 to a date of the Gregorian calendar, by eras of 400 years that
-    // begin in March.
+    // begin in March. Years begin in March as well, so that a leap day is the last day of a year.
+    // 719,468 days are the time from 1 March of the year 0 until 1970. An era has 146,097 days,
+    // 100 years have 36,524 days, and 4 years have 1460 days without the leap day.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let leap_days = day_of_era / 1460 + day_of_era / 146_096;
     let year_of_era = (day_of_era + day_of_era / 36_524 - leap_days) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    // Five months from March or August have 153 days.
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
     let month = (month_from_march + 2) % 12 + 1;

@@ -32,12 +32,12 @@ impl BuildJob {
         };
         // The image is written only if the first name has no template with the same content and
         // settings, or if the build is forced.
-        let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
-        let mut about = about.unwrap_or_default();
+        let settings = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
+        let mut settings = settings.unwrap_or_default();
         // Templates without an idle timeout have the same key as in earlier versions of Jiffy, so
         // that existing templates are recognised.
         if let Some(seconds) = self.spec.idle_timeout_s {
-            about = format!("{about}idle {seconds}");
+            settings = format!("{settings}idle {seconds}");
         }
         if !self.spec.network.is_empty() {
             let network = serde_json::to_string(&self.spec.network).unwrap_or_default();
