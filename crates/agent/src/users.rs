@@ -233,6 +233,7 @@ fn name_of(database: &str, id: u32) -> String {
 mod tests {
     use super::*;
 
+    /// Returns a user database with an invalid line.
     fn users() -> Users {
         Users {
             passwd:

@@ -35,6 +35,7 @@ async fn put(
     writer.finish().await
 }
 
+/// Runs a command line of bash that must succeed. Returns its output.
 fn shell(line: &str) -> String {
     let done = std::process::Command::new("/bin/bash")
         .args(["-ec", line])

@@ -310,6 +310,7 @@ impl<R: Read> ArchiveReader<R> {
         io::copy(&mut (&mut self.input).take(limit), &mut io::sink()).map(drop)
     }
 
+    /// Fills `buffer` with content of the current entry.
     fn read_exact(&mut self, mut buffer: &mut [u8]) -> Result<(), ArchiveError> {
         while !buffer.is_empty() {
             match self.read_content(buffer)? {

@@ -206,6 +206,7 @@ impl<'a> TargetDir<'a> {
     }
 }
 
+/// Returns the error for a parent directory that cannot be opened.
 fn failed(path: &EntryPath, errno: Errno) -> ArchiveError {
     match errno {
         Errno::LOOP => ArchiveError::entry(path.bytes(), "goes through a symbolic link"),

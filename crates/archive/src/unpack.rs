@@ -280,6 +280,7 @@ impl<R: Read> Unpacker<'_, R> {
         fs::futimens(&fd, &times(entry.mtime)).map_err(failed("set the times of"))
     }
 
+    /// Creates a symbolic link. Its target is stored and not checked.
     fn symlink(&mut self, entry: &ArchiveEntry, path: &EntryPath) -> Result<(), ArchiveError> {
         if entry.link.is_empty() || entry.link.contains(&0) {
             return Err(ArchiveError::entry(path.bytes(), "is a link to nothing"));
@@ -432,6 +433,7 @@ fn attributes(
     Ok(())
 }
 
+/// Returns one time for the access time and the modification time.
 fn times((seconds, ns): (i64, u32)) -> Timestamps {
     let time = Timespec {
         tv_sec: seconds,

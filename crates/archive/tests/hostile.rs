@@ -25,6 +25,7 @@ impl Scene {
         Self { dir }
     }
 
+    /// Unpacks an untrusted archive into `in`.
     fn unpack(&self, archive: &[u8], rename: Option<&str>) -> Result<UnpackStats, ArchiveError> {
         let root = File::open(self.dir.path().join("in")).unwrap();
         let rules = UnpackOptions {
@@ -58,6 +59,7 @@ fn file(path: &str) -> ArchiveEntry {
     ArchiveEntry::new(ArchiveEntryKind::File, path, 0o6777).with_size(4)
 }
 
+/// Returns an archive with these entries. Files have `x` as content.
 fn archive(entries: &[ArchiveEntry]) -> Vec<u8> {
     let mut writer = ArchiveWriter::new(Vec::new());
     for entry in entries {

@@ -200,6 +200,7 @@ fn context_files(action: &mut StepAction) -> Vec<(&mut CopySource, &mut [String]
     }
 }
 
+/// Returns the error about `path`, a source in `line` of the Dockerfile.
 fn explain(error: SourceError, line: u32, path: &str, context: &Path) -> ContextError {
     let (path, context) = (path.to_owned(), context.to_path_buf());
     match error {

@@ -238,6 +238,7 @@ impl<'a> Expander<'a, '_> {
 mod tests {
     use super::*;
 
+    /// Expands a word with three known variables. Returns the message of an error.
     fn of(word: &str) -> String {
         let known = |name: &str| match name {
             "A" => Some("one".to_owned()),

@@ -32,6 +32,7 @@ fn build(directory: &Path, text: &str) -> Result<PreparedBuild, String> {
     prepare(parsed, directory, Some(&directory.join("Dockerfile"))).map_err(|e| e.to_string())
 }
 
+/// Returns the archive and the sources of each `COPY`.
 fn copies(prepared: &PreparedBuild) -> Vec<(String, Vec<String>)> {
     let steps = prepared.spec.stages.iter().flat_map(|stage| &stage.steps);
     let copies = steps.filter_map(|step| match &step.action {

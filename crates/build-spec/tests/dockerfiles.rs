@@ -5,10 +5,12 @@ use jiffy_build_spec::dockerfile::{DockerfileOptions, ParsedDockerfile, parse};
 use jiffy_build_spec::spec::{BuildStage, CopySource, StageBase, StepAction, StepCommand};
 use std::collections::BTreeMap;
 
+/// Parses a valid Dockerfile.
 pub(crate) fn read(text: &str) -> ParsedDockerfile {
     parse(text, &DockerfileOptions::default()).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
+/// Parses a Dockerfile with build arguments and a target.
 fn with(
     text: &str,
     arguments: &[(&str, &str)],
@@ -21,6 +23,7 @@ fn with(
     parse(text, &DockerfileOptions { build_args, target }).map_err(|e| e.to_string())
 }
 
+/// Returns the error for an invalid Dockerfile.
 pub(crate) fn refused(text: &str) -> String {
     match parse(text, &DockerfileOptions::default()) {
         Ok(parsed) => panic!("{text}: {parsed:?}"),
@@ -83,6 +86,7 @@ fn shown(stage: &BuildStage) -> Vec<String> {
     lines
 }
 
+/// Describes all stages and their steps.
 pub(crate) fn all(parsed: &ParsedDockerfile) -> String {
     let stages = parsed.spec.stages.iter().flat_map(shown);
     stages.collect::<Vec<_>>().join("\n")

@@ -382,6 +382,7 @@ mod tests {
         file
     }
 
+    /// Replaces the file `name`, or creates it.
     fn write(directory: &HostDirectory, name: &str, text: &str) -> anyhow::Result<Replacement> {
         let path = path(name);
         let expected = directory.stat(&path).unwrap();

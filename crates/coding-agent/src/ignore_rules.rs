@@ -56,6 +56,7 @@ impl<'a> IgnoreRules<'a> {
             }
     }
 
+    /// Returns whether a directory is ignored. Results are cached.
     fn is_directory_ignored(&mut self, path: TreePath) -> bool {
         if let Some(known) = self.directories.get(&path) {
             return *known;

@@ -125,6 +125,7 @@ fn index(file: &File) -> Response {
     response
 }
 
+/// Returns the media type of a file, by its extension.
 fn content_type(name: &str) -> &'static str {
     match name.rsplit('.').next() {
         Some("js") => "text/javascript; charset=utf-8",

@@ -86,6 +86,7 @@ impl FileQuery {
     }
 }
 
+/// Returns the path if it is valid.
 fn check_path(path: &str) -> Result<&str, Refusal> {
     if path.starts_with('/') && path.len() <= MAX_PATH && !path.contains('\0') {
         return Ok(path);

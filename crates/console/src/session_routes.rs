@@ -33,6 +33,7 @@ struct Current {
     version: &'static str,
 }
 
+/// Describes a session for the page.
 fn current_of(console: &Console, session: &Session, caller: &Caller) -> Current {
     let key = caller.key();
     Current {

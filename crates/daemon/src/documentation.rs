@@ -24,6 +24,7 @@ pub fn routes() -> Router {
         .route("/docs/{*path}", get(page))
 }
 
+/// Answers with a page of the documentation as Markdown.
 async fn page(Path(path): Path<String>) -> Response {
     match jiffy_documentation::page(&path) {
         Some(page) => text("markdown", page.text),

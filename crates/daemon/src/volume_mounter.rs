@@ -117,6 +117,7 @@ impl HostVolumeMounter {
         self.blocking(open).await
     }
 
+    /// Runs blocking work on a separate thread.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&HostVolumes) -> Result<T, MountError> + Send + 'static,

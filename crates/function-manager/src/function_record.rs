@@ -294,6 +294,7 @@ mod tests {
     use super::*;
     use crate::sandbox_key::SandboxKeyScope;
 
+    /// Returns the record of a version.
     fn version() -> VersionRecord {
         VersionRecord {
             number: 0,

@@ -62,6 +62,7 @@ impl LogBuffer {
         });
     }
 
+    /// Appends an entry, and removes the oldest entries above [`MAX_LOG_BYTES`].
     fn push(&mut self, entry: LogEntry) {
         self.next += 1;
         self.bytes += cost(&entry);
@@ -93,6 +94,7 @@ impl LogBuffer {
 mod tests {
     use super::*;
 
+    /// Returns an entry of a log.
     fn entry(sequence: u64, text: &str) -> LogEntry {
         LogEntry {
             sequence,

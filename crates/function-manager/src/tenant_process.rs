@@ -414,6 +414,7 @@ fn listen_for_control(directory: &Path) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
+/// Creates a socket for the control connection, which is not connected yet.
 fn control_socket() -> io::Result<OwnedFd> {
     Ok(socket(
         AddressFamily::Unix,

@@ -175,6 +175,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Implements `clock_time_get`: writes the time of `clock` in nanoseconds to `at`.
 fn clock_time(
     mut caller: CoreCaller<'_>,
     clock: u32,

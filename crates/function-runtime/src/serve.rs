@@ -227,6 +227,7 @@ pub fn hex(digest: &Digest) -> String {
     blake3::Hash::from_bytes(*digest).to_hex().to_string()
 }
 
+/// Parses a digest in hexadecimal digits.
 fn parse_digest(digits: &str) -> Option<Digest> {
     if digits.len() == DIGEST_BYTES * 2 {
         blake3::Hash::from_hex(digits)

@@ -35,6 +35,7 @@ fn server(answer: Option<&'static str>) -> Server {
     serve(TcpListener::bind("127.0.0.1:0").unwrap(), answer)
 }
 
+/// Answers each connection with `answer`. Without an answer, the connections stay open.
 fn serve(listener: TcpListener, answer: Option<&'static str>) -> Server {
     let address = listener.local_addr().unwrap();
     let requests = Arc::new(AtomicUsize::new(0));
@@ -96,6 +97,8 @@ fn tenant(granted: &[&str], allow: &[&str]) -> TestTenant {
     tenant_with(granted, allow, Arc::new(names))
 }
 
+/// Starts a tenant whose function `http` may reach the hosts in `allow`. The host's owner grants
+/// the networks in `granted`, and `names` replaces the name server.
 fn tenant_with(granted: &[&str], allow: &[&str], names: Arc<dyn NameOverrides>) -> TestTenant {
     let mut tenant = TestTenant::start();
     tenant.process.set_egress(EgressSettings {

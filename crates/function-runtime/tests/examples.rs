@@ -37,6 +37,7 @@ fn skip(test: &str, reason: Option<&str>) -> bool {
     true
 }
 
+/// Returns whether a program exists and succeeds with these arguments.
 fn found(command: &str, arguments: &[&str]) -> bool {
     let mut command = Command::new(command);
     let ran = command

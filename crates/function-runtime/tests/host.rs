@@ -47,6 +47,7 @@ const LOGGING: &str = r#"(module
         (i32.const 5))
     (func (export "jiffy_out") (result i32) (i32.const 0)))"#;
 
+/// Returns the settings of a function host with this data directory and idle timeout.
 fn settings(directory: &Path, idle: Duration) -> FunctionHostSettings {
     FunctionHostSettings {
         directory: directory.to_owned(),
@@ -65,6 +66,7 @@ fn open(directory: &Path) -> Functions {
     Functions::open(settings(directory, Duration::from_secs(600)))
 }
 
+/// Deploys a module in binary or text form.
 async fn deploy_module(
     functions: &Functions,
     key: Option<&str>,
@@ -89,6 +91,7 @@ fn body() -> RequestBody {
         .boxed_unsync()
 }
 
+/// Sends a request to a function and returns the body of its response.
 async fn try_get(functions: &Functions, key: Option<&str>, name: &str) -> Result<String, String> {
     let record = functions.find(key, name).map_err(|e| e.to_string())?;
     let request = Request::builder().uri("/").header("host", "f");

@@ -97,6 +97,7 @@ mod tests {
     /// Set of all 41 capabilities of Linux.
     const ALL: u64 = 0x1ff_ffff_ffff;
 
+    /// Returns the privileges of a root process with all capabilities.
     fn root() -> Privileges {
         Privileges {
             is_root: true,

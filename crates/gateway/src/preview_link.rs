@@ -198,6 +198,7 @@ pub(crate) fn take_link(path: &PathAndQuery) -> Option<(PathAndQuery, String, St
     ))
 }
 
+/// Checks that `id` has the form of a sandbox id, and that `port` is not 0.
 fn check_target(id: &str, port: u16) -> Result<(), LinkError> {
     if host_name::is_id(id) && port != 0 {
         Ok(())
@@ -269,6 +270,7 @@ mod tests {
         LinkSigner::new(&[7; 32])
     }
 
+    /// Returns the values of the two query parameters of a link: time and signature.
     fn query(link: &str) -> (String, String) {
         let (_, query) = link.split_once('?').unwrap();
         let mut pairs = query.split('&').map(|pair| pair.split_once('=').unwrap().1);
@@ -278,6 +280,8 @@ mod tests {
         )
     }
 
+    /// Returns time and signature in the host name of a link. The longest port gives the longest
+    /// label.
     fn label(signer: &LinkSigner) -> (String, String) {
         let label = signer.label(ID, 65535, NOW + 60).unwrap();
         assert!(label.len() <= 63, "{label}");

@@ -51,6 +51,7 @@ pub(crate) fn rule_for<'a>(
 mod tests {
     use super::*;
 
+    /// Returns a rule for `a.example` that `change` has modified.
     fn rule(name: &str, change: impl FnOnce(&mut HeaderRule)) -> HeaderRule {
         let mut rule = HeaderRule {
             name: Some(name.to_owned()),

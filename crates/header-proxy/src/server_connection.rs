@@ -101,6 +101,8 @@ impl Server {
         Ok(server)
     }
 
+    /// Returns the rejection for an error of the connection to the server, with all causes of the
+    /// error.
     fn failed(&self, error: &dyn std::error::Error) -> Rejection {
         let mut text = format!("{} failed: {error}", self.host);
         let mut cause = error.source();

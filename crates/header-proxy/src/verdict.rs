@@ -23,6 +23,7 @@ pub(crate) enum Rejection {
 }
 
 impl Rejection {
+    /// Returns the HTTP status of the rejection.
     fn status(&self) -> StatusCode {
         match self {
             Self::Invalid(_) => StatusCode::BAD_REQUEST,
@@ -32,6 +33,7 @@ impl Rejection {
         }
     }
 
+    /// Returns the message of the rejection.
     fn text(&self) -> String {
         match self {
             Self::Invalid(why) | Self::Forbidden(why) => (*why).to_owned(),

@@ -42,6 +42,7 @@ pub(crate) struct UnusedImage {
     _lock: File,
 }
 
+/// Returns the check of an image with this checksum and size.
 fn check<'a>(sha256: Option<&'a str>, size: Option<u64>) -> FileCheck<'a> {
     FileCheck {
         what: "template image",

@@ -316,6 +316,7 @@ impl Import {
         (probe.and_then(Result::err)).map_or(Ok(reference), |e| Err(ImportError::Choice(e)))
     }
 
+    /// Fails if the import was cancelled.
     fn check_cancelled(&self) -> Result<(), ImportError> {
         match &self.source {
             ImportSource::Registry { pull, .. } if pull.cancel.is_cancelled() => {
@@ -325,6 +326,8 @@ impl Import {
         }
     }
 
+    /// Returns the defaults of the template: the settings of the image, and the sizes of the
+    /// import.
     fn defaults(&self, run: &RunConfig) -> Result<Defaults, ImportError> {
         Ok(Defaults {
             user: run.user()?,

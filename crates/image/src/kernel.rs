@@ -138,6 +138,7 @@ impl Package {
         Some(format!("{}-{short}{}", self.stem, self.extension))
     }
 
+    /// Returns the check of the unpacked file with this checksum.
     fn check<'a>(&self, sha256: &'a str) -> FileCheck<'a> {
         FileCheck {
             what: self.what,

@@ -49,6 +49,7 @@ impl Lock {
     }
 }
 
+/// Opens the lock file, and creates it if it is missing.
 fn open(path: &Path) -> Result<File, FileError> {
     OpenOptions::new()
         .create(true)

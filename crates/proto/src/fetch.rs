@@ -74,6 +74,7 @@ impl FetchRequest {
         rest.is_empty().then_some(request).ok_or(MessageError)
     }
 
+    /// Decodes the request at the start of `bytes`. Returns the request and the remaining bytes.
     fn split(bytes: &[u8]) -> Result<(Self, &[u8]), MessageError> {
         let (version, rest) = bytes.split_first_chunk().ok_or(MessageError)?;
         let (layer, rest) = rest.split_first_chunk().ok_or(MessageError)?;

@@ -375,6 +375,8 @@ mod tests {
         assert_eq!(set.without(&other).count(), 59);
     }
 
+    /// Returns an index of 100 chunks, of which the last one is incomplete. Unit 100 is out of
+    /// bounds and has no effect.
     fn sample() -> LayerIndex {
         let mut index = LayerIndex::empty(MEMORY_CHUNK, 100 * u64::from(MEMORY_CHUNK) - 1);
         index.stored.insert(0);
@@ -406,6 +408,7 @@ mod tests {
         for length in 0..bytes.len() {
             assert!(LayerIndex::decode_any(&bytes[..length]).is_err());
         }
+        // Every byte of the header (`HEADER_BYTES`).
         for at in 0..24 {
             let mut bad = bytes.clone();
             bad[at] ^= 0x80;
@@ -413,9 +416,11 @@ mod tests {
             let read = LayerIndex::decode_any(&bad).and_then(|index| index.of(MEMORY_CHUNK, size));
             assert!(read.is_err(), "{at}");
         }
+        // A unit above the bound: unit 127 of 100.
         let mut beyond = bytes.clone();
         *beyond.last_mut().unwrap() = 0x80;
         assert!(LayerIndex::decode_any(&beyond).is_err());
+        // Unit 0 in both maps. Each map of 100 units has two words, or 16 bytes.
         let mut both = bytes;
         both[24] |= 1;
         both[24 + 16] |= 1;

@@ -60,6 +60,7 @@ fn check<T: Debug + PartialEq + Serialize + DeserializeOwned>(forms: Vec<(T, &st
     }
 }
 
+/// Returns the message with the form [`START`].
 fn boot() -> Request {
     Request::Start(Box::new(VmConfig {
         vcpus: 2,
@@ -92,6 +93,7 @@ fn boot() -> Request {
     }))
 }
 
+/// Returns the message with the form [`RESTORE`].
 fn restore() -> Request {
     let layer = LayerFiles {
         file: FdIndex(2),
@@ -123,6 +125,7 @@ fn restore() -> Request {
     }))
 }
 
+/// Returns the message with the form [`SNAPSHOT`].
 fn snapshot() -> Request {
     Request::Snapshot(SnapshotConfig {
         id: "abc".to_owned(),
@@ -143,6 +146,7 @@ fn snapshot() -> Request {
     })
 }
 
+/// Returns the message with the form [`ROLLBACK`].
 fn rollback() -> Request {
     let layer = |file| LayerFiles {
         file: FdIndex(file),
@@ -165,6 +169,7 @@ fn rollback() -> Request {
     }))
 }
 
+/// Returns the message with the form [`FOLD_LAYERS`].
 fn fold_layers() -> Request {
     let files = |inode| SnapshotLayerFiles {
         memory: FileIdentity { device: 1, inode },

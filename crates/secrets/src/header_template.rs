@@ -173,6 +173,7 @@ impl HeaderTemplate {
     }
 }
 
+/// Decrypts a value of `owner`.
 fn unsealed(key: &HostKey, owner: &str, sealed: &[u8]) -> Result<Zeroizing<String>, TemplateError> {
     let plain = key.open_sealed(&context(owner), sealed);
     let text = plain.and_then(|plain| {

@@ -81,6 +81,7 @@ pub(crate) fn is_header_text(text: &str) -> bool {
     text.bytes().all(|b| b == b'\t' || (b >= 0x20 && b != 0x7f))
 }
 
+/// Checks the number and the lengths of metadata entries.
 pub(crate) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), SecretError> {
     let mut bytes = 0;
     let mut is_valid = metadata.len() <= MAX_METADATA_ENTRIES;

@@ -34,6 +34,8 @@ pub(crate) fn errno(error: &io::Error) -> Errno {
 }
 
 impl Contents {
+    /// Opens the directory of the contents and creates its subdirectories, named `00`, `01` and so
+    /// on.
     pub(crate) fn open(path: PathBuf) -> Result<Self, VolumeError> {
         for number in 0..DIRECTORIES {
             let directory = path.join(format!("{number:02x}"));

@@ -70,6 +70,7 @@ impl ImageEntry {
         bytes
     }
 
+    /// Parses an entry: five numbers of 64 bits in the order of the fields below.
     fn parse(bytes: &[u8; ENTRY_BYTES]) -> Self {
         let (fields, _) = bytes.as_chunks::<8>();
         let field = |at: usize| u64::from_le_bytes(fields.get(at).copied().unwrap_or_default());

@@ -308,6 +308,7 @@ impl Volume {
     }
 }
 
+/// Creates the root directory unless it exists. It has two links, and is its own parent.
 fn create_root(catalog: &mut Catalog) -> Result<(), Errno> {
     match Catalog::node(catalog.read(), ROOT) {
         Err(Errno::ESTALE) => {}

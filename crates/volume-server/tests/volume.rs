@@ -14,6 +14,7 @@ const QUOTA: Quota = Quota {
     nodes: 100,
 };
 
+/// Returns the attributes of a new node with this mode.
 fn new(mode: u32) -> Creation {
     Creation {
         mode,

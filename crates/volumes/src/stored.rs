@@ -78,6 +78,7 @@ pub struct StoredVolumes {
     turn: tokio::sync::Mutex<()>,
 }
 
+/// Decodes a row of the table of snapshots.
 fn snapshot(row: &Row<'_>) -> rusqlite::Result<VolumeSnapshot> {
     Ok(VolumeSnapshot {
         id: row.get(0)?,
@@ -307,6 +308,7 @@ impl StoredVolumes {
         Ok(())
     }
 
+    /// Returns the ids of the snapshots that meet an SQL condition on `?1`, which is `value`.
     fn ids(&self, condition: &str, value: &str) -> Result<Vec<String>, VolumeError> {
         let connection = self.connection.lock();
         let select = || {

@@ -41,6 +41,7 @@ pub struct Volumes {
     connection: Mutex<Connection>,
 }
 
+/// Decodes a row of the table of volumes.
 fn volume(row: &Row<'_>) -> rusqlite::Result<Volume> {
     Ok(Volume {
         id: row.get(0)?,
@@ -232,6 +233,7 @@ fn is_equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && differences == 0
 }
 
+/// Returns a new random token of a volume.
 fn new_token() -> Result<String, VolumeError> {
     let mut random = [0; TOKEN_BYTES];
     let filled = getrandom::fill(&mut random);

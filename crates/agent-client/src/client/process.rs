@@ -361,6 +361,7 @@ impl AgentClient {
             .await
     }
 
+    /// Makes a call whose response is an empty object.
     pub(crate) async fn call_without_result(
         &self,
         path: &str,

@@ -175,6 +175,7 @@ fn text(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    /// Encodes the response of an agent: each field after its length.
     fn list(fields: &[&[u8]]) -> Vec<u8> {
         let mut list = Vec::new();
         for field in fields {
@@ -184,6 +185,8 @@ mod tests {
         list
     }
 
+    /// Returns the content of `/proc/PID/stat` of a process in state `S` with 2 s of processor time
+    /// (150 + 50 ticks), start time 1000 ticks and 25 resident pages.
     fn stat(pid: u32, name: &str, parent: u32) -> Vec<u8> {
         format!("{pid} ({name}) S {parent} 1 1 0 -1 0 1 2 3 4 150 50 7 8 20 0 3 0 1000 99 25 0\n")
             .into_bytes()

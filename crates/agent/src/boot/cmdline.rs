@@ -30,6 +30,7 @@ pub struct Ipv6Config {
 }
 
 impl Ipv6Config {
+    /// Parses `ADDRESS/PREFIX,GATEWAY`.
     fn parse(word: &str) -> Option<Self> {
         let (network, gateway) = word.split_once(',')?;
         let (address, prefix) = network.split_once('/')?;

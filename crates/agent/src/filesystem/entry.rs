@@ -61,6 +61,7 @@ pub fn base64_unless_text(path: &Path) -> Option<String> {
     }
 }
 
+/// Returns the name of a file type in the protocol.
 fn kind(found: FileType) -> &'static str {
     if found.is_file() {
         "FILE_TYPE_FILE"

@@ -21,6 +21,7 @@ struct OpenDirectory {
 }
 
 impl OpenDirectory {
+    /// Opens the directory `name` of `parent`. Does not follow a symbolic link.
     fn open(parent: impl std::os::fd::AsFd, name: &CStr) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = fs::openat(parent, name, flags, Mode::empty())?;

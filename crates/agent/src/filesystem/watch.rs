@@ -273,6 +273,7 @@ impl DirectoryWatch {
         }
     }
 
+    /// Returns an event about `path`, which is relative to the watched root.
     fn event(&self, path: &Path, kind: &'static str) -> FilesystemEvent {
         let entry = self
             .include_entry

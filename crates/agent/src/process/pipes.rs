@@ -123,6 +123,7 @@ impl AgentEnds {
     }
 }
 
+/// Registers the read end of a pipe. `field` is the field of the output in events.
 fn output(fd: OwnedFd, field: &'static str) -> io::Result<ProcessOutput> {
     sys::set_nonblocking(fd.as_raw_fd())?;
     Ok(ProcessOutput {

@@ -336,6 +336,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
 
+    /// Returns a process that has not exited.
     fn process(pid: u32) -> Rc<GuestProcess> {
         let config = serde_json::json!({ "cmd": "program" });
         Rc::new(GuestProcess {

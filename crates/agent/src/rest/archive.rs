@@ -31,6 +31,7 @@ struct ArchiveQuery {
 }
 
 impl ArchiveQuery {
+    /// Parses the query of a request. Empty parameters count as missing.
     fn of(uri: &Uri) -> Self {
         let mut query = Self::default();
         for (name, value) in pairs(uri).filter(|(_, value)| !value.is_empty()) {

@@ -232,6 +232,7 @@ impl LockRecord {
 mod tests {
     use super::*;
 
+    /// Returns a request of the FUSE protocol with this opcode, node and body.
     fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
         let mut message = vec![0; 16];
         message[4..8].copy_from_slice(&opcode.to_le_bytes());

@@ -127,6 +127,7 @@ fn clean(path: &str) -> String {
 mod tests {
     use super::*;
 
+    /// Returns the paths that the rules do not exclude.
     fn included<'a>(rules: &str, paths: &[&'a str]) -> Vec<&'a str> {
         let ignore = DockerIgnore::parse(rules).unwrap();
         paths

@@ -122,6 +122,8 @@ impl PatternPart {
         after
     }
 
+    /// Returns whether the part matches one character. Parts that match several characters are
+    /// handled by `step`.
     fn matches_char(&self, c: char) -> bool {
         match self {
             Self::Plain(plain) => *plain == c,

@@ -236,6 +236,7 @@ fn fill<'a>(
 mod tests {
     use super::*;
 
+    /// Returns the instructions of a file, each on one line.
     fn rests(text: &str) -> Vec<String> {
         read(text)
             .unwrap()

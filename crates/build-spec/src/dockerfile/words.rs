@@ -110,6 +110,7 @@ impl Unquote<'_> {
         Ok(())
     }
 
+    /// Reads a text in single quotes, in which all characters are literal.
     fn single(&mut self, depth: usize) -> Result<(), &'static str> {
         loop {
             match self.chars.next() {

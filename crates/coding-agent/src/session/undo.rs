@@ -306,6 +306,7 @@ impl Session {
     }
 }
 
+/// Returns the message for an undo that would overwrite changes on the host.
 fn conflict_message(conflicts: &[TreePath]) -> String {
     let shown = conflicts.iter().take(MAX_SHOWN_PATHS);
     let mut text = "files were changed on the host after the commands:".to_owned();

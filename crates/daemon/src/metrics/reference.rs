@@ -282,6 +282,7 @@ fn series(name: &str, metric: &Metric) -> String {
     }
 }
 
+/// Appends `text` as an item of a list, in lines of at most [`WIDTH`] characters.
 fn wrap(out: &mut String, text: &str) {
     let options = textwrap::Options::new(WIDTH)
         .initial_indent("- ")
@@ -311,6 +312,7 @@ fn describe(out: &mut String, name: &str, metric: &Metric) {
     wrap(out, &text);
 }
 
+/// Returns the reference of all metrics and the alerts as Markdown.
 fn reference(metrics: &BTreeMap<String, Metric>) -> String {
     let mut groups: BTreeMap<&str, String> = BTreeMap::new();
     for (name, metric) in metrics {

@@ -109,6 +109,8 @@ fn own_addresses() -> Vec<IpAddr> {
 mod tests {
     use super::*;
 
+    /// Returns whether a function may connect to `address`, if the host's owner grants these
+    /// networks.
     fn permits(granted: &[&str], address: &str) -> bool {
         let settings = EgressSettings {
             granted: granted.iter().map(|net| net.parse().unwrap()).collect(),

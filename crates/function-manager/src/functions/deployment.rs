@@ -20,6 +20,7 @@ impl Functions {
         self.new_upload(DeployQuota::default(), None)
     }
 
+    /// Starts the upload of a module. Fails if the host cannot run functions.
     fn new_upload(
         &self,
         quota: DeployQuota,

@@ -36,6 +36,7 @@ pub struct LocatedModule {
 }
 
 impl LocatedModule {
+    /// Creates the value for an open module file with this digest.
     fn new(digest: ModuleDigest, file: File) -> Result<Self, FunctionError> {
         let metadata = file
             .metadata()

@@ -167,6 +167,7 @@ fn print_table(measured: &[Value]) {
     }
 }
 
+/// Prints a row of the table: rates in requests per second, with their share of the plain rates.
 fn print_row(name: &str, rates: [f64; 4], plain: [Option<f64>; 4]) {
     let cell = |(rate, plain): (f64, Option<f64>)| match plain {
         Some(plain) if plain > 0.0 => format!("{rate:.0} ({:.0} %)", rate / plain * 100.0),

@@ -157,6 +157,8 @@ impl Series {
     }
 }
 
+/// Returns the result of a measurement as JSON. Times are in microseconds; `p50`, `p90` and `p99`
+/// are percentiles.
 fn result(name: &str, clients: usize, (mut times, elapsed): (Vec<Duration>, Duration)) -> Value {
     times.sort();
     let at = |share: usize| times[times.len() * share / 1000].as_secs_f64() * 1e6;

@@ -93,6 +93,7 @@ fn load(process: &TenantProcess, name: &str, compiled: &Path) {
         .unwrap();
 }
 
+/// Sends a request with the body `a b a` and checks that it succeeds.
 fn request(socket: &Path, function: &str) {
     let mut stream = UnixStream::connect(socket).unwrap();
     let head = format!(

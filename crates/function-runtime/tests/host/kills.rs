@@ -165,6 +165,7 @@ fn child(directory: &Path, key: &str, step: &str) -> ExitStatus {
     command.status().unwrap()
 }
 
+/// Deploys a function in a child process that is killed before `step`.
 fn deploy_until_killed(directory: &Path, key: &str, step: DeployStep) {
     let number = DeployStep::ALL.iter().position(|one| *one == step).unwrap();
     let status = child(directory, key, &number.to_string());

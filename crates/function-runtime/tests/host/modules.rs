@@ -88,6 +88,7 @@ async fn wait_until_stored(functions: &Functions, record: &FunctionRecord) {
     wait("the store has the module", is_stored).await;
 }
 
+/// Deploys a module that the host already has.
 async fn deploy_by_digest(
     functions: &Functions,
     key: Option<&str>,

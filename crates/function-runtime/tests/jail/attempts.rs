@@ -160,6 +160,7 @@ struct Targets {
     unix_length: u64,
 }
 
+/// Makes a system call on a thread of the confined process. Returns its result.
 fn result_of_call(thread: &mut TakenThread, number: libc::c_long, arguments: [u64; 6]) -> i64 {
     match thread.call(number, arguments).unwrap() {
         CallEnd::Returned(value) => value,

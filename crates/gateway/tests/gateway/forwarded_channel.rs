@@ -32,6 +32,7 @@ fn fleet() -> FleetId {
     FleetId::try_from("7kq2".to_owned()).unwrap()
 }
 
+/// Returns the identity of a fleet member, with a certificate of `authority`.
 fn identity(authority: &Authority, member: MemberId) -> Identity {
     let key = MemberKey::generate().unwrap();
     let now = SystemTime::now();

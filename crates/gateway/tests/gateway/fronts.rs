@@ -51,6 +51,7 @@ struct Front {
 }
 
 impl Front {
+    /// Starts a front for these hosts, without TLS.
     async fn start(hosts: &Arc<Hosts>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -36,6 +36,7 @@ fn status(answer: &str) -> &str {
     answer.split(' ').nth(1).unwrap_or_default()
 }
 
+/// Sends a request over HTTP/2. Returns head, body and trailers of the response.
 async fn two(lab: &Lab, request: Request<Full<Bytes>>) -> (Response<()>, Bytes, Option<HeaderMap>) {
     let stream = lab.tls(Lab::rule(), TWO, OWNER).await;
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));

@@ -143,6 +143,7 @@ impl<W: Write> LayerConverter<'_, W> {
         Ok(self.writer.add(&entry, b"")?)
     }
 
+    /// Writes a regular file with its content.
     fn file(&mut self, inode: &Inode, entry: ArchiveEntry) -> Result<(), LayerOfImageError> {
         self.writer.begin(&entry)?;
         let mut offset = 0;
@@ -164,6 +165,7 @@ impl<W: Write> LayerConverter<'_, W> {
             .add(&ArchiveEntry::new(ArchiveEntryKind::File, path, 0o644), b"")?)
     }
 
+    /// Returns the entry of a file with the metadata of its inode.
     fn entry(
         &self,
         inode: &Inode,

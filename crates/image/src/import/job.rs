@@ -248,6 +248,7 @@ impl ImportJob<'_> {
     }
 }
 
+/// Returns the origin for the manifest of the template.
 fn origin(from: String, found: FoundImage) -> ImageOrigin {
     let run = found.run;
     let text = |words: Option<Vec<String>>| words.unwrap_or_default();

@@ -68,6 +68,7 @@ impl ImageLayout {
         Ok(file)
     }
 
+    /// Reads a document of at most [`MAX_DOCUMENT_BYTES`].
     fn read(&self, name: &str) -> Result<Vec<u8>, ImportError> {
         let mut text = Vec::new();
         let file = self.file(name)?.take(MAX_DOCUMENT_BYTES + 1);
@@ -164,6 +165,7 @@ fn name_of(descriptor: &Descriptor) -> String {
     name.unwrap_or(&descriptor.digest).clone()
 }
 
+/// Returns the error for an archive with several images, with the names of the first ten.
 fn several(names: impl Iterator<Item = String>) -> ImportError {
     let names: Vec<String> = names
         .take(10)

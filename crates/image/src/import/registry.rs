@@ -324,6 +324,7 @@ impl RegistryImage {
     }
 }
 
+/// Returns the error for a download that cannot be written.
 fn not_written(error: io::Error, download: &Download) -> ImportError {
     let path = download.path.clone();
     match error.kind() {

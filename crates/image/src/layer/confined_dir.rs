@@ -69,6 +69,7 @@ pub(super) struct ConfinedDir {
 }
 
 impl ConfinedDir {
+    /// Opens the directory at `path`.
     pub(super) fn open(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let root = fs::openat(CWD, path, flags, Mode::empty())?;

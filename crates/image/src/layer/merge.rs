@@ -172,6 +172,7 @@ fn attributes(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
 }
 
 // The integer type of nanoseconds depends on the backend of rustix.
+/// Returns the modification time for both times of a file, since images store no access time.
 #[allow(clippy::useless_conversion)]
 fn times(found: &fs::Stat) -> Timestamps {
     let time = Timespec {

@@ -302,6 +302,7 @@ pub(crate) mod tests {
     use super::*;
     use serde_json::json;
 
+    /// Returns a manifest whose images have the given texts, repeated to 64 digits, as checksums.
     pub(crate) fn manifest(images: &[&str]) -> TemplateManifest {
         let image = |sum: &&str| json!({ "sha256": sum.repeat(64 / sum.len()), "size": 1 });
         let value = json!({

@@ -49,6 +49,7 @@ impl KnownDigests {
         path.and_then(|path| Self::read(&path)).unwrap_or_default()
     }
 
+    /// Reads the list at `path`. The list is empty if other users can change the file.
     fn read(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         if !is_protected(&file)? {

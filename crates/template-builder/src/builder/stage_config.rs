@@ -157,6 +157,7 @@ impl StageConfig {
 mod tests {
     use super::*;
 
+    /// Returns a configuration with `/bin` as `PATH`.
     fn config() -> StageConfig {
         StageConfig::from_defaults(&Defaults {
             user: "root".into(),
@@ -166,6 +167,7 @@ mod tests {
         })
     }
 
+    /// Returns an `ENV` step.
     fn env(pairs: &[(&str, &str)]) -> StepAction {
         StepAction::Env(
             pairs

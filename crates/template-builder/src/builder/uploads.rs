@@ -200,6 +200,7 @@ impl UploadStore {
             .unwrap_or_default()
     }
 
+    /// Returns the files of all owners, including checksum files and unfinished files.
     fn files(&self) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for owner in fs::read_dir(&self.directory)? {
@@ -339,6 +340,7 @@ impl UploadStore {
         })
     }
 
+    /// Counts an upload in flight. Fails if a key has too many. The host's owner is not limited.
     fn acquire_permit(&self, owner: &Owner) -> Result<UploadPermit, UploadError> {
         let mut incoming = self.incoming.lock();
         let count = incoming.entry(owner.clone()).or_default();

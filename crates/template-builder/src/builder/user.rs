@@ -74,6 +74,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
     }
 }
 
+/// Returns whether a call failed because its object exists already.
 fn exists(error: &ClientError) -> bool {
     matches!(
         error,

@@ -176,6 +176,7 @@ impl Session {
         Ok(Answer::Reply)
     }
 
+    /// Answers READ. The first field, the file handle, is not used.
     fn read(&self, node: u64, mut fields: Fields<'_>, reply: &mut Vec<u8>) -> Done {
         fields.u64()?;
         let (offset, size) = (fields.u64()?, fields.u32()?.min(MAX_WRITE));
@@ -251,6 +252,7 @@ impl Session {
     }
 }
 
+/// Returns the attributes of a new node. Its owner is the user of the request.
 fn creation(header: &RequestHeader, mode: u32, device: u32) -> Creation {
     Creation {
         mode,

@@ -29,6 +29,7 @@ pub struct TcpConnection {
 }
 
 impl TcpConnection {
+    /// Parses a message of the kernel about a socket (`struct inet_diag_msg`).
     fn parse(message: &[u8]) -> Option<Self> {
         Some(Self {
             family: *message.get(NETLINK_HEADER_BYTES)?,

@@ -248,6 +248,7 @@ pub fn gzip_error(e: io::Error) -> RestError {
     }
 }
 
+/// Returns the description of a written file for the response.
 fn describe(path: &Path, metadata: BTreeMap<String, String>) -> WrittenFile {
     WrittenFile {
         path: path.to_string_lossy().into_owned(),

@@ -182,6 +182,7 @@ impl StageParser<'_> {
         Ok(local)
     }
 
+    /// Parses the value of `--chmod`: one to four octal digits, or a word with variables.
     fn mode(&self, line: &Instruction, value: &str) -> Result<String, DockerfileError> {
         let mode = self.word(line, value)?;
         let octal = mode.len() <= 4 && mode.bytes().all(|b| (b'0'..=b'7').contains(&b));

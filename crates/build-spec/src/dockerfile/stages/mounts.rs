@@ -153,6 +153,7 @@ impl MountOptions<'_> {
         ))
     }
 
+    /// Returns the value of an option that is true or false. The option may have several names.
     fn flag(&mut self, names: &[&str]) -> Result<Option<bool>, DockerfileError> {
         match self.first(names).as_deref() {
             None => Ok(None),

@@ -93,6 +93,8 @@ impl RegistryClient {
         }
     }
 
+    /// Requests a password for a registry of Amazon ECR with an access key (id and secret). The
+    /// token in the response is `USER:PASSWORD` in base64.
     async fn aws_password(
         &mut self,
         key: (&str, &str),

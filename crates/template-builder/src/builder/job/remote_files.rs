@@ -337,6 +337,7 @@ fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
+/// Returns the SHA-256 of a file's content in hexadecimal.
 fn sha256(file: &mut File) -> io::Result<String> {
     file.rewind()?;
     let mut hash = Sha256::new();

@@ -29,6 +29,7 @@ struct Received {
 }
 
 impl Cloud {
+    /// Starts the server on a free port.
     fn start(public_key: Vec<u8>) -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let cloud = Arc::new(Self {
@@ -142,6 +143,7 @@ impl Cloud {
             && claims["exp"].as_u64() > Some(now())
     }
 
+    /// Pulls the manifest `1` of a repository.
     fn pull(&self, repository: &str, login: RegistryLogin) -> Result<Vec<u8>, PullError> {
         let registries = Registries {
             plain_http: vec![self.address.clone()],
