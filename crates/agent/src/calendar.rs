@@ -46,7 +46,8 @@ pub fn format_time(seconds: i64, nanoseconds: i64) -> String {
 /// Parses an RFC 3339 time. Returns nanoseconds since 1970. The ranges of the numbers and most
 /// separators are not checked.
 pub fn parse_time(text: &str) -> Option<u64> {
-    // The year has four digits, so no intermediate value overflows.
+    // Positions in `2026-11-30T13:45:00`. The year has four digits, so no intermediate value
+    // overflows.
     let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<i64>().ok();
     let (date, time) = (
         days(number(0..4)?, number(5..7)?, number(8..10)?),
@@ -70,6 +71,7 @@ pub fn parse_time(text: &str) -> Option<u64> {
                 "-" => -1,
                 _ => return None,
             };
+            // Positions in `+01:00`.
             let hours: i64 = zone.get(1..3)?.parse().ok()?;
             let minutes: i64 = zone.get(4..6)?.parse().ok()?;
             sign * (hours * 3_600 + minutes * 60)

@@ -163,6 +163,8 @@ mod tests {
         let data = segment(3 * HUGE_PAGE, 3 * HUGE_PAGE + 1, true);
         assert_eq!(read_only_range(&[text, data]), Some(text.start..text.end));
         assert_eq!(read_only_range(&[text]), Some(text.start..text.end));
+        // First segments that are not moved: writable, not aligned to a huge page, with data in the
+        // same huge page, and empty.
         let writable = Segment {
             writable: true,
             ..text

@@ -172,6 +172,7 @@ mod tests {
 
     #[test]
     fn extended_headers_survive_a_round_trip() {
+        // Lengths at which the number of digits of the record's length changes.
         for length in [0, 1, 80, 90, 91, 92, 93, 980, 989, 990, 991, 992, 5000] {
             let mut text = Vec::new();
             append(&mut text, b"path", &vec![0xff; length]);
@@ -187,6 +188,8 @@ mod tests {
 
     #[test]
     fn broken_records_are_refused() {
+        // In this order: length too small, beyond the text, not a number; without a key; without an
+        // equals sign; length above 64 bits; a negative number; a time without digits.
         for bad in [
             &b"5 a=b\n"[..],
             b"99 a=b\n",

@@ -122,6 +122,8 @@ impl SessionStore {
         let connection = self.0.lock();
         let expired = stored(now.saturating_sub(IDLE_MS));
         connection.execute("DELETE FROM sessions WHERE used_ms < ?1", [expired])?;
+        // Retains one session fewer than the maximum. SQLite requires a LIMIT before an OFFSET, and
+        // -1 means no limit.
         connection.execute(
             "DELETE FROM sessions WHERE hash IN (SELECT hash FROM sessions ORDER BY used_ms DESC
                 LIMIT -1 OFFSET ?1)",

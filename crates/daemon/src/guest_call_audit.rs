@@ -77,6 +77,8 @@ mod tests {
         };
         let log = AuditLog::open(directory.path(), None, retention).unwrap();
         let audit = GuestCallAudit(log.clone());
+        // Owner of the sandbox, status, and whether the caller is the host's owner. Of the calls to
+        // the sandbox of `bob`, only the one with the status 404 has the key of `bob`.
         audit.record(call("alice", 200, false));
         audit.record(call("bob", 404, false));
         audit.record(call("bob", 401, false));

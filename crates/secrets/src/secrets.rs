@@ -112,6 +112,7 @@ impl Secrets {
         let mut connection = self.connection.lock();
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let tx = tx.map_err(&failed)?;
+        // Number of secrets of the owner, and whether one of them has this name.
         let (count, exists): (usize, bool) = tx
             .query_row(
                 "SELECT count(*), coalesce(max(name = ?2), 0) FROM secrets WHERE owner = ?1",

@@ -115,6 +115,7 @@ impl Volumes {
         let mut connection = self.connection.lock();
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let tx = tx.map_err(&failed)?;
+        // Number and total sizes of the owner's volumes, and whether one of them has this name.
         let (count, bytes, files, exists): (usize, u64, u64, bool) = tx
             .query_row(
                 "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(files), 0),

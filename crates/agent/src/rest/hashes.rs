@@ -122,6 +122,7 @@ mod tests {
         }
         symlink("a", path("link")).unwrap();
         symlink("b", path("other")).unwrap();
+        // `remaining` is the maximum number of bytes that are read.
         let hash = |name: &str, remaining: u64| {
             let (chunk, step) = (vec![0; 8], &|| ());
             let mut hasher = Hasher {

@@ -83,7 +83,8 @@ pub(super) fn locked_node(request: &[u8]) -> Option<u64> {
 }
 
 impl LockRequest {
-    /// Parses a lock request of the kernel. `None` for other requests.
+    /// Parses a lock request of the kernel. `None` for other requests. The body has the fields file
+    /// handle, owner, start, end (64 bits each), kind, process, flags and padding (32 bits each).
     fn parse(message: &[u8]) -> Option<Self> {
         if !matches!(opcode(message), SETLK | SETLKW) {
             return None;

@@ -203,6 +203,7 @@ mod tests {
         ] {
             assert!(list.contains(host, port), "{host}:{port}");
         }
+        // Other ports than those of the entry (80 and 443 if it has none), and other hosts.
         for (host, port) in [
             ("api.example.com", 8080),
             ("example.com", 443),

@@ -302,6 +302,8 @@ mod tests {
             let (engine, function) = (engine.clone(), function.clone());
             tokio::spawn(async move {
                 let budget = Arc::new(MemoryBudget::new(1 << 30));
+                // Linear congruential generator with a fixed seed, so that a failure can be
+                // reproduced.
                 let mut seed = task + 1;
                 for number in 0..3000u32 {
                     // Few pages at first, so that all of them are resident, and other pages later.

@@ -296,6 +296,8 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: ServerSt
 
 type Answered = Response<BoxBody<Bytes, Infallible>>;
 
+/// Records a request and answers it, depending on its path. Answers a request for an upgrade with
+/// 101, and then returns all bytes of the stream.
 async fn answer(mut request: Request<Incoming>, (requests, written): &ServerState) -> Answered {
     let upgrade = request.headers().get(UPGRADE).cloned();
     let switched = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));

@@ -316,6 +316,7 @@ impl<'a> ErofsImage<'a> {
         let mut found = Vec::new();
         // h_shared_count: number of references to shared attributes, which precede the inode's own.
         let shared = usize::from(body[4]);
+        // The header has 12 bytes. A reference is the offset of an attribute in units of 4 bytes.
         for n in 0..shared {
             let at = 12 + 4 * n;
             if at + 4 > body.len() {
@@ -327,6 +328,7 @@ impl<'a> ErofsImage<'a> {
             found.extend(attribute(&entry).ok_or(INVALID)?);
         }
         let mut rest = body.get(12 + 4 * shared..).ok_or(INVALID)?;
+        // Each attribute begins at a multiple of 4 bytes.
         while rest.len() >= 4 {
             let length = entry_length(rest);
             found.extend(rest.get(..length).and_then(attribute).ok_or(INVALID)?);
@@ -336,7 +338,8 @@ impl<'a> ErofsImage<'a> {
     }
 }
 
-/// Length of an attribute entry in bytes.
+/// Length of an attribute entry in bytes: a header of 4 bytes (length of the name, number of the
+/// prefix, length of the value), the name and the value.
 fn entry_length(head: &[u8]) -> usize {
     4 + usize::from(head[0]) + usize::from(u16_at(head, 2))
 }

@@ -200,12 +200,15 @@ mod tests {
 
     #[test]
     fn an_ipv4_connection_of_an_ipv6_socket_is_recognised() {
+        // The local address is at byte 4 and the remote address at byte 20. Both are IPv4 addresses
+        // of the form `::ffff:127.0.0.x`.
         let mut id = [0; SOCKET_ID_BYTES];
         for (at, last) in [(4, 1), (20, 9)] {
             id[at + 10..at + 16].copy_from_slice(&[0xff, 0xff, 127, 0, 0, last]);
         }
         let family = libc::AF_INET6 as u8;
         assert!(TcpConnection { family, id }.is_loopback());
+        // The remote address becomes 10.0.0.9.
         id[32] = 10;
         assert!(!TcpConnection { family, id }.is_loopback());
     }

@@ -57,6 +57,7 @@ impl BuildJob {
         let mut files = files.into_iter();
         for (number, mount) in mounts.iter().enumerate() {
             let place = format!("{STAGING}/{number}");
+            // Expands the variables of a path in the sandbox.
             let path = |word: &String| {
                 let path = at.config.path(word).map_err(BuildFailure::new)?;
                 Ok::<_, BuildFailure>(path.trim_end_matches('/').to_owned())
@@ -111,6 +112,7 @@ impl BuildJob {
                     self.restore_cache(agent, &name, &place, (*uid, *gid, *mode))
                         .await?;
                     let source = format!("{place}/content");
+                    // A cache that the command cannot change need not be stored again.
                     if !read_only {
                         prepared.caches.push((name, source.clone()));
                     }
@@ -138,6 +140,7 @@ impl BuildJob {
                     gid,
                     mode,
                 } => {
+                    // Without the secret, an optional mount is omitted.
                     let Some(value) = self.secrets.get(id) else {
                         if *required {
                             return Err(BuildFailure::new(format!(
