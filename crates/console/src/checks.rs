@@ -3,8 +3,8 @@
 //! A page of a guest may be on the same site as the console, because cookies and sites ignore
 //! ports. The console therefore does not rely on `SameSite`. Calls need the `Origin` of the
 //! console, and a header that other origins can set only after a preflight. The console rejects
-//! preflights. A *preflight* is an `OPTIONS` request by which a browser asks whether a page of
-//! another origin may send a request.
+//! preflights. A *preflight* is an `OPTIONS` request that a browser sends first, to determine
+//! whether a page of another origin may send the actual request.
 
 use crate::Console;
 use crate::refusal::Refusal;

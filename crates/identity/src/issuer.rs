@@ -71,8 +71,8 @@ impl TokenIssuer {
         self.token_at(workload, audience, now_ms() / 1000)
     }
 
-    /// Returns a token for a workload at the time `now_s` (seconds since 1970): a JSON Web Token
-    /// with the registered claims of RFC 7519, and the ids of sandbox, template and key.
+    /// Returns a token for a workload at the time `now_s` (seconds since 1970). The token is a JSON
+    /// Web Token with the registered claims of RFC 7519, and the ids of sandbox, template and key.
     fn token_at(
         &self,
         workload: &Workload,

@@ -203,7 +203,8 @@ mod tests {
         ] {
             assert!(list.contains(host, port), "{host}:{port}");
         }
-        // Other ports than those of the entry (80 and 443 if it has none), and other hosts.
+        // Other hosts, and other ports than the ports of the entry. An entry without a port has the
+        // ports 80 and 443.
         for (host, port) in [
             ("api.example.com", 8080),
             ("example.com", 443),
