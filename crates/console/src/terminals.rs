@@ -1,4 +1,5 @@
-//! [`Terminals`]: the terminals that browsers have opened in sandboxes, and their limits.
+//! [`Terminals`]: the terminals that browsers have opened in sandboxes, and their limits. A
+//! *viewer* is a browser tab that shows a terminal.
 
 use crate::files::Guest;
 use crate::refusal::Refusal;

@@ -356,7 +356,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if result.is_err() {
         tracing::warn!("timed out stopping warm-pool guests");
     }
-    // The guests of the warm pool use network slots, so the network is closed after them.
+    // The guests of the warm pool, which were started in advance, use network slots. The network is
+    // therefore closed after them.
     network::close(network).await;
     if let Some(traces) = traces {
         // Finish the export last, so that the spans of the shutdown are exported too.

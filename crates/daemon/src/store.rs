@@ -157,7 +157,8 @@ async fn collect_periodically(remote: Arc<RemoteStore>, interval: Duration) {
     }
 }
 
-/// Collects the garbage of all tenants for which a collection is due.
+/// Collects the garbage of all tenants for which a collection is due. A *tenant* is an owner of
+/// snapshots in the store, usually an API key.
 async fn collect(remote: &RemoteStore, interval: Duration) -> Result<(), StoreError> {
     let shared = &remote.shared;
     let tenants = shared.tenants().await?;

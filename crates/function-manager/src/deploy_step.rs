@@ -1,8 +1,8 @@
 //! Steps of a deployment. Tests kill the daemon or one of its processes immediately before a step,
 //! to check that a deployment is crash-safe.
 //!
-//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
+//! A *tenant* is one owner of functions. A *direct* connection is passed from the daemon to the
+//! process of the tenant, which then serves its requests without the gateway.
 
 use std::sync::OnceLock;
 

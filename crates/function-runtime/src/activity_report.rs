@@ -5,8 +5,8 @@
 //! is reported only after it has lasted for [`SETTLE_TIME`], so that short requests and short
 //! pauses cause no messages.
 //!
-//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
+//! A *tenant* is one owner of functions. A *direct* connection is passed from the daemon to the
+//! process of the tenant, which then serves its requests without the gateway.
 
 use crate::head_timeout::InFlightRequests;
 use std::pin::Pin;

@@ -1,5 +1,8 @@
 //! Thread that increments the engine's epoch at regular intervals. Guests yield when the epoch
 //! changes. The thread sleeps while no guest runs.
+//!
+//! A *guest* is an instance of a function's module. A *fiber* is a stack of its own on which a
+//! guest can yield to other requests.
 
 use std::io;
 use std::sync::Arc;
@@ -16,8 +19,8 @@ const IDLE_EPOCHS: u32 = 50;
 /// Lets a guest yield at the end of an epoch, and run for another epoch afterwards.
 ///
 /// The guest's task becomes ready again only after its worker has run all other ready tasks, at
-/// most the runtime's event interval, and has read from its connections. A guest that only woke its
-/// own task would be polled 61 times, for an epoch each, before a new request is read.
+/// most the runtime's event interval (61), and has read from its connections. A guest that only
+/// woke its own task would be polled 61 times, for an epoch each, before a new request is read.
 pub(crate) fn yield_to_runtime() -> UpdateDeadline {
     UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
 }

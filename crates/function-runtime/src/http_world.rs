@@ -1,6 +1,9 @@
 //! World `wasi:http/proxy@0.2`, the interface of components: the component exports the handler of
 //! wasi:http. It has clocks, random numbers, the environment of its deployment and output to the
 //! function's log, but no files or sockets.
+//!
+//! The *world* of a module is the interface between the module and its host. An *epoch* is a short
+//! interval, counted by the thread in `epoch_ticker`. A guest yields when an epoch ends.
 
 use crate::cpu_meter::RequestUsage;
 use crate::epoch_ticker::yield_to_runtime;

@@ -1,8 +1,8 @@
 //! `jiffy-functions serve`: the process of a tenant. It creates the WebAssembly engine, enters the
 //! jail, and then serves requests of clients and control messages of the daemon.
 //!
-//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
+//! A *tenant* is one owner of functions. A *direct* connection is passed from the daemon to the
+//! process of the tenant, which then serves its requests without the gateway.
 
 use crate::artifact::{DIGEST_BYTES, Digest};
 use crate::epoch_ticker::EpochTicker;

@@ -1,8 +1,8 @@
 //! HTTP server of a tenant's process: accepts the gateway's connections, selects the function of
 //! each request, applies its limits and runs a guest (an instance of the function's module).
 //!
-//! A *slot* is address space for the memory of one instance, which requests use one after the
-//! other.
+//! A *tenant* is one owner of functions. A *slot* is address space for the memory of one instance,
+//! which requests use one after the other.
 //!
 //! The *head* of a request or response is its first line and its headers, without the body. A
 //! *permit* counts towards a limit until it is dropped. An *epoch* is a short interval, counted by

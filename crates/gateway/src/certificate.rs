@@ -38,7 +38,7 @@ pub struct CertificatePaths {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct CertificateInfo {
     names: Vec<String>,
-    /// Seconds since the epoch.
+    /// Seconds since 1970.
     expires: u64,
 }
 
@@ -105,7 +105,7 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
     Ok(paths)
 }
 
-/// Returns the seconds since the epoch.
+/// Returns the seconds since 1970.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())

@@ -1,5 +1,5 @@
-//! Exchanges in flight (a request to a guest and its response), which are counted and limited per
-//! key.
+//! Exchanges in flight, which are counted and limited per key. An *exchange* is a request to a
+//! guest with its response or stream.
 
 use crate::counters::{GatewayCounters, add, remove};
 use crate::sandboxes::{ExchangePermit, SandboxUse};

@@ -1,4 +1,5 @@
-//! Other hosts of a fleet: requests to their sandboxes are forwarded to them.
+//! Other hosts of a fleet: requests to their sandboxes are forwarded to them. A *fleet* is a group
+//! of hosts that share a store and their sandboxes.
 //!
 //! A forwarded request goes to the gateway of the other host, which checks tokens, signatures and
 //! limits, and resumes the sandbox. It travels on a stream that only hosts of the fleet can open.

@@ -15,7 +15,7 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 
-/// Query parameter with the expiry in seconds since the epoch.
+/// Query parameter with the expiry in seconds since 1970.
 pub const EXPIRES_PARAM: &str = "jiffy_expires";
 /// Query parameter with the signature.
 pub const SIGNATURE_PARAM: &str = "jiffy_signature";
@@ -115,8 +115,8 @@ impl LinkSigner {
         Ok(label)
     }
 
-    /// Checks expiry and signature of a query or cookie for this port at `now` (seconds since the
-    /// epoch). Returns the expiry if they are valid.
+    /// Checks expiry and signature of a query or cookie for this port at `now` (seconds since
+    /// 1970). Returns the expiry if they are valid.
     #[must_use]
     pub fn verify_path_link(
         &self,

@@ -29,7 +29,8 @@ type Issued = (Instant, Arc<ServerConfig>);
 pub(crate) struct LeafCertificates {
     /// Key of all certificates. It never leaves this process.
     key: KeyPair,
-    /// TLS settings by sealed key of the authority, host name, and whether the protocol is HTTP/2.
+    /// TLS settings by encrypted (sealed) key of the authority, host name, and whether the protocol
+    /// is HTTP/2.
     issued: Mutex<HashMap<(String, String, bool), Issued>>,
 }
 

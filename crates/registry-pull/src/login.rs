@@ -1,5 +1,6 @@
 //! Credentials for registries: a password, or credentials of a cloud from which the puller obtains
-//! a password that expires.
+//! a password that expires. The *puller* is the confined process that downloads images from
+//! registries.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,5 +1,7 @@
 //! Parent's side of a puller process: starts the process, sends requests to it and opens
 //! connections for it.
+//!
+//! The *puller* is the confined process that downloads images from registries.
 
 use crate::cancel::Cancel;
 use crate::connection_gate::ConnectionGate;

@@ -1,6 +1,7 @@
 //! Rules of a host for registries, and the settings of one pull.
 //!
-//! A *slot* is a network namespace with its devices and rules.
+//! The *puller* is the confined process that downloads images from registries. A *slot* is a
+//! network namespace with its devices and rules.
 
 use crate::cancel::Cancel;
 use crate::puller::PullerProgram;

@@ -1,4 +1,5 @@
-//! Frames (messages) between a puller and its parent.
+//! Frames (messages) between a puller and its parent. The *puller* is the confined process that
+//! downloads images from registries.
 //!
 //! A frame consists of four bytes of payload length (big endian), one byte of kind, and the
 //! payload. Requests and responses are JSON; data frames contain data of the registry. The

@@ -1,4 +1,5 @@
-//! Listings of directories in replies to the FUSE requests READDIR and READDIRPLUS.
+//! Listings of directories in replies to the FUSE requests READDIR and READDIRPLUS. The *catalog*
+//! of a volume is its database of nodes and names.
 //!
 //! An entry of READDIR is a `fuse_dirent`: a header of 24 bytes and the name, padded to a multiple
 //! of 8 bytes. In an entry of READDIRPLUS, a `fuse_entry_out` of 128 bytes with the attributes of

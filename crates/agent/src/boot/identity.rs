@@ -1,5 +1,5 @@
 //! Applies the identity that the host sends to a booted or restored guest: id, clock, random bytes,
-//! host name, environment and settings of the site.
+//! host name, environment and settings of the site (its network).
 //!
 //! All steps must succeed before the guest reports to the host that it is ready. Otherwise a clone
 //! could run with the random numbers or the token of its parent. Worker threads perform the steps.

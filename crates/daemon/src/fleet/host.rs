@@ -1,6 +1,7 @@
 //! Implements [`jiffy_fleet::node::Host`]: the fleet's *node*, the task that represents this host
 //! in the fleet, reads the free resources of the host. After an interruption, it requests the
-//! comparison of the host's sandboxes with the records of the fleet.
+//! comparison of the host's sandboxes with the records of the fleet. A *warm pool* contains guests
+//! that were started in advance.
 
 use async_trait::async_trait;
 use jiffy_api::Fleet;

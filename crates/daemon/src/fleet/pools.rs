@@ -1,5 +1,6 @@
 //! Warm pools of this host. They follow the demand for templates, as seen by the *coordinator*, the
-//! member of the fleet that selects the hosts of new sandboxes.
+//! member of the fleet that selects the hosts of new sandboxes. A *warm pool* contains guests that
+//! were started in advance.
 
 use jiffy_api::Fleet;
 use jiffy_fleet_core::PoolDemand;

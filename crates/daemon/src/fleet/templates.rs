@@ -1,4 +1,5 @@
-//! Stock templates in the shared store, which a host fetches when it joins the fleet.
+//! Stock templates in the shared store, which a host fetches when it joins the fleet. A *stock
+//! template* is a template whose recipe Jiffy contains.
 
 use async_trait::async_trait;
 use jiffy_fleet::join::StockTemplates;

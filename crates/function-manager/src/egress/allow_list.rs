@@ -1,5 +1,5 @@
-//! [`AllowList`]: the hosts that a function may reach. The egress broker checks each connection
-//! against it.
+//! [`AllowList`]: the hosts that a function may reach. The egress broker, a thread of the daemon
+//! that opens the outgoing connections of functions, checks each connection against it.
 
 use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use std::net::IpAddr;

@@ -1,5 +1,8 @@
 //! Connections of the egress broker to hosts, and the copying of data between them and the process
 //! of a tenant, within limits.
+//!
+//! The *broker* is a thread of the daemon that opens the outgoing connections of a tenant's
+//! functions. A *tenant* is one owner of functions.
 
 use super::EgressSettings;
 use super::destination::Destinations;

@@ -1,4 +1,5 @@
-//! Confinement of a puller before it reads from a registry.
+//! Confinement of a puller before it reads from a registry. The *puller* is the process that
+//! downloads images from registries.
 
 use jiffy_confinement as confinement;
 use nix::sys::resource::Resource;

@@ -1,5 +1,7 @@
 //! Seccomp filter of a puller. It denies opening files and sockets, starting processes, and
 //! signalling other processes.
+//!
+//! The *puller* is the process that downloads images from registries.
 
 use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use std::io;

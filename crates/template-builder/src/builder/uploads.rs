@@ -1,6 +1,7 @@
 //! Store of the files that clients upload for builds, by owner and name. A file consists of the
 //! upload and of a checksum file. The files remain until they are pruned.
 //!
+//! A *ticket* is the permission to upload one file. Its *token* is part of the link of the upload.
 //! A *permit* counts towards a limit until it is dropped.
 
 mod incoming_upload;

@@ -1,5 +1,8 @@
 //! Upload in flight: receives the bytes of one file, reserves quota for them, and moves the
 //! complete file into the store.
+//!
+//! A *ticket* is the permission to upload one file. The *charged* bytes of an upload are its bytes
+//! in whole blocks, by which it counts towards the quota.
 
 use super::{KEY_DIRECTORY_PREFIX, MAX_UPLOAD_BYTES};
 use super::{
