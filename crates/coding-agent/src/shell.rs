@@ -14,7 +14,7 @@ const LAUNCH: &str = r#"shell=/bin/sh; [ -x /bin/bash ] && shell=/bin/bash
 exec "$shell" /var/lib/jiffy-shell/run "$@""#;
 /// Script with the arguments: name of the command, project directory, working directory (may be
 /// empty), `1` if working directory and variables persist. A command may have removed the programs
-/// that the script uses: then the former variables persist.
+/// that the script uses. In this case the variables of the previous command persist.
 const SCRIPT: &str = r#"__s=/var/lib/jiffy-shell; __tag=$1; __project=$2; __dir=$3; __persist=$4
 umask 022
 if [ -r "$__s/env" ]; then

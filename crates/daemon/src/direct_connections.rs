@@ -3,8 +3,8 @@
 //! (`direct_listener.rs`).
 //!
 //! A direct connection counts as an in-flight request of the key that owns the function only while
-//! a request is in flight. Otherwise clients without a key could exhaust the limit of that key with
-//! idle connections.
+//! a request is in flight. If idle connections counted, clients without a key could exhaust the
+//! limit of that key with them.
 //!
 //! A *permit* counts towards a limit until it is dropped.
 

@@ -35,8 +35,8 @@ impl PublicAddress {
     }
 
     /// Returns a link for browsers. If possible, its host name belongs to `port` alone: a name
-    /// below the domain, or on loopback a name below `localhost`. Browsers resolve the latter
-    /// themselves. Otherwise the link is a path of the API's own address.
+    /// below the domain, or on loopback a name below `localhost`, which browsers resolve
+    /// themselves. If not possible, the link is a path of the API's own address.
     pub fn page_link(&self, signer: &LinkSigner, id: &str, port: u16, expires: u64) -> String {
         let is_local = self.domain.is_none() && self.address.ip().is_loopback();
         match signer.label(id, port, expires) {

@@ -1,5 +1,5 @@
-//! Connections on which a write fails after a period without progress. Otherwise a client that does
-//! not read would keep its response in memory.
+//! Connections on which a write fails after a period without progress. Without this timeout, a
+//! client that does not read would keep its response in memory.
 
 use std::io;
 use std::pin::Pin;

@@ -34,7 +34,7 @@ struct ActivityState {
     has_body: bool,
     /// True if the gateway is shutting down. Then the connection is closed without lingering.
     shutting_down: bool,
-    /// True if the client's end of file is ignored until the response is sent. Otherwise an end of
+    /// True if the client's end of file is ignored until the response is sent. If false, an end of
     /// file means that the client has disconnected.
     answer_after_eof: bool,
     /// Task to wake when `answer_after_eof` becomes false.

@@ -63,8 +63,8 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for RequestServic
         let request = request.map(|body| ClientRequestBody::new(body, unread.clone()));
         Box::pin(async move {
             let mut answer = gateway.handle(request, peer, tasks, &in_flight).await;
-            // Read the rest of a body that the handler did not read. Otherwise it would precede the
-            // next request on this connection.
+            // Read the rest of a body that the handler did not read. An unread rest would precede
+            // the next request on this connection.
             if !http2 && unread.is_some() && !(is_sending && unread.read().await) {
                 // The connection is closed after this answer, so the client must not send its next
                 // request on it.

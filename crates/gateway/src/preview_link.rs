@@ -215,8 +215,8 @@ fn equal_in_constant_time(given: &str, right: &str) -> bool {
     given.as_bytes().ct_eq(right.as_bytes()).into()
 }
 
-/// Parses a number in its only valid spelling: no sign, no leading zeros, lower case. Otherwise one
-/// signature would be valid for several links.
+/// Parses a number in its only valid spelling: no sign, no leading zeros, lower case. If other
+/// spellings were valid, one signature would be valid for several links.
 fn parse_canonical(text: &str, radix: u32) -> Option<u64> {
     let legal = |b: u8| b.is_ascii_digit() || (radix > 10 && b.is_ascii_lowercase());
     (!text.starts_with('0') && text.bytes().all(legal))

@@ -1,5 +1,5 @@
-//! Checks that a request is for the host of its connection. Otherwise a guest could send the secret
-//! of one host to another host behind the same address.
+//! Checks that a request is for the host of its connection. Without this check, a guest could send
+//! the secret of one host to another host behind the same address.
 
 use crate::verdict::Rejection;
 use hyper::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};

@@ -76,7 +76,7 @@ pub enum Request {
     /// Creates and boots the VM. Accepted once. Answered by [`Event::Started`] or
     /// [`Event::Stopped`].
     Start(Box<VmConfig>),
-    /// Restores the VM from a snapshot instead. Answered in the same way.
+    /// Restores the VM from a snapshot instead of booting it. Answered as [`Request::Start`].
     Restore(Box<RestoreConfig>),
     /// Stops the vCPUs. Answered by [`Event::Paused`].
     Pause,

@@ -60,8 +60,8 @@ pub fn new_boot_id() -> io::Result<()> {
 }
 
 /// Replaces the random bytes that are stored for the next boot, if there are any. A file that
-/// cannot be written, for example because the disk is full, is removed. Otherwise the clone would
-/// use the parent's bytes.
+/// cannot be written, for example because the disk is full, is removed. If it remained, the clone
+/// would use the parent's bytes.
 pub fn new_random_seeds() -> io::Result<()> {
     for seed in SEEDS.map(Path::new) {
         if !std::fs::metadata(seed).is_ok_and(|found| found.is_file()) {

@@ -1,8 +1,8 @@
 //! Applies the identity that the host sends to a booted or restored guest: id, clock, random bytes,
 //! host name, environment and settings of the site (its network).
 //!
-//! All steps must succeed before the guest reports to the host that it is ready. Otherwise a clone
-//! could run with the random numbers or the token of its parent. Worker threads perform the steps.
+//! All steps must succeed before the guest reports to the host that it is ready. After a failed
+//! step, a clone could run with random numbers of its parent. Worker threads perform the steps.
 //! A file system of the sandbox that does not answer must not prevent a resume. If a step waits for
 //! such a file system, and the sandbox is usable without the step, the step is skipped. A message
 //! on the console names skipped steps.

@@ -106,8 +106,8 @@ impl InstalledSite {
 
     /// Configures the proxy of apt. Programs started by `sudo` or `cron` do not have the sandbox's
     /// environment, and most of these programs are apt. A proxy in the environment of the sandbox
-    /// takes precedence, as does a proxy in the environment of a single command: apt runs a program
-    /// that checks for the latter.
+    /// takes precedence. A proxy in the environment of a single command also takes precedence: apt
+    /// runs a program that checks for it.
     fn configure_apt(&mut self, root: &Path, env: &BTreeMap<String, String>) -> io::Result<()> {
         let path = root.join(APT).join(APT_FILE);
         let proxy = self.settings.proxy.as_ref();

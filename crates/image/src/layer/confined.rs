@@ -387,8 +387,8 @@ pub fn unpacker() -> ExitCode {
         Err(LayerError::DiskFull { entry }) => UnpackOutcome::DiskFull { entry },
         Err(error) => UnpackOutcome::Failed(with_sources(&error)),
     };
-    // The parent may still be writing the archive. Closing the pipe gives the parent an error.
-    // Otherwise the parent could block on the full pipe.
+    // The parent may still be writing the archive. Closing the pipe gives the parent an error. If
+    // the pipe stayed open, the parent could block on the full pipe.
     // SAFETY: this process has stopped reading standard input.
     unsafe { libc::close(libc::STDIN_FILENO) };
     let mut line = serde_json::to_vec(&outcome).unwrap_or_default();

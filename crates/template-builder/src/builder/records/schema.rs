@@ -37,7 +37,8 @@ pub(super) const SCHEMA_V1: &str = "
     ) STRICT, WITHOUT ROWID;
 ";
 /// Schema migrations; the first one upgrades version 1 to version 2. Foreign keys are disabled
-/// during migrations. Otherwise replacing a table would delete the rows that refer to it.
+/// during migrations. If they were enabled, replacing a table would delete the rows that refer to
+/// it.
 const MIGRATIONS: &[&str] = &["
     CREATE TABLE templates_2 (
         id TEXT PRIMARY KEY,
