@@ -41,9 +41,9 @@ impl BuildJob {
         }
         if !self.spec.network.is_empty() {
             let network = serde_json::to_string(&self.spec.network).unwrap_or_default();
-            about = format!("{about}network {network}");
+            settings = format!("{settings}network {network}");
         }
-        let sum = step_key::template_key(&at.key, &about);
+        let sum = step_key::template_key(&at.key, &settings);
         let names = self.template_names();
         let existing = self.inner.templates.manifest(&names[0]);
         // Disk space to reserve for the write: twice the size of the sandbox's disk, plus the
