@@ -100,8 +100,9 @@ pub use sandbox_info::{
 pub use sandbox_requests::{
     AutoResume, ChangeSandbox, ConnectSandbox, ForkSandbox, MAX_AUTHORITIES_BYTES, MAX_NAME,
     MAX_NO_PROXY, MAX_PAIRS, MAX_PROXY_URL, MAX_REFRESH_S, MAX_RESTART_GRACE_MS, MAX_SANDBOX_NAME,
-    MAX_SCOPE, MAX_SCOPE_ENTRY, MAX_VALUE, NewLifecycle, NewSandbox, OnNodeLoss, PauseSandbox, Prefetch, Proxy, Refresh,
-    RestartSandbox, ResumeFrom, ResumeSandbox, RollbackSandbox, SetTimeout,
+    MAX_SCOPE, MAX_SCOPE_ENTRY, MAX_VALUE, NewLifecycle, NewSandbox, OnNodeLoss, PauseSandbox,
+    Prefetch, Proxy, Refresh, RestartSandbox, ResumeFrom, ResumeSandbox, RollbackSandbox,
+    SetTimeout,
 };
 pub use secret::{
     MAX_SECRET_NAME, MAX_SECRET_VALUE, NewSecret, Secret, SecretMetadata, SecretUpdate,

@@ -18,10 +18,16 @@ OF_THE_AGENT = {"GET /envs", "GET /files", "POST /files", "POST /files/compose",
 PYTHON, NPM, CUBE = "e2b", "npm e2b", "cubesandbox"
 # Requests that the document does not describe, by package, with the reason.
 NO_TEAMS = "the API has no teams: the key determines the owner, and the field is ignored"
+ALL_BUILDS = "the response has all builds of the template, so that there are no pages"
 LIST_OF_RULES = "accepted; the document describes the form by host, which clients generated from it can express"
 UNSUPPORTED = {
     "GET /templates: query teamID": ({PYTHON, NPM}, NO_TEAMS),
+    "GET /v2/templates: query teamID": ({PYTHON, NPM}, NO_TEAMS),
     "POST /v3/templates: body.teamID": ({PYTHON, NPM}, NO_TEAMS),
+    "GET /templates/{}: query limit": ({PYTHON, CUBE}, ALL_BUILDS),
+    "GET /templates/{}: query nextToken": ({PYTHON, CUBE}, ALL_BUILDS),
+    "GET /templates/{templateID}: query limit": ({NPM}, ALL_BUILDS),
+    "GET /templates/{templateID}: query nextToken": ({NPM}, ALL_BUILDS),
     "GET /teams/{teamID}/metrics": ({NPM}, NO_TEAMS),
     "GET /teams/{teamID}/metrics/max": ({NPM}, NO_TEAMS),
     **{
