@@ -2,6 +2,9 @@
 //!
 //! A running sandbox is read in place: a fork of it would store a snapshot. A snapshot, and the
 //! snapshot of a paused sandbox, is read in a temporary guest ([`temporary_guest`]).
+//!
+//! The agent of each side lists the *changes* of its guest: the files that differ from the guest's
+//! template. The two lists are comparable only if both guests have the same template.
 
 mod slots;
 mod temporary_guest;
@@ -18,7 +21,7 @@ use jiffy_proto::agent::ENVD_PORT;
 use std::time::{Duration, Instant};
 use temporary_guest::TemporaryGuest;
 
-/// Maximum number of changes of one side.
+/// Maximum number of changes that the agent of one side lists. The agent omits further changes.
 const MAX_CHANGES: u32 = 100_000;
 /// Maximum number of bytes whose contents are compared, on each side.
 const MAX_HASHED_BYTES: u64 = 4 << 30;
@@ -32,7 +35,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub struct ComparedFiles {
     /// Differences, sorted by path.
     pub differences: Vec<FileDifference>,
-    /// True if differences are missing, because a side has too many changes.
+    /// True if differences are missing, because an agent has omitted changes of its side.
     pub is_incomplete: bool,
     /// Time for the start of the temporary guests, in milliseconds.
     pub start_ms: f64,
@@ -247,6 +250,7 @@ impl OpenSide {
     async fn listing(&self) -> Result<FileListing, OperationError> {
         let changes = self.agent.detailed_changes(MAX_CHANGES).await;
         let changes = changes.map_err(|e| self.failed(e))?;
+        // An agent ends its list at the limit, so only a faulty or hostile agent sends more.
         if changes.changes.len() > MAX_CHANGES as usize {
             return Err(self.failed("its agent reported too many files"));
         }

@@ -120,7 +120,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
         for id in ids {
             let Some(inner) = inner.upgrade() else { return };
             let late = Instant::now() + delays.late;
-            Snapshots(&inner).fold_below(&id, max_copy, &mut rejections, late);
+            Snapshots(&inner).fold_older(&id, max_copy, &mut rejections, late);
         }
     }
 }
@@ -200,10 +200,10 @@ impl Snapshots<'_> {
         ids
     }
 
-    /// Folds the removed snapshots directly below `id` into `id`. Stops at a snapshot that has
-    /// other users, or whose copy is larger than both `max_copy` bytes and the content of `id`. A
-    /// rejected fold is retried at `late`.
-    fn fold_below(self, id: &str, max_copy: u64, rejections: &mut RejectedFolds, late: Instant) {
+    /// Folds removed ancestors of `id` into `id`: first its parent, then the next older ancestor.
+    /// Stops at an ancestor that has other users, or from which more bytes would be copied than
+    /// both `max_copy` and the content of `id`. A rejected fold is retried at `late`.
+    fn fold_older(self, id: &str, max_copy: u64, rejections: &mut RejectedFolds, late: Instant) {
         let started_at = Instant::now();
         let mut pace = Pace {
             operations: &self.0.operations,
@@ -228,8 +228,10 @@ impl Snapshots<'_> {
                     rejections.insert(id, parent, max_copy, late);
                     break;
                 }
-                // Cancelled by a merge or by a shutdown. The next periodic garbage collection, or
-                // the upkeep thread of the next daemon, queues it again.
+                // `pace` has cancelled the fold for a shutdown, or the engine for a merge. A merge
+                // combines a snapshot with its ancestors to shorten its lineage, and uses the same
+                // files. The next periodic garbage collection, or the upkeep thread of the next
+                // daemon, queues the fold again.
                 Ok(FoldPreparation::Cancelled) => break,
                 Err(e) => {
                     tracing::debug!(id, parent, error = %e, "cannot fold a removed snapshot");
