@@ -3,6 +3,9 @@
 //! chunks of its own.
 //!
 //! usage: push_scale STORE_URL DIRECTORY SNAPSHOTS...
+//!
+//! SNAPSHOTS are ascending numbers of pushed snapshots. At each of them, the program prints the
+//! measurement of its last push.
 
 use jiffy_store::*;
 use serde_json::json;

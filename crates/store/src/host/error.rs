@@ -1,7 +1,7 @@
 //! [`RemoteError`]: errors of snapshots in the shared store, as this host reports them.
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
+//! are encrypted with its keys. A *pack* is an object with chunks of snapshots.
 
 use crate::StoreError;
 use std::io;

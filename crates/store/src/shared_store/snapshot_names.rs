@@ -1,8 +1,9 @@
 //! Names of snapshots: maps an id, chosen by a host, to the root of the content.
 //!
-//! `names/<keyed hash of the id>/<root>` is encrypted and authenticated together with its key, so
-//! that only a host with the tenant's keys can name a snapshot. A snapshot that has a name is not
-//! collected, even after [`SharedStore::remove`], because two ids may name the same content.
+//! The object `names/<keyed hash of the id>/<root>` is encrypted, and authenticated together with
+//! this object name. Only a host with the tenant's keys can therefore name a snapshot. A snapshot
+//! that has a name is not collected, even after [`SharedStore::remove`], because two ids may name
+//! the same content.
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys.
@@ -139,6 +140,7 @@ impl SharedStore {
                 folder,
                 RecordVersion {
                     version,
+                    // Only the record of a tenant has a generation (of its data keys).
                     generation: 0,
                 },
             ),

@@ -2,6 +2,8 @@
 //!
 //! A *pack* is an object that contains chunks of snapshots. A chunk is *live* if a snapshot uses
 //! it, and *dead* otherwise. To repack is to copy the live chunks of packs to a new pack.
+//! The *locations* of a snapshot are the object that lists the packs and offsets of its chunks. A
+//! collection *condemns* an unused object, and a later collection removes it.
 
 use crate::support::*;
 use jiffy_store::*;

@@ -3,7 +3,8 @@
 //! The *root* of a snapshot is the hash that identifies it in the store. A *pack* is an object in
 //! the store with many compressed and encrypted chunks, and a *frame* is such a chunk in its pack.
 //! A *lease* is an object that protects the objects of a push in progress. A *resume bundle* is an
-//! object with copies of the content that a host reads first to resume a snapshot.
+//! object with copies of the content that a host reads first to resume a snapshot. A *generation*
+//! is a set of data keys of a tenant, which a rotation of the keys replaces for new objects.
 
 use super::objects::{ObjectName, StoredObjects, number};
 use super::{Collector, root_of};
@@ -216,9 +217,9 @@ impl Collector<'_> {
         let locations = self.store.locations(tenant, &keys, root).await?;
         // All ancestors of the shared tenant's snapshots are in that tenant. For other tenants,
         // `references` in the shared tenant protect the shared ancestors.
-        let own = tenant.name() == SHARED_TENANT;
+        let is_shared = tenant.name() == SHARED_TENANT;
         let lineage = manifest.lineage.iter();
-        let ancestors = lineage.filter(|name| own || name.scope == Scope::Tenant);
+        let ancestors = lineage.filter(|name| is_shared || name.scope == Scope::Tenant);
         let mut by_pack: HashMap<PackId, Vec<(u32, u32)>> = HashMap::new();
         for location in &locations.0 {
             let frames = by_pack.entry(location.pack).or_default();
