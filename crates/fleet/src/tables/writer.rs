@@ -283,6 +283,8 @@ impl Writer {
         let started = (self.shared.clock)();
         match self.shared.settle(write).await? {
             Outcome::Done(record) => {
+                // The condition of the write held, so no other member had changed the tables: those
+                // of this member were current when the write was sent. `Contact` records this time.
                 self.shared.contact.lock().verify(started);
                 let number = index.number;
                 if let Some(held) = &mut self.held {
