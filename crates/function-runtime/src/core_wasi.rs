@@ -2,9 +2,13 @@
 //! function's log. They have the names and types of WASI preview 1, which the compilers of many
 //! languages emit. Modules have no arguments, environment, files or sockets.
 //!
-//! An *epoch* is a short interval, counted by the thread in `epoch_ticker`. A *fiber* is a stack of
-//! its own on which a guest can yield to other requests. A guest on a fiber yields when an epoch
-//! ends.
+//! `jiffy-core/1` is the interface between the host and a function that is a core module. The host
+//! calls three exports for each request: `jiffy_buf` returns an address for the request,
+//! `jiffy_handle` handles the request, and `jiffy_out` returns the address of the response.
+//!
+//! A *worker* is a thread that serves requests. An *epoch* is a short interval, counted by the
+//! thread in `epoch_ticker`. A *fiber* is a stack of its own on which a guest can yield to other
+//! requests. A guest on a fiber yields when an epoch ends.
 
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;
@@ -53,8 +57,10 @@ pub(crate) enum GuestStack {
     /// The worker's own stack, for the first attempt to serve a request. The attempt is aborted,
     /// and the request restarts on a fiber (`CoreFunction::call`).
     Try,
-    /// The worker's own stack, for a call of `jiffy_buf` or `jiffy_out`: the guest may continue for
-    /// [`MAX_BUSY_TIME`](crate::cpu_meter::MAX_BUSY_TIME).
+    /// The worker's own stack, for the calls of `jiffy_buf` and `jiffy_out` of a request whose
+    /// `jiffy_handle` runs on a fiber. They are short, and a fiber for each would be slow. The
+    /// request may have had effects, so it is not restarted: a call may run for
+    /// [`MAX_BUSY_TIME`](crate::cpu_meter::MAX_BUSY_TIME), and then fails.
     Busy {
         /// Processor time of the thread at the end of the first epoch. `None` before.
         since: Option<Duration>,

@@ -1,9 +1,11 @@
-//! [`Sandbox`]: a running gVisor sandbox with an identity: id, host name, environment and access
-//! token, which its agent has received.
+//! [`Sandbox`]: a running gVisor sandbox whose agent has received an identity.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used. The *helper* is the process `jiffy-gvisor` that starts and
-//! drives the sandboxes of a daemon.
+//! before its sandbox can be used, in the answer to the *greeting*: the first message of the agent.
+//! The *helper* is the process `jiffy-gvisor` that starts and drives the sandboxes of a daemon.
+//!
+//! The *mark* of a process is its id with its start time. It identifies the process even if the
+//! kernel assigns the id to another process later.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
 //!

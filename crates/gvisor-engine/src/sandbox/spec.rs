@@ -45,7 +45,7 @@ pub struct RestoreSpec {
 pub struct AdoptSpec {
     /// Specification with which the sandbox was booted.
     pub boot: BootSpec,
-    /// Process that isolates the sandbox.
+    /// Id and start time of the process that isolates the sandbox.
     pub mark: ProcessInstance,
     /// Report of the boot.
     pub report: BootReport,
