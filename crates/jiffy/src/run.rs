@@ -95,8 +95,8 @@ impl PreparedCommand<'_> {
         if !volumes.are_copied_back() {
             return Ok(outcome);
         }
-        // Without an exit, or a kill by the agent at the timeout, the guest's files may be
-        // incomplete.
+        // An unfinished command has neither exited nor been killed by the agent at its timeout. It
+        // may still write, so the guest's files may be incomplete, and are not copied.
         let result = if outcome.finished {
             tokio::select! {
                 result = volumes.copy_back(&agent, user) => result,

@@ -20,7 +20,8 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
         for host in PUBLIC6.iter().chain(&PUBLIC).chain(&["six.example"]) {
             assert_eq!(reach(test_home, &id, host), "internet", "{host}");
         }
-        // Programs that receive both addresses prefer the address that needs no translation.
+        // The guest's IPv6 address is a unique local address. For a name with addresses of both
+        // versions, `getaddrinfo` therefore returns the IPv4 address first (RFC 6724).
         let both =
             "print(socket.getaddrinfo('some.example', 80, type=socket.SOCK_STREAM)[0][4][0])";
         assert_eq!(python(test_home, &id, both), "9.9.9.9");
@@ -28,7 +29,7 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
             &other,
             "nohup python3 -m http.server -b :: 80 >/dev/null 2>&1 &",
         );
-        // Addresses of slots, from the host's routing table.
+        // Addresses of the host's ends of the slots.
         let own = crate::support::lab::output("ip", &["-6", "-br", "addr"]);
         let slots: Vec<String> = own
             .lines()
@@ -38,12 +39,16 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
             .filter(|address| address.starts_with("fd6a:"))
             .collect();
         assert!(slots.len() >= 2, "{own}");
+        // An additional digit results in other addresses of the range of all slots. For the first
+        // slot (`...::`), this is the address of the slot's own end (`...::1`).
         let next = slots.iter().map(|address| format!("{address}1"));
         let private = PRIVATE.iter().map(|address| format!("::ffff:{address}"));
         for host in slots.iter().cloned().chain(next).chain(private).chain(
             [
                 HOST6,
+                // Gateway of the guest.
                 "fd6a:6966:6679::22",
+                // 10.9.9.9 behind NAT64 and 6to4.
                 "64:ff9b::a09:909",
                 "2002:a09:909::1",
             ]
@@ -191,6 +196,8 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"behind them", ("9.9.9.
         line.clear();
         senders_output.read_line(&mut line).unwrap();
         assert!(senders.wait().unwrap().success());
+        // Without tracking entries, packets of the open connections would leave with the guest's
+        // address, untranslated. Only the new datagram has left, with the address of the host.
         assert_eq!(line, format!("{HOST}\n"));
         assert!(connected.wait_with_output().unwrap().status.success());
     });

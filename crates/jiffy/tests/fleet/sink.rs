@@ -14,7 +14,8 @@ const PORT: u16 = 9999;
 /// Interval at which the sink checks whether it was dropped.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Maximum number of values that a resumed guest repeats: the datagrams at its pause.
+/// Maximum number of values that a restored guest may repeat: the values that it sent after its
+/// state was saved and before it stopped. A guest sends 100 values in a second.
 const MAX_REPEATED: u64 = 100;
 
 /// Counter of a guest.
