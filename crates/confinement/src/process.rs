@@ -17,7 +17,8 @@ pub unsafe fn close_descriptors(first: u32) -> io::Result<()> {
     unsafe { jiffy_proto::kernel::close_range(first, u32::MAX, 0) }
 }
 
-/// Sets the soft and the hard limit of a resource. Makes system calls only.
+/// Sets the soft and the hard limit of a resource. Allocates no memory, so that it may be called
+/// between fork and exec.
 pub fn set_limit(resource: Resource, limit: u64) -> io::Result<()> {
     Ok(setrlimit(resource, limit, limit)?)
 }
