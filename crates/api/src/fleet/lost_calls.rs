@@ -119,7 +119,7 @@ impl Fleet {
 
     /// Executes a resume on this host, which is draining, unless the host gives up the sandbox:
     /// returns the call for another host then.
-    pub(super) async fn resume_draining(
+    async fn resume_draining(
         &self,
         app: &App,
         caller: &Caller,
@@ -138,6 +138,45 @@ impl Fleet {
         // A forced drain may have paused the sandbox while the resume waited for its `op_lock`.
         let is_refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
         if is_refused && self.gives_up(app, caller, id).await {
+            return Ok(ControlFlow::Continue(repeated));
+        }
+        Ok(ControlFlow::Break(response))
+    }
+
+    /// Executes a resume of a sandbox of this host. Returns the call if another host must execute
+    /// it.
+    pub(super) async fn resume_own(
+        &self,
+        app: &App,
+        caller: &Caller,
+        id: &str,
+        request: Request,
+        next: &Next,
+    ) -> Result<ControlFlow<Response, Request>, ApiError> {
+        if self.is_draining() {
+            return self.resume_draining(app, caller, id, request, next).await;
+        }
+        self.resume_here(app, caller, id, request, next).await
+    }
+
+    /// Executes a resume on this host. Returns the call again if the sandbox has left this host in
+    /// the meantime: the call has waited for an earlier resume on this host, which another host has
+    /// preceded.
+    async fn resume_here(
+        &self,
+        app: &App,
+        caller: &Caller,
+        id: &str,
+        request: Request,
+        next: &Next,
+    ) -> Result<ControlFlow<Response, Request>, ApiError> {
+        let (call, request) = buffer(caller, request).await?;
+        let (parts, body) = request.into_parts();
+        let repeated = Request::from_parts(parts.clone(), Body::from(call.body));
+        let request = Request::from_parts(parts, body);
+        let response = next.clone().run(request).await;
+        let is_missing = response.status() == StatusCode::NOT_FOUND;
+        if is_missing && !app.has_sandbox(caller, id) {
             return Ok(ControlFlow::Continue(repeated));
         }
         Ok(ControlFlow::Break(response))
@@ -189,7 +228,13 @@ impl Fleet {
                 {
                     return sent;
                 }
-                let response = next.run(request).await;
+                let id = lost.record.id();
+                let resumed = self.resume_here(app, caller, id, request, &next).await?;
+                let response = match resumed {
+                    ControlFlow::Break(response) => response,
+                    // The head reports which host has resumed the sandbox, or that it was killed.
+                    ControlFlow::Continue(request) => next.run(request).await,
+                };
                 if response.status().is_success() {
                     self.lost.remove(lost.record.id());
                 }

@@ -185,12 +185,12 @@ impl Fleet {
         // After this host has returned to the fleet, the call waits until the sandbox was compared
         // with its head: another host may have resumed or killed the sandbox.
         if app.has_compared_sandbox(caller, id).await? {
-            if !(is_resume && self.is_draining()) {
+            if !is_resume {
                 // `rename` reserves the new name of a renamed sandbox in the fleet. It passes all
                 // other calls to the handler.
                 return self.rename(caller, request, next).await;
             }
-            let resumed = self.resume_draining(app, caller, id, request, &next);
+            let resumed = self.resume_own(app, caller, id, request, &next);
             request = match resumed.await? {
                 ControlFlow::Break(response) => return Ok(response),
                 ControlFlow::Continue(request) => request,

@@ -218,3 +218,44 @@ async fn a_kill_while_the_home_is_away_holds_after_its_return() {
         it.lab.until(two, &it.key, &path, 200).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_resumes_through_several_hosts_never_report_a_missing_sandbox() {
+    let lab = Lab::with_store(3).await;
+    let (key, _) = lab.key(Scope::Create);
+    let lost = (1..=3).find(|&host| !lab.is_coordinator(host)).unwrap();
+    let others: Vec<u32> = (1..=3).filter(|&host| host != lost).collect();
+    let mut ids = Vec::new();
+    for _ in 0..8 {
+        let body = json!({ "templateID": "base" });
+        let made = lab.call(lost, &key, "POST", "/sandboxes", body).await;
+        let id = made.expect(201).id();
+        lab.pause_durably(lost, &id).await;
+        ids.push(id);
+    }
+    for id in &ids {
+        lab.until_listed(lost, id, RosterState::Stored).await;
+    }
+    lab.freeze(lost);
+    lab.until_lost(lost).await;
+    let paths = ids.iter().map(|id| format!("/sandboxes/{id}"));
+    for path in paths {
+        for &host in &others {
+            lab.until(host, &key, &path, 200).await;
+        }
+        let connect = format!("{path}/connect");
+        // Several calls wait for the resume on their host, which another host may precede.
+        let hosts = others.iter().cycle().take(6);
+        let calls = hosts.map(|&host| {
+            let body = json!({ "timeout": 60 });
+            lab.call(host, &key, "POST", &connect, body)
+        });
+        let mut resumed = 0;
+        for answer in futures_util::future::join_all(calls).await {
+            let is_expected = [200, 201, 409, 503].contains(&answer.status);
+            assert!(is_expected, "{} {}", answer.status, answer.body);
+            resumed += usize::from(answer.status < 300);
+        }
+        assert!(resumed > 0);
+    }
+}
