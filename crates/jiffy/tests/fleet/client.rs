@@ -3,7 +3,7 @@
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,25 @@ impl Client {
         format!("http://{}", self.address)
     }
 
+    /// Opens the stream of the events of the key, and returns it after the head of the answer.
+    pub fn events(&self) -> OpenStream {
+        let mut stream = connect(self.network, self.address).unwrap();
+        stream.set_read_timeout(Some(ANSWER_LIMIT)).unwrap();
+        write!(
+            stream,
+            "GET /events HTTP/1.1\r\nHost: {}\r\nX-API-Key: {}\r\nAccept: text/event-stream\r\n\r\n",
+            self.address, self.key
+        )
+        .unwrap();
+        let mut stream = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(stream.read_line(&mut head).unwrap() > 0, "{head}");
+        }
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        OpenStream(stream)
+    }
+
     /// Sends a request and reads the response. Returns status and body.
     fn exchange(&self, method: &str, path: &str, body: &Value) -> io::Result<(u16, Value)> {
         let mut stream = connect(self.network, self.address)?;
@@ -99,6 +118,26 @@ impl Client {
             .and_then(|status| status.parse().ok());
         let body = serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned()));
         Ok((status.ok_or_else(incomplete)?, body))
+    }
+}
+
+/// Open answer of a server.
+pub struct OpenStream(BufReader<TcpStream>);
+
+impl OpenStream {
+    /// Reads until the server closes the stream.
+    pub fn until_closed(&mut self, limit: Duration) {
+        let end = Instant::now() + limit;
+        self.0.get_ref().set_read_timeout(Some(limit)).unwrap();
+        let mut buffer = [0; 4096];
+        loop {
+            match self.0.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(_) => assert!(Instant::now() < end, "the stream is open"),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return,
+                Err(e) => panic!("the stream is open: {e}"),
+            }
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! Faults of hosts and of etcd, with the records in etcd.
 
 use super::laboratory::{Laboratory, report};
+use super::operations::{
+    a_removed_front_serves_no_client, a_warm_pool_grows_on_the_host_of_the_creates,
+    the_warm_pool_shrinks,
+};
 use super::store_faults::{
     a_revoked_key_is_rejected_on_all_hosts, epochs,
     sandboxes_of_a_lost_host_resume_elsewhere_or_are_reported,
@@ -21,9 +25,13 @@ fn a_fleet_with_etcd_holds_its_promises_when_hosts_and_etcd_fail() {
         return crate::support::skip("the test servers are not built");
     };
     a_revoked_key_is_rejected_on_all_hosts(&laboratory);
+    let host = a_warm_pool_grows_on_the_host_of_the_creates(&laboratory);
+    // Meanwhile the demand decreases.
     commits_continue_without_a_member_of_etcd(&mut laboratory);
+    the_warm_pool_shrinks(&laboratory, &host);
     nothing_stops_without_a_quorum(&mut laboratory);
     sandboxes_of_a_lost_host_resume_elsewhere_or_are_reported(&mut laboratory);
+    a_removed_front_serves_no_client(&laboratory);
 }
 
 /// Each member is lost in turn, so that one of them is the leader.

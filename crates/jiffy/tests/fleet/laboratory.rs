@@ -8,6 +8,7 @@ use super::client::Client;
 use super::sink::Sink;
 use crate::support::requirements::home;
 use crate::support::{Done, alive, finish, jiffy, wait_for};
+use jiffy_fleet::settings::Settings;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -42,6 +43,8 @@ pub struct Laboratory {
     stdout: BufReader<ChildStdout>,
     pub hosts: Vec<Host>,
     front: SocketAddr,
+    /// Data directory of the front.
+    front_home: PathBuf,
     /// Process in the network of the servers.
     network: u32,
     dir: PathBuf,
@@ -104,6 +107,7 @@ impl Laboratory {
             stdout,
             hosts: hosts.collect(),
             front: address(&info["front"]["url"]),
+            front_home: info["front"]["home"].as_str().unwrap().into(),
             network,
             dir: info["dir"].as_str().unwrap().into(),
             key: String::new(),
@@ -198,12 +202,18 @@ impl Laboratory {
         }
     }
 
-    /// Returns the host that is the coordinator.
+    /// Returns the host that is the coordinator. After a change, waits until all hosts know it.
     pub fn coordinator(&self) -> Host {
-        let status = self.status(&self.hosts[0]).unwrap();
-        let mut hosts = self.hosts.iter();
-        let found = hosts.find(|host| status["coordinator"] == host.id.as_str());
-        found.unwrap().clone()
+        wait_for("agreement on the coordinator", || {
+            let known = self.hosts.iter().map(|host| {
+                let status = self.status(host)?;
+                Some((status["coordinator"].clone(), status["term"].clone()))
+            });
+            let known = known.collect::<Option<Vec<_>>>()?;
+            let is_agreed = known.iter().all(|one| *one == known[0]);
+            let mut hosts = self.hosts.iter().filter(|_| is_agreed);
+            hosts.find(|host| known[0].0 == host.id.as_str()).cloned()
+        })
     }
 
     /// Returns the hosts except for one.
@@ -226,6 +236,24 @@ impl Laboratory {
     /// Returns the client of the front.
     pub fn front(&self) -> Client {
         self.client(self.front)
+    }
+
+    /// Returns the number of the front, as `f4`.
+    pub fn front_id(&self) -> String {
+        let settings = Settings::load(&self.front_home).unwrap();
+        settings.unwrap().member.to_string()
+    }
+
+    pub fn front_log(&self) -> String {
+        std::fs::read_to_string(self.front_home.join("daemon.log")).unwrap()
+    }
+
+    /// Returns the number of guests in the warm pools of a host, if the host answers.
+    pub fn warm_guests(&self, host: &Host) -> Option<u64> {
+        let status = self.status(host)?;
+        let mut nodes = status["nodes"].as_array()?.iter();
+        let node = nodes.find(|node| node["id"] == host.id.as_str())?;
+        node["warm"].as_u64()
     }
 
     fn client(&self, address: SocketAddr) -> Client {
@@ -289,10 +317,11 @@ impl Laboratory {
 
     /// Prints the last lines of each daemon's log.
     fn print_logs(&self) {
-        for host in &self.hosts {
-            let log = std::fs::read_to_string(host.home.join("daemon.log")).unwrap_or_default();
+        let hosts = self.hosts.iter().map(|host| (&*host.name, &host.home));
+        for (name, home) in hosts.chain([("the front", &self.front_home)]) {
+            let log = std::fs::read_to_string(home.join("daemon.log")).unwrap_or_default();
             let lines: Vec<_> = log.lines().collect();
-            eprintln!("log of {}:", host.name);
+            eprintln!("log of {name}:");
             for line in &lines[lines.len().saturating_sub(60)..] {
                 eprintln!("  {line}");
             }

@@ -7,6 +7,7 @@
 mod client;
 mod etcd_faults;
 mod laboratory;
+mod operations;
 mod sandbox;
 mod sink;
 mod store_faults;

@@ -88,19 +88,29 @@ impl Laboratory {
         }
     }
 
+    /// Runs `creates` while only one host receives new sandboxes.
+    pub fn only_on<T>(&self, host: &Host, creates: impl FnOnce() -> T) -> T {
+        let coordinator = self.coordinator();
+        let change = |command| {
+            for other in self.others(host) {
+                // The coordinator confirms a command at once, but cannot drain itself.
+                let is_coordinator = other.id == coordinator.id;
+                let through = if is_coordinator { host } else { &coordinator };
+                self.admin(through, &["fleet", command, &other.id]);
+            }
+        };
+        change("drain");
+        let created = creates();
+        change("undrain");
+        created
+    }
+
     /// Creates sandboxes on one host. Each sends an increasing counter to the sink, and has a file
     /// that contains its id. The other hosts are drained meanwhile, so that none of them is
     /// selected.
     pub fn counting_on(&self, host: &Host, count: usize) -> Vec<String> {
-        let others = self.others(host);
-        for other in &others {
-            self.admin(host, &["fleet", "drain", &other.id]);
-        }
         let client = self.at(host);
-        let ids: Vec<_> = (0..count).map(|_| client.created()).collect();
-        for other in &others {
-            self.admin(host, &["fleet", "undrain", &other.id]);
-        }
+        let ids: Vec<_> = self.only_on(host, || (0..count).map(|_| client.created()).collect());
         let running = client.running_on(host);
         for id in &ids {
             assert!(
