@@ -1,6 +1,6 @@
 //! Loads the tables from the records: reads the index, and the parts that have changed since. The
-//! index is the record that lists the last commits. The parts are the records that contain the
-//! rows.
+//! index is the record that lists the last commits with their rows. The parts are the records that
+//! contain all other rows. A *fold* moves rows from the index to their parts.
 
 use super::state::{State, check_folded};
 use super::{Shared, TableError};
@@ -79,6 +79,7 @@ impl Shared {
     pub(super) async fn reload(&self) -> Result<(), TableError> {
         let _turn = self.loading.lock().await;
         let started = (self.clock)();
+        // Without `forget`, a version that is older than the last one read would be an error.
         for table in Table::ALL {
             for part in 0..=u8::MAX {
                 self.records.forget(&part_key(table, part)?);
@@ -96,7 +97,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads the parts that `index` requires, and applies it.
+    /// Reads the parts that `index` requires, and applies the index and these parts to the state.
     pub(super) async fn load_parts(&self, index: &TableIndex) -> Result<(), TableError> {
         let outdated = self.state.read().outdated(index);
         let parts = self.read_parts(index, outdated).await?;

@@ -33,11 +33,13 @@ struct Part {
 pub(super) struct State {
     /// Number of the last commit that the rows include.
     number: u64,
+    /// Term of the coordinator that wrote this commit.
     term: Term,
     /// Parts by [`Table::position`].
     tables: [Vec<Part>; 2],
     /// Keys by the hashes of their current and previous secrets.
     by_hash: HashMap<KeyHash, Arc<Row>>,
+    /// Number of API keys.
     keys: usize,
 }
 
@@ -147,7 +149,7 @@ impl State {
     }
 
     /// Applies the rows of the commits after `since`, up to `number`. Returns false if earlier
-    /// commits are missing.
+    /// commits are missing, or if no index was applied before.
     pub fn apply_commits(&mut self, since: u64, number: u64, term: Term, rows: Vec<Row>) -> bool {
         if self.number < since || self.number == 0 {
             return false;
@@ -188,7 +190,7 @@ impl State {
         }
     }
 
-    /// Inserts a row at a position, or at the end.
+    /// Inserts a row into the part `position` of a table: at index `at`, or at the end.
     fn insert(&mut self, table: usize, position: usize, at: Option<usize>, row: Row) {
         let bytes = u32::try_from(encoded_bytes(&row)).unwrap_or(u32::MAX);
         let row = Arc::new(row);
@@ -205,7 +207,7 @@ impl State {
         part.rows.insert(at, Held { row, bytes });
     }
 
-    /// Removes the hashes of a row.
+    /// Removes a row that is no longer current from the number of keys and from the hashes.
     fn forget(&mut self, row: &Row) {
         let Some(key) = row.as_key() else { return };
         self.keys -= 1;

@@ -274,7 +274,7 @@ impl Writer {
         self.replace_index(index, &write).await
     }
 
-    /// Sends the next index. Returns its number.
+    /// Replaces the index by the next one. Returns the number of its last commit.
     pub(super) async fn replace_index(
         &mut self,
         index: TableIndex,
