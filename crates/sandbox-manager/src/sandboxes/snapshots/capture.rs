@@ -1,12 +1,10 @@
 //! Captured snapshots: they are acknowledged when their memory is frozen, and stored in the
 //! background.
 //!
-//! The record of such a snapshot is `storing` until its files are complete. Operations that need
-//! the files wait for them. If the daemon exits meanwhile, the process that holds the memory and
-//! the next daemon complete the snapshot.
-//!
-//! A *captured* snapshot is acknowledged to its client, but its files are not complete yet: its
-//! record is `storing`.
+//! The record of a *captured* snapshot is `storing` until its files are complete. Operations that
+//! need the files wait for them. If the daemon exits meanwhile, the process that holds the memory
+//! and the next daemon complete the snapshot. A *draft* is a snapshot that its engine has not
+//! published yet.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
 
@@ -72,7 +70,8 @@ impl Snapshots<'_> {
         // Create the guard before the record is visible, so that a reader of a `storing` record
         // finds it.
         let guard = self.begin_storing(&record.id);
-        // An intent: the recovery must not take the snapshot for complete.
+        // An intent is the record of an incomplete snapshot. A complete record would make the
+        // recovery after a crash use the snapshot without its files.
         let committed = self.0.catalog.change().commit_intent(record.clone());
         if let Err(e) = committed {
             tracing::warn!(
@@ -87,8 +86,8 @@ impl Snapshots<'_> {
         Some(guard)
     }
 
-    /// Marks a snapshot as being stored, until the guard is dropped. Other operations wait for
-    /// that.
+    /// Marks a snapshot as being stored until the guard is dropped. Operations that need the files
+    /// of the snapshot wait for the drop.
     fn begin_storing(self, id: &str) -> StoringGuard {
         let (storing, wait) = watch::channel(());
         self.0.captures.in_flight.lock().insert(id.to_owned(), wait);

@@ -482,7 +482,8 @@ impl Fetch {
         if record.retained {
             self.this.0.upkeep.enqueue_checksums(&record.id);
         }
-        // The memory is incomplete, so the store must retain its layers for this host.
+        // The memory is incomplete, so the store must retain its layers for this host. The notified
+        // task registers the host in the store as a reader of these layers.
         if missing.memory.is_some() {
             self.this.0.uploads.wake_readers.notify_one();
         }

@@ -9,7 +9,8 @@ use jiffy_engine_api::LineageLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limits for a snapshot that is about to be restored, while a client waits.
+/// Limits for a snapshot that is about to be restored, while a client waits. A lineage longer than
+/// `cheap` is merged if this copies little data, and a lineage longer than `longest` always.
 const LIMITS: LineageLimits = LineageLimits {
     cheap: 12,
     longest: 16,

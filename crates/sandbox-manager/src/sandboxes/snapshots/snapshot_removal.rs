@@ -1,4 +1,7 @@
 //! Removal of snapshots that clients request to remove.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create. A *bucket* of the
+//! pool has the guests of one template snapshot.
 
 use crate::sandboxes::snapshot_catalog::SnapshotPin;
 use crate::sandboxes::{OperationError, Snapshots};
@@ -38,6 +41,7 @@ impl Snapshots<'_> {
         // Garbage collection skips pinned snapshots.
         drop(pin);
         self.0.gc.collect([record.id.clone()]);
+        // No other host may find the snapshot in the store from now on.
         self.withdraw(&record.id);
         Ok(record)
     }

@@ -62,6 +62,7 @@ pub(in crate::sandboxes) struct UploadCounters {
 struct UploadQueue {
     /// Uploads by id of the snapshot.
     uploads: BTreeMap<String, QueuedUpload>,
+    /// Copies to remove from the store.
     retractions: VecDeque<StoreRetraction>,
 }
 
