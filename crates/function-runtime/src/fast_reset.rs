@@ -1,6 +1,5 @@
 //! Reset `fast`: after a request, restores the pages that the request wrote, and retains them in
-//! the slot instead of releasing them to the kernel. A slot is memory that requests use one after
-//! the other.
+//! the slot instead of releasing them to the kernel.
 //!
 //! Wasmtime finds the written pages with the ioctl `PAGEMAP_SCAN`. Wasmtime 48 has two defects
 //! here: its mask misses pages that are swapped out or migrated during the scan, and its result has

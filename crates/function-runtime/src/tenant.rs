@@ -81,7 +81,9 @@ pub struct Tenant {
     engine: Engine,
     /// Shared by all functions, because the linker occupies tens of KiB.
     http_linker: Linker<HttpState>,
+    /// Fingerprint of the engine, which a compiled file must contain.
     fingerprint: Digest,
+    /// Digest of the owner's name, which a compiled file must contain.
     owner: Digest,
     // The poisoning of this lock is ignored: the process aborts at a panic.
     functions: RwLock<HashMap<String, Arc<Function>>>,
@@ -230,7 +232,8 @@ impl Tenant {
         let usage = Arc::new(RequestUsage::default());
         let limiter =
             MemoryLimiter::new(&self.budget, usage.clone(), settings.limits.memory_bytes());
-        // Without ticks, a start function that loops would never yield.
+        // Without a running guest, the ticker ends no epochs, and a start function that loops would
+        // never yield.
         let _running = ticker.enter();
         let instantiation = async {
             let result = match &version.code {

@@ -31,7 +31,7 @@ impl Sandbox {
     /// Connects to the running sandbox of `spec`.
     async fn adopt_running(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
         let process = SentryProcess::watch(spec.mark.pid)?;
-        // Another process may have received the process id.
+        // The mark is the process id with the start time. Another process may have received the id.
         if process.mark != spec.mark {
             return Err(GvisorError::Process(io::ErrorKind::NotFound.into()));
         }

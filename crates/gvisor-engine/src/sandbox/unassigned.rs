@@ -121,7 +121,8 @@ impl UnassignedSandbox {
             kernel_us: before.saturating_sub(init_us),
             init_us: init_us.min(before),
             agent_us,
-            // The time in the pool, between the greeting and this call, is not included.
+            // A guest may wait in the warm pool between its greeting and this call. This time is
+            // not included.
             total_us: created_us + before + agent_us,
         };
         Ok(Sandbox {
