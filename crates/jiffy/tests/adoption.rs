@@ -1,4 +1,7 @@
 //! Tests that sandboxes survive the exit of their daemon, and that the next daemon adopts them.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran. The *warm pool* has
+//! guests that were started in advance and wait for a create. They exit with their daemon.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, wait_for};
@@ -170,7 +173,7 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     test_home.sh(&asleep, "echo dream > /tmp/state");
     test_home.ok(&["snapshot", &dead, "--name", "kept"]);
     test_home.ok(&["pause", &asleep]);
-    let names = |id: &str| -> u32 {
+    let resumed_vmm = |id: &str| -> u32 {
         // Pauses and resumes the sandbox, so that the VMM of the resume is the only new process.
         // The VMM of the paused sandbox exits after the answer.
         let sockets = test_home.sockets();
@@ -187,7 +190,7 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     // Without a warm pool, a new process belongs to the sandbox.
     test_home.ok(&["serve", "--stop"]);
     let mut serve = test_home.serve(&["--warm-pool", "0"]);
-    let vmm = names(&dead);
+    let vmm = resumed_vmm(&dead);
     serve.kill().unwrap();
     serve.wait().unwrap();
 
@@ -195,6 +198,7 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     signal(vmm, Signal::SIGKILL);
     wait_for("the VMM to exit", || (!alive(vmm)).then_some(()));
     std::fs::write(test_home.dir.path().join("run/vmm/notes"), "x").unwrap();
+    // Sockets of `fine` and of the killed VMM, and the file. The next daemon removes two of them.
     assert_eq!(test_home.sockets(), 3);
     assert_eq!(state(&test_home, &fine), "running");
     assert_eq!(test_home.sockets(), 1);

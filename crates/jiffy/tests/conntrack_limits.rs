@@ -48,8 +48,8 @@ print(answered)
 fn host_entries_outlive_slot_entries_and_are_removed_with_the_sandbox() {
     networked(&["--connections", "64"], |test_home, _| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
-        // A reset with a TTL that ends at the slot closes the connection there, but not in the
-        // host.
+        // A reset whose TTL ends at the slot closes the connection in the slot's table, but does
+        // not reach the host's table.
         let program = r#"
 import struct
 # The same for resets in answer to later packets.
@@ -70,7 +70,8 @@ print(made)
 "#;
         let created: usize = root_python(test_home, &id, program).parse().unwrap();
         assert!(created >= 48, "{created} connections");
-        // Counted connections, and connections that ended a moment ago.
+        // At most 64 connections count at a time. The other entries are of connections that ended a
+        // moment ago.
         assert!(entries() <= 160, "{} entries", entries());
         assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
         // The server sends nothing, so these entries would remain for days.

@@ -71,6 +71,7 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
 
     // Connections lead over the interface if it exists on this engine, otherwise through the agent.
     let has_network = remote.sh(&id, "ls /sys/class/net").contains("eth0");
+    // The guest sees its gateway as the client of connections over the interface.
     let direct = if has_network {
         "169.254.0.22"
     } else {

@@ -265,7 +265,8 @@ fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
             .filter(|line| line.contains("fetched a snapshot"))
     };
     let total = |name| fetched().map(|line| figure(line, name)).sum::<u64>();
-    // The ranges are compressed and encrypted, and contain frames between the required frames.
+    // The ranges are compressed and encrypted, and contain frames between the required frames. They
+    // may have at most 30 % more bytes than the required chunks.
     assert!(
         total("range_bytes") * 10 < total("fetched_bytes") * 13,
         "{log}"
@@ -317,6 +318,7 @@ fn all_memory_is_fetched_on_request() {
     };
     let id = hosts.create(&["--prefetch", "all"]);
     let grants = || fs::read_dir(hosts.path("run/fetch")).unwrap().count();
+    // The directory then contains the lock file only, and no grant.
     wait_for("all layers to be fetched", || (grants() == 1).then_some(()));
     // The store is not required from here on.
     let away = hosts.store.dir.path().join("away");

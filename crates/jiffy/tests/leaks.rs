@@ -16,6 +16,7 @@ fn named_objects(home: &Path) -> BTreeSet<String> {
     let mut things = BTreeSet::new();
     let ours = home.display().to_string();
     let digest = Sha256::digest(home.canonicalize().unwrap().as_os_str().as_bytes());
+    // Prefix of the network devices of this data directory.
     let prefix = format!("jf{:02x}{:02x}{:02x}-", digest[0], digest[1], digest[2]);
     let mut folders = vec![home.to_owned()];
     while let Some(folder) = folders.pop() {

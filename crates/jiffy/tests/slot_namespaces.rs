@@ -150,7 +150,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
-        // This route is a claim whose file was removed.
+        // A claim reserves a range of addresses by a file and a route. This claim has no file.
         ip("route add blackhole 198.18.0.0/19 metric 4294967");
         let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
         assert_eq!(network.range().to_string(), "198.18.0.0/28");
@@ -183,6 +183,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
             .collect();
         let mut numbers: Vec<u32> = leases.iter().map(SlotLease::number).collect();
         numbers.sort_unstable();
+        // `lease` has number 0. The directory that is not empty blocks number 6.
         assert_eq!(numbers, [1, 2, 3, 4, 5, 7]);
         let full = runtime.block_on(network.take(NicKind::Tap)).err().unwrap();
         assert!(full.to_string().contains("in use"), "{full}");
@@ -193,14 +194,14 @@ fn remains_of_a_crash_are_removed_or_avoided() {
     });
 }
 
-/// Opens and closes a network for `home` on a thread with its own mounts, copied at the time of
-/// this call. `mounts` changes the mounts before the network is opened.
+/// Daemon on a thread with its own mounts.
 struct ElsewhereDaemon {
     start: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<()>,
 }
 
 impl ElsewhereDaemon {
+    /// Copies the mounts of this thread, and calls `mounts` to change the copy.
     fn begin(home: &Path, mounts: impl FnOnce() + Send + 'static) -> Self {
         let (start, started) = std::sync::mpsc::channel();
         let (up, is_up) = std::sync::mpsc::channel();
@@ -216,6 +217,7 @@ impl ElsewhereDaemon {
         Self { start, thread }
     }
 
+    /// Opens and closes the network for `home`.
     fn run(self) {
         self.start.send(()).unwrap();
         self.thread.join().unwrap();
@@ -276,6 +278,7 @@ fn slots_whose_namespaces_were_removed_are_replaced() {
                 ..config(home.path(), card)
             };
             let network = Network::open(&config).unwrap();
+            // Three slots. With `Veth`, the guest's interface has a second namespace.
             let all = if card == NicKind::Veth { 6 } else { 3 };
             wait_for("slots", || (names(DIRECTORY).len() == all).then_some(()));
             // The first name remains without a mount, and the other names are removed.

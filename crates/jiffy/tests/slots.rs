@@ -96,6 +96,7 @@ fn the_maximum_number_of_slots_is_created_and_removed_completely() {
             let began = Instant::now();
             let network = Network::open(&config).unwrap();
             let closing = Closing(network);
+            // Namespaces of a slot. The interface of a guest without a VM has its own.
             let each = if card == NicKind::Tap { 1 } else { 2 };
             let all = (before.1.0 + each * slot_count as usize, slot_count as usize);
             wait_for("the slots", || {

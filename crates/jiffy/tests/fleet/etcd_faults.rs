@@ -1,4 +1,7 @@
 //! Faults of hosts and of etcd, with the records in etcd.
+//!
+//! An *epoch* of a host lasts from its registration with the coordinator until the coordinator
+//! declares it dead. If all epochs are unchanged after a fault, no host was declared dead.
 
 use super::laboratory::{Laboratory, report};
 use super::operations::{
@@ -52,6 +55,7 @@ fn nothing_stops_without_a_quorum(laboratory: &mut Laboratory) {
     let host = laboratory.ordinary();
     let ids = laboratory.counting_on(&host, 2);
     let epochs = epochs(laboratory);
+    // Only etcd3 remains: one member of three is no majority.
     laboratory.fault("kill etcd1");
     laboratory.fault("freeze etcd2");
     let started = Instant::now();

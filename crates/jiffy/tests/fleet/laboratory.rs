@@ -38,6 +38,7 @@ pub struct Host {
 
 /// Fleet of three hosts with a front, and a receiver of the datagrams of guests.
 pub struct Laboratory {
+    /// Process `jiffy fleet try`, which reads faults from its standard input.
     trial: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
@@ -121,7 +122,7 @@ impl Laboratory {
         Some(laboratory)
     }
 
-    /// Executes a command of the trial, which must succeed.
+    /// Sends a fault to `jiffy fleet try`, which must execute it.
     #[track_caller]
     pub fn fault(&mut self, command: &str) {
         let stdin = self.stdin.as_mut().unwrap();
@@ -186,8 +187,8 @@ impl Laboratory {
         }
     }
 
-    /// Waits until all hosts are up and have compared their sandboxes, and the coordinator knows
-    /// all sandboxes.
+    /// Waits until all hosts are up and have compared their sandboxes with the store, and the
+    /// coordinator knows all sandboxes.
     pub fn until_ready(&self) {
         let count = self.hosts.len();
         for host in &self.hosts {

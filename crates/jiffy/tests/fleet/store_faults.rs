@@ -124,7 +124,7 @@ pub fn epochs(laboratory: &Laboratory) -> Vec<u64> {
     nodes.map(|node| node["epoch"].as_u64().unwrap()).collect()
 }
 
-/// Starts a host again, and waits until it has compared its sandboxes.
+/// Starts a host again, and waits until it has compared its sandboxes with the store.
 pub fn start_again(laboratory: &mut Laboratory, host: &Host) {
     let started = Instant::now();
     laboratory.fault(&format!("start {}", host.name));
@@ -134,6 +134,7 @@ pub fn start_again(laboratory: &mut Laboratory, host: &Host) {
 
 /// Asserts that running sandboxes of a lost host are reported with host and time.
 pub fn assert_reported(laboratory: &Laboratory, host: &Host, others: &[Host], ids: &[String]) {
+    // "20": first digits of the year.
     let cause = format!("host {} was lost at 20", host.id);
     for id in ids {
         for client in others.iter().map(|other| laboratory.at(other)) {

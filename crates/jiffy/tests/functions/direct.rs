@@ -1,7 +1,7 @@
 //! Tests for direct requests to public functions of several owners on one port.
 //!
 //! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
+//! its requests without the gateway. The *label* of a function is the first part of its host name.
 
 use super::client::{FunctionClient, FunctionResponse};
 use super::{FunctionDaemon, constant};

@@ -2,7 +2,8 @@
 //! processes of an earlier daemon.
 //!
 //! A *slot* is address space for the memory of one instance, which requests use one after the
-//! other. The *reset* cleans a slot after a request.
+//! other. The *reset* cleans a slot after a request: `strict` clears or releases all pages, and
+//! `fast` restores only the pages that the request wrote.
 
 use super::FunctionDaemon;
 use crate::support::{Done, finish, programs, skip};

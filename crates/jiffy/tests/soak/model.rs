@@ -1,6 +1,7 @@
 //! Model: each sandbox and snapshot with its possible numbers.
 //!
-//! A *number* is the value that the program in a guest stores in memory and on disk (`guest.rs`).
+//! A *number* is the value that the program in a guest stores in memory and on disk (`guest.rs`). A
+//! VMM *without an owner* belongs to no sandbox, usually because it waits in the warm pool.
 
 use super::api::{Api, Reply};
 use serde_json::{Value, json};
@@ -86,6 +87,7 @@ pub struct SoakModel {
     pub snapshots: Mutex<Vec<Arc<Snapshot>>>,
     /// Ids of snapshots whose removal was requested. Locked after `snapshots`.
     pub removed_snapshots: Mutex<BTreeSet<String>>,
+    /// Numbers of successful and of failed operations, by kind.
     pub tally: Mutex<BTreeMap<&'static str, [u32; 2]>>,
     pub found: Mutex<Vec<String>>,
     numbers: AtomicU64,

@@ -199,7 +199,7 @@ fn sleeping_builds_of_one_key_do_not_delay_builds_of_another() {
             _ => None,
         }
     });
-    // Its templates and steps are charged to the key that built them.
+    // The template and the step of `quick` are charged to the key that built them.
     let after = usage_of(&keys, &keys.alice);
     assert_eq!(after["templates"], 1, "{after}");
     assert!(after["disk"]["templates"].as_u64().unwrap() > 0, "{after}");
