@@ -44,7 +44,7 @@ const MAX_INDEX_BYTES: u64 = 65 << 20;
 pub enum EventSlot {
     /// The VMM itself.
     Other(u32),
-    /// A queue of this device was kicked by the guest. The token is the queue.
+    /// A queue of this device was kicked by the guest. The event's token is the queue's number.
     Queue(usize),
     /// A host descriptor of this device is ready.
     Host(usize),
