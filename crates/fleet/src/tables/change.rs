@@ -92,6 +92,7 @@ pub(super) struct Staged<'a> {
     hashes: HashMap<KeyHash, String>,
     /// Sizes of changed parts.
     bytes: HashMap<(Table, u8), usize>,
+    /// Number of new API keys.
     keys: usize,
 }
 

@@ -3,7 +3,7 @@
 use super::{Action, TableError, Tables};
 use jiffy_fleet_core::record::{MAX_IMPORT_ROWS, RowContent};
 
-/// Size of the encoded rows of one change.
+/// Size of the encoded rows of one change above which the next row belongs to the next change.
 const MAX_CHANGE_BYTES: usize = 256 << 10;
 
 /// Result of an import.

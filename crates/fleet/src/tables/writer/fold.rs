@@ -61,6 +61,7 @@ async fn write_part(shared: &Shared, content: TablePart) -> Result<(), TableErro
     let key = part_key(table, part)?;
     for _ in 0..ATTEMPTS {
         let current = read_part(&shared.records, &shared.fleet, table, part).await?;
+        // `folded` is the number of the last commit that a part includes.
         let write = match &current {
             Some((newer, _)) if newer.folded > content.folded => {
                 return Err(TableError::NotWriter(shared.peers.own()));
