@@ -1,7 +1,8 @@
 //! `snapshot` and `capture`: store the state of a running sandbox at one instant.
 //!
 //! The `op_lock` of a sandbox serialises the operations on it. The *journal* is the database of the
-//! daemon with the records of sandboxes and snapshots.
+//! daemon with the records of sandboxes and snapshots. An *intent* is the journal's record of a
+//! snapshot that is not complete. A *retraction* is the removal of a copy from a store.
 
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
@@ -189,7 +190,7 @@ impl Sandboxes {
         let id = sandbox.snapshot.as_deref().unwrap_or_default();
         let owner = sandbox.settings.owner.as_deref();
         let (mut snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
-        // The memory of the pause belongs to its disk, which is not consistent without it.
+        // The disk of the pause is consistent only together with the memory.
         if snapshot.content.is_full() && !content.is_full() {
             return Err(OperationError::PausedWithMemory {
                 id: sandbox.id.clone(),

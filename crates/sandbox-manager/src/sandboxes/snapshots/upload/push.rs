@@ -1,7 +1,8 @@
 //! Upload of one snapshot and of the ancestors that the store lacks. The oldest is uploaded first,
 //! so that each uploaded snapshot can be restored.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *tenant* is an
+//! owner of snapshots in the store. A *retraction* is the removal of a copy from the store.
 
 use super::is_named;
 use crate::journal::JournalChange;
