@@ -3,7 +3,8 @@
 //! function's log, but no files or sockets.
 //!
 //! The *world* of a module is the interface between the module and its host. An *epoch* is a short
-//! interval, counted by the thread in `epoch_ticker`. A guest yields when an epoch ends.
+//! interval, counted by the thread in `epoch_ticker`. A guest yields when an epoch ends. The
+//! *broker* is a thread of the daemon that connects to other hosts for guests.
 
 use crate::cpu_meter::RequestUsage;
 use crate::epoch_ticker::yield_to_runtime;

@@ -1,6 +1,6 @@
 //! Outgoing requests of components (wasi:http): HTTP/1.1, with a new connection for each request,
-//! which the broker opens ([`crate::egress`]). Guests follow redirects themselves, and each
-//! redirect is checked against the same list of hosts.
+//! which the *broker*, a thread of the daemon, opens ([`crate::egress`]). Guests follow redirects
+//! themselves, and each redirect is checked against the same list of hosts.
 //!
 //! The *head* of a request or response is its first line and its headers, without the body.
 
