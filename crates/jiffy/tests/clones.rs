@@ -79,6 +79,7 @@ fn clones_have_names_and_ids_and_seeds_of_their_own() {
         &id,
         "sudo mkdir -p /var/lib/systemd; head -c 512 /dev/zero | sudo tee /var/lib/systemd/random-seed >/dev/null",
     );
+    // Lines: host name, machine id, boot id, digest of the seed, and two numbers of host entries.
     let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; sudo sha256sum < /var/lib/systemd/random-seed; \
         grep -c jiffy: /etc/hosts; getent hosts $(hostname) | wc -l";
     let parent = test_home.sh(&id, look);
@@ -243,7 +244,8 @@ fn now() -> i128 {
     i128::try_from(since.as_nanos()).unwrap()
 }
 
-/// Returns the minimum error of the guest's wall clock and of its monotonic clock in nanoseconds.
+/// Returns a lower bound of the error of the guest's wall clock, and the time of the guest's
+/// monotonic clock, both in nanoseconds.
 fn clocks(test_home: &TestHome, id: &str) -> (i128, i128) {
     let program = "import sys, time
 for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";

@@ -96,8 +96,8 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
         let refused = json!({ "address": "8.8.8.8", "port": 7, "verdict": "refused", "reason": "rules", "times": 3 });
         assert_eq!(line(test_home, &id, &refused)["bytesOut"], Value::Null);
 
-        // Traffic of the proxy and of the name server is not attributed to them, and no other host
-        // was reached.
+        // Only the four connections above have lines. The guest's packets to the proxy and to the
+        // name server have none.
         let resolve = "\ntry: socket.gethostbyname('some.example')\nexcept OSError: pass";
         python(test_home, &id, resolve);
         line(

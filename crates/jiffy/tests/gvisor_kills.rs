@@ -1,5 +1,6 @@
 //! Tests that other sandboxes survive and no resources remain when gVisor's helper, a sandbox's
-//! process or the daemon is killed.
+//! process or the daemon is killed. The *helper* is the process `jiffy-gvisor` that starts and
+//! drives the sandboxes of a daemon.
 
 use crate::support::test_home::TestHome;
 use crate::support::{children, finish, wait_for};

@@ -37,7 +37,7 @@ impl Snapshot {
         replace(&self.manifest, changed.to_string().as_bytes());
     }
 
-    /// Adds a processor feature that this host does not have.
+    /// Changes the processor features in the state, so that they do not match this host.
     fn processor(&self) {
         let mut state = self.original.1.clone();
         let name = self.original.0["cpu"].as_str().unwrap();

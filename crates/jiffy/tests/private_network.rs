@@ -95,7 +95,8 @@ impl Member {
             answer.truncate(length);
             answer
         });
-        // The data of the only record is at the end of the answer.
+        // Bytes 3 and 7 contain the response code and the number of records (RFC 1035 4.1.1). The
+        // data of the only record is at the end of the answer.
         match (answer[3] & 15, answer[7]) {
             (0, 1) => {
                 let data: [u8; 4] = answer[answer.len() - 4..].try_into().unwrap();

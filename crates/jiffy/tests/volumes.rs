@@ -80,7 +80,8 @@ with open('/data/locked', 'w') as f:
 END
 nohup python3 /tmp/locker.py >/tmp/locker.log 2>&1 &";
 
-/// Prints for each family whether a shared lock is available.
+/// Prints whether a shared lock is available: for the whole file (`flock`), for byte 14, which is
+/// the last byte that [`LOCKER`] locks, and for byte 15. `held` is EAGAIN, and `lost` is EIO.
 const LOCKS: &str = "python3 - <<'END'
 import fcntl
 f = open('/data/locked')
@@ -210,6 +211,7 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
         let result = sh(&b, "cat /data/result 2>/dev/null || true");
         (!result.is_empty()).then_some(result)
     });
+    // Error 116 is ESTALE: the volume no longer has the file.
     let is_own = result == "own content" || result == "error 116";
     assert!(is_own, "{result}");
     let resumed = || (lines(&b) > before + 3).then_some(());

@@ -131,7 +131,7 @@ pub fn own_run(propagation: MsFlags) {
     let none = None::<&str>;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-    // Mounts copied in the meantime would be below.
+    // The copy has mounts below `/run`, which the new `/run` would only hide: unmount them.
     let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     for point in points.filter(|point| point.starts_with("/run/")) {

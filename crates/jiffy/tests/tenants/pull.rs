@@ -254,7 +254,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         let puller = pullers(daemon);
         assert_eq!(puller.len(), 1, "{puller:?}");
         confined(&puller[0]);
-        // The daemon is running the build.
+        // A build of alice completes while the slow build continues.
         let began = Instant::now();
         let alice = Build::of(
             keys,
@@ -277,7 +277,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         );
         assert!(slow.end().contains("cancelled"));
 
-        // The image has 600 MiB.
+        // The image has 600 MiB. "5" resets the daemon's maximum of resident memory (`VmHWM`).
         fs::write(format!("/proc/{daemon}/clear_refs"), "5").unwrap();
         let before = memory(daemon, "VmRSS");
         let huge = Build::of(keys, &keys.mallory, "9.9.9.9:5001/huge:1", None);
