@@ -49,6 +49,7 @@ pub fn schedules(daemon: &FunctionDaemon) {
     remote.ok(&[&deploy[..], &["--schedule", NEW_YEAR]].concat());
     let shown = schedule(daemon);
     assert_eq!(shown["cron"], NEW_YEAR, "{shown}");
+    // Midnight in Berlin, as a time in UTC.
     let next = shown["nextAt"].as_str().unwrap();
     assert!(next.contains("-12-31T23:00:00"), "{shown}");
     // The schedule remains until a deployment replaces it.

@@ -213,6 +213,7 @@ fn a_key_grants_its_scope_only_and_no_key_grants_no_access() {
     assert_eq!(list(&elsewhere).0, 403);
     assert_eq!(list(&here).0, 200);
     let shown = keys.remote.test_home.ok(&["key", "ls"]);
+    // "until 20" is followed by the remaining digits of the year.
     for words in [
         "from 192.0.2.0/24",
         "until 20",
