@@ -41,7 +41,8 @@ impl Snapshots<'_> {
         // Garbage collection skips pinned snapshots.
         drop(pin);
         self.0.gc.collect([record.id.clone()]);
-        // No other host may find the snapshot in the store from now on.
+        // If other users need the content in the store, this queues the removal of the id, so that
+        // no host finds the snapshot by it.
         self.withdraw(&record.id);
         Ok(record)
     }
