@@ -4,8 +4,8 @@
 //!
 //! usage: push_scale STORE_URL DIRECTORY SNAPSHOTS...
 //!
-//! SNAPSHOTS are ascending numbers of pushed snapshots. At each of them, the program prints the
-//! measurement of its last push.
+//! SNAPSHOTS are ascending numbers of pushes. After each of these numbers of pushes, the program
+//! prints the measurement of the last push.
 
 use jiffy_store::*;
 use serde_json::json;
