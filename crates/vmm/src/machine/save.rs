@@ -26,13 +26,4 @@ impl Machine {
             devices,
         })
     }
-
-    /// Makes every device process its queues and raise its interrupt once if necessary. A restore
-    /// does the same: a notification to a device, or its interrupt, may have been in flight when
-    /// the machine stopped.
-    pub fn kick_devices(&self) {
-        for device in &self.devices {
-            lock(device).kick_queues();
-        }
-    }
 }
