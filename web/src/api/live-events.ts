@@ -6,7 +6,7 @@ import { api, CallError, data, type Sandbox, type SandboxDetail } from './client
 import { refresh } from './queries'
 
 /** Events within this time are processed together. The first event of a burst is processed at once. */
-const WINDOW = 100
+const WINDOW = 30
 /** If more sandboxes have changed, the list is requested instead of each sandbox. */
 const MAX_SINGLE = 8
 /** Pause between two changes of the list in milliseconds, per 1,000 rows: each change draws the table. */
