@@ -122,7 +122,8 @@ async fn steps(
     if let Err(why) = lived {
         not_available.push(format!("operations on guests: not available: {why:#}"));
     }
-    // Memory and disk of the empty directory are subtracted from all later values.
+    // Memory and disk of the empty directory are subtracted from the later values per sandbox ("for
+    // each").
     let empty_kib = daemon.daemon.memory_kib().await?;
     daemon.stop(home).await?;
     let empty_disk = population::disk_use(home.path())?;

@@ -166,9 +166,9 @@ impl Terminal {
     }
 
     /// Reads the output of the terminal until its shell exits or the connection to the guest is
-    /// lost. Pauses while a viewer is too slow. `permit` counts the connection as an exchange of
-    /// the owner. It is released before the viewers see the end, so that they can start a new
-    /// terminal.
+    /// lost. Pauses while a viewer is too slow. `permit` counts the connection toward the owner's
+    /// limit of exchanges (concurrent requests and streams to sandboxes). It is released before the
+    /// viewers see the end, so that they can start a new terminal.
     async fn read_output(self: Arc<Self>, mut process: Process, permit: Option<ExchangePermit>) {
         let status = loop {
             while self.has_slow_viewer() {

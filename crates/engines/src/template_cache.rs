@@ -118,7 +118,8 @@ impl TemplateCache {
             // Compare only the versions: a name may refer to another template now.
             (Ok(now), Some(taken)) => taken.rsplit('@').next() == Some(&*now.version()),
             (Err(TemplateError::Unknown { .. }), Some(_)) => false,
-            // Retain a snapshot if its manifest or its template cannot be read.
+            // The manifest or the template cannot be read. The caller removes snapshots that are
+            // not current, so retain this one.
             _ => true,
         }
     }

@@ -34,7 +34,8 @@ const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 pub struct InitOptions {
     /// Store.
     pub store: StoreUrl,
-    /// etcd for the control records, with the files of its client. `None` for the store.
+    /// etcd for the control records, with the files of its client. `None` if the store has these
+    /// records.
     pub etcd: Option<EtcdSettings>,
     /// Name of this host.
     pub name: String,
@@ -128,6 +129,8 @@ pub async fn create_fleet(
     let tenant = remote.shared.tenant(CONTROL_TENANT).await?;
     let mut settings = Settings::load_draft(home)?;
     let raw = records(options, remote)?;
+    // Without a root record, no record refers to the draft. Its options may be outdated: write a
+    // new draft.
     if raw.get(&root_key()?).await?.is_none() {
         settings = None;
     }
@@ -183,6 +186,7 @@ fn draft(home: &Path, options: &InitOptions) -> Result<Settings, SetupError> {
     let etcd = options.etcd.as_ref();
     let settings = Settings {
         domains: options.domains.clone(),
+        // The settings contain the level of microVMs only. The root record has the level of hosts.
         cpu_level: options.guest_level.clone(),
         import_keys: options.import,
         records: etcd.map(|etcd| EtcdAccess {
@@ -205,7 +209,8 @@ fn draft(home: &Path, options: &InitOptions) -> Result<Settings, SetupError> {
     Ok(settings)
 }
 
-/// Copies the files of the client of etcd to the data directory, from which `join` delivers them.
+/// Copies the files of the client of etcd to the data directory. The members deliver them from
+/// there to hosts that join.
 fn copy_etcd_files(home: &Path, etcd: &EtcdSettings) -> Result<(), SetupError> {
     let certificate = etcd.identity.as_ref().map(|(certificate, _)| certificate);
     let key = etcd.identity.as_ref().map(|(_, key)| key);

@@ -155,7 +155,7 @@ impl SnapshotStore {
 
     /// Publishes an imported snapshot. `fill` places its files in the given directory. If
     /// `replace`, an existing snapshot is replaced. A visible snapshot is always complete. On
-    /// success, checkpoint files and all directory entries are synced, but not the manifest.
+    /// success, all files and directory entries are synced to the disk.
     pub fn import(
         &self,
         manifest: &GvisorManifest,
@@ -185,8 +185,8 @@ impl SnapshotStore {
         fill(draft).map_err(failed)?;
         // Remove the imported manifest: it may be a hard link to a cached file, which must not be
         // overwritten.
-        let own = draft.join(MANIFEST_FILE);
-        match fs::remove_file(&own) {
+        let own_manifest = draft.join(MANIFEST_FILE);
+        match fs::remove_file(&own_manifest) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
             _ => {}
         }
@@ -207,7 +207,7 @@ impl SnapshotStore {
         }
         write_manifest(draft, manifest)?;
         // The files and their names must be durable before the snapshot is visible.
-        File::open(&own)
+        File::open(&own_manifest)
             .and_then(|file| file.sync_all())
             .and_then(|()| File::open(draft)?.sync_all())
             .map_err(failed)?;

@@ -147,7 +147,7 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
     let manifest =
         manifest.with_context(|| format!("cannot export template {name} to {}", to.display()))?;
     new.flush().with_context(context)?;
-    // On storage before the rename: the file is complete under its name, even after a crash.
+    // Sync the file before the rename, so that it is complete under its name even after a crash.
     new.as_file().sync_all().with_context(context)?;
     new.persist(to).with_context(context)?;
     let size = fs::metadata(to).with_context(context)?.len();

@@ -1,4 +1,5 @@
-//! Tests for the contents of a guest: kernel features, agent size, template programs.
+//! Tests for the contents of a guest: kernel features that programs of coding agents need, size of
+//! the guest agent (process 1), template programs.
 
 use crate::support::call;
 use jiffy_test_attributes::jiffy_test;

@@ -22,7 +22,7 @@ const AUDIENCE: &str = "sts.amazonaws.com";
 /// Value of the secret.
 const SECRET: &str = "value-of-the-secret-that-no-guest-receives";
 
-/// Web server that appends method, host, path and authorization of each request to a file.
+/// Web server that appends host, path and authorization of each request to a file.
 const SERVER: &str = r#"
 import http.server, os, ssl, sys, threading
 log, certificate, key = sys.argv[1:4]
@@ -41,7 +41,7 @@ context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain(certificate, key)
 server.socket = context.wrap_socket(server.socket, server_side=True)
 open(log, "a").close()
-# The process of the test has the other end.
+# Exit when the test process, which holds the other end of standard input, has ended.
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 server.serve_forever()
 "#;
@@ -253,7 +253,8 @@ fn check(test_home: &TestHome, log: &Path, options: &[&str], daemon: &mut Child)
     *daemon = test_home.serve(options);
     assert_eq!(say(&id, "get('https://api.example/x')"), "200");
     assert_eq!(received(), with_secret);
-    // Each use is recorded without the value.
+    // Each use is recorded without the value. A new daemon starts a new record, so the record
+    // contains only the use after the restart.
     let path = format!("/sandboxes/{id}/connections");
     let (_, record) = call(test_home, "GET", &path, &Value::Null);
     assert!(!record.contains(SECRET));

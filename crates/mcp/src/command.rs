@@ -207,7 +207,7 @@ async fn start_in(
     let mut started = start(session, &agent, spec, stdin).await?;
     if is_used && started.as_ref().is_err_and(is_not_running) {
         // The sandbox was paused or has ended. The gateway has not passed the request to a guest,
-        // so the start can be repeated. `agent` resumes a paused sandbox.
+        // so the start can be repeated. `Session::agent` resumes a paused sandbox.
         agent = session.agent(id).await?;
         started = start(session, &agent, spec, stdin).await?;
     }

@@ -31,9 +31,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Owner under which usage is counted if a day has too many owners.
+/// Owner under which usage is counted if too many rows are pending (`MAX_PENDING`).
 pub const OTHER_OWNERS: &str = "other";
-/// Maximum number of rows that are not written yet.
+/// Maximum number of pending rows. A row is the usage of one owner on one day that is not written
+/// yet.
 const MAX_PENDING: usize = 50_000;
 
 /// Day in UTC: the number of days since 1970.
@@ -234,8 +235,10 @@ impl UsageLedger {
         let started = clock.and_then(|clock| clock.up_ms_at(started_ms));
         let meter = match (written, started) {
             (Some(mut meter), Some(up_ms)) => {
-                // The guest may be another one since then. Its counters cannot be attributed, and
-                // counting less is better than counting twice.
+                // The guest was started after the last write, so it may not be the one that was
+                // measured. Count time only from its start. The next measurement counts only
+                // counters that exceed the measured ones: counting less is better than counting
+                // twice.
                 meter.up_ms = up_ms.min(now.up_ms);
                 meter
             }
@@ -248,7 +251,8 @@ impl UsageLedger {
                 cpu_us: Some(0),
                 sent_bytes: Some(0),
             },
-            // Without a known start, the sandbox counts from now on.
+            // Without a known start, nothing is counted until [`Self::start`], which the caller
+            // calls next.
             (None, None) => return,
         };
         state.meters.insert(sandbox.to_owned(), meter);

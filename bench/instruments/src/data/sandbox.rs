@@ -50,7 +50,8 @@ impl SandboxSide {
         }
     }
 
-    /// Starts both servers, and waits up to 10 s until they listen.
+    /// Starts the test server on an address of the sandbox and on its loopback interface, and waits
+    /// up to 10 s until both listen.
     async fn start_server(&self) -> anyhow::Result<()> {
         self.agent
             .write("/tmp/server.py", None, SERVER_SCRIPT)

@@ -1,13 +1,13 @@
 //! Certificate authorities and proxy of the site, that is, of the network in which the sandbox
 //! runs.
 //!
-//! An identity replaces the installed settings by its own. An identity without settings only
-//! removes them. An identity with the same settings only configures apt's proxy again, which also
-//! depends on the environment of the sandbox. The settings are also removed before the changes of
-//! the sandbox become a template.
+//! The *identity* of a sandbox consists of id, host name, entropy, clock and the settings of the
+//! site. A guest receives it before its sandbox can be used.
 //!
-//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! An identity replaces the installed settings by its own. An identity without settings only
+//! removes the installed ones. An identity with the same settings only configures apt's proxy
+//! again, which also depends on the environment of the sandbox. The settings are also removed
+//! before the changes of the sandbox become a template.
 
 mod guest_path;
 mod java_keystore;

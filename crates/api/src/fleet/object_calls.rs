@@ -1,8 +1,9 @@
 //! Executes calls on snapshots, templates and other objects that another member has: sends probes,
 //! and forwards the call to the member that answers best.
 //!
-//! A *member* is a host of the fleet. A *probe* is a call that a member only answers by how well
-//! one of its objects matches. The *home* of an object is the member that manages it.
+//! A *member* is a host of the fleet. A *probe* asks a member only how well one of its objects
+//! matches a call. The member does not execute the call. The *home* of an object is the member that
+//! manages it.
 
 use super::forward::{BufferedCall, Forwarded, Purpose, prepare};
 use super::objects::{Match, Object};
@@ -97,6 +98,7 @@ impl Fleet {
         let local = app.object_match(caller, &object)?;
         // All copies of a removed object are removed.
         let removes = request.method() == Method::DELETE && matches!(object, Object::Template(_));
+        // No other member can have a better match.
         if !removes && local.is_some_and(|found| object.is_decided(found)) {
             return Ok(next.run(request).await);
         }
@@ -125,6 +127,7 @@ impl Fleet {
         let best = holders.best();
         let is_remote = best.is_some_and(|(_, _, found)| local.is_none_or(|own| *found > own));
         if let (true, Some((member, address, found))) = (is_remote, best) {
+            // A member that did not answer could have a better match.
             if !object.is_decided(*found) {
                 holders.expect_complete()?;
             }
@@ -162,8 +165,9 @@ impl Fleet {
         }
     }
 
-    /// Returns the other members that have the template or snapshot of a create. If objects of
-    /// several owners have this name, objects of the caller precede shared ones.
+    /// Returns the other members that have the template or snapshot `id`, from which a call creates
+    /// a sandbox. If objects of several owners have this name, objects of the caller precede shared
+    /// ones.
     ///
     /// # Errors
     /// An error if no member has it, and a member that may have it does not answer.
@@ -189,7 +193,8 @@ impl Fleet {
         Ok(equal.map(|(member, ..)| *member).collect())
     }
 
-    /// Removes all copies of an object. The home is last, so that a failed removal can be repeated.
+    /// Removes all copies of an object, and then the object of its home. If the removal of a copy
+    /// fails, the object still exists at its home, so that the caller can repeat the call.
     async fn remove(
         &self,
         caller: &Caller,

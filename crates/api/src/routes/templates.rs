@@ -43,8 +43,8 @@ pub(super) fn record_of(
     }
 }
 
-/// Returns the id of the build that created a template. A template without a build on this host has
-/// an id that is derived from its version.
+/// Returns the id of the build that created a template. If no build on this host created it, the id
+/// is derived from the version of the template.
 fn build_of(
     app: &App,
     info: &TemplateInfo,
@@ -73,6 +73,7 @@ pub(super) async fn list(
     // List on a blocking thread, because manifests that are not cached are read from the disk.
     let page = tokio::task::spawn_blocking(move || list_page(&app, &caller, &page)).await;
     let (shown, next) = page.map_err(|e| ApiError::internal(e.to_string()))??;
+    // Another member merges these templates with its own, and orders all by their complete names.
     let response = if part.is_some() {
         Json(shown).into_response()
     } else {
@@ -159,8 +160,9 @@ fn entry_of(
     let own = own.filter(|_| info.owner.is_none());
     if record.is_none() && own.is_some_and(|own| has_tags(app, &own) || app.is_named_in_fleet(&own))
     {
-        // The caller's own template of the same name hides this template. Without a builder's
-        // record, a template has no id but its name.
+        // A template without a builder's record has no id, so it is addressed by its name. Without
+        // an owner, this name means the caller's own template, which hides this template of the
+        // host.
         return Ok(None);
     }
     let names: Vec<String> = tags

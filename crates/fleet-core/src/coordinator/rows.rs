@@ -1,5 +1,6 @@
 //! Rows of the members' sandboxes, which fill the directory of the coordinator. The *directory*
-//! lists the host and the state of each sandbox. A *row* is its entry for one sandbox.
+//! lists the host and the state of each sandbox. A *row* is its entry for one sandbox. A *list* is
+//! a complete transmission of a member's rows, in pages.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
@@ -54,11 +55,12 @@ impl Coordinator {
     }
 }
 
-/// Returns the number of the first list of a registration in a term. [`RowReceiver`] increments the
-/// low 16 bits of the number for each further list. Lists of different registrations have different
-/// numbers, so that late pages of a former process are ignored. After 65,536 registrations in a
-/// term, the numbers repeat. They never equal a number of a later coordinator, because the high
-/// bits are its term.
+/// Returns the number of the first list after a registration: the term in the high 32 bits, the
+/// registration in the next 16, and zero. [`RowReceiver`] increments the low 16 bits for each
+/// further list of the registration. Lists of different registrations have different numbers, so
+/// that late pages of a former process are ignored. After 65,536 registrations in a term, the
+/// numbers repeat. They never equal a number of a later coordinator, because the high bits are its
+/// term.
 pub(super) fn list_number(term: Term, registration: u64) -> u64 {
     term.0 << 32 | (registration & 0xffff) << 16
 }

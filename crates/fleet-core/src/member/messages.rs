@@ -9,7 +9,9 @@
 //!
 //! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
 //! coordinator. A *share* is the part of an API key's limit that one member may use. The
-//! coordinator *grants* shares and *recalls* unused parts.
+//! coordinator *grants* shares and *recalls* unused parts. A *row* is the entry of one sandbox in
+//! the coordinator's directory, which locates all sandboxes. A member sends changed rows, or on
+//! request a *list*: all of its rows, in pages.
 
 use super::Member;
 use crate::coordinator::message_of;
@@ -146,15 +148,17 @@ impl Member {
             return;
         }
         self.epoch = Some(epoch);
-        // Sandboxes may have ended since the former epoch, which left parts of shares unused. The
-        // coordinator does not count these in a new epoch, so return them.
+        // In a new epoch, the coordinator does not count unused parts of shares from the former
+        // epoch, and may grant them to others. Keep only the parts in use, which the next heartbeat
+        // reports.
         self.shares.lock().return_all_unused();
         self.next_heartbeat = now;
         effects.push(Effect::Registered { epoch });
     }
 
-    /// Handles the acknowledgement of a heartbeat: extends the authority of this member, applies
-    /// grants and recalls of budget shares, and sends the rows that the coordinator requests.
+    /// Handles the acknowledgement of a heartbeat: extends the authority of this member (its right
+    /// to start stored sandboxes) until a new deadline, applies grants and recalls of shares, and
+    /// sends the rows that the coordinator requests.
     fn acknowledged(
         &mut self,
         now: Millis,
@@ -210,6 +214,7 @@ impl Member {
         }
         if self.epoch.is_none() && rejection.ended > self.ended {
             // The answer to an earlier registration was lost, or this process has been restarted.
+            // Remember the epoch that has ended, and register again with it.
             self.ended = rejection.ended;
             self.next_heartbeat = now;
             return;

@@ -29,7 +29,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Tenant of the process.
 pub const OWNER: &str = "tenant-1";
 
-/// Namespaces require root. Without root, a process applies the remaining restrictions.
+/// Returns the path of the program of tenants' processes.
 pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_jiffy-functions"))
 }
@@ -39,6 +39,7 @@ pub fn settings(limits: TenantLimits) -> ProcessSettings<'static> {
         program: program(),
         owner: OWNER,
         limits,
+        // Without root, the process applies the restrictions that need no namespaces.
         jailed: true,
         grace: Duration::from_secs(5),
     }

@@ -1,6 +1,8 @@
 //! Tests of the snapshot store.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the directory of a snapshot that is not published yet. A *boot* snapshot was taken
+//! before any command was started in the sandbox, so that restoring it equals a boot of the
+//! template. The store marks it by a file.
 use super::*;
 
 #[test]

@@ -64,7 +64,7 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<()> {
             let path = "/fleet/accept-restore".to_owned();
             (Method::POST, path, json!({}), output.json)
         }
-        // These commands need no daemon.
+        // The caller executes these commands, which need no daemon.
         FleetCommand::Init(_)
         | FleetCommand::Join(_)
         | FleetCommand::Token(_)

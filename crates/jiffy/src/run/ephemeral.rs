@@ -244,7 +244,7 @@ impl EphemeralGuests {
         unassigned.assign_identity(&self.new_identity()?).await
     }
 
-    /// Returns the identity of a guest: a new id, without a name or settings.
+    /// Returns the identity of a guest: a new id, without a name, with the settings of the site.
     fn new_identity(&self) -> Result<SandboxIdentity, EngineError> {
         Ok(SandboxIdentity {
             id: new_id().map_err(EngineError::failed)?,

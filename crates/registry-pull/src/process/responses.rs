@@ -52,8 +52,8 @@ pub(super) async fn read_body(
     Ok(bytes)
 }
 
-/// Converts an error response. The text of the registry is bounded, since the host's owner may see
-/// it.
+/// Converts an error response. The text of the registry is untrusted and shown to the host's owner,
+/// so its length is bounded.
 pub(super) async fn fault_of(response: Response<Incoming>) -> PullFault {
     let status = response.status();
     match status {

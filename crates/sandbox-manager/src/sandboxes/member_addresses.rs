@@ -63,9 +63,10 @@ impl MemberAddresses {
         let start = id.bytes().fold(0, hash) % count;
         let mut networks = self.0.lock();
         let key = (owner.map(SmolStr::new), SmolStr::new(name));
+        // An entry that this adds receives an address below: a network without members has a free
+        // one.
         let used = networks.entry(key).or_default();
         let mut tried = (0..count).map(|i| Ipv4Addr::from(first + (start + i) % count));
-        // A network without addresses is not added: it has at least one free address.
         let free = tried.find(|address| !used.contains_key(address));
         let free = free.ok_or_else(|| {
             OperationError::Network(format!(

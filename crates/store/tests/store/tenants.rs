@@ -18,7 +18,8 @@ fn keys(current: &str) -> Keyring {
     keys_of(current, &["k1", "k2"])
 }
 
-/// Returns a keyring with these key names. Keys of equal names are equal.
+/// Returns a keyring with these key names. Keys of equal names are equal. The *locator* is the
+/// secret from which the names of objects are derived.
 fn keys_of(current: &str, names: &[&str]) -> Keyring {
     let keys = names.iter().map(|name| {
         let digit = name.trim_start_matches('k');
@@ -122,7 +123,8 @@ async fn an_interrupted_rotation_loses_no_key_and_can_be_repeated() {
             let after = SharedStore::new(backend, only_new).tenant("alice").await;
             let after = after.unwrap();
             assert_eq!(after.generation(1).unwrap().chunk_hash(b"x"), hash);
-            // No record remains that the former master key decrypts.
+            // The former master key decrypts nothing: older records do not accumulate, and the key
+            // alone does not open the tenant. Objects `name` are not records.
             let backend = Backend::new(inner, Key::default(), quick());
             let records = backend.list("tenants").await.unwrap();
             let records = records.iter().filter(|found| !found.key.ends_with("/name"));
@@ -310,7 +312,9 @@ fn urls_of_stores_are_parsed_or_rejected() {
     }
 }
 
-/// Opens the store in `dir` for a host whose version memory is the file `memory`.
+/// Opens the store in `dir` for a host whose version memory is the file `memory`. In this file, a
+/// host remembers the latest version of each record that it has seen, so that it detects older
+/// ones.
 fn store_of_host(dir: &Path, memory: &str) -> SharedStore {
     let versions = jiffy_store::VersionMemory::open(&dir.join(memory), "here").unwrap();
     store(&dir.join("store"), keys("k1")).with_versions(versions)
@@ -414,7 +418,8 @@ async fn a_name_that_moved_does_not_move_back() {
         let refused = host.named(&tenant, "template t").await.unwrap_err();
         assert!(matches!(refused, StoreError::Regressed { .. }), "{refused}");
     }
-    // A host that does not know the version retains it if it names the same snapshot.
+    // `set_name`, unlike `move_name`, gives a new name no version. This name has one in the store,
+    // and keeps a version even if the host has not seen it.
     fs::write(name(new), &moved).unwrap();
     let ignorant = open("ignorant");
     ignorant.set_name(&tenant, "template t", new).await.unwrap();

@@ -61,7 +61,8 @@ pub async fn find_sources(
     sources: &[String],
 ) -> Result<Vec<StagedFile>, BuildFailure> {
     let mut items: Vec<StagedFile> = Vec::new();
-    // The guest determines the number of matches.
+    // A set: the guest determines the number of matches, and searching `items` for each match would
+    // take quadratic time.
     let mut known = HashSet::new();
     for source in sources {
         let parts = path_components(source).ok_or_else(|| {

@@ -12,10 +12,11 @@ use jiffy_image::{
 };
 use jiffy_registry_pull::{Cancel, Credentials, RegistryLogin};
 
-/// Endpoint of the API of Amazon ECR, by which other programs of AWS are also configured.
+/// Variable with the endpoint of the API of Amazon ECR, which AWS's own programs use as well.
 const ECR_ENDPOINT_VARIABLE: &str = "AWS_ENDPOINT_URL_ECR";
 
-/// Returns the authentication for an image. Credentials of the host's owner are not used for keys.
+/// Returns the authentication for an image. If a key has requested the build (`by_key`), the
+/// credentials of the host's owner are not used.
 fn access(image: &ImageSource, by_key: bool) -> Result<RegistryAccess, ImportError> {
     let login = match (&image.cloud, &image.credentials) {
         (Some(CloudCredentials::Gcp(key)), _) => RegistryLogin::Gcp {
@@ -91,10 +92,10 @@ impl BuilderInner {
         resolved.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 
-    /// Distinguishes template names from registry images. `owner/name` is a template if the owner
-    /// can be a key, even if the template does not exist. The name of a template that a key has
-    /// withdrawn must not be sent to a registry. A name without an owner is a template if it
-    /// resolves for `owner`.
+    /// Distinguishes template names from registry images. A name without an owner is a template if
+    /// it resolves for `owner`. `owner/name` is a template if the owner has the form of a key's id,
+    /// even if no such template exists. A removed or private template of a key may have this name,
+    /// which must not be sent to a registry.
     pub(super) fn is_template(&self, name: &str, owner: Option<&str>) -> bool {
         match name.split_once('/') {
             Some((key, _)) => is_id(key),

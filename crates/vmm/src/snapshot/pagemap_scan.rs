@@ -196,8 +196,9 @@ fn scan_by_ioctl(
 }
 
 /// Write-protects the `private` pages, so that [`scan_private`] finds the pages that are written
-/// afterwards. Memory must be registered for it ([`super::write_tracker`]). Pages of huge pages are
-/// not protected and count as written: a write to a protected huge page would split it.
+/// afterwards. Memory must be registered with a userfaultfd for write protection
+/// ([`super::write_tracker`]). Pages of huge pages are not protected and count as written: a write
+/// to a protected huge page would split it.
 pub fn protect_private(
     pagemap: &File,
     linear: &LinearMemory,
@@ -229,7 +230,8 @@ pub fn protect_private(
                 // not their content.
                 let done = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
                 Errno::result(done)?;
-                // Pages that are not reached would count as written: the caller must not track.
+                // The kernel made no progress. Fail, so that the next snapshot compares all private
+                // pages: the pages that were not reached would count as written forever.
                 if arg.walk_end <= arg.start {
                     return Err(Errno::EAGAIN);
                 }

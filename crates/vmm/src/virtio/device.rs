@@ -89,8 +89,9 @@ pub trait VirtioDevice: Any + Send {
     fn features(&self) -> u64;
     /// Returns the maximum size of each queue, a power of two.
     fn queue_sizes(&self) -> &[u16];
-    /// Returns whether queue interrupts need no status register because there are no configuration
-    /// changes to report.
+    /// Returns whether the interrupts of the device are quiet: the driver neither reads nor
+    /// acknowledges InterruptStatus. True for devices that never report a changed configuration,
+    /// since each interrupt then concerns a queue.
     fn quiet_interrupts(&self) -> bool {
         true
     }
@@ -116,7 +117,7 @@ pub trait VirtioDevice: Any + Send {
     fn restored(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
-    /// Returns and clears a warning about the host's files for the sandbox's owner. The device
+    /// Returns and clears a warning for the sandbox's owner, about files of the host. The device
     /// continues to work.
     fn take_warning(&mut self) -> Option<String> {
         None

@@ -27,8 +27,9 @@ pub enum PlaceError {
 }
 
 impl Node {
-    /// Returns the host for a new sandbox. Its resources are reserved for 10 s, and its rows for
-    /// 30 s.
+    /// Returns the host for a new sandbox. The coordinator reserves resources of the host for 10 s.
+    /// For 30 s, it also reserves the rows of the sandbox's name and idempotency key in its
+    /// directory, so that no other host creates the same sandbox.
     ///
     /// # Errors
     /// [`PlaceError`] if no host was selected.

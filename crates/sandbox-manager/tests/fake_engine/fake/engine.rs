@@ -48,6 +48,8 @@ impl Engine for FakeEngine {
     }
 
     fn description(&self) -> EngineDescription {
+        // The default engine is used even if it is reported as unusable. Tests check the reason,
+        // too.
         let why = match self.0.name {
             FAKE => Some("it is a fake"),
             OTHER => None,
@@ -120,7 +122,9 @@ impl Engine for FakeEngine {
         if !body.lives() {
             return Err(EngineError::failed("it ended"));
         }
-        // The guest does not know whether the killed daemon completed its last snapshot.
+        // The guest does not know whether its last snapshot was completed when the daemon was
+        // killed. If its file exists, it was. Otherwise the guest drops it, unless the daemon had
+        // recorded it as captured: then the new daemon completes it.
         let undecided = body.undecided.lock().unwrap().take();
         match undecided {
             Some(id) if self.0.ids()?.contains(&id) => {

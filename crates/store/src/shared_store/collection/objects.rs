@@ -1,7 +1,9 @@
-//! Objects of a tenant that a collection considers, in little memory: a tenant may have millions.
+//! Objects of a tenant that a garbage collection examines, in little memory: a tenant may have
+//! millions.
 //!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
+//! are encrypted with its keys. The *root* of a snapshot is the hash that identifies the snapshot
+//! in the store.
 
 use crate::data_keys::{Hash, hex, to_hex};
 use crate::pack::PackId;
@@ -12,10 +14,13 @@ use std::collections::HashSet;
 /// Name of an object without its tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum ObjectName {
+    /// Description of the snapshot with this root.
     Manifest(Hash),
+    /// Places of the snapshot's chunks in packs, by the root of the snapshot.
     Locations(Hash),
+    /// Resume bundle: copies of all that a host reads first to resume the snapshot with this root.
     Bundle(Hash),
-    /// Pack, by the generation of its data keys and its id.
+    /// Object with many chunks, by the generation of its data keys and its id.
     Pack(u32, PackId),
     /// Object that Jiffy has not written, by its name below the tenant.
     Other(Box<str>),
@@ -37,7 +42,8 @@ pub(super) struct StoredObject {
 #[derive(Debug, Default)]
 pub(super) struct StoredObjects {
     objects: Vec<StoredObject>,
-    /// Live objects that were not listed.
+    /// Live objects that were not listed, for example because a push wrote them after the listing.
+    /// They are in use, so [`Self::live`] counts them.
     unlisted: HashSet<ObjectName>,
 }
 
@@ -116,7 +122,8 @@ impl StoredObjects {
         }
     }
 
-    /// Marks the bundles of live snapshots among `roots`.
+    /// Marks the resume bundles of live snapshots among `roots`. A collection removes a bundle
+    /// together with its snapshot.
     pub fn mark_bundles(&mut self, roots: &HashSet<Hash>) {
         for root in roots {
             let manifest = self.get(&ObjectName::Manifest(*root));

@@ -133,7 +133,9 @@ impl MmioDevice {
     /// True if an interrupt was pending, or if a queue has buffers whose return the driver may not
     /// know.
     fn needs_interrupt(&self) -> bool {
-        // Guests acknowledge only interrupts of devices that are not quiet.
+        // Drivers of devices with quiet interrupts neither read nor acknowledge the status, so a
+        // set status does not mean that an interrupt is pending
+        // ([`VirtioDevice::quiet_interrupts`]).
         let pending = self.irq.status.load(Ordering::SeqCst) != 0;
         let rings = self.device.rings();
         let mut queues = self.queues.iter().zip(&rings);
@@ -142,9 +144,9 @@ impl MmioDevice {
             || queues.any(|(queue, ring)| queue.ready && !self.driver_waits(queue, *ring))
     }
 
-    /// Returns whether the driver waits for a buffer that the device has not returned yet.
-    /// Otherwise the driver polls, is handling an interrupt, or has not received an interrupt that
-    /// the device raised for a returned buffer.
+    /// Returns whether the driver waits for a buffer that the device has not returned yet: its
+    /// event index is not behind the next buffer to return. If it is behind, the driver polls, is
+    /// handling an interrupt, or has not received the interrupt for a returned buffer.
     fn driver_waits(&self, queue: &QueueSetup, ring: RingState) -> bool {
         // `used_event`: the driver requests an interrupt when the device uses the buffer with this
         // index.
