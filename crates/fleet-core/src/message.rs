@@ -162,6 +162,7 @@ pub struct Heartbeat {
     pub rows: u64,
 }
 
+/// Default of [`Heartbeat::is_complete`], for messages without this field.
 fn yes() -> bool {
     true
 }

@@ -85,6 +85,7 @@ impl Timing {
     /// a further `grace`.
     #[must_use]
     pub const fn is_safe(&self) -> bool {
+        // `/ 50` adds 2 %: one clock may be 1 % too slow, and the other 1 % too fast.
         let deadline = self.deadline + self.deadline / 50;
         let former = self.acknowledge + self.deadline;
         deadline < self.silence

@@ -136,6 +136,7 @@ impl KnownHosts {
     /// [`SetupError`] if the file is missing or damaged.
     pub fn load(home: &std::path::Path) -> Result<Self, SetupError> {
         let path = hosts_path(home);
+        // The file may list [`MAX_HOSTS`] hosts, so it may be larger than other files of a member.
         let text = read(&path, MAX_FILE_BYTES * 16)?.unwrap_or_default();
         let hosts: Vec<FrontHost> =
             serde_json::from_str(&text).map_err(|error| SetupError::content(&path, error))?;

@@ -280,6 +280,7 @@ impl Heads {
                     PublishEffect::Stored { revision, .. } => return Ok(revision),
                     // A later call finds the outcome: the head then has the new root.
                     PublishEffect::Unavailable => return Err(file.take_error()),
+                    // Another host has changed the head: read it again.
                     _ => {}
                 }
             }

@@ -40,7 +40,8 @@ pub(crate) struct Budgets {
     limits: BTreeMap<BudgetOwner, u64>,
     /// Members whose shares are unknown since the takeover.
     unreported: BTreeSet<MemberId>,
-    /// Members whose next report contains all of their shares.
+    /// Members that have registered since their last complete report. Shares that their next
+    /// complete report does not contain are removed.
     restarted: BTreeSet<MemberId>,
     /// Owners whose latest grant a member has not reported as applied.
     pending: BTreeMap<MemberId, BTreeSet<BudgetOwner>>,

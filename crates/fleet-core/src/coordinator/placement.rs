@@ -66,7 +66,7 @@ impl Coordinator {
         }
         match self.place_within(now, needs, request) {
             // The whole limit is divided between the members, but some of them hold unused shares.
-            // Try again with all other members excluded.
+            // Try again, and exclude the members that do not hold enough of them.
             Err(CreateError::Budget(error)) if error.is_unused_elsewhere => {
                 let rows = self.committed.members.iter();
                 let others = rows.filter(|row| !self.budgets.holds(needs, row.id));

@@ -1,9 +1,10 @@
-//! Executor: the task of a node that drives the state machine `jiffy_fleet_core::Member`.
-//!
-//! The executor passes it events (messages, results of reads and writes, commands, time), and
-//! executes the returned effects in order. If this member is the coordinator, it also selects the
-//! hosts of new sandboxes (`placement`) and answers queries about its directory. The directory has
-//! a row for each sandbox.
+//! Executor: the task of a node that drives the state machine `jiffy_fleet_core::Member`. It
+//! reports events (messages, results of reads and writes, commands, time), and executes the
+//! returned effects in order. If this member is the coordinator, it also selects the hosts of new
+//! sandboxes (`placement`) and answers queries about its directory. The directory has a row for
+//! each sandbox, found by a hash of its id. A *shard* is a part of the fleet's sandboxes. An
+//! *epoch* of a member lasts from its registration until the coordinator declares it dead (by a
+//! *verdict*).
 
 mod decisions;
 mod placement;
@@ -266,7 +267,7 @@ impl Executor {
                     mass_silence: self.view.mass_silence,
                 })
             }
-            // The caller or the handle of the node has answered the others.
+            // `Node::answer` and the first `match` have answered the other queries.
             _ => Answer::Incomplete,
         }
     }

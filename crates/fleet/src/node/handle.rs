@@ -3,7 +3,8 @@
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
-//! not.
+//! not. A *row* is the entry of a sandbox in the coordinator's directory, which has the host and
+//! the state of each sandbox. To *claim* a stored sandbox means to become its owner.
 
 mod locate;
 mod members;

@@ -1,5 +1,6 @@
 //! Queues of messages from this node to other members. Each member has a queue and a task, so that
-//! messages arrive in their order and a slow member delays no other one.
+//! messages arrive in their order and a slow member delays no other one. A *row* is the entry of a
+//! sandbox in the coordinator's directory.
 
 use super::messenger::Messenger;
 use jiffy_fleet_core::{Body, Effect, MAX_ROWS_PER_MESSAGE, MemberId, Message, RowMessage};
@@ -129,8 +130,7 @@ fn merge(batch: impl Iterator<Item = (String, Message)>) -> Vec<(String, Message
     merged
 }
 
-/// Merges consecutive changes of rows (entries of sandboxes in the directory) in effects. Other
-/// effects are unchanged.
+/// Merges consecutive changes of rows in effects. Other effects are unchanged.
 pub(super) fn merge_changes(effects: Vec<Effect>) -> Vec<Effect> {
     let mut merged: Vec<Effect> = Vec::new();
     for mut effect in effects {

@@ -43,8 +43,8 @@ struct State {
 /// removed.
 ///
 /// A row that was removed before the executor has processed its addition is reported as both. The
-/// coordinator ends the reservation of a name only when a row that it knows is removed, so it must
-/// receive the addition.
+/// coordinator reserves a name for a create, and ends the reservation only when a row that it knows
+/// is removed. It must therefore receive the addition.
 #[derive(Debug, Default)]
 struct Changes {
     put: Option<Row>,

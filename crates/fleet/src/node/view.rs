@@ -21,7 +21,7 @@ pub struct View {
     pub member: MemberId,
     /// Epoch. `None` if this member is not registered.
     pub epoch: Option<Epoch>,
-    /// End of the authority, on the node's clock.
+    /// End of the authority (the right to claim stored sandboxes), on the node's clock.
     pub deadline: Option<Millis>,
     /// Epoch in which all local sandboxes were compared with their heads.
     pub reconciled: Option<Epoch>,

@@ -38,7 +38,7 @@ struct State {
     fault: Option<(Fault, usize)>,
     /// Fault of all writes.
     write_fault: Option<Fault>,
-    /// Content of all records before the next write.
+    /// Content that another client writes to all records before the next write.
     content: Option<Bytes>,
 }
 
@@ -174,7 +174,8 @@ impl MemoryRecords {
 }
 
 impl State {
-    /// Replaces each record by `content`. `None` for its own content.
+    /// Replaces each record by `content`. With `None`, each record retains its content, and only
+    /// its version changes.
     fn replace_all(&mut self, content: Option<&Bytes>) {
         for (version, value) in self.records.values_mut() {
             self.writes += 1;

@@ -216,8 +216,8 @@ impl SealedRecords {
     /// Remembers the highest counter of a record, to detect a store that returns an older version.
     fn remember(&self, key: &RecordKey, counter: u64) {
         let mut seen = self.seen.lock();
-        // A fleet has many heads of sandboxes. They contain revisions of their own, so only the
-        // first keys are remembered here.
+        // A fleet has many heads (records of the owners of sandboxes). They contain revisions of
+        // their own, so this map need not remember all of them.
         if seen.len() < MAX_REMEMBERED || seen.contains_key(key) {
             let known = seen.entry(key.clone()).or_default();
             *known = counter.max(*known);

@@ -314,6 +314,7 @@ impl Writer {
     fn answer(&self, number: u64, rows: Vec<Row>, callers: Callers) {
         let shared = self.shared.clone();
         tokio::spawn(async move {
+            // Without rows, the push contains no commit: it only announces `number`.
             let since = number - u64::from(!rows.is_empty());
             let unconfirmed = shared.push(since, number, rows).await;
             for (answer, row) in callers {

@@ -1,6 +1,7 @@
 //! [`TablePart`]: one of the records that contain the rows of a table (API keys, or template
 //! names). A hash of a row's key selects its part, so that one change rewrites only a small record.
-//! New changes are first stored in the index ([`super::TableIndex`]).
+//! A *commit* is one write of changes, and commits are numbered. New changes are first stored in
+//! the index ([`super::TableIndex`]).
 
 use super::super::{Checked, Format, RecordError, UnknownFields, decode, encode, rule};
 use super::{MAX_TABLE_BYTES, Row, Table};

@@ -2,7 +2,9 @@
 //! memory. The records that store rows come from other hosts, so each field is checked when it is
 //! read.
 //!
-//! A *member* is the daemon of one host of the fleet.
+//! A *member* is the daemon of one host of the fleet. A *commit* is one write that changes rows.
+//! The *index* is the record that lists the rows of the last commits, before they are moved to the
+//! other records of their table.
 
 use super::super::{UnknownFields, check_text, rule};
 use super::{TABLE_PARTS, Table};
@@ -289,7 +291,8 @@ pub struct Row {
     pub revision: u64,
     /// Request that changed the row last.
     pub request: RequestId,
-    /// The row was removed. Only rows in an index have this mark.
+    /// The row was removed. Only rows in the index have this mark: the other records omit removed
+    /// rows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// Content.

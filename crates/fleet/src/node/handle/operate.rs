@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// Maximum time from the acceptance of a command until this member sees its effect. The record is
-/// written within 3 s, and the members request changes every 2 s.
+/// Maximum time from the acceptance of a command until this member sees its effect. The coordinator
+/// writes its record of the members within 3 s, and the members request changes every 2 s.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(12);
 
 impl Node {
@@ -53,8 +53,8 @@ impl Node {
         Ok(Answer::Operated(result.err()))
     }
 
-    /// Accepts records on this member that are older than those read before. Returns whether the
-    /// records were older.
+    /// Accepts records of the fleet on this member that are older than those read before. Returns
+    /// whether the records were older.
     pub(super) async fn accept_restore(&self) -> Result<bool, NodeError> {
         let (sender, accepted) = oneshot::channel();
         self.try_send(Command::AcceptRestore(sender))?;
