@@ -338,9 +338,9 @@ impl Quota {
         })
     }
 
-    /// Records a reservation for `request` in the ledger. Disk space may be reserved partially,
-    /// down to the request's floor. Returns the reserved amount and the limit that bounds its disk
-    /// space.
+    /// Records a reservation for `request` in the ledger, which has the reservations of requests in
+    /// flight. Disk space may be reserved partially, down to the request's floor. Returns the
+    /// reserved amount and the limit that bounds its disk space.
     fn grant(
         &self,
         key: &Key,

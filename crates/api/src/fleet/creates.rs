@@ -2,8 +2,8 @@
 //! all members. Names and keys have rows in the fleet's directory, which its coordinator reserves.
 //!
 //! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
-//! hosts of new sandboxes and declares silent members dead. An *admission* is its permission for
-//! one new sandbox on a host.
+//! hosts of new sandboxes and declares silent members dead. An *admission* is the permission of the
+//! coordinator for one new sandbox on a host.
 //!
 //! A *row* is the entry of a sandbox or of a name in the directory of the fleet.
 

@@ -2,8 +2,8 @@
 //! that another member forwards.
 //!
 //! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
-//! hosts of new sandboxes and declares silent members dead. An *admission* is its permission for
-//! one new sandbox on a host.
+//! hosts of new sandboxes and declares silent members dead. An *admission* is the permission of the
+//! coordinator for one new sandbox on a host.
 //!
 //! The *head* of a request or response is its first line and its headers, without the body.
 
@@ -41,7 +41,8 @@ const CLIENT: HeaderName = HeaderName::from_static("jiffy-forwarded-for");
 const HOST: HeaderName = HeaderName::from_static("jiffy-forwarded-host");
 /// Header of forwarded calls whose answer is not meant for the client: a value of [`Purpose`].
 const PURPOSE: HeaderName = HeaderName::from_static("jiffy-forwarded-purpose");
-/// Header of forwarded requests to functions: label of the function.
+/// Header of forwarded requests to functions: label of the function, the part of its host name that
+/// identifies it.
 pub(super) const FUNCTION: HeaderName = HeaderName::from_static("jiffy-forwarded-function");
 /// Value of the header [`OWNER`].
 const TRUE: HeaderValue = HeaderValue::from_static("true");

@@ -135,7 +135,8 @@ impl Fleet {
         let repeated = Request::from_parts(parts.clone(), Body::from(call.body));
         let request = Request::from_parts(parts, body);
         let response = next.clone().run(request).await;
-        // A forced drain may have paused the sandbox while the resume waited for its `op_lock`.
+        // A forced drain may have paused the sandbox while the resume waited for an earlier
+        // operation on the sandbox.
         let is_refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
         if is_refused && self.gives_up(app, caller, id).await {
             return Ok(ControlFlow::Continue(repeated));
@@ -159,9 +160,9 @@ impl Fleet {
         self.resume_here(app, caller, id, request, next).await
     }
 
-    /// Executes a resume on this host. Returns the call again if the sandbox has left this host in
-    /// the meantime: the call has waited for an earlier resume on this host, which another host has
-    /// preceded.
+    /// Executes a resume on this host. Returns the call again if the sandbox has left this host
+    /// meanwhile. This happens if the call has waited for an earlier resume on this host, and
+    /// another host has resumed the sandbox first.
     async fn resume_here(
         &self,
         app: &App,

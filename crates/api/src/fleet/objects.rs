@@ -33,7 +33,7 @@ pub(super) enum Object {
     Pool(String),
 }
 
-/// Match of an object of a member and a call. A greater match is better.
+/// How well an object of a member matches a call. A greater value is a better match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Match {
     /// Precedence of the object that the text of the call denotes: objects of the caller precede

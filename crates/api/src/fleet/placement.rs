@@ -1,10 +1,13 @@
 //! Selection of the host of a new sandbox in a fleet, from the side of the host that received the
 //! create.
 //!
-//! The coordinator selects the host and admits the sandbox to the budgets of its owner. The
-//! selected host checks its own free resources last. After a rejection, the next host is tried.
+//! The *coordinator* is the member that selects the host. It also admits the sandbox to the budgets
+//! of its owner. A *budget* is one limit of one key on all hosts. A *share* is the part of it that
+//! one member may use. If a budget is exhausted, the coordinator *recalls* unused parts of shares.
+//! The selected host checks its own free resources last. After a rejection, the next host is tried.
 //!
-//! A *member* is a host of the fleet.
+//! A *member* is a host of the fleet. A *row* is the entry of a sandbox or of a name in the
+//! coordinator's directory.
 
 use super::forward::BufferedCall;
 use super::scope::{self, Scope};

@@ -30,6 +30,7 @@ impl Fleet {
             body: Default::default(),
             caller: caller.clone(),
             client: None,
+            // The answers of all members are merged.
             purpose: Purpose::Part,
             placement: None,
         };

@@ -1,4 +1,5 @@
-//! `jiffy fleet why`: explains on which host a sandbox was placed, and for which reason.
+//! `jiffy fleet why`: explains on which host a sandbox was placed, and for which reason. A
+//! *decision* is the selection of a host for one create, or its rejection.
 //!
 //! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
 //! declares silent members dead.

@@ -172,7 +172,8 @@ impl FleetShares {
             shares.set_in_use(now, &need.owner, used);
             if !shares.admit(now, &need.owner, need.amount) {
                 let (share, used) = shares.share(&need.owner);
-                // The share may suffice, if this host cannot report a further key.
+                // `admit` also fails if this host already reports the maximum number of owners. The
+                // share may suffice then, so the missing amount is at least 1.
                 need.amount = used
                     .saturating_add(need.amount)
                     .saturating_sub(share)

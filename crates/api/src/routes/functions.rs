@@ -83,8 +83,8 @@ impl App {
     ) -> Result<Arc<FunctionRecord>, ApiError> {
         let functions = self.functions()?;
         if let Caller::Function(function) = caller {
-            // Of these callers, only sandboxes with a callback secret reach this code. They may
-            // invoke only their function.
+            // Of callers with a key of a function, only sandboxes that call the function back reach
+            // this code. They may invoke only this function.
             return if function.name == name {
                 Ok(functions.find(function.owner.as_deref(), name)?)
             } else {

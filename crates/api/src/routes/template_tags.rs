@@ -101,7 +101,7 @@ fn tags_of(app: &App, caller: &Caller, id: &str) -> Result<Vec<TaggedBuild>, Api
         ControlFlow::Continue(())
     });
     walked.map_err(failed)?;
-    // A template that is not built yet is not part of the walk.
+    // `walk` passes built templates only. A stock template that is not built yet has one tag.
     if tags.is_empty() {
         tags.push(TaggedBuild::of_image(&info));
     }

@@ -1,10 +1,9 @@
 //! Executor: the task of a node that drives the state machine `jiffy_fleet_core::Member`. It
 //! reports events (messages, results of reads and writes, commands, time), and executes the
 //! returned effects in order. If this member is the coordinator, it also selects the hosts of new
-//! sandboxes (`placement`) and answers queries about its directory. The directory has a row for
-//! each sandbox, found by a hash of its id. A *shard* is a part of the fleet's sandboxes. An
-//! *epoch* of a member lasts from its registration until the coordinator declares it dead (by a
-//! *verdict*).
+//! sandboxes (`placement`) and answers queries about its directory, which has a row for each
+//! sandbox. A *shard* is a part of the fleet's sandboxes. An *epoch* of a member lasts from its
+//! registration until the coordinator declares it dead (by a *verdict*).
 
 mod decisions;
 mod placement;
