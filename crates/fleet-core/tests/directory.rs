@@ -1,5 +1,7 @@
 //! Directory of the coordinator: memory of a row, streams of changes from members, gaps and full
-//! lists. The directory has one row per sandbox, with its host and state.
+//! lists. The directory has one row per sandbox, with its host and state. A *list* is a complete
+//! transmission of a member's rows, in pages in the order of the hashes. Members number their
+//! changes, and the coordinator numbers the lists that it requests.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -4,7 +4,9 @@
 //! A *front* is a machine without sandboxes that passes requests of clients to the members. The
 //! certificate of a removed front remains valid, so the record of the shard lists removed fronts
 //! for all later coordinators. A *verdict* declares a member dead. An *epoch* of a member lasts
-//! from its registration with the coordinator until the coordinator declares it dead.
+//! from its registration with the coordinator until the coordinator declares it dead. *Mass
+//! silence* means that more than half of the live members send no heartbeats. The *authority* of a
+//! member is its right to start stored sandboxes.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

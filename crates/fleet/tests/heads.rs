@@ -3,7 +3,9 @@
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox.
 //!
-//! To *claim* a sandbox means to become its owner in the head.
+//! To *claim* a sandbox means to become its owner in the head. To *publish* a pause means to enter
+//! the root of its snapshot in the head: any host may then resume it. The *root* is the digest that
+//! identifies the snapshot in the store.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use bytes::Bytes;

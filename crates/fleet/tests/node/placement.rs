@@ -1,7 +1,8 @@
 //! Placement of sandboxes through any member.
 //!
 //! A *budget* is the limit of an API key for the sandboxes on all hosts. A *share* is the part that
-//! a member may use without a request.
+//! a member may use without a request. A *decision* is the answer to a create: the host, or the
+//! reason why no host fits. A *row* states the host and the state of one sandbox or name.
 
 use super::support::{Fleet, hash};
 use jiffy_fleet::node::{

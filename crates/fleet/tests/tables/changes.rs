@@ -1,5 +1,6 @@
 //! Changes of the tables (API keys, template names) without faults. One member, the writer, commits
-//! the changes of all members.
+//! the changes of all members. The rows are stored in records, the *parts*. One more record, the
+//! *index*, lists the last commits.
 
 use super::lab::{Lab, create, hash, is_revoked, key_row, reached, revoke, row};
 use crate::records::servers;

@@ -1,6 +1,7 @@
 //! Writers that are lost, answers that are lost, and records that are damaged or older. The writer
 //! is the member that commits the changes of the tables. It is the coordinator, and the term counts
-//! the coordinators.
+//! the coordinators. The rows are stored in records, the *parts*. One more record, the *index*,
+//! lists the last commits.
 
 use super::lab::{Lab, create, fleet, is_revoked, reached, revoke, row};
 use crate::records::servers;
