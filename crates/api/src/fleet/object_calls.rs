@@ -1,9 +1,9 @@
 //! Executes calls on snapshots, templates and other objects that another member has: sends probes,
 //! and forwards the call to the member that answers best.
 //!
-//! A *member* is a host of the fleet. A *probe* asks a member only how well one of its objects
-//! matches a call. The member does not execute the call. The *home* of an object is the member that
-//! manages it.
+//! A *member* is a host of the fleet. A *probe* requests only the quality of the best match
+//! among the member's objects. The member does not execute the call. The *home* of an object is the
+//! member that manages it.
 
 use super::forward::{BufferedCall, Forwarded, Purpose, prepare};
 use super::objects::{Match, Object};

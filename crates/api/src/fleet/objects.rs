@@ -33,7 +33,8 @@ pub(super) enum Object {
     Pool(String),
 }
 
-/// How well an object of a member matches a call. A greater value is a better match.
+/// Quality of the match between an object of a member and a call. A greater value is a better
+/// match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Match {
     /// Precedence of the object that the text of the call denotes: objects of the caller precede

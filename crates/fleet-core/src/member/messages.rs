@@ -156,9 +156,9 @@ impl Member {
         effects.push(Effect::Registered { epoch });
     }
 
-    /// Handles the acknowledgement of a heartbeat: extends the authority of this member (its right
-    /// to start stored sandboxes) until a new deadline, applies grants and recalls of shares, and
-    /// sends the rows that the coordinator requests.
+    /// Handles the acknowledgement of a heartbeat: extends the authority of this member until a
+    /// new deadline, applies grants and recalls of shares, and sends the rows that the coordinator
+    /// requests. *Authority* is the right to start stored sandboxes.
     fn acknowledged(
         &mut self,
         now: Millis,

@@ -136,8 +136,8 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
     assert_eq!(on_b.version().unwrap().module, digest.to_string()[7..]);
     assert_eq!(get(&b).await, "from a");
     wait_until_stored(&b, &on_b).await;
-    // Each host has an object below `modules` for each module that it uses. Those of hosts a and b
-    // for the deployed module remain.
+    // Each host has an object below `modules` for each module that it uses. The objects of hosts a
+    // and b for the deployed module remain.
     wait("the module of the other owner is released", || {
         hosts.objects("modules").len() == 2
     })
