@@ -115,7 +115,8 @@ fn a_removal_opens_no_file_of_any_other_snapshot() {
         assert_eq!(opens.seen(), 0, "with {others} other snapshots");
         let result = store.remove("root");
         assert!(matches!(result, Err(SnapshotError::HasChild { .. })));
-        // Check that the watch works: it must report the locked manifest.
+        // Check that the watch works: the rejected removal has opened the manifest of `root` to
+        // lock it.
         assert_ne!(opens.seen(), 0);
     }
 }

@@ -167,7 +167,8 @@ async fn damage_in_transit_is_fetched_again_and_damage_in_the_store_is_reported(
         let failed = store.open(&tenant, name.root).await.unwrap_err();
         assert!(matches!(failed, StoreError::Damaged { .. }), "{failed}");
     }
-    // A damaged index is not reused: its chunks are uploaded again.
+    // The host has no index of the packs in the store and reads damaged ones. It reuses no chunk of
+    // these packs, and uploads all chunks again.
     flip("/packs/", 100);
     let options = PushOptions::new(dir.path().join("another-index"));
     let (_, report) = store

@@ -110,7 +110,8 @@ async fn kill_at_each_request(work: &str, min_requests: u64) {
         let more = pushed(dir.path());
         let options = PushOptions::new(dir.path().join("index"));
         let (name, _) = store.push(&tenant, &more, &options).await.unwrap();
-        // The lease of the killed push protects its objects for a day.
+        // The objects of the killed push remain, since its lease protects them for a day. These
+        // collections check only that no other object is lost.
         for _ in 0..3 {
             tick().await;
             store.collect(&tenant, AT_ONCE).await.unwrap();

@@ -59,7 +59,7 @@ impl Paused {
         paused
     }
 
-    /// Pushes a snapshot on the previous ones. Chunks with the seed 0 are inherited.
+    /// Pushes a snapshot that is based on the previous ones. Chunks with the seed 0 are inherited.
     async fn push(&mut self, tenant: &Arc<Tenant>, seeds: &[u64], working_set: &[u32]) {
         let mut source = snapshot(self.dir.path(), seeds);
         source.lineage = self.names.clone();

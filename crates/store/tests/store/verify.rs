@@ -132,7 +132,8 @@ async fn repair_takes_chunks_from_the_cache_of_a_host_for_all_snapshots() {
         let pulled = store.pull(&remote, part, Selection::All, &cache).await;
         pulled.unwrap();
     }
-    // Remove the pack of the first snapshot. The second snapshot reuses two of its chunks.
+    // Remove the pack of the first snapshot. The second snapshot reuses two of its chunks, so both
+    // snapshots are damaged.
     fs::remove_file(&place.files("packs")[0]).unwrap();
     let found = place.verify().await;
     assert_eq!(found.damaged.len(), 2);
@@ -287,7 +288,8 @@ async fn a_damaged_name_of_a_tenant_is_reported_as_damage_and_not_as_foreign() {
         .iter()
         .filter(|p| p.ends_with("name"))
     {
-        // The last 16 bytes authenticate the name. First damage the name, below the authentication.
+        // The last 16 bytes authenticate the name. First damage the name itself, which precedes
+        // them. The damage of the authentication follows at the end of this loop.
         flip_from_end(name, 18);
         let found = place.store.tenants().await.unwrap();
         assert_eq!((found.names.len(), found.foreign), (1, 0));

@@ -1,4 +1,9 @@
-//! Tests of the service with VMMs that are threads of the test.
+//! Tests of the fetch service with VMMs that are threads of the test.
+//!
+//! The service (the *fetcher*) downloads missing chunks of memory from the store into the cache of
+//! its host, from which a restored VMM reads them. A *grant* is a file that permits one VMM to
+//! fetch the memory layers of its snapshot. A *layer* is the part of a memory that one snapshot
+//! stores.
 
 use super::*;
 use crate::host::{GrantSocket, GrantedLayer, LastStore, LayerOrigin, RemoteSettings};
@@ -40,7 +45,8 @@ fn open(dir: &Path) -> Arc<RemoteStore> {
         timeout: crate::host::STORE_TIMEOUT,
     };
     let remote = RemoteStore::open(&settings).unwrap();
-    // Record the store as a daemon does, so that it is not created again.
+    // Record the store as a daemon does. The service, which opens the store a second time, must
+    // not create another one.
     LastStore::write(&settings).unwrap();
     remote
 }
@@ -188,7 +194,8 @@ async fn a_vmm_gets_the_chunks_of_its_layers_and_no_others() {
     vmm.ask(0, 4);
     let refused = vmm.answer().await.unwrap().outcome;
     assert!(matches!(&refused, FetchOutcome::Failed(why) if why.contains("not one of")));
-    // A chunk far beyond the end of the layer needs no fetch and causes no error.
+    // A chunk far beyond the end of the layer needs no fetch. The request is answered, and the
+    // connection stays open.
     vmm.ask(2, u64::MAX);
     vmm.answer().await.unwrap();
     // The connection is closed after a malformed request, and the fetcher connects again.
