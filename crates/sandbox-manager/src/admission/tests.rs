@@ -1,5 +1,8 @@
 //! Tests of admission: which shortage of the host rejects a sandbox, with figures instead of a
 //! host.
+//!
+//! A *reserve* is the part of a resource that guests may not use. [`BOOT_MIB`] is the memory that a
+//! guest is expected to use while it starts.
 
 use super::*;
 

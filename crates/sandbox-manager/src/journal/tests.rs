@@ -1,4 +1,7 @@
 //! Tests of the journal: commits, crashes, migrations and damaged records.
+//!
+//! An *intent* records a snapshot that is about to be written. A *retraction* records a copy of a
+//! snapshot that must still be removed from a store.
 
 use super::*;
 use crate::sandbox_settings::SandboxSettings;

@@ -136,7 +136,8 @@ fn counters_that_decrease_count_neither_negative_nor_twice() {
     host.ledger.sample("s", reading(1500, 100));
     host.ledger.sample("s", reading(1700, 150));
     let total = host.total("k");
-    // The CPU time is 2000 before the rollback and 200 after it. The bytes are 100 and 50.
+    // The CPU time is 2000 before the rollback and 200 after it. The bytes are 100 and 50. The
+    // difference to the lower counters is not counted.
     assert_eq!((total.cpu_us, total.sent_bytes), (2200, 150));
     host.ledger.reset("s", reading(10_000, 20_000).unwrap());
     host.ledger.sample("s", reading(10_001, 20_001));
@@ -151,13 +152,15 @@ fn a_crash_loses_nothing_of_sandboxes_that_continue() {
     host.clock.advance(50_000);
     host.ledger.sample("s", reading(200, 20));
     host.ledger.write().unwrap();
-    // This is measured, but not written.
+    // The following usage is measured, but not written before the crash.
     host.clock.advance(30_000);
     host.ledger.sample("s", reading(300, 30));
     let wall_ms = host.clock.now().wall_ms;
     host.ledger.start("new", Some("k"), 2, reading(3, 3));
     host.clock.advance(20_000);
     host.crash();
+    // The last argument is the time at which the guest was started. The time of `s` is not needed,
+    // since its usage was written before.
     host.ledger.adopt("s", Some("k"), 2, 0);
     host.ledger.adopt("new", Some("k"), 2, wall_ms);
     host.ledger.start("s", Some("k"), 2, reading(400, 40));

@@ -1,5 +1,9 @@
 //! Captured snapshots are visible as soon as they are acknowledged. Operations that need their
 //! files wait until they are stored, also after a restart of the daemon.
+//!
+//! A snapshot is *captured* when its content is fixed, while the guest continues to run. It is
+//! *stored* when the engine has written its files. A captured snapshot whose files can no longer be
+//! written is *lost*.
 
 use crate::fake;
 

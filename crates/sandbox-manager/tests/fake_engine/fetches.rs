@@ -181,7 +181,8 @@ fn a_daemon_killed_during_a_fetch_leaves_no_snapshot() {
         });
         bench.world.clear_failures();
     }
-    // Killed after all files were stored, before the journal was written.
+    // Simulate a daemon that was killed after all files were stored, before the journal was
+    // written.
     fs::write(bench.files().join(&snapshot), "left behind").unwrap();
     bench.run_and_kill(async {
         let host = bench.open_with(store.options("here", None)).await;
@@ -283,6 +284,7 @@ async fn the_copies_of_a_sandbox_that_moved_are_removed_by_its_new_host() {
     let other = Bench::new();
     let other_host = other.open_with(store.options("two", None)).await;
     let moved = other_host.create(from(&snapshot, None)).await.unwrap();
+    // From now on, the new host is responsible for the removal of the copies in the store.
     host.snapshots().set_copies_adopted(&snapshot, false);
     other_host.snapshots().set_copies_adopted(&snapshot, true);
     let names = store.objects("names").len();

@@ -26,6 +26,7 @@ async fn a_kill_by_a_host_that_shared_its_sandboxes_before_is_recorded_when_it_s
     let Host { bench, sandboxes } = one;
     sandboxes.close().await;
     drop(sandboxes);
+    // The host starts without the heads: it records the kill, but does not write it to the store.
     let alone = |has_shared| HostOptions {
         heads: None,
         has_shared,
@@ -36,6 +37,7 @@ async fn a_kill_by_a_host_that_shared_its_sandboxes_before_is_recorded_when_it_s
     assert!(two.sandboxes.stored_sandbox(None, &id).await.is_ok());
     sandboxes.close().await;
     drop(sandboxes);
+    // The host shares its sandboxes again, and marks the head of the killed sandbox.
     let _one = bench.open_with(store.sharing_options(1)).await;
     let was_killed = |stored: &Result<Option<Sandbox>, OperationError>| {
         let error = stored.as_ref().err();
@@ -80,6 +82,7 @@ async fn a_sandbox_of_a_host_that_returns_is_not_used_before_its_comparison() {
     let taken = one.host.create(owner, "taken").await.id().to_owned();
     one.host.pause_durably(&taken).await;
     two.host.take_over(owner, &taken).await.unwrap();
+    // The first host returns: none of its sandboxes has been compared with its head.
     one.host.sandboxes.expect_comparison();
     assert!(!one.host.sandboxes.until_compared(&taken, limit).await);
     // Without the store the comparison fails.
@@ -87,7 +90,7 @@ async fn a_sandbox_of_a_host_that_returns_is_not_used_before_its_comparison() {
     store.make_unreachable();
     one.host.sandboxes.reconcile_heads(true).await.unwrap_err();
     assert!(!one.host.sandboxes.until_compared(&taken, limit).await);
-    // A sandbox that was created meanwhile needs none.
+    // A sandbox that was created meanwhile needs no comparison.
     let new = one.host.create(Some("key2"), "new").await.id().to_owned();
     assert!(one.host.sandboxes.until_compared(&new, limit).await);
     store.make_reachable();

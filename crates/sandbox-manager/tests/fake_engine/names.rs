@@ -108,7 +108,8 @@ async fn each_sandbox_uses_the_requested_engine() {
     assert_eq!(usual.engine(), Some("microvm"));
     assert_eq!(other.engine(), Some(OTHER));
     until("the pool to fill", || host.pool().waiting() == 1).await;
-    // The booted templates of both engines remain. Only the default engine has a warm pool.
+    // Each engine has booted the template once, and restores further guests from its snapshot. Only
+    // the default engine has a warm pool.
     host.create(on(OTHER)).await.unwrap();
     host.create(base()).await.unwrap();
     assert_eq!(*bench.world.boots.lock().unwrap(), 2);

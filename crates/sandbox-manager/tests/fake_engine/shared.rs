@@ -1,8 +1,9 @@
 //! Sandboxes that any host of a store can resume.
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox. An *epoch* of a member lasts from its registration with the coordinator until the
-//! coordinator declares it dead.
+//! the sandbox. A host *claims* a sandbox by writing itself to the head as the owner, and then
+//! resumes the sandbox. An *epoch* of a member (host of a fleet) lasts from its registration with
+//! the coordinator until the coordinator declares it dead.
 
 use crate::fake;
 use crate::uploads::{TestStore, stored};
@@ -242,7 +243,7 @@ async fn a_killed_sandbox_is_resumed_by_no_host() {
         store.make_unreachable();
         one.sandboxes.remove(&id).await.unwrap();
         store.make_reachable();
-        // A running sandbox is on its host until the head is marked.
+        // For the other host, the sandbox is paused or runs on its host until the head is marked.
         two.stored_until(&id, |stored| {
             stored
                 .as_ref()
@@ -345,7 +346,7 @@ struct Member {
     number: u32,
     /// Zero without contact to the fleet.
     epoch: Arc<AtomicU64>,
-    /// Number of a dead host.
+    /// Number of the host that this host considers dead. Zero for none.
     dead: Arc<AtomicU64>,
 }
 

@@ -355,6 +355,7 @@ fn the_next_daemon_continues_uploads_and_removals() {
         let host = bench.open_with(store.options("one", None)).await;
         assert_ne!(state(&host, &snapshots[1]), Some(StoreState::Local));
         stored(&host, &snapshots[1]).await;
+        // The chunks that the killed daemon had sent are known, and are not sent again.
         assert!(figure(&host, "jiffy_store_chunks_total{what=\"known\"}") >= 64.0);
         assert!(store.objects("packs").len() > packs);
         until("the pending removals", || {

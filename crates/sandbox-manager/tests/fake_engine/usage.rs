@@ -170,7 +170,8 @@ fn usage_survives_a_killed_daemon_and_continues_with_adopted_guests() {
     clock.advance(600);
     bench.run_and_kill(async {
         let host = open(&bench, &clock).await;
-        // The pause was not written, and the sandbox that ran all the time is complete.
+        // The 30 s before the pause were not written, and are lost. The other sandbox ran all the
+        // time, so the next daemon counts its complete time.
         assert_eq!(seconds(&host, "bob"), 20);
         host.kill(&ids[0]).await.unwrap();
         assert_eq!(seconds(&host, "alice"), 650);

@@ -165,7 +165,7 @@ async fn retained_snapshots_receive_checksums_also_after_a_restart() {
     bench.world.checksummed.lock().unwrap().clear();
     let host = bench.open_with(options).await;
     until("both to be checked again", || checksummed() == both).await;
-    // A snapshot that is removed before it is checked causes no error.
+    // A snapshot that is removed before its checksums are written causes no error.
     host.remove(child.id()).await.unwrap();
     host.remove(sandbox.id()).await.unwrap();
     host.snapshots().remove(requested.id()).unwrap();
@@ -252,7 +252,7 @@ async fn a_pool_follows_a_demand_within_a_part_of_the_free_memory() {
     })
     .await;
     host.stop_all().await;
-    // A host without pools has none.
+    // A host that was started without warm pools does not follow the demand.
     let bench = Bench::new();
     let host = bench.open_with(options(0)).await;
     host.pool().follow(&demand(4)).await;
@@ -317,7 +317,9 @@ async fn concurrent_creates_of_many_sizes_do_not_retire_each_other() {
         });
         tokio::spawn(async move { host.create(spec).await })
     });
-    // A create fails if the snapshot of its size was retired before its first use.
+    // A template has snapshots of a limited number of sizes: a snapshot of another size is
+    // *retired* (removed) for a new one. A create fails if its snapshot was retired before its
+    // first use.
     for create in creates.collect::<Vec<_>>() {
         create.await.unwrap().unwrap();
     }
