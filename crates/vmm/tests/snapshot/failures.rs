@@ -1,4 +1,6 @@
-//! Failing snapshots: the guest continues to run unharmed.
+//! Failing snapshots: the guest continues to run unharmed. `mark WORD` stores a word in memory and
+//! on the disk of the test guest, and `marks` returns both. `dirty MIB` writes this amount of
+//! memory.
 
 use super::files::{SnapshotTarget, file};
 use super::guest_image::{guest, skip};

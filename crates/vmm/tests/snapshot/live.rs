@@ -2,7 +2,9 @@
 //!
 //! The test guest (`tests/guest/snapshot_init.c`) writes continuously to memory and disk. Its
 //! command `mark WORD` stores a word in memory and on the disk, and `marks` returns both words.
-//! `dirty MIB` writes this amount of memory. A chunk has 64 KiB.
+//! `dirty MIB` writes this amount of memory. `status` counts the *greetings*: the guest opens a
+//! connection to its controller at the start, and again if a restore has closed it. A chunk has
+//! 64 KiB.
 
 use super::files::{OpenSnapshot, SnapshotTarget, file};
 use super::guest_image::guest;

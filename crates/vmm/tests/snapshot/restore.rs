@@ -1,4 +1,7 @@
 //! Restored guests continue without noticing the restore.
+//!
+//! The test guest writes numbered *records* to its disk all the time. It *greets* its controller
+//! over a new connection after the start and after each restore. `status` returns both numbers.
 
 use super::guest_image::guest;
 use super::test_vm::{GREETINGS, LAST_RECORD, TestVm};

@@ -1,4 +1,5 @@
-//! Rollback of a running VM in place.
+//! Rollback of a running VM in place. `mark WORD` stores a word in memory and on the disk of the
+//! test guest, and `marks` returns both. `dirty MIB` writes this amount of memory.
 
 use super::files::{FdList, OpenSnapshot, file};
 use super::guest_image::guest;

@@ -1,4 +1,7 @@
 //! Disks on host storage that does not respond.
+//!
+//! A *fold* merges two adjacent layers of a snapshot. A *controller* is the process that drives a
+//! VMM through its control socket.
 
 use super::files::SnapshotTarget;
 use super::guest_image::{guest, skip};
@@ -106,7 +109,7 @@ fn a_stalled_disk_blocks_no_other_device_and_loses_no_data() {
     vm.resume();
     wait_for_writes(&mut vm, false);
     assert!(vm.status()[LOOPS] > before[LOOPS]);
-    // A fold is deferred.
+    // A fold, which waits for the disk, is deferred and delays no later request.
     vm.send(&Request::FoldLayers(Box::new(FoldedLayers {
         lower: files_of_no_layer(1),
         upper: files_of_no_layer(2),

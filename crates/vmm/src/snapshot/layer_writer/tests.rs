@@ -1,7 +1,8 @@
 //! Writes layers of changed memory, and compares them.
 //!
 //! A *layer* is the part of a memory that one snapshot stores: the chunks (64 KiB each) that differ
-//! from its ancestors.
+//! from its ancestors. A *candidate* is a chunk that may differ. The writer compares the pages of a
+//! candidate that may have been written with the layers below.
 
 use super::super::linear_memory::CHUNK_SIZE;
 use super::super::map_layers::{MAX_MAPPINGS, map_layers, plan_mappings};
@@ -182,7 +183,8 @@ fn long_runs_bypass_the_page_cache_and_are_compared_by_hash() {
     let index_file = TempFile::new().unwrap().into_file();
     let output = LayerOutput::new(&file, direct.as_ref());
     let mut writer = LayerWriter::new(source, output, &index_file);
-    // Two parts, as written by two forked processes.
+    // Two parts, as written by two forked processes. Such a process must not write shared pages
+    // directly to the disk, but copies them to a bounce buffer first.
     writer.enable_bounce_buffer();
     writer.set_len().unwrap();
     writer.write_range(100..u64::MAX).unwrap();

@@ -147,8 +147,9 @@ fn a_forked_process_reads_missing_memory_as_zero() {
     let Some((memory, lazy)) = lazy_memory() else {
         return;
     };
-    // Missing chunks must not be candidates of a snapshot: like a snapshot writer, the child reads
-    // zeroes and does not wait.
+    // The child stands for the process that writes a snapshot. It reads missing chunks as zero
+    // instead of waiting for them, so they must not be stored in a snapshot: they are not private
+    // (checked below).
     //
     // SAFETY: the child only reads memory and exits.
     let child = unsafe { nix::unistd::fork() }.unwrap();

@@ -3,6 +3,10 @@
 //! A *layer* is the part of a memory that one snapshot stores: the chunks (64 KiB each) that differ
 //! from its ancestors. A *private* page belongs to this process alone, because a guest has written
 //! it or the VMM has copied it.
+//!
+//! *Captured* pages were private when the target snapshot was taken of this memory. *Unwritten*
+//! pages are private and have the content of the target. *Retainable* pages may remain private
+//! after a revert, because a restored guest writes them first: their content is read again.
 
 use super::super::layer_output::LayerOutput;
 use super::super::layer_writer::{LayerSource, LayerWriter};

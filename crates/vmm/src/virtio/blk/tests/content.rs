@@ -1,4 +1,5 @@
-//! Content: reads return the written bytes.
+//! Content: reads return the written bytes. The overlay receives all writes, and *owns* the blocks
+//! (of 4 KiB) that were written. Other blocks are read from the base.
 
 use super::*;
 use std::os::unix::fs::{FileExt, MetadataExt};

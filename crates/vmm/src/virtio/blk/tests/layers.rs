@@ -1,5 +1,9 @@
 //! Disks with several layers: each block is read from the newest layer that contains it, and frozen
 //! layers are never written.
+//!
+//! A snapshot *freezes* the overlay, which becomes the newest layer, and continues with an empty
+//! overlay. A *thaw* undoes the last freeze if its snapshot failed. A *fold* merges a layer into
+//! the layer above.
 
 use super::*;
 use crate::machine::file_identity;

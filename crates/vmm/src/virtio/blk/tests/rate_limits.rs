@@ -1,4 +1,7 @@
 //! Rate limits of disks.
+//!
+//! The limiter is a token bucket: each request takes a token, and tokens are added at the permitted
+//! rate. A *kick* is the driver's notification of the device about new requests.
 
 use super::*;
 use crate::virtio::device::chain::DeferredKick;

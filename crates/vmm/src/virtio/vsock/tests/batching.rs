@@ -1,4 +1,5 @@
-//! Batches need few interrupts and few calls to the host, and lose no data.
+//! Batches need few interrupts and few calls to the host, and lose no data. A *batch* consists of
+//! all events that the event loop receives at once.
 
 use super::super::header::VsockOp;
 use super::guest::{RX_BUFFER_BYTES, TX_QUEUE};
@@ -65,7 +66,7 @@ fn a_device_that_was_reset_within_a_batch_handles_later_events() {
     let mut guest = VsockGuest::ready();
     guest.device.begin_batch();
     guest.device.reset();
-    // The end of the batch does not reach the inactive device.
+    // No `end_batch` follows: it is not called for an inactive device.
     guest.activate();
     guest.fill();
     guest.connected_by_guest(50, 4096);

@@ -78,7 +78,7 @@ fn the_end_of_the_hosts_data_reaches_the_guest_after_the_data_and_the_guest_may_
         }
     }
     assert!(got == question);
-    // No events occur although the stream remains readable at its end.
+    // The device no longer waits for the stream, which is at its end and therefore always readable.
     guest.assert_quiet();
     let header = link.data(6);
     guest.send(header, b"answer");

@@ -1,4 +1,7 @@
 //! All bytes arrive in order at any speed.
+//!
+//! The *credit* of a sender is the free space in the buffer of the receiver, from `buf_alloc` (size
+//! of the buffer) and `fwd_cnt` (bytes consumed so far) in the receiver's packets.
 
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
