@@ -111,6 +111,7 @@ async fn connections_wait_for_a_busy_vmm() {
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(2048), hard).unwrap();
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
     let vmm = Pid::from_raw(guest.vm.vmm_pid().try_into().unwrap());
+    // The VMM takes no requests from its control socket until it is continued below.
     kill(vmm, Signal::SIGSTOP).unwrap();
     let connector = guest.vm.connector();
     let mut streams = Vec::new();

@@ -1,4 +1,8 @@
 //! Tests of the choice of engine and memory policy from measured costs.
+//!
+//! A *policy* is the source of a restored guest's memory. `Map` maps the pages of the snapshot,
+//! which are read when they are touched. `CopyWorkingSet` reads the pages that the guest touches
+//! first before the start, and maps the others. `CopyAll` reads all memory before the start.
 
 use super::*;
 

@@ -188,7 +188,7 @@ async fn a_restricted_sandbox_requires_its_token() {
             403
         );
     }
-    // The agent checks its own token.
+    // Port 49983 is the agent's, which checks a token of its own.
     assert_eq!(
         send_request(setup.address, client::get(49983, "/health"))
             .await

@@ -28,6 +28,7 @@ async fn a_link_reaches_only_the_sandbox_that_signed_it() {
     }));
     let guests = Guests::one(ID, 49_983, agent);
     let setup = Setup::new(&guests).await;
+    // The token of the agent: see `Guests`.
     let token: String = ID.chars().rev().collect();
     let (status, text) = send_request(setup.address, link(&token)).await;
     assert_eq!(status, 200);

@@ -242,7 +242,8 @@ async fn a_request_without_a_body_is_repeated_once_if_the_sandbox_has_moved() {
     assert_eq!(status, 200, "{text}");
     assert_eq!(a.counters.totals().repeated, 1);
     assert_eq!(c.counters.totals().answered, 0);
-    // A body may have been sent already.
+    // A request with a body is not repeated, because the body may have been sent already. The host
+    // forgets the outdated place, so the next request succeeds.
     fleet.remember(ID, "c");
     let request = to(80, "/").method("POST").body(body("x")).unwrap();
     let (status, text) = send_request(a.address, request).await;
