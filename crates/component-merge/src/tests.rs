@@ -192,7 +192,8 @@ const SECOND: &str = r#"(import "a" "f" (func $f (param i32) (result i32)))
 #[test]
 fn unsupported_components_are_not_merged() {
     assert_eq!(run(&merge(&two(FIRST, SECOND, "")).unwrap()).unwrap(), 21);
-    // A start function.
+    // A start function, types that are not supported, further uses of the first module, and a
+    // resource.
     let start = format!("{FIRST} (func $s) (start $s)");
     for (first, more) in [
         (start.as_str(), ""),

@@ -1,4 +1,9 @@
 //! Tests for the imports of modules of jiffy-core/1.
+//!
+//! *jiffy-core/1* is the interface between the host and a core WebAssembly module. For each
+//! request, the host calls the module's function `jiffy_buf`, writes the request to the returned
+//! address, and calls `jiffy_handle`, which returns the length of the response. The host reads the
+//! response at the address that `jiffy_out` returns.
 #![allow(clippy::unwrap_used)]
 
 use crate::support::TestTenant;

@@ -263,6 +263,7 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
 
 #[test]
 fn a_process_is_adopted_by_the_next_daemon_and_exits_without_one() {
+    // The tenant's process outlives the thread that started it.
     let tenant = std::thread::spawn(TestTenant::start).join().unwrap();
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
     let (directory, id) = (tenant.directory, tenant.process.id());

@@ -1,4 +1,8 @@
 //! Tests for outgoing requests of functions and the checks of the broker.
+//!
+//! The *broker* is a thread of the daemon for one tenant. The tenant's process has no network. It
+//! requests each connection from the broker by host and port, and the broker checks the function's
+//! list of allowed hosts.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use crate::support::{HTTP, OWNER, TestClient, TestTenant, program};

@@ -2,7 +2,8 @@
 //! retains.
 //!
 //! A *slot* is address space for the memory of one instance, which requests use one after the
-//! other. The *reset* cleans a slot after a request.
+//! other. The *reset* cleans a slot after a request. The runtime *interposes* `ioctl`: it replaces
+//! the function of libc, in order to correct the page scans of Wasmtime.
 #![cfg(feature = "fast-reset")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 

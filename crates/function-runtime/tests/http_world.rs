@@ -15,6 +15,7 @@ fn a_component_answers_and_its_output_is_in_the_log() {
             "hello from a component"
         );
     }
+    // Each of the 20 requests writes a line. The last line has the number 19.
     let entries = tenant.logs("http", 19);
     assert_eq!(
         (entries.len(), entries[0].text.as_str()),
@@ -26,6 +27,8 @@ fn a_component_answers_and_its_output_is_in_the_log() {
 fn an_outgoing_request_is_denied_without_allowed_hosts() {
     let tenant = TestTenant::start();
     tenant.deploy("http", HTTP, FunctionLimits::default());
+    // A path that starts with `e` selects an outgoing request. The component traps unless the
+    // request is denied.
     let answer = tenant.connect().get("http", "/elsewhere");
     assert_eq!(answer.text(), "hello from a component");
 }

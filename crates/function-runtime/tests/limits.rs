@@ -102,7 +102,9 @@ fn jiffy_buf_and_jiffy_out_beyond_their_limits_are_terminated() {
     }
 }
 
-/// A first attempt ends after a few milliseconds, and has no visible effects.
+/// A module without imports is first run on the stack of the worker. After a few milliseconds this
+/// first attempt is aborted, and the request is repeated in a new instance. The aborted attempt has
+/// no visible effects.
 #[test]
 fn a_slow_guest_answers_like_a_fast_guest() {
     let tenant = TestTenant::start();

@@ -289,7 +289,8 @@ async fn kill_other_processes(key: &str) {
                 );
                 1
             }
-            // The process that has loaded the version, or was about to.
+            // The killed process had loaded the version, or was about to load it. The deployment
+            // fails.
             (_, DeployStep::Load | DeployStep::Publish) => {
                 assert!(
                     matches!(deployed, Err(FunctionError::Unavailable(_))),
