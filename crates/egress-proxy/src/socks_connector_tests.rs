@@ -46,8 +46,7 @@ async fn through_tls(
     let served = tokio::spawn(async move {
         let mut stream = acceptor.accept(theirs).await.ok()?;
         // Greeting of the client (3 bytes), the method without a password (5, 0), and the request:
-        // 7
-        // bytes and the name.
+        // 7 bytes and the name.
         let mut greeting = [0; 3];
         stream.read_exact(&mut greeting).await.ok()?;
         stream.write_all(&[5, 0]).await.ok()?;

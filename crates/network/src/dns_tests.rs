@@ -1,4 +1,5 @@
-//! Tests of a guest's DNS server with name servers on loopback.
+//! Tests of a guest's DNS server with name servers on loopback. A *member* is a sandbox that has
+//! joined a private network.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

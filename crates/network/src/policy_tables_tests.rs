@@ -1,5 +1,9 @@
 //! Tests that a replayed table equals the table that `nft` creates, in network namespaces of
 //! the tests.
+//!
+//! `nft` compiles the table of a policy once. The kernel messages that it sends are recorded. They
+//! are *replayed*, without `nft`, in the network namespaces of other sandboxes with the same
+//! policy.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

@@ -189,6 +189,7 @@ async fn a_rollback_closes_the_connections_of_the_guest_and_no_later_one() {
     let mut silent = TcpStream::connect(address).await.unwrap();
     // The next connection is accepted after the silent one.
     let (_later, _) = open().await;
+    // A rollback of the guest clears the resolved addresses, which closes its connections.
     resolved.clear();
     for stream in [&mut client, &mut silent] {
         let end = tokio::time::timeout(limit, stream.read_to_string(&mut text));

@@ -102,6 +102,7 @@ async fn the_connections_of_a_key_are_limited_and_other_keys_are_not_affected() 
 async fn an_authority_of_another_host_is_recorded_and_nothing_is_sent() {
     let mut lab = Lab::new(ServerKind::default()).await;
     let other = Lab::new(ServerKind::default()).await;
+    // The key of this authority is encrypted for the other host. This host cannot decrypt it.
     lab.authority = other.authority;
     let result = lab.try_tls(Lab::rule(), ONE, OWNER).await;
     assert!(result.is_err());

@@ -1,4 +1,8 @@
 //! Test with a real connection tracking table, in a network namespace of the test. Needs root.
+//!
+//! A *slot* is a network namespace with devices and rules that the daemon prepares in advance and
+//! assigns to one guest. [`in_slot`] runs its argument in a new namespace with the devices of a
+//! slot.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

@@ -1,4 +1,5 @@
-//! Captured messages of a kernel (6.18, x86-64) about a guest's connections.
+//! Captured messages of a kernel (6.18, x86-64) about a guest's connections. A *slot* is the
+//! network namespace of a guest with its devices and rules.
 #![allow(clippy::unwrap_used)]
 
 use super::flow::{ConntrackFlow, parse_deleted};

@@ -31,6 +31,7 @@ fn no_packet_leaves_directly_if_rules_name_an_egress_proxy() {
         let rules = with_proxy("proxy.example:1080", allow, deny);
         let policy = EgressPolicy::new(&rules, &reach).unwrap();
         assert!(policy.has_names());
+        // At most 10 connections, and refused packets are not recorded.
         let script = policy.script(10, false);
         let chain = |name: &str| {
             let text = script
@@ -39,6 +40,8 @@ fn no_packet_leaves_directly_if_rules_name_an_egress_proxy() {
                 .unwrap();
             text.split("  }\n").next().unwrap()
         };
+        // The chain `out` is for packets of the guest that leave directly, `back` for packets to
+        // the guest. `by_name` redirects connections to the proxy that decides by name.
         assert!(!chain("out").contains("accept") && chain("out").ends_with("goto refuse\n"));
         assert_eq!(chain("back"), "    drop\n");
         let by_name = chain("by_name");
