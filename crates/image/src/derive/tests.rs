@@ -1,4 +1,7 @@
 //! Tests of derived templates: images, merging, hostile layers and garbage collection.
+//!
+//! A file `.wh.NAME` of a layer (*whiteout*) deletes the file NAME of the layers below. A file
+//! `.wh..wh..opq` hides all files of its directory in the layers below (*opaque* directory).
 
 use super::*;
 use crate::build::tests::home;

@@ -1,4 +1,7 @@
 //! Import of images from directories, archives, and a real registry on the loopback interface.
+//!
+//! A file `.wh.NAME` of a layer (*whiteout*) deletes the file NAME of the layers below. The *diff
+//! id* of a layer is the digest of its uncompressed archive.
 
 use super::*;
 use crate::build::tests::home;

@@ -1,4 +1,7 @@
 //! Tests of exported templates: import, trust in files, downloads and shared stores.
+//!
+//! A *stock template* is a template whose recipe is built into the program. Its name is reserved.
+//! The *stamp* of an image records that the image was verified.
 
 use super::*;
 use crate::build::build_if_needed;

@@ -1,5 +1,8 @@
 //! Tests that unpacked files equal the entries of their archive: attributes, holes, links,
 //! deletions.
+//!
+//! A file `.wh.NAME` of a layer (*whiteout*) deletes the file NAME of the layers below. A file
+//! `.wh..wh..opq` hides all files of its directory in the layers below (*opaque* directory).
 
 use super::*;
 use rustix::fs as sys;
