@@ -156,7 +156,7 @@ async fn an_expensive_fold_is_retried_for_the_last_snapshot_only() {
     let bench = Bench::new();
     let host = open(&bench).await;
     let (_, taken) = sandbox(&host, 4).await;
-    // Folds with the small limit of the first try are refused. Only a retry may copy more.
+    // Folds with the small limit of the first try are rejected. Only a retry may copy more.
     bench.world.fail("small-fold");
     for removed in &taken[..3] {
         host.snapshots().remove(removed).unwrap();
