@@ -1,7 +1,7 @@
 //! All bytes arrive in order at any speed.
 //!
-//! The *credit* of a sender is the free space in the buffer of the receiver, from `buf_alloc` (size
-//! of the buffer) and `fwd_cnt` (bytes consumed so far) in the receiver's packets.
+//! The *credit* of a sender is the free space in the buffer of the receiver. The receiver's packets
+//! contain its size, `buf_alloc`, and the number of bytes consumed so far, `fwd_cnt`.
 
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
