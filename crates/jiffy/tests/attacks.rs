@@ -378,6 +378,7 @@ while True:
         let after = (open(daemon), open(attack.vmm));
         eprintln!("descriptors of daemon and VMM: {before:?}, then {after:?}");
         assert!(after.0 < before.0 + 64, "{before:?} {after:?}");
+        // A VMM has at most 1,024 connections.
         assert!(after.1 < before.1 + 1100, "{before:?} {after:?}");
     });
 }

@@ -390,6 +390,7 @@ fn the_same_commands_work_remotely_with_a_key() {
         done.stderr
     };
     names_and_labels(&|args| remote.ok(args), &fails);
+    // The killed sandboxes `web` and `api`.
     let report = remote.json(&["prune", "--yes", "--older-than", "0s"]);
     assert_eq!(report["items"].as_array().unwrap().len(), 2, "{report}");
     assert_eq!(remote.test_home.ok(&["ls", "-q"]).lines().count(), 1);

@@ -1,7 +1,8 @@
 //! Tests for privileges and limits of a VMM on the host.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran. A *spare* is a VMM
-//! process that the daemon starts in advance for the next guest.
+//! process that the daemon starts in advance for the next guest. The *jail* of a VMM consists of
+//! its own user, its namespaces and an empty root directory.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;

@@ -1,4 +1,7 @@
 //! Tests for directory copies to and from a sandbox, and for its changes as a layer.
+//!
+//! In a layer, a file `.wh.NAME` records that the file NAME was deleted. A file `.wh..wh..opq`
+//! records that its directory replaces a directory of the template.
 
 use crate::support::test_home::TestHome;
 use crate::support::{finish, jiffy, sandbox_http};

@@ -22,7 +22,7 @@ fn a_guest_that_writes_continuously_gets_its_rate_and_stays_responsive() {
     let rate = (RATE / 1_000_000).to_string();
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--disk-mbps", &rate]);
     let id = test_home.ok(&["create"]);
-    // Uses up the accumulated tokens.
+    // Uses up the tokens that have accumulated: bytes that the limiter lets pass without delay.
     write(&test_home, &id, 20);
     let began = Instant::now();
     write(&test_home, &id, 40);
@@ -98,6 +98,7 @@ fn a_guest_with_limited_requests_does_not_exceed_its_limit() {
         );
         test_home.sh(&id, &script);
     };
+    // Uses up the accumulated tokens. The further 4,000 requests take about 4 s.
     write(1500);
     let began = Instant::now();
     write(4000);

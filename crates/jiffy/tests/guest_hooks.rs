@@ -68,6 +68,7 @@ fn failed_and_endless_hooks_are_reported_and_do_not_stop_a_pause() {
     let steps = steps["steps"].as_array().unwrap();
     let step = |name: &str| steps.iter().find(|step| step["step"] == name);
     let hooks = step("before_pause_hooks").unwrap()["ms"].as_f64().unwrap();
+    // The hooks of a moment may run for 5 s in total.
     assert!((4000.0..9000.0).contains(&hooks), "{steps:?}");
     assert!(step("before_pause_hook_failed").is_some(), "{steps:?}");
     test_home.ok(&["resume", &id]);

@@ -1,4 +1,5 @@
-//! Tests for templates from minimal images.
+//! Tests for templates from minimal images. A *stock template* is a template whose recipe Jiffy
+//! contains.
 
 use crate::support::test_home::TestHome;
 use jiffy_test_attributes::jiffy_test;
@@ -107,7 +108,7 @@ fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
     let (test_home, root) = prepared();
     let archive = save_image(&test_home, &root);
     let archive = archive.to_str().unwrap();
-    // The directory that it names does not exist.
+    // The working directory that the image names does not exist. Commands start in `/`.
     test_home.ok(&["template", "build", "--from-tar", archive]);
     let id = test_home.ok(&["create", "--template", "app"]);
     assert_eq!(

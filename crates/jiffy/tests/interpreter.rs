@@ -1,5 +1,5 @@
 //! Tests for the stock template `code-interpreter-v1`: execution, state, and independence of
-//! clones.
+//! clones. The *kernel* of a language is the process that executes its code and has its state.
 
 use crate::support::page_faults;
 use crate::support::sandbox_http::{ask, execute, result, send, stdout};

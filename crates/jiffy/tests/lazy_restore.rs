@@ -265,8 +265,8 @@ fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
             .filter(|line| line.contains("fetched a snapshot"))
     };
     let total = |name| fetched().map(|line| figure(line, name)).sum::<u64>();
-    // The ranges are compressed and encrypted, and contain frames between the required frames. They
-    // may have at most 30 % more bytes than the required chunks.
+    // A frame is a compressed and encrypted chunk. The ranges contain frames between the required
+    // frames. They may have at most 30 % more bytes than the required chunks.
     assert!(
         total("range_bytes") * 10 < total("fetched_bytes") * 13,
         "{log}"
@@ -339,6 +339,7 @@ fn a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_
     let root = hosts.store.find(None, &hosts.snapshot).unwrap()[0]
         .remote
         .root;
+    // A host that has not fetched all memory of a snapshot is recorded there as its reader.
     let readers = || hosts.store.objects(&format!("/readers/{root}/")).len();
     let id = hosts.create(&[]);
     wait_for("the store to be notified", || {

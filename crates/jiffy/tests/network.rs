@@ -476,13 +476,14 @@ fn networks_of_a_removed_data_directory_are_removed_by_the_next_daemon() {
             |home: &tempfile::TempDir| Network::open(&NetworkConfig::new(home.path())).unwrap();
         let remaining = open(&removed);
         let range = remaining.range();
+        // By default, four slots are created in advance.
         wait_for("its slots", || (slots().len() == 4).then_some(()));
         let before = slots();
         // Its daemon was killed, and its directory was removed afterwards.
         std::mem::forget(remaining);
         drop(removed);
         let next = open(&home);
-        // Its claims are free again.
+        // The range of addresses that the removed directory had claimed is free again.
         assert_eq!(next.range(), range);
         wait_for("orphaned slots to be removed", || {
             slots().iter().all(|s| !before.contains(s)).then_some(())

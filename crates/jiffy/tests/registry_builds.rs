@@ -246,6 +246,7 @@ fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
     assert_eq!(version(), Some(first));
     let found = test_home.call(&[&run[..], &["/nothing"]].concat());
     assert_eq!(found.code, Some(127), "{found:?}");
+    // The two sandboxes of `jiffy create` remain.
     wait_for("the sandboxes of runs to be removed", || {
         let remaining = test_home.json(&["ls"]);
         (remaining.as_array().unwrap().len() == 2).then_some(())

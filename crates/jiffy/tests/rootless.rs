@@ -258,7 +258,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
             done.stderr.contains("without root: ") && done.stderr.ends_with("no\n"),
             "{done:?}"
         );
-        // The error is reported once.
+        // The restrictions without root are reported once.
         let done = user.call(&["run", "--", "sh", "-c", "kill -9 $$"]);
         assert_eq!(
             (done.code, done.stderr.contains("without root")),

@@ -177,6 +177,7 @@ fn a_warm_pool_sandbox_retains_only_memory_of_its_warm_up() {
     let seen = pooled.each_ref().map(|id| test_home.sh(id, look));
     for (id, seen) in pooled.iter().zip(&seen) {
         assert_eq!(seen.lines().next(), Some(id.as_str()));
+        // The host name of a guest is `waiting` during its warm-up.
         assert!(!seen.contains("waiting"), "{seen}");
         assert_eq!(seen.matches("127.0.1.1").count(), 1, "{seen}");
     }

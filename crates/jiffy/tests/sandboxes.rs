@@ -1,7 +1,8 @@
 //! Tests for persistent sandboxes with real guests: a daemon owns them, and every command finds the
 //! daemon.
 //!
-//! The *working set* of a snapshot consists of the pages that a restored guest touches first.
+//! The *working set* of a snapshot consists of the pages that a restored guest touches first. The
+//! *seal* of a snapshot is the file with checksums of its chunks, which is written later.
 
 use crate::support::engine::is_gvisor;
 use crate::support::test_home::TestHome;
@@ -304,6 +305,7 @@ fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
     for policy in ["map", "working set", "read all"] {
         assert!(table.contains(policy), "{table}");
     }
+    // `map` reads memory when it is touched. The other policies copy the working set or all memory.
     let doctor = || test_home.ok(&["doctor", "--no-boot"]);
     assert!(doctor().contains("measured on this host"), "{}", doctor());
     let path = test_home.dir.path().join("host.json");
@@ -336,6 +338,7 @@ fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
     change("/policy", "copy_all");
     let all = own();
     assert!(mapped * 2 < set && set < all, "{mapped}, {set}, {all} KiB");
+    // A policy that was measured on another host is not used. The default is `map`.
     change("/host/cpu", "Another");
     assert!(doctor().contains("another host"), "{}", doctor());
     let foreign = own();

@@ -1,6 +1,7 @@
 //! Tests for snapshots that another daemon restores, whose data directory shares only the store.
 //!
-//! A *tenant* is an owner of snapshots in the store.
+//! A *tenant* is an owner of snapshots in the store. The *seal* of a snapshot is the file with
+//! checksums of its chunks, which is written later.
 
 use crate::support::store::{TestStore, directory};
 use crate::support::test_home::TestHome;

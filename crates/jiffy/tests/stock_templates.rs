@@ -1,5 +1,6 @@
 //! Tests for the intended use of the stock templates `base`, `node`, `browser` and `docker`, in
-//! sandboxes created from their snapshots.
+//! sandboxes created from their snapshots. A *stock template* is a template whose recipe Jiffy
+//! contains.
 
 use crate::support::devtools::{self, Page};
 use crate::support::test_home::TestHome;

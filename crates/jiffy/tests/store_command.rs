@@ -151,6 +151,7 @@ async fn test_all_commands(host: &Host) {
             .unwrap();
         roots.push(name.root);
     }
+    // The chunk of seed 6 is in both snapshots.
     let stats = host.json(&["stats"]);
     assert_eq!(
         (&stats["tenant"], &stats["snapshots"]),
@@ -194,6 +195,8 @@ async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store:
     let mut packs = host.files("packs");
     packs.sort_by_key(|path| fs::metadata(path).unwrap().len());
     let mut bytes = fs::read(&packs[0]).unwrap();
+    // The smaller pack has only chunk 1 of `two`, because chunk 0 was already in the store. A pack
+    // starts with a header of 64 bytes.
     bytes[64 + 1000] ^= 4;
     fs::write(&packs[0], &bytes).unwrap();
     let found = host.jiffy(&["verify", "two"]);

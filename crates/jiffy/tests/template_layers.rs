@@ -1,6 +1,9 @@
 //! Tests for layered templates with real guests. Files that an upper image deletes are hidden.
 //! Sandboxes of an older version of a template continue to work after the template is replaced or
 //! removed.
+//!
+//! A file `.wh.NAME` of a layer deletes the file NAME of the images below. A file `.wh..wh..opq`
+//! hides all files of its directory in the images below.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
@@ -274,6 +277,7 @@ fn eight_stacked_builds_keep_the_changes_of_each() {
         let details = test_home.json(&["template", "inspect", name]);
         details["images"].as_array().unwrap().len()
     };
+    // A template has at most six images. At this maximum, a build merges all but the lowest.
     assert_eq!(images("high-5"), 6);
     assert_eq!(images("high-6"), 2);
     assert_eq!(images("high-8"), 4);

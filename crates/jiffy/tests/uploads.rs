@@ -1,4 +1,5 @@
-//! Tests for uploads of snapshots to the shared store.
+//! Tests for uploads of snapshots to the shared store. A *pack* is an object of the store with
+//! chunks of snapshots.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;

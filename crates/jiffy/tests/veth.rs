@@ -1,5 +1,8 @@
 //! Tests for guests without a virtual machine: their network card is in a network namespace, with
 //! the same network access as all guests.
+//!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
 
 use crate::support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
 use crate::support::network_probe::clean;

@@ -1,4 +1,7 @@
 //! Tests for functions through a daemon: commands, API, host names, keys, restarts.
+//!
+//! *jiffy-core/1* is the interface between the host and a core WebAssembly module. The *label* of a
+//! function is the first part of its host name.
 
 mod client;
 mod deployments;
@@ -421,6 +424,7 @@ fn restarted_daemon(daemon: &FunctionDaemon) {
     local(&["daemon", "start", "--listen", "127.0.0.1:0"]);
     assert_eq!(daemon.processes(), before);
     let all = remote.test_home.json(&["function", "ls", "--all"]);
+    // `hello`, `probe` and `swap`.
     assert_eq!(all.as_array().unwrap().len(), 3, "{all}");
     let label = all[0]["label"].as_str().unwrap();
     assert_eq!(local(&["function", "invoke", label]), "public");

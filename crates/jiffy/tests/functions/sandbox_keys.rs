@@ -16,7 +16,8 @@ use std::process::Command;
 
 /// Component that sends a request to the authority in its path; see the first lines of `http.wat`.
 const HTTP: &[u8] = include_bytes!("../../../function-runtime/tests/guests/http.wat");
-/// Answer of the component for a denied request.
+/// Answer of the component for a denied request. For a response, it answers with R and the first
+/// digit of the status.
 const DENIED: &str = "EP";
 
 /// Raw HTTP requests of a guest.

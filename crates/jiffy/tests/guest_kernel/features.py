@@ -290,7 +290,7 @@ def every_module_of_the_image_loads():
             tried.add(one)
             count += 1
             error = finit(f'{top}/{one}')
-            # ENODEV: the processor lacks the feature.
+            # EEXIST: the module is loaded. ENODEV: the processor lacks the feature.
             if error not in (0, 17, 19):
                 failed[one] = os.strerror(error)
     need(not failed, failed)

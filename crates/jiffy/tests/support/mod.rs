@@ -164,6 +164,7 @@ pub fn page_faults(pid: u32) -> u64 {
         .1
         .split_whitespace()
         .collect();
+    // `minflt` and `majflt` (proc_pid_stat(5)).
     fields[7].parse::<u64>().unwrap() + fields[9].parse::<u64>().unwrap()
 }
 

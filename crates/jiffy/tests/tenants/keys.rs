@@ -171,6 +171,7 @@ fn a_key_grants_its_scope_only_and_no_key_grants_no_access() {
     let (open, none) = create(json!({ "templateID": "base", "secure": false }));
     assert_eq!(none, None);
     assert_eq!(keys.port(&open, 49983, stat, "").0, 200);
+    // A key of scope `read` receives only the first characters of ids, which open no ports.
     let (_, seen) = keys.http(&reader, "GET", "/v2/sandboxes", &Value::Null);
     let seen = seen.as_array().unwrap();
     assert_eq!(seen.len(), 2);

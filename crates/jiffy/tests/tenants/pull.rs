@@ -402,6 +402,7 @@ fn confined(puller: &Path) {
         "its root is empty"
     );
     let devices = fs::read_to_string(puller.join("net/dev")).unwrap();
+    // Two lines of headings, and the loopback device.
     assert_eq!(devices.lines().count(), 3, "{devices}");
     for descriptor in fs::read_dir(puller.join("fd")).unwrap().flatten() {
         let leads = fs::read_link(descriptor.path()).unwrap();

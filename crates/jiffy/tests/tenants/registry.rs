@@ -1,6 +1,7 @@
 //! Registries whose answers a test defines.
 //!
-//! The *puller* is the confined process that downloads images from registries.
+//! The *puller* is the confined process that downloads images from registries. The *diff id* of a
+//! layer is the digest of its uncompressed archive.
 
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};

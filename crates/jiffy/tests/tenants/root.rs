@@ -1,5 +1,8 @@
 //! Tests that root in a gVisor sandbox, and the process that isolates it, are confined to the
 //! sandbox.
+//!
+//! The *sentry* is gVisor's kernel in user space, one process per sandbox. The *helper* is the
+//! process `jiffy-gvisor` that starts the sandboxes of a daemon.
 
 use crate::support::children;
 use crate::support::test_home::TestHome;
