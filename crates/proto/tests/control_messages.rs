@@ -38,7 +38,8 @@ const SNAPSHOT: &str = r#"{"op":"snapshot","id":"abc","state":0,"memory":1,"disk
 const SNAPSHOTTED: &str = r#"{"event":"snapshotted","stopped_us":1,"total_us":2,
 "phases":{"pause_us":0,"state_us":0,"scan_us":0,"copy_us":0},"candidates":3,"stored":4,
 "zero":5,"cpu":"cpu","vcpus":2}"#;
-// `recalled` and `undecided` are former names, which remain in the serialized form.
+// `recalled` and `undecided` are former names, which remain in the serialized form. So are `keep`,
+// `kept`, `recall`, `settle` and `settled` below.
 const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc",
 "captured":{"id":"abc","report":null},"rollback":true,"fold":true,"disk_only":true,"memory_layers":1,
 "console":0,"overlays":[1]}"#;

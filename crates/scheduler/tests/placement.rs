@@ -341,7 +341,8 @@ fn an_explanation_names_the_selected_host_and_the_reasons_of_the_others() {
 }
 
 /// The free amounts of a scheduler agree with a simple model. A placement succeeds if and only if a
-/// host has room. The selected host is at most one bucket emptier than the tightest.
+/// host has room. The scheduler groups hosts in buckets, whose free amounts differ by at most 1/32.
+/// The selected host is in the bucket of the tightest host with room.
 #[test]
 fn random_operations_agree_with_a_linear_model() {
     for seed in 0..30 {

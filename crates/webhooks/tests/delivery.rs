@@ -155,6 +155,7 @@ async fn events_of_the_owner_are_posted_with_a_signature_and_others_are_not() {
     let created = webhooks.create(OWNER, &new(port), newest(&feed)).unwrap();
     feed.append(event(EventType::SandboxReady, "anotherkeyanotherkey", "b"));
     feed.append(event(EventType::SandboxReady, "", "c"));
+    // Webhooks report a new sandbox when it is ready, and not when it was requested.
     feed.append(event(EventType::SandboxCreated, OWNER, "d"));
     feed.append(event(EventType::SandboxKilled, OWNER, "e"));
     let one = received.recv().await.unwrap();

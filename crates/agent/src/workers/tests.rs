@@ -1,4 +1,7 @@
 //! Tests of the threads for calls that may block forever, such as calls on a stuck file system.
+//!
+//! A call is *stuck* if it made no progress for longer than the patience of its class. The *place*
+//! of a call is the mount point above its path, or on the root file system the path itself.
 
 use super::*;
 use std::path::Path;

@@ -1,5 +1,6 @@
 //! Tests of certificate authorities and proxies in the root file systems of several
-//! distributions.
+//! distributions. The *settings of a site* are the certificate authorities and the proxy of the
+//! network in which the guests run.
 
 use super::java_keystore::Keystore;
 use super::*;

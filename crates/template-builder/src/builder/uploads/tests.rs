@@ -33,6 +33,7 @@ async fn an_upload_is_visible_when_complete_and_to_its_owner_only() {
     assert_eq!(fs::read(found.path).unwrap(), b"abc");
     assert!(found.sum.starts_with("ba7816bf") && !found.is_verified);
     assert!(uploads.find(None, &name()).unwrap().is_none());
+    // The upload and its checksum. `prune` returns the removed bytes of uploads.
     assert_eq!(uploads.files().unwrap().len(), 2, "nothing half is left");
     assert_eq!(uploads.prune(Duration::from_secs(60), None).unwrap(), 0);
     assert_eq!(uploads.prune(Duration::ZERO, None).unwrap(), 3);
