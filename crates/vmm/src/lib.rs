@@ -1,15 +1,15 @@
 //! `jiffy-vmm`: each process is one microVM. The binary only calls [`process::run`]. The rest is a
 //! library, so that every device can be tested and fuzzed without KVM.
 //!
-//! The *controller* starts it and sends requests over a socket, with the crate
-//! `jiffy-microvm-engine`. Usually it is the daemon. A *spare* process is started in advance,
-//! before its guest is known. docs/design-vmm.md explains threads, devices and snapshots.
+//! The *controller*, usually the daemon, starts the process and sends requests over a socket, with
+//! the crate `jiffy-microvm-engine`. A *spare* process is started in advance, before its guest is
+//! known. docs/design-vmm.md explains threads, devices and snapshots.
 
 /// Fails to compile if the size of a state struct changes. Such a struct is part of the snapshot
 /// format. A change requires the following steps:
 /// - Increase the version of its section in `snapshot/machine_state.rs`.
 /// - Keep the old version readable, or announce in CHANGELOG.md that old snapshots are rejected.
-/// - Add a golden snapshot.
+/// - Add a golden snapshot: a stored snapshot of this version, which a test loads.
 /// - Update the size last.
 #[macro_export]
 macro_rules! frozen_layout {

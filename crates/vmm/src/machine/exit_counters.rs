@@ -110,6 +110,7 @@ mod tests {
 
     /// Returns a statistics file in the kernel's format.
     fn statistics(names: &[&str], values: &[u64]) -> File {
+        // A header of 24 bytes, then descriptors of 32 bytes (16, and a name of 16), then values.
         let name_size = 16u32;
         let count = u32::try_from(names.len()).unwrap();
         let data = 24 + count * 32;

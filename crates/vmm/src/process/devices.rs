@@ -9,6 +9,7 @@ use crate::virtio::{DeviceError, VirtioDevice};
 use std::sync::MutexGuard;
 
 impl Vm {
+    /// Calls `work` with device number `index`, and then reports its failures.
     pub(super) fn on_device(&mut self, index: usize, work: impl FnOnce(&SharedDevice)) {
         if let Some(device) = self.machine.devices.get(index).cloned() {
             work(&device);
@@ -16,6 +17,7 @@ impl Vm {
         }
     }
 
+    /// Reports a failure or warning of the device to the controller. Releases the device's lock.
     pub(super) fn report(&self, device: MutexGuard<'_, MmioDevice>) {
         report_device(device, &self.machine.bus, |event| {
             self.link.send(event, &[]);

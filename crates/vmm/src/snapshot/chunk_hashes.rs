@@ -1,7 +1,8 @@
 //! Hashes of the chunks that a snapshot stored. The next snapshot compares memory with the hashes:
 //! data written with direct I/O is not in the page cache and would have to be read from storage.
 //!
-//! A *chunk* is 64 KiB of memory.
+//! A *chunk* is 64 KiB of memory. A *writer process* is forked from the VMM, and writes the memory
+//! of a snapshot to files while the guest runs.
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};

@@ -56,8 +56,8 @@ impl DiskLimiter {
             self.waiting |= bit;
             return Err(wait.max(MIN_WAIT));
         }
-        // Another disk waits, and this disk had the last turn: yield once. Forget who waited,
-        // because a waiting disk may have been reset meanwhile.
+        // Another disk waits, and this disk had the last turn: yield once. Clear the set of waiting
+        // disks, because a disk in the set may have been reset and will not return.
         if self.waiting & !bit != 0 && self.last == Some(disk) {
             self.waiting = 0;
             self.last = None;
@@ -145,6 +145,7 @@ mod tests {
     fn a_busy_disk_reaches_the_rate() {
         let seconds = 100;
         let end = BURST_WINDOW + Duration::from_secs(seconds);
+        // 10 requests per second, 10 from the full bucket, and one ahead of the rate.
         let by_bytes = busy(&mut limiter(10 * MIB, 0), 0, MIB, BURST_WINDOW, end);
         assert!((1009..=1012).contains(&by_bytes), "{by_bytes}");
         let by_requests = busy(&mut limiter(0, 50), 0, MIB, BURST_WINDOW, end);

@@ -1,4 +1,7 @@
 //! Contract between driver and device.
+//!
+//! A request returns its status and the number of bytes that the device wrote, including the
+//! status. `owned_blocks() == [0]` means that no block was written to the overlay.
 
 use super::*;
 use crate::virtio::blk::request;
@@ -220,6 +223,7 @@ fn the_configuration_describes_the_disk() {
     for beyond in [60, 57, u64::MAX] {
         assert_eq!(config(block, beyond), 0);
     }
+    // A read-only disk has nothing to flush.
     let flushing = Block::new("b", DiskBackend::ReadOnly(file(&[0; 512]))).unwrap();
     assert_eq!(
         flushing.flush_to_host(true).features() & 1 << VIRTIO_BLK_F_FLUSH,

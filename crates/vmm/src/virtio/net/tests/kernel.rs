@@ -96,6 +96,7 @@ fn exchange_frames() {
     // The header, and the frame of 74 bytes.
     assert_eq!(driver.rx.used(), [(0, 86)]);
     assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 12, 74), ethernet(0x11));
+    // A header without offloads, in which `num_buffers` is 1.
     assert_eq!(
         driver.bytes(RX_BUFFERS_ADDRESS, 12),
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]

@@ -1,4 +1,7 @@
 //! Setting up connections.
+//!
+//! The numbers of a [`GuestSocket`] are the port of the guest, the port of the host, and the size
+//! of the guest's receive buffer in bytes.
 
 use super::super::header::{VsockHeader, VsockOp};
 use super::super::{MAX_CONNECTIONS, VsockConnectError};
@@ -69,6 +72,7 @@ fn data_written_before_the_response_is_sent_with_the_response() {
     guest.send(link.header(VsockOp::Response), &[]);
     assert_eq!(guest.received.pop_front().unwrap().1, b"early");
     let end = guest.next().0;
+    // 3: both directions.
     assert_eq!((end.op, end.flags), (VsockOp::Shutdown as u16, 3));
 }
 
@@ -115,6 +119,7 @@ fn a_rejection_by_the_guest_closes_the_stream_without_data() {
 #[test]
 fn a_connection_to_an_unresponsive_guest_times_out() {
     let mut guest = VsockGuest::ready();
+    // All timeouts are 30 ms.
     guest.set_timeouts(30, 30, 30);
     let (mut stream, outcome) = guest.connect(22);
     outcome.unwrap();
