@@ -25,9 +25,10 @@ pub struct HostLimits {
     /// host empty. With 1, all admitted guests can fill their disks. With more, guests that fill
     /// their disks at once can fill the host's disk.
     pub disk_overcommit: f64,
-    /// Pressure above which no operation starts, in percent of ten seconds. Memory pressure counts
-    /// only while less than a quarter of the host's memory is available. Waiting for processors
-    /// slows all sandboxes down but breaks none, so by default CPU pressure rejects no request.
+    /// Pressure (stall times of the kernel, PSI) above which no operation starts, in percent of the
+    /// last ten seconds. Memory pressure counts only while less than a quarter of the host's memory
+    /// is available. Waiting for processors slows all sandboxes down but breaks none, so by default
+    /// CPU pressure rejects no request.
     pub pressure: Pressure,
 }
 

@@ -2,6 +2,9 @@
 //!
 //! The walk starts at one object and follows the indexes from object to object. It therefore reads
 //! only records of this lineage, however many sandboxes other owners have.
+//!
+//! If snapshots between a snapshot and its parent were removed, they are *pruned*: the record of
+//! the snapshot below them has their number, and describes the newest of them (`PrunedAncestors`).
 
 mod runs;
 

@@ -15,8 +15,8 @@ pub trait SandboxObserver: Send + Sync {
     /// A sandbox was added (no `before`), changed, or removed (no `now`).
     fn changed(&self, before: Option<&Sandbox>, now: Option<&Sandbox>);
 
-    /// The head of a sandbox has this revision. `stored` is the snapshot of a stored pause, `None`
-    /// if the sandbox was claimed.
+    /// The head of a sandbox has this revision. If the sandbox was paused and its snapshot is in
+    /// the store, `stored` is the id of the snapshot. `None` if this host claimed the sandbox.
     fn head_changed(&self, sandbox: &Sandbox, revision: u64, stored: Option<&str>);
 }
 

@@ -37,7 +37,8 @@ impl Sandboxes {
 
 /// Returns `None` once the sandboxes are dropped.
 async fn write(inner: &Weak<SandboxesInner>) -> Option<()> {
-    // Adds no sample to the history, whose samples have a fixed interval.
+    // Reads the counters for the ledger only. The usage history of a sandbox has samples at a fixed
+    // interval, and receives none here.
     each_running(inner, SandboxEntry::meter).await?;
     let ledger = inner.upgrade()?.usage.clone();
     // The task does not panic.

@@ -83,6 +83,7 @@ impl Sandboxes {
         };
         let id = &snapshot.id;
         let start = async {
+            // The restored guest has no identity until one is assigned.
             let origin = snapshots.origin(id, BootMode::Snapshot, &identity).await?;
             let guest = origin.unassigned.assign_identity(&identity).await;
             guest.map_err(OperationError::engine(format!("read snapshot {id}")))

@@ -7,7 +7,8 @@ use jiffy_agent_client::AgentClient;
 use jiffy_proto::agent::ENVD_PORT;
 
 impl SandboxEntry {
-    /// Returns a client of the agent for `verb`, whose requests do not count as use of the sandbox.
+    /// Returns a client of the agent, whose requests do not count as use of the sandbox. `verb`
+    /// names the operation of the caller in errors.
     pub fn agent(&self, verb: &'static str) -> Result<AgentClient, OperationError> {
         let guest = self.running(SandboxOperation::Connect, verb)?;
         let agent = AgentClient::new(move || {

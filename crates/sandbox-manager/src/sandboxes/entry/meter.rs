@@ -35,6 +35,7 @@ impl SandboxEntry {
         if let Some(ledger) = self.indexes.usage.get() {
             self.with_record(|record| {
                 let owner = record.settings.owner.as_deref();
+                // The last change of the state of a running sandbox is the start of its guest.
                 let (memory_mib, started_ms) = (record.size.memory_mib, record.changed_ms);
                 ledger.adopt(&self.id, owner, memory_mib, started_ms);
             });

@@ -1,5 +1,9 @@
 //! Warm pools that follow the demand of a fleet: the coordinator of the fleet counts which
 //! templates are requested, and sends each host the number of guests to have ready.
+//!
+//! The *fingerprint* of a template and size is a hash of everything that determines their guests. A
+//! *bucket* of the pool has the waiting guests with one fingerprint. Its *target* is the number of
+//! guests that should wait.
 
 use super::{Pool, WarmPool};
 use crate::sandboxes::Sandboxes;

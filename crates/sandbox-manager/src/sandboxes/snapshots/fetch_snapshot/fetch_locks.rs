@@ -4,7 +4,8 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Locks of snapshots that are being fetched, by a key of the fetch.
+/// Locks of snapshots that are being fetched. The key is a text that identifies the fetch: owner
+/// and id of the snapshot, its id alone, or its id and the kind of the fetch.
 #[derive(Default)]
 pub(in crate::sandboxes) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
