@@ -15,7 +15,9 @@
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. The *root* of a snapshot is the hash that identifies
 //! it in the store. A *pack* is an object in the store with many compressed and encrypted chunks. A
-//! *frame* is a compressed and encrypted chunk in a pack.
+//! *frame* is a compressed and encrypted chunk in a pack. The *locations* of a snapshot are an
+//! object with pack and frame of each chunk. A *part* is the memory, the disk or another file of a
+//! snapshot.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};

@@ -89,7 +89,7 @@ impl Backend {
         if let Written::Lost(None) = replaced.await? {
             return Err(ignored());
         }
-        // `current` is outdated in any case: a second replace of it must fail.
+        // This host or another one has replaced `current`: a write that expects it must fail.
         match self
             .replace(CHECKED, content()?, &current, MAX_CHECKED_BYTES)
             .await?
@@ -101,8 +101,8 @@ impl Backend {
 
     /// Sends one write request.
     ///
-    /// Only a directory that was not opened by its URL lacks conditional replace. A single process
-    /// uses such a directory, so a mutex orders its replacements.
+    /// All backends replace conditionally, except a directory that was not opened by its URL. Only
+    /// one process uses such a directory, so a mutex orders its replacements.
     pub(super) async fn put_once(
         &self,
         path: &Path,

@@ -37,7 +37,7 @@ pub struct PullReport {
     pub fetched: u64,
     /// Bytes of the fetched chunks before compression.
     pub fetched_bytes: u64,
-    /// Number of ranges read.
+    /// Number of ranges that were read from packs, objects with many compressed chunks.
     pub ranges: u64,
     /// Bytes of the ranges.
     pub range_bytes: u64,
