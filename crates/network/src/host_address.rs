@@ -10,6 +10,7 @@ pub(crate) fn is_own_address(address: IpAddr) -> bool {
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let own = UdpSocket::bind((any, 0)).and_then(|socket| {
+        // Any port would do: connecting a UDP socket only selects its source address.
         socket.connect((address, 9))?;
         socket.local_addr()
     });

@@ -43,6 +43,7 @@ fn scripts() -> Vec<String> {
         rules
             .iter()
             .filter(|rules| ipv6 || !rules.allow_out.iter().any(|net| net.contains(':')))
+            // At most 4096 connections, and a log of rejected packets.
             .map(|rules| policy(rules, ipv6).script(4096, true))
             .collect::<Vec<_>>()
     });

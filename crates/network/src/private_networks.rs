@@ -3,8 +3,8 @@
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
 //!
-//! A *private network* connects sandboxes of one owner, its *members*, and nothing else
-//! (`private_network.rs`).
+//! A *private network* connects sandboxes of one owner, its *members*, and nothing else. It is a
+//! network namespace with a link to the slot of each running member (`private_network.rs`).
 
 use crate::guest;
 use crate::private_network::NetworkId;

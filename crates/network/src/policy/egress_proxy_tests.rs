@@ -44,6 +44,8 @@ fn no_packet_leaves_directly_if_rules_name_an_egress_proxy() {
         // the guest. `by_name` redirects connections to the proxy that decides by name.
         assert!(!chain("out").contains("accept") && chain("out").ends_with("goto refuse\n"));
         assert_eq!(chain("back"), "    drop\n");
+        // All TCP connections are redirected to the proxy of the slot (port 3443), which connects
+        // through the egress proxy.
         let by_name = chain("by_name");
         assert!(
             by_name.ends_with("meta l4proto tcp redirect to :3443\n"),

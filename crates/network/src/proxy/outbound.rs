@@ -19,6 +19,7 @@ use std::sync::Arc;
 pub(crate) struct Outbound {
     /// Namespace of the slot.
     pub slot: String,
+    /// Name servers of the host.
     pub host: Arc<Upstreams>,
     /// Client of egress proxies. `None` if the host does not support egress proxies.
     pub connector: Option<Arc<dyn EgressConnector>>,
