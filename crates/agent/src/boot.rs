@@ -28,7 +28,8 @@ pub enum GuestEngine {
     Gvisor,
 }
 
-/// Runs `work` until it completes or all connections are reset.
+/// Runs `work` until it completes or all connections are reset. The agent resets them if this guest
+/// becomes a clone: its connections then belong to the sandbox of which the snapshot was taken.
 async fn until_reset(mut reset: watch::Receiver<()>, work: impl Future<Output = ()>) {
     reset.mark_unchanged();
     tokio::select! {

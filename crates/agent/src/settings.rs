@@ -1,5 +1,8 @@
 //! [`AgentSettings`]: environment, token and defaults of the sandbox, which the host sends. An
 //! identity replaces all of them, and `POST /init` changes single settings.
+//!
+//! The *identity* of a sandbox is its id, host name, entropy, clock and these settings. The host
+//! sends it to a guest before the sandbox can be used.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,7 @@
 //! Mounts of volumes: the host opens a stream (`jiffy_proto::agent::VOLUME_PORT`), names a volume
 //! and a directory, and then answers the requests of this guest's kernel on the stream.
+//!
+//! The *pump* of a mount passes messages between the kernel (`/dev/fuse`) and the stream.
 
 mod fuse_device;
 mod lock_record;

@@ -1,6 +1,7 @@
 //! Check whether the host's kernel supports page scans, which the reset `fast` of functions
-//! requires. A *reset* cleans the memory of an instance after a request. This reset scans for the
-//! pages that a request wrote, and restores them.
+//! requires. A *reset* cleans the memory of an instance of a WebAssembly module after a request, so
+//! that the next instance can use it. This reset scans for the pages that a request wrote, and
+//! restores them.
 
 use jiffy_proto::function::SlotReset;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};

@@ -23,8 +23,8 @@ impl FunctionBody {
     }
 }
 
-// `GuardedBody<ConnectionBody, ProcessUse>` would have the same effect. However, the compiler then
-// cannot prove that futures with a response are `Send`.
+// `jiffy_http::GuardedBody<ConnectionBody, ProcessUse>` would have the same effect. However, the
+// compiler then cannot prove that futures with a response are `Send`.
 impl Body for FunctionBody {
     type Data = Bytes;
     type Error = hyper::Error;

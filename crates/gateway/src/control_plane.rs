@@ -1,4 +1,4 @@
-//! Interface to the service that answers requests without a sandbox, such as the REST API.
+//! Interface to the service that answers requests that address no sandbox: the REST API.
 
 use crate::body::{Body, BoxError};
 use crate::request_body::ClientRequestBody;
@@ -9,8 +9,8 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use tower_service::Service;
 
-/// Service that answers requests without a sandbox. Every `tower` service of requests implements
-/// this trait, such as an `axum` router.
+/// Service that answers requests that address no sandbox. Every `tower` service of requests
+/// implements this trait, such as an `axum` router.
 pub trait ControlPlane: Clone + Send + 'static {
     /// Answers a request.
     fn answer(

@@ -127,6 +127,7 @@ impl Front {
             Ok(host) => host,
             Err(reason) => {
                 debug!(client = %peer.ip, reason, "no host accepted a connection");
+                // A client of HTTP/2 (whose first bytes are `PRI `) cannot read this response.
                 if !is_http2 && !first.starts_with(b"PRI ") {
                     let refusal = send_refusal(client, ConnectionLimitError::NoHost);
                     // Ignore a timeout: the connection is closed in any case.

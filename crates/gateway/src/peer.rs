@@ -10,7 +10,8 @@ pub struct Peer {
     pub ip: IpAddr,
     /// True if the connection uses TLS.
     pub tls: bool,
-    /// True if the connection uses a Unix socket, which only the owner can open.
+    /// True if the connection uses a Unix socket, which only the owner of the host
+    /// can open.
     pub local: bool,
 }
 

@@ -119,10 +119,12 @@ mod tests {
                 .unwrap()
         };
         assert!(line("init").starts_with("-rwxr-xr-x"));
+        // The length of `agent` in bytes.
         assert!(line("init").contains(" 17 "));
         assert!(line("dev/console").starts_with("crw-------"));
         assert!(line("dev/console").contains("5,   1"));
         assert!(line("proc").starts_with("drwxr-xr-x"));
+        // Five directories, two devices and `init`.
         assert_eq!(listing.lines().count(), 8);
     }
 

@@ -27,7 +27,7 @@ pub(crate) fn is_on() -> bool {
 /// prevents that the process gains others. The process is killed when its parent exits. Makes
 /// system calls only and does not allocate, since it runs between fork and exec.
 pub(crate) fn drop_privileges(capabilities: CapabilitySet) -> io::Result<()> {
-    // No core dumps: they could contain data of the guest's owner.
+    // No core dumps: they could contain files of the template's owner.
     set_limits(&[
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_NPROC, MAX_TASKS),

@@ -99,6 +99,7 @@ fn serve(listener: &UnixListener, streams: &Streams) -> io::Result<()> {
         match control::accept(&connection, streams) {
             Ok(Accepted::Session) => {}
             Ok(Accepted::Image(image)) => streams.write_image(image, connection),
+            // Clients may have locks, so the marker of locks (`Streams::finish`) is not removed.
             Ok(Accepted::Stop) => return Ok(()),
             Ok(Accepted::Watch) => {
                 if let Err(e) = watches.add(connection) {

@@ -1,5 +1,8 @@
 //! Generation file, whose content changes with every identity. Programs compare it to detect that
-//! they run in a clone.
+//! they run in a clone: a guest that was restored from a snapshot of another sandbox.
+//!
+//! The *identity* of a sandbox is its id, host name, entropy, clock and settings. A guest receives
+//! an identity before its sandbox can be used.
 //!
 //! State in a program's memory (random generators, counters, caches of identities) is copied with
 //! the program, and only the program can renew it.

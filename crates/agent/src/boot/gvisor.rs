@@ -1,5 +1,8 @@
 //! Process 1 of a gVisor sandbox. It communicates with the host over
 //! [`link_socket`](crate::link_socket).
+//!
+//! The *greeting* is the first message of the agent to the host, which answers with the identity of
+//! the sandbox (id, host name, entropy, clock and settings).
 
 use super::{greeting, ipv4, root, until_reset};
 use crate::link_socket::LinkListener;
@@ -70,6 +73,7 @@ async fn accept<F: Future<Output = ()> + 'static>(
     loop {
         match listener.accept().await {
             Ok(stream) => drop(tokio::task::spawn_local(serve(stream))),
+            // For example, no descriptor is free: try again later.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }

@@ -1,5 +1,9 @@
-//! Mounts that only one process and its children see. The worker thread prepares the system calls,
-//! and the child makes them in its own mount namespace, which ends with its last process.
+//! Mounts that only one process and its children see. A worker thread of the agent prepares the
+//! system calls. The child that will execute the program makes them in its own mount namespace,
+//! which ends with its last process.
+//!
+//! Mounted files are created in a tmpfs on the directory `scratch` of the request, and bound to
+//! their targets. The tmpfs is then detached from `scratch`.
 
 use crate::rpc::{RpcCode, RpcError};
 use crate::sys;
@@ -133,7 +137,7 @@ pub unsafe fn enter(steps: &[MountStep]) -> Result<(), c_int> {
                 flags,
                 options,
             } => {
-                // SAFETY: all pointers are C strings of the plan.
+                // SAFETY: all pointers are C strings of `steps`.
                 checked(unsafe {
                     libc::syscall(
                         libc::SYS_mount,
@@ -153,7 +157,7 @@ pub unsafe fn enter(steps: &[MountStep]) -> Result<(), c_int> {
                 mode,
             } => {
                 let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
-                // SAFETY: the path is a C string of the plan.
+                // SAFETY: the path is a C string of `steps`.
                 let file = checked(unsafe {
                     libc::syscall(
                         libc::SYS_openat,
@@ -183,7 +187,7 @@ pub unsafe fn enter(steps: &[MountStep]) -> Result<(), c_int> {
                 checked(unsafe { libc::syscall(libc::SYS_close, file) })?;
             }
             MountStep::Detach(path) => {
-                // SAFETY: the path is a C string of the plan.
+                // SAFETY: the path is a C string of `steps`.
                 checked(unsafe {
                     libc::syscall(libc::SYS_umount2, path.as_ptr(), libc::MNT_DETACH)
                 })?;

@@ -25,7 +25,7 @@ pub enum CallError {
         /// Mount point of the file system, or the accessed path if it is on the root file system.
         path: PathBuf,
     },
-    /// The number of stuck calls has reached the maximum number of threads of the class.
+    /// The number of stuck calls has reached the maximum number of threads for this class of calls.
     Exhausted {
         /// Operation and its object.
         what: String,

@@ -2,7 +2,8 @@
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *identity* of a
 //! sandbox consists of id, host name, entropy and clock. A guest receives it before its sandbox can
-//! be used.
+//! be used. A *lease* is a network slot (a namespace with devices for one guest) that is assigned
+//! to a guest.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest};

@@ -18,7 +18,8 @@ fn routed(uri: &str, headers: &[(&str, &str)]) -> Route {
     route(&request.body(()).unwrap().into_parts().0, &config())
 }
 
-/// Returns the expected route to a port of a sandbox.
+/// Returns the expected route to a port of a sandbox. `Addressing::Host(None)` is a host name
+/// without expiry and signature.
 fn sandbox(id: &str, port: u16, path: &str, addressing: Addressing) -> Route {
     Route::Sandbox(SandboxTarget {
         id: id.to_owned(),

@@ -39,6 +39,8 @@ impl Templates {
         // template was opened.
         if let Ok(before) = self.manifest(&reference.to_string()) {
             version::store(&self.home, &before)?;
+            // A template in format 1 has its image in its directory, which is removed below. The
+            // stored version needs the image.
             self.move_format_1(&before, &place)?;
         }
         // The exchange leaves the replaced directory in `work`, which removes it on drop.

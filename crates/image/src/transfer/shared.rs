@@ -30,7 +30,7 @@ impl TemplateFiles {
     /// Opens the files of a template.
     pub fn open(templates: &Templates, name: &str) -> Result<Self, TemplateError> {
         let template = templates.get(name)?;
-        // The owner is an API key of this host.
+        // The owner is an API key of this host, which the importing host does not have.
         let about = TemplateManifest {
             owner: None,
             ..template.manifest.clone()

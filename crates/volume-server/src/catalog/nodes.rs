@@ -84,7 +84,9 @@ impl Catalog {
         all.and_then(Iterator::collect).map_err(failed)
     }
 
-    /// Adds a node without names.
+    /// Adds a node. The caller adds its entry, if the node has a name. `links` is the initial
+    /// number of links, 2 for a directory (its name, and `.`). `parent` is the directory of the
+    /// entry, and `target` the target of a symbolic link.
     pub(crate) fn add_node(
         connection: &Connection,
         node: u64,

@@ -55,6 +55,8 @@ impl Volume {
         let index = (HEAD_BYTES + entries.len() * ENTRY_BYTES) as u64;
         let catalog_offset = index.next_multiple_of(CHUNK);
         let mut end = (catalog_offset + catalog).next_multiple_of(CHUNK);
+        // A small content follows the previous one directly if both belong to the same group of
+        // nodes. Any other content starts at a new chunk of the store.
         let mut group = None;
         for entry in &mut entries {
             let own = (entry.length < LARGE).then_some(entry.node / GROUP);

@@ -1,4 +1,6 @@
 //! Nodes that clients use. A node without names is removed when no client uses it.
+//!
+//! A *node* is a file, directory or link of a volume, identified by a number as in FUSE.
 
 use std::collections::HashMap;
 

@@ -50,8 +50,9 @@ impl FileState {
     }
 }
 
-/// Returns the size of the regular files below a directory of the template, which the stacked
-/// `directories` form. Files beyond [`MAX_ADDED_SIZES`] are not included.
+/// Returns the size of the regular files below a directory of the template. `directories` are the
+/// directories of this path in the layers of the template, uppermost first. Files beyond
+/// [`MAX_ADDED_SIZES`] are not included.
 pub fn total_size(directories: &[PathBuf], step: &dyn Fn()) -> u64 {
     let mut total = 0_u64;
     let mut remaining = MAX_ADDED_SIZES;

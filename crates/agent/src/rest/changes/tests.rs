@@ -3,8 +3,8 @@
 
 use super::*;
 
-/// Compares a directory with the layers below it. Returns a letter and path per change, and whether
-/// the limit was reached.
+/// Compares a directory with the layers below it. Returns a letter and path per change (A: added,
+/// C: changed, D: deleted), and whether the limit was reached.
 fn changes(upper: &Path, lowers: &[&Path], limit: usize) -> (Vec<String>, bool) {
     let mut found = FileChanges::default();
     let lowers = lowers.iter().map(|l| l.to_path_buf()).collect();
@@ -82,6 +82,7 @@ fn overlayfs_whiteouts_are_deleted_files() {
     for name in ["gone", "kept", "d/hidden", "d/again/hidden"] {
         fs::write(low.join(name), "x").unwrap();
     }
+    // Whiteouts. No lower layer has `never`, so it is not listed as deleted.
     for name in ["gone", "never"] {
         let path = sys::cpath(&upper.join(name)).unwrap();
         // SAFETY: the path is zero-terminated.

@@ -5,9 +5,10 @@
 //! import may use a layer of the store only if its registry has proved, during this import, that it
 //! has the bytes of the layer. There are two kinds of proof:
 //!
-//! - The registry served the blob, and the process that started the puller computed its digest. If
-//!   the store has a record that a blob with this digest unpacks to the layer, the blob is not
-//!   unpacked again. Otherwise the blob is unpacked, and its diff id is compared.
+//! - The registry served the blob to the *puller*, an unprivileged process. The process that
+//!   started the puller computed the digest of the blob. If the store has a record that a blob with
+//!   this digest unpacks to the layer, the blob is not unpacked again. Otherwise the blob is
+//!   unpacked, and its diff id is compared.
 //! - The registry answered `HEAD` for the blob with the right size, and a record states that *this*
 //!   registry and repository once served these bytes to this host over TLS. Without the record, the
 //!   response would prove nothing, since a registry can answer 200 to every request. With the

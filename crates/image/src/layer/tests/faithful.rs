@@ -74,6 +74,7 @@ fn deletions_become_overlay_marks_in_any_order() {
         .directory("tree", 0o755)
         .directory("grove", 0o755)
         .file(".wh.grove", b"")
+        // Metadata of the file system AUFS, which the unpacker ignores.
         .file(".wh..wh.aufs", b"");
     let unpacked = dirs.unpack(&archive.end()).unwrap();
     assert!(!unpacked.opaque);

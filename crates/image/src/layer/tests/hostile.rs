@@ -1,5 +1,8 @@
 //! Tests with hostile archives: attacks on files outside of the target directory, and on the host's
 //! resources.
+//!
+//! Next to the target directory is the directory `outside` with the file `secret`
+//! ([`TestDirs`]). An entry `.wh.NAME` (a whiteout) deletes `NAME` of the layers below.
 
 use super::*;
 use std::time::Duration;

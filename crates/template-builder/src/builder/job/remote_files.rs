@@ -1,5 +1,7 @@
 //! Sources of `ADD` on other hosts: files of web servers, which the confined puller process
 //! downloads, and Git repositories, which a sandbox of the build clones.
+//!
+//! The *key* of a step is a hash of its inputs, by which later builds find its result.
 
 use super::super::copy::{self, CopyRequest, ROOT_USER, StagedFile};
 use super::super::failure::BuildFailure;
@@ -148,7 +150,7 @@ impl BuildJob {
     /// Downloads a file. Returns the file and its SHA-256.
     async fn fetch(&self, url: &str) -> Result<(File, String), BuildFailure> {
         let caller = self.build.caller.clone();
-        // Limits concurrent downloads, in total and per key.
+        // Limits concurrent downloads, in total and per API key.
         let permit = self.inner.pulls.acquire(caller.as_deref()).await;
         let cancel = Cancel::new().map_err(|e| BuildFailure::from_error(&e))?;
         // Dropping the guard cancels the download when the build is cancelled.

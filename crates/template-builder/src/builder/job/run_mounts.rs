@@ -34,7 +34,8 @@ pub(super) fn has_secrets(mounts: &[RunMount]) -> bool {
 }
 
 impl BuildJob {
-    /// Prepares the mounts of a step. `files` are the files of its bind mounts in order.
+    /// Prepares the mounts of a step. `files` are the files of its bind mounts in order. `before`
+    /// are the stages before this one, from which mounts may take files.
     pub(super) async fn prepare_mounts(
         &self,
         agent: &AgentClient,

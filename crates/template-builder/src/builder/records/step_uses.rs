@@ -1,4 +1,6 @@
 //! Time of the last use of each build step, by which unused steps are pruned.
+//!
+//! The key of a step is a hash of everything that determines its result (`step_key.rs`).
 
 use super::{BuildRecords, RecordError, from_sql, to_sql};
 use rusqlite::params;
