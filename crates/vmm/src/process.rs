@@ -118,7 +118,8 @@ pub fn run() -> ExitCode {
     match start(&origin, fds, spare, spare_threads, &link, times) {
         Ok(mut vm) => {
             let cause = vm.serve();
-            // Also after a reset or a failure: other vCPUs and streams may still be running.
+            // The VM is halted even after a reset or a failure: other vCPUs and streams may still
+            // be running.
             vm.halt();
             link.send(&Event::Stopped(cause), &[]);
             // Do not drop the VM: the kernel releases the memory of an exiting process at once, but

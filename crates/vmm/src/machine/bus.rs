@@ -33,7 +33,8 @@ pub struct Bus {
     devices: Vec<SharedDevice>,
     ioapic: Mutex<IoApic<KvmRoutes>>,
     ports: Mutex<LegacyPorts>,
-    // Accessed with `Relaxed`: the counters are statistics, and no other data depends on them.
+    // Both counters are accessed with `Relaxed`: they are statistics, and no other data depends on
+    // them.
     mmio_exits: AtomicU64,
     pio_exits: AtomicU64,
     /// Called when a device may have failed during a vCPU's access. The event loop then reports it.

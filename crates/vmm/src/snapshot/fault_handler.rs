@@ -238,7 +238,8 @@ impl FaultHandler {
                 self.open_requests.remove(&chunk);
                 self.fill(layer, chunk)
             }
-            // Retried until the timeout: the store may be unreachable for a short time.
+            // The request is repeated until the timeout: the store may be unreachable for a short
+            // time.
             FetchOutcome::Failed(reason) => {
                 request.send_at = Some(Instant::now() + RETRY_DELAY);
                 self.last_failure = Some(reason);

@@ -317,7 +317,8 @@ impl RevertPlan {
             remaining: MappingPlan {
                 map: remapped.collect(),
                 copy: plan.copy.clone(),
-                // Lazy memory cannot be reverted, so `later` and `registered` are empty.
+                // Memory that is fetched from a store when it is accessed (lazy memory) cannot be
+                // reverted, so `later` and `registered` are empty.
                 ..MappingPlan::default()
             },
             unchanged,

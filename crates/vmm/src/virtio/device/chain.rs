@@ -228,7 +228,7 @@ pub fn drain_throttled<'m>(
     let mut used = false;
     let mut progress = true;
     let outcome = loop {
-        // Without this, the guest would kick for each chain that it adds meanwhile.
+        // Without this call, the guest would kick for each chain that it adds meanwhile.
         if let Err(e) = queue.disable_notification(memory) {
             break Err(ring(e));
         }
@@ -268,8 +268,8 @@ pub fn drain_throttled<'m>(
             Ok(DrainStatus::Drained) => match queue.enable_notification(memory) {
                 Ok(false) => break Ok(DrainStatus::Drained),
                 // The index was ahead after kicks were enabled, but not when it was read again.
-                // This would block the event loop forever. A driver can cause it by placing the
-                // used ring over the index, or by writing the index from another CPU.
+                // Such an index would block the event loop forever. A driver can cause it by
+                // placing the used ring over the index, or by writing the index from another CPU.
                 Ok(true) if !progress => break Err(guest("available index goes back (2.7.6)")),
                 // A chain was added before kicks were enabled: serve it.
                 Ok(true) => progress = false,

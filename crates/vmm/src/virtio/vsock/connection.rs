@@ -84,7 +84,7 @@ enum CreditRequestState {
     /// The guest has no buffer space. A request is due at the deadline.
     Delayed,
     Due,
-    /// Sent. It is not repeated until the guest has buffer space again.
+    /// The request was sent. It is not repeated until the guest has buffer space again.
     Sent,
 }
 

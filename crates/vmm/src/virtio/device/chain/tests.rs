@@ -114,7 +114,7 @@ fn an_indirect_table_longer_than_the_queue_is_rejected() {
 
 #[test]
 fn hostile_indirect_tables_are_rejected() {
-    // Nested, of odd length, empty, outside memory, and after a valid descriptor.
+    // The tables are nested, of odd length, empty, outside memory, and after a valid descriptor.
     rejection(|ring| {
         ring.set_descriptor_at(0x8000, 0x9000, 16, INDIRECT, 0);
         ring.set_descriptor(0, 0x8000, 16, INDIRECT, 0);

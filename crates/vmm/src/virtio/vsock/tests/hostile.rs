@@ -1,4 +1,8 @@
 //! Hostile guests, which must only harm themselves.
+//!
+//! The numbers of a `GuestSocket` are its port, the host's port and the size of the guest's receive
+//! buffer in bytes. `shutdown(2)` announces that the guest sends no more data, and `shutdown(3)`
+//! closes both directions.
 
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
