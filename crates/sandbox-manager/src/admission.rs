@@ -178,7 +178,7 @@ impl Admission {
             .check_limits(&figures, &reservations, occupant, size)
             .and_then(|()| self.check_free_resources(&figures, reservations.starting));
         if let Err(refusal) = decision {
-            // Not counted for the warm pool: no client was rejected.
+            // Refusals for the warm pool are not counted: no client was rejected.
             if occupant == Occupant::Sandbox {
                 *reservations.rejections.entry(refusal.short_of).or_insert(0) += 1;
             }
@@ -223,8 +223,8 @@ impl Admission {
             disk_mib: size.disk_mib,
             starting,
         };
-        // Cannot overflow: `SandboxSize::check` limits each guest to 64 GiB of memory and 1 TiB of
-        // disk.
+        // The sums cannot overflow: `SandboxSize::check` limits each guest to 64 GiB of memory and
+        // 1 TiB of disk.
         *reservation.counter(reservations) += 1;
         reservations.memory_mib += reservation.memory_mib;
         reservations.disk_mib += reservation.disk_mib;

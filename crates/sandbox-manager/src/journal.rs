@@ -167,8 +167,8 @@ struct Database {
     /// Changes that have happened but could not be written. They are written together with the next
     /// changes.
     pending: Vec<JournalChange>,
-    // This is declared last, so that it is dropped after the connection: closing its descriptors
-    // earlier would release SQLite's locks.
+    // This field is declared last, so that it is dropped after the connection: closing the
+    // descriptors of the space earlier would release SQLite's locks.
     space: ReservedSpace,
 }
 
@@ -293,7 +293,8 @@ impl Journal {
         if let Err(e) = database.write(changes) {
             let e = self.failed(e);
             tracing::error!(error = %e, "changes stay pending until the next write of the journal");
-            // Unbounded, but while the disk is full, most operations that would add changes fail.
+            // The list is unbounded, but while the disk is full, most operations that would add
+            // changes fail.
             database.pending.extend_from_slice(changes);
         }
     }

@@ -34,15 +34,15 @@ impl Rollback {
     }
 }
 
-/// Removed snapshots between a snapshot and its parent. Only the newest one is described, so that
-/// the size of a record does not depend on the number of removals.
+/// Removed snapshots between a snapshot and its parent. Only the newest of them is described, so
+/// that the size of a record does not depend on the number of removals.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrunedAncestors {
-    /// Id of the newest one.
+    /// Id of the newest removed snapshot.
     pub newest: String,
-    /// Sandbox that the newest one was taken of.
+    /// Sandbox that the newest removed snapshot was taken of.
     pub sandbox: String,
-    /// Time of the creation of the newest one, in milliseconds since 1970.
+    /// Time of the creation of the newest removed snapshot, in milliseconds since 1970.
     pub created_ms: u64,
     /// Number of removed snapshots.
     pub count: u64,

@@ -299,7 +299,7 @@ impl Sandboxes {
         this.0.gc.collect(unreferenced);
         this.adopt(recovered.orphans, recovered.storing).await?;
         // Remove these files after the adoption, which may register captured snapshots again: only
-        // then are the files without a record known to be orphaned. They need not wait for the
+        // then are the files without a record known to be orphaned. The files need not wait for the
         // first collection pass.
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();

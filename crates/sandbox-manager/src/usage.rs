@@ -90,7 +90,8 @@ impl History {
     ) -> UsageSample {
         let sample = self.sample_since(since, now_ms, size, usage);
         match (since, self.samples.back()) {
-            // Too short for a measurement: the value of the last sample is still accurate.
+            // The time is too short for a measurement: the value of the last sample is still
+            // accurate.
             (Some((then_ms, _)), Some(last)) if now_ms < then_ms + MIN_SPAN_MS => UsageSample {
                 cpu_used_pct: last.cpu_used_pct,
                 ..sample

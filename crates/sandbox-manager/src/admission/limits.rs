@@ -41,7 +41,7 @@ impl Default for HostLimits {
             reserve_disk_mib: None,
             disk_overcommit: 256.0,
             pressure: Pressure {
-                // Never exceeded, so CPU pressure rejects no request.
+                // The limit is never exceeded, so CPU pressure rejects no request.
                 cpu_some: 100.0,
                 memory_some: 40.0,
                 memory_full: 10.0,

@@ -40,7 +40,7 @@ impl Sandboxes {
             .into_iter()
             .map(|record| (record.id.clone(), record))
             .collect();
-        // Adopted concurrently: an engine waits for the answer of each guest.
+        // The guests are adopted concurrently: an engine waits for the answer of each guest.
         let mut work = JoinSet::new();
         for orphan in orphans {
             let this = self.clone();

@@ -310,7 +310,8 @@ impl Sandboxes {
                 metrics.create(record.boot_mode, "ok", took);
                 let steps = OperationSteps::current().map(|steps| steps.list());
                 let steps = steps.unwrap_or_default();
-                // This is stored here, since only this function knows the id of the new sandbox.
+                // The times are stored here, since only this function knows the id of the new
+                // sandbox.
                 entry.set_create(OperationTimes::new("create", took, steps));
                 self.report(EventType::SandboxReady, record);
             }

@@ -44,8 +44,8 @@ impl Deadlines {
         loop {
             let deadlines = self.indexes.deadlines.lock();
             let next = deadlines.range((from, Bound::Unbounded)).next().cloned()?;
-            // Unlocked before the entry is read: a change of a record locks the record and then the
-            // index.
+            // The index is unlocked before the entry is read: a change of a record locks the record
+            // and then the index.
             drop(deadlines);
             let entry = self.entries.lock().get(&next.1).cloned();
             if entry.is_some_and(|entry| entry.deadline().is_some()) {

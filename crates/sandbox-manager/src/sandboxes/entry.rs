@@ -100,7 +100,7 @@ impl Default for Activity {
 
 impl Drop for SandboxEntry {
     fn drop(&mut self) {
-        // This also releases the name of a sandbox whose create failed.
+        // The removal also releases the name of a sandbox whose create failed.
         self.indexes.remove(&self.id, self.record.get_mut());
     }
 }
@@ -279,7 +279,8 @@ impl SandboxEntry {
     pub async fn until(&self, condition: impl Fn(&Sandbox) -> bool) -> Sandbox {
         let mut changes = self.activity().changed.subscribe();
         loop {
-            // Marked as seen before the record is read, so that no later change is missed.
+            // The change is marked as seen before the record is read, so that no later one is
+            // missed.
             changes.borrow_and_update();
             let record = self.record();
             // The sender lives as long as this entry.

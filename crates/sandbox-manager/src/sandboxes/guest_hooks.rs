@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 /// Maximum time of all hooks of one moment together.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Additional time in which the agent kills a hook and reports this.
+/// Additional time in which the agent kills a hook and reports its end.
 const KILL_LIMIT: Duration = Duration::from_secs(1);
 /// Maximum number of hooks of one moment.
 const MAX_HOOKS: usize = 64;

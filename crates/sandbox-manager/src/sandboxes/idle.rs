@@ -104,7 +104,7 @@ impl SandboxesInner {
 fn verdict(entry: &SandboxEntry) -> Option<IdleVerdict> {
     let timeout_ms = entry.idle_timeout_ms()?;
     let uses = entry.uses();
-    // This is read before the time of the last use, which is later if a use ends in between.
+    // The flag is read before the time of the last use, which is later if a use ends in between.
     let is_in_use = uses.is_in_progress();
     let figures = UseFigures {
         now_ms: clock_ms(),

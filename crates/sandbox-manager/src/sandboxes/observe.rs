@@ -306,7 +306,7 @@ impl SandboxFigures<'_> {
     /// Returns the number of guests that continue to run when this process exits, for adoption by
     /// the next daemon.
     pub fn running_guests(self) -> usize {
-        // This is copied, so that the index is not locked together with the entries.
+        // The index is copied, so that it is not locked together with the entries.
         let running = self.0.indexes.running.lock().clone();
         let entries = self.0.entries.lock();
         let running = running.iter().filter_map(|id| entries.get(id));

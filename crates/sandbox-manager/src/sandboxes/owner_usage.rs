@@ -52,7 +52,7 @@ pub struct OwnerUsage {
 /// Returns the maximum number of bytes of a snapshot of a guest of `size`.
 fn max_snapshot_bytes(size: SandboxSize) -> u64 {
     let guest = u64::from(size.memory_mib).saturating_add(size.disk_mib) << 20;
-    // Cannot overflow: both sizes are far below 2^40 MiB.
+    // The sums cannot overflow: both sizes are far below 2^40 MiB.
     guest + guest / 512 + SNAPSHOT_OVERHEAD
 }
 
@@ -86,7 +86,7 @@ impl OwnerBudgets<'_> {
                 *bytes = bytes.saturating_add(snapshot.bytes);
             }
         }
-        // This is copied, so that records are not locked while the index is.
+        // The ids are copied, so that records are not locked while the index is.
         let ids = SandboxIndex(self.0).of_owner(owner);
         let entries = self.0.entries.lock();
         for entry in ids.iter().filter_map(|id| entries.get(id.as_str())) {

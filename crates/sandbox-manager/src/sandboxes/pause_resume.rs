@@ -86,7 +86,7 @@ impl Sandboxes {
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
         entry.meter();
-        // This is computed before the snapshot, so that the record is committed together with it.
+        // The record is computed before the snapshot, so that both are committed together.
         let paused = Sandbox {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(SandboxState::Paused)

@@ -43,7 +43,7 @@ impl<T> RankedMutex<T> {
     /// # Panics
     /// With debug assertions, if the thread holds a lock of the same or a higher rank.
     pub fn lock(&self) -> RankedGuard<'_, T> {
-        // This is checked before the lock is taken, so that a violation panics instead of
+        // The rank is checked before the lock is taken, so that a violation panics instead of
         // deadlocking.
         let held = Held::new(self.rank);
         RankedGuard {

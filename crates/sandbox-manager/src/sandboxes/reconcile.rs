@@ -43,7 +43,7 @@ impl Sandboxes {
         };
         let compared = async {
             loop {
-                // This is registered before the check, so that no notification is missed.
+                // The waiter is registered before the check, so that no notification is missed.
                 let changed = self.0.compared.notified();
                 if !is_uncompared() {
                     return;

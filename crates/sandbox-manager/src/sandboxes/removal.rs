@@ -59,7 +59,7 @@ impl Sandboxes {
         }
         let before = entry.record();
         if before.state == SandboxState::Killed {
-            // Killed before: the time of the end does not change.
+            // The sandbox was killed before: the time of its end does not change.
             return Ok(before);
         }
         let mut record = entry.record_in(SandboxState::Killed);
@@ -93,8 +93,8 @@ impl Sandboxes {
         guest.halt().await;
         // The semaphore is never closed.
         let permit = self.0.stopping_guests.clone().acquire_owned().await;
-        // This is counted without a check, since a shutdown must wait for stops that are already
-        // needed.
+        // The stop is counted even during a shutdown, since a shutdown must wait for stops that are
+        // already needed.
         let operation = self.0.operations.count();
         tokio::spawn(async move {
             guest.stop().await;

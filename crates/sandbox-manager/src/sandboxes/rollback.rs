@@ -114,7 +114,7 @@ impl Sandboxes {
             ..entry.record_in(SandboxState::Paused)
         };
         let has_started = AtomicBool::new(false);
-        // This is called by the engine right before it changes the guest.
+        // The engine calls this closure right before it changes the guest.
         let mut commit = || {
             let changes = [JournalChange::Sandbox(paused.clone())];
             let is_written = self.0.journal.commit(&changes).is_ok();

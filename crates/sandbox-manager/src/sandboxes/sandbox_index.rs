@@ -47,8 +47,8 @@ impl SandboxIndex<'_> {
             // `ages` never changes while a record is locked, so records may be locked under it.
             ListedSandboxes::All => first(&indexes.ages.lock()),
             ListedSandboxes::Running => {
-                // This is copied, so that no record is locked under the index: a change of a record
-                // locks them in the reverse order.
+                // The index is copied, so that no record is locked while the index is: a change of
+                // a record locks the record first and then the index.
                 let running = indexes.running.lock().clone();
                 let positions = running.into_iter().filter_map(|id| {
                     let created_ms = entries.get(&id)?.with_record(|r| r.created_ms);

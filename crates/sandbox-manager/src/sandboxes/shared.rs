@@ -102,7 +102,7 @@ impl Sandboxes {
             );
             return Ok(());
         }
-        // This is set before the head exists: a later resume must then claim it.
+        // The entry is marked before the head exists, so that a later resume claims the head.
         entry.set_may_be_stored();
         let pause = Publication {
             sandbox: &record.id,
@@ -244,8 +244,8 @@ impl Sandboxes {
     /// `from_stored` permits a stored state that is older than the last state on the lost host.
     fn register_stored(&self, record: &Sandbox, from_stored: bool) {
         let (mut record, id) = (record.clone(), record.id.clone());
-        // This is held until the entry is registered: a second entry would remove the first from
-        // the indexes when it is dropped.
+        // The lock is held until the entry is registered: a second entry would remove the first
+        // from the indexes when it is dropped.
         let _adopting = self.0.adopting.lock();
         if self.0.heads.is_none() || self.find(&id).is_some() {
             return;

@@ -141,8 +141,8 @@ impl Snapshots<'_> {
         Ok(all)
     }
 
-    /// Returns the snapshots that were taken of a sandbox with this complete id, even if it was
-    /// removed.
+    /// Returns the snapshots that were taken of a sandbox with this complete id, even if the
+    /// sandbox was removed.
     pub fn taken_of(self, sandbox: &str) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         snapshots.taken_of(sandbox).cloned().collect()
@@ -199,8 +199,8 @@ impl Snapshots<'_> {
                 });
             }
         };
-        // This is pinned while the index is still locked, so that garbage collection cannot remove
-        // the snapshot between the lookup and the pin.
+        // The snapshot is pinned while the index is still locked, so that garbage collection cannot
+        // remove the snapshot between the lookup and the pin.
         let pin = self.0.catalog.pin(&record.id);
         Ok((record, pin))
     }

@@ -80,7 +80,8 @@ impl Drop for SlotGuard {
                 locked.free += 1;
                 return;
             };
-            // Unlocked first: dropping a guard that was not received locks the slots again.
+            // The slots are unlocked first: dropping a guard that was not received locks the slots
+            // again.
             drop(locked);
             match next.send(Self(Some(slots.clone()))) {
                 Ok(()) => return,

@@ -207,8 +207,8 @@ impl TemplateSnapshots<'_> {
         let snapshots = self.0.catalog.read();
         let mut templates = snapshots.retained_for(SnapshotPurpose::Template, fingerprint);
         let id = templates.next()?.id.clone();
-        // This is pinned while the index is locked, so that garbage collection cannot remove the
-        // snapshot between the lookup and the pin.
+        // The snapshot is pinned while the index is locked, so that garbage collection cannot
+        // remove it between the lookup and the pin.
         let pin = self.0.catalog.pin(&id);
         Some((id, pin))
     }

@@ -174,7 +174,7 @@ impl Sandboxes {
         // No operation changes the record of a killed sandbox, so the `op_lock` is not required.
         self.0.journal.commit_write_behind(&changes);
         for id in &old {
-            // This is dropped after `entries` is unlocked: the drop of an entry locks the indexes.
+            // The entry is dropped after `entries` is unlocked: the drop locks the indexes.
             let removed = self.0.entries.lock().remove(id);
             drop(removed);
         }

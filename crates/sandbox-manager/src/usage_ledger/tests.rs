@@ -207,7 +207,7 @@ fn a_guest_that_is_lost_with_its_daemon_is_not_counted_afterwards() {
     host.clock.advance(HOUR_MS);
     host.crash();
     host.ledger.forget_unadopted();
-    // Resumed by the new daemon.
+    // The new daemon resumes the sandbox.
     host.ledger.start("s", Some("k"), 2, reading(0, 0));
     host.clock.advance(5_000);
     host.ledger.stop("s");
@@ -327,7 +327,7 @@ fn the_number_of_owners_of_a_day_is_bounded() {
         host.ledger.add(Some("k00001"), Duration::ZERO, amounts);
         host.ledger.write().unwrap();
     }
-    // This is `MAX_SUM`.
+    // 1 << 62 is `MAX_SUM`.
     assert_eq!(host.total("k00001").function_requests, 1 << 62);
     assert!(host.total(OTHER_OWNERS).function_requests > 1 << 60);
     assert!(host.total("k10004").is_zero());

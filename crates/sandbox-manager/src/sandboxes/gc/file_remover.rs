@@ -82,7 +82,7 @@ fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
                 }
                 FIRST_RETRY_DELAY
             }
-            // Doubled before the attempt below, and reset by the next request.
+            // The wait is doubled before the attempt below, and reset by the next request.
             Err(RecvTimeoutError::Timeout) => wait * 2,
             Err(RecvTimeoutError::Disconnected) => return,
         };

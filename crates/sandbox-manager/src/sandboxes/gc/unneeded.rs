@@ -92,8 +92,8 @@ impl GarbageCollector {
     ) -> Option<Result<FoldedLayers, EngineError>> {
         let change = self.parts.catalog.change();
         let parent = fold.parent().to_owned();
-        // This is checked while `change` excludes other changes, so that the parent gets no new
-        // user.
+        // The condition is checked while `change` excludes other changes, so that the parent gets
+        // no new user.
         if !self.is_foldable(&parent, child) {
             return None;
         }

@@ -48,7 +48,7 @@ impl Pool {
     /// Replaces the demand, and stops surplus guests. Returns fingerprint, template and snapshot of
     /// the buckets, to refill them.
     fn set_demand(&self, demand: Demand) -> Vec<(String, String, String)> {
-        // Stopped after the lock is released, since stopping takes time.
+        // Surplus guests are stopped after the lock is released, since stopping takes time.
         let mut surplus = Vec::new();
         let mut buckets = self.buckets.lock();
         *self.demand.lock() = demand;

@@ -241,7 +241,8 @@ impl Fetch {
             return Ok(None);
         }
         let _permit = self.reserve_space(&missing).await?;
-        // Fetched concurrently: a guest waits for the slowest fetch and not for their sum.
+        // The snapshots are fetched concurrently: a guest waits for the slowest fetch and not for
+        // all of them in turn.
         let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
         // Oldest first: a snapshot is imported only after its parent.
@@ -463,8 +464,8 @@ impl Fetch {
             bytes: stored.size(&id).unwrap_or(0),
             ..missing.record
         };
-        // Committed after the files are complete. After a crash in between, the files have no
-        // record and are removed.
+        // The record is committed after the files are complete. After a crash in between, the files
+        // have no record and are removed.
         let committed = self
             .this
             .0

@@ -112,8 +112,8 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
             Err(RecvTimeoutError::Timeout) => (rejections.take_late(), MAX_LATE_COPY),
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        // Upgraded again for each snapshot, so that the thread keeps the sandboxes alive for the
-        // folds of one snapshot at most.
+        // `inner` is upgraded again for each snapshot, so that the thread keeps the sandboxes alive
+        // for the folds of one snapshot at most.
         let Some(this) = inner.upgrade() else { return };
         let ids = Snapshots(&this).newest_first(ids);
         drop(this);
@@ -161,7 +161,7 @@ impl RejectedFolds {
 
     /// Removes and returns the snapshots whose retry is due.
     fn take_late(&mut self) -> BTreeSet<String> {
-        // The smallest key that is later than all due ones.
+        // This key is greater than the keys of all retries that are due: an id is not empty.
         let coming = self.late.split_off(&(Instant::now(), String::new()));
         let due = std::mem::replace(&mut self.late, coming);
         due.into_iter().map(|(_, id)| id).collect()

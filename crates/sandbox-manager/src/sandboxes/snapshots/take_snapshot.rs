@@ -328,7 +328,8 @@ impl Snapshots<'_> {
             notice,
         });
         let acknowledging = OptionFuture::from(acknowledging);
-        // Joined, since the engine sends the notice while it is still writing the snapshot.
+        // Both futures run concurrently, since the engine sends the notice while it is still
+        // writing the snapshot.
         let (result, storing) = tokio::join!(taking, acknowledging);
         drop(step);
         // Tasks that wait for the snapshot continue when `storing` is dropped at the end of this

@@ -164,7 +164,8 @@ async fn serve(
                 this.0.uploads.end(&id, end);
             });
         }
-        // Released before the task waits, so that it does not keep the sandboxes alive.
+        // `this` is dropped before the task waits, so that the task does not keep the sandboxes
+        // alive.
         drop(this);
         let now = Instant::now();
         let wait = next.map_or(IDLE_TIME, |next| next.saturating_duration_since(now));
@@ -203,8 +204,8 @@ async fn retract(
                     return;
                 };
                 match removed {
-                    // This is recorded after the removal from the store: a crash in between repeats
-                    // the removal, which is harmless.
+                    // The end is recorded after the removal from the store: after a crash in
+                    // between, the removal is repeated, which is harmless.
                     Ok(()) => {
                         failures = 0;
                         this.0.uploads.end_retraction(&copy);
@@ -344,7 +345,7 @@ impl Snapshots<'_> {
     pub async fn wait_stored(self, id: &str) -> Result<Snapshot, OperationError> {
         self.expect_store()?;
         let uploads = &self.0.uploads;
-        // Subscribed before the state is read, so that no end is missed.
+        // This call subscribes before the state is read, so that no end is missed.
         let mut ended = uploads.ended.subscribe();
         // Failures before this call do not count.
         let (before, _) = uploads.failure(id);

@@ -134,8 +134,8 @@ impl Fetch {
     /// Fetches the snapshots of `damaged` in the lineage of `id`, and their ancestors that are not
     /// on this host. Returns false if the store lacks one of them.
     async fn renew(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
-        // Several starting points: a snapshot that was not uploaded may descend from an uploaded
-        // one.
+        // The search has several starting points: a snapshot that was not uploaded may descend from
+        // an uploaded one.
         let names = std::iter::once(id).chain(damaged.keys().map(String::as_str));
         for name in names {
             if self.renew_below(name, damaged).await? {

@@ -53,7 +53,8 @@ struct Link {
 /// Snapshots that the store lacks, newest first, and their nearest ancestor in the store.
 struct Chain {
     links: Vec<Link>,
-    /// Id, place and root hash of the nearest ancestor in the store. `None` if it has none.
+    /// Id, place and root hash of the nearest ancestor in the store. `None` if no ancestor is
+    /// in the store.
     base: Option<(String, StorePlace, String)>,
     _pins: Vec<SnapshotPin>,
 }
@@ -68,7 +69,7 @@ impl Sandboxes {
     ) -> Result<(), UploadError> {
         for _ in 0..MAX_RESTARTS {
             match self.upload_once(remote, id, cancelled).await {
-                // This is checked first: an error may be the effect of the cancellation.
+                // The cancellation is checked first: an error may be its effect.
                 _ if *cancelled.borrow() => return Err(UploadError::Removed),
                 Err(UploadError::Changed) => {}
                 // The snapshot was fetched without all of its memory, and this store has no copy.
@@ -114,7 +115,8 @@ impl Sandboxes {
             if chain.links.len() >= MAX_LINEAGE {
                 return Err(UploadError::LongLineage);
             }
-            // This is pinned before the record is read: garbage collection skips pinned snapshots.
+            // The snapshot is pinned before its record is read: garbage collection skips pinned
+            // snapshots.
             let pin = self.0.catalog.pin(&id);
             let missing_record = || {
                 if newest {
@@ -226,8 +228,8 @@ impl Sandboxes {
         cancelled: &watch::Receiver<bool>,
     ) -> Result<Pushed, UploadError> {
         let id = &record.id;
-        // This is recorded before the first byte is sent: after a crash the copy in this place is
-        // known.
+        // The place (store and tenant) is recorded before the first byte is sent: after a crash,
+        // the daemon knows that an incomplete copy may be in this place.
         self.0.catalog.update(id, |now| {
             now.store.uploading = Some(link.place.clone());
         });
