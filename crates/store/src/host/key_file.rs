@@ -11,8 +11,8 @@ use std::path::Path;
 pub fn make(path: &Path) -> Result<bool, RemoteError> {
     let failed = |e| RemoteError::io(path)(e);
     let content = content().map_err(failed)?;
-    // The directory of the key file, and the parent directory, in which this daemon may have
-    // created the former.
+    // The directory of the key file, and its parent directory: this daemon may have created the
+    // directory of the key file.
     let directories = path.ancestors().skip(1).take(2);
     let sync = || -> io::Result<()> {
         // The parent of a relative path is empty.

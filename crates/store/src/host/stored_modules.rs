@@ -127,7 +127,8 @@ impl StoredModules {
             created_ms,
             stored: false,
         };
-        // Record the module before the push, so that a later daemon can release all of it.
+        // Record the module before the push, so that a later daemon knows the module and can
+        // release it.
         self.book.write(module.clone())?;
         let options = PushOptions::new(self.remote.index_cache().to_owned());
         let (name, report) = shared.push(tenant, &source, &options).await?;
@@ -214,8 +215,8 @@ impl StoredModules {
     }
 }
 
-/// Returns the id of a module in the store. It cannot equal the id of a snapshot, because those
-/// contain no spaces.
+/// Returns the id of a module in the store. It cannot equal the id of a snapshot, because the
+/// ids of snapshots contain no spaces.
 fn id(digest: &str) -> String {
     format!("module {digest}")
 }

@@ -245,7 +245,7 @@ impl SharedStore {
             let mut protected = required_keys.clone();
             protected.extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
             self.protect(tenant, lease, &protected).await?;
-            // Must be read after the lease was written: see `lease`.
+            // The list must be read after the lease was written: see `lease`.
             let unusable = self.unusable(tenant, &protected).await?;
             let retained = ancestors.iter().copied().chain([root]);
             self.check_retained(tenant, retained, &unusable).await?;
@@ -311,7 +311,8 @@ impl SharedStore {
         if own.packs().any(|pack| lost.contains(&pack)) {
             return Ok(false);
         }
-        // Must be checked after the lease was written: a collection may have removed the snapshot.
+        // The manifest must be looked up after the lease was written: a collection may have removed
+        // the snapshot.
         let manifest = self.backend.head(&tenant.manifest_key(&root)).await?;
         Ok(manifest.is_some())
     }

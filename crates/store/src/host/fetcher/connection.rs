@@ -128,7 +128,7 @@ impl VmmService {
             .layers
             .get(&request.layer)
             .ok_or(RemoteError::NotGranted)?;
-        // Cannot fail: the semaphore is never closed.
+        // The call cannot fail: the semaphore is never closed.
         let _permit = self.fetches.acquire().await;
         let part = self.parts.open(&layer.slot, &layer.origin).await?;
         // Ignore whether the part stores the chunk. A chunk that is not stored is a hole of the
@@ -138,7 +138,7 @@ impl VmmService {
         Ok(())
     }
 
-    /// Opens all layers in advance, so that the first request does not wait for that.
+    /// Opens all layers in advance, so that the first request does not wait for it.
     async fn open_all(&self) {
         let opening = self.layers.values().map(async |layer| {
             if let Err(e) = self.parts.open(&layer.slot, &layer.origin).await {

@@ -386,7 +386,7 @@ impl RemoteStore {
                 "cached layer is damaged: fetching it again"
             );
             drop(file);
-            // Has no effect while the layer is in use. The second attempt then fails.
+            // The removal has no effect while the layer is in use. The second attempt then fails.
             self.cache.forget(&root)?;
         }
     }
