@@ -129,8 +129,8 @@ fn check_requirements(nic: NicKind) -> Result<(), NetError> {
     Ok(())
 }
 
-/// Removes the networks of removed data directories, for which no daemon will do so. Skips the data
-/// directory with the tag `except`.
+/// Removes the networks of removed data directories, which no daemon will remove otherwise. Skips
+/// the data directory with the tag `except`.
 fn remove_unowned(claims: &RangeClaims, except: &str) {
     for (tag, claim) in claims.all() {
         if tag != except && claim.is_orphaned() {
@@ -144,6 +144,7 @@ impl Network {
     pub fn remove_dead() -> Result<(), NetError> {
         // Rootless mode: rules and devices are in the router's namespace.
         namespace::outside(|| {
+            // No tag is empty, so no data directory is skipped.
             remove_unowned(&RangeClaims::lock()?, "");
             Ok(())
         })

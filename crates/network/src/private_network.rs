@@ -8,10 +8,10 @@
 //! share one. It has a link to the slot of each running member and no other device. No packet in it
 //! can therefore reach the host, the internet, or a sandbox of another network.
 //!
-//! It is a router with one route per member. All neighbours are permanent, and the kernel of the
-//! host is at both ends of each link, so that guests take no part in ARP. The slot of a member
-//! replaces the source of each packet by the address of the member. The network drops a packet
-//! whose source is not the address of its link.
+//! The network is a router with one route per member. All neighbours are permanent, and the kernel
+//! of the host is at both ends of each link, so that guests take no part in ARP. The slot of a
+//! member replaces the source of each packet by the address of the member. The network drops a
+//! packet whose source is not the address of its link.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.

@@ -124,7 +124,8 @@ impl PrivateNetworks {
         let _changes = self.changes.lock();
         let emptied = self.emptied.lock().clone();
         for network in emptied {
-            // The end of its last member adds a network with members again.
+            // A network that has members again needs no entry: the end of its last member adds the
+            // entry again.
             let has_members = self.members.lock().contains_key(&network);
             if has_members || remove(&network) {
                 self.emptied.lock().remove(&network);

@@ -211,7 +211,7 @@ impl ProxyRoute {
         let refused = |name: Option<&str>| {
             (self.record).refused_by_name(dialled, name, RefusalReason::Rules);
         };
-        // New rules close connections through another proxy.
+        // If new rules name another egress proxy, this connection is closed (`allowed` below).
         let proxy = self.egress_proxy();
         let mut head = Vec::new();
         let greeting = sniff_host(&mut client, protocol, &mut head);

@@ -125,8 +125,9 @@ impl RouteBatch {
             self.push(format!("changing link {index}"), 0, &message);
         }
         if change.up {
-            // In a separate request: in a combined one, the kernel switches the link on first and
-            // then assigns a link-local address.
+            // The link is switched on in a separate request. With a single request, the kernel
+            // would switch the link on before it applies the attributes, and would assign a
+            // link-local address.
             let mut message = LinkMessage::default();
             message.header.index = index;
             message.header.flags = LinkFlags::Up;

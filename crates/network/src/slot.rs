@@ -281,8 +281,8 @@ fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(
     // The guest's MAC address is fixed and needs no resolution.
     changes.add_neighbour(tap, ADDRESS.into(), MAC);
     if has_ipv6 {
-        // Also without an IPv6 route of the host: then a guest gets an error immediately instead of
-        // a timeout.
+        // The addresses are set even if the host has no IPv6 route: a guest then gets an error
+        // immediately instead of a timeout.
         changes.add_address(tap, GATEWAY6.into(), PREFIX6);
         changes.add_neighbour(tap, ADDRESS6.into(), MAC);
     }

@@ -82,7 +82,7 @@ impl SlotRules {
     }
 
     /// Reads the rules that `nft` has created for the first slot, to replay them for later slots.
-    /// They are verified at the first replay.
+    /// The recorded rules are verified at the first replay.
     fn record(&self) {
         match RecordedRuleset::read(RulesetScope::Everything) {
             Ok(ruleset) => {

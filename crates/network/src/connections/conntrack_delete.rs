@@ -45,7 +45,7 @@ pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
     let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = remaining.into_iter().partition(IpAddr::is_ipv4);
     for (family, of_family) in [(libc::AF_INET, v4), (libc::AF_INET6, v6)] {
         if !of_family.is_empty() && count_entries(&socket)? > 0 {
-            // Both constants fit (linux/socket.h).
+            // Both address families fit into a byte (linux/socket.h).
             delete_individually(&socket, family as u8, &of_family)?;
         }
     }

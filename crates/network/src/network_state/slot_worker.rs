@@ -185,7 +185,7 @@ impl NetworkState {
                 self.ready.lock().push_back(slot);
                 true
             }
-            // Not logged: a caller that needs a slot receives the same error.
+            // The error is not logged: a caller that needs a slot receives the same error.
             Err(NetError::Full(_)) => false,
             Err(e) => {
                 tracing::warn!(error = %e, "cannot create a network slot in advance");
