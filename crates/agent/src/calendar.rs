@@ -59,7 +59,7 @@ pub fn parse_time(text: &str) -> Option<u64> {
         .map_or(0, |r| r.bytes().take_while(u8::is_ascii_digit).count());
     let nanoseconds = match digits {
         0 => 0,
-        // Padded or truncated to nine digits.
+        // The fraction is padded or truncated to nine digits.
         n => format!("{:0<9.9}", rest.get(1..=n)?).parse().ok()?,
     };
     let zone = &rest[if digits > 0 { digits + 1 } else { 0 }..];

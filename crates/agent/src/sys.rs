@@ -106,7 +106,7 @@ pub fn memory_kib() -> io::Result<u64> {
     let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
     // SAFETY: `info` is writable and lives longer than the call.
     check(unsafe { libc::sysinfo(&raw mut info) })?;
-    // Cannot overflow: the product is the size of the memory in bytes.
+    // The product cannot overflow: it is the size of the memory in bytes.
     Ok(info.totalram * u64::from(info.mem_unit) / 1024)
 }
 

@@ -317,7 +317,8 @@ impl PreparedTemplate {
             initrd: duplicate(&self.initrd)?,
             modules: self.modules.as_ref().map(image_of).transpose()?,
             rootfs: self.images()?,
-            // Shared by all guests of this size. A guest's writes go to its overlay.
+            // The blank disk is shared by all guests of this size. A guest's writes go to its
+            // overlay.
             blank_disk: BlankDisk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
             disk: None,

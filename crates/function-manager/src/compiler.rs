@@ -121,8 +121,8 @@ impl<'a> CompilerProcess<'a> {
         let (mut buffer, mut written) = (vec![0; CHUNK_BYTES], 0_u64);
         loop {
             self.enforce_time_limits()?;
-            // Polled with a timeout, so that the time limits are checked while the compiler is
-            // silent.
+            // The output is polled with a timeout, so that the time limits are checked while the
+            // compiler is silent.
             if !is_readable(&output)? {
                 continue;
             }
@@ -135,7 +135,7 @@ impl<'a> CompilerProcess<'a> {
             let bytes = buffer.get(..count).unwrap_or_default();
             let length = u64::try_from(count).unwrap_or(u64::MAX);
             written = written.saturating_add(length);
-            // Also limits a compiler that was taken over by a malicious module.
+            // The limit also holds for a compiler that was taken over by a malicious module.
             if written > MAX_ARTIFACT_BYTES {
                 let max_mib = MAX_ARTIFACT_BYTES >> 20;
                 let message = format!("the compiled module is larger than {max_mib} MiB");

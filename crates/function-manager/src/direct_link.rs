@@ -108,7 +108,7 @@ impl DirectLink {
     /// Marks the functions with open connections as run, so that their logs and metrics are read.
     pub(crate) fn mark_run(&self) {
         for connection in self.open.lock().values() {
-            // This is set in each maintenance pass, because the process does not report short
+            // The flag is set in each maintenance pass, because the process does not report short
             // requests.
             connection.state.ran.store(true, Ordering::Release);
         }
@@ -129,7 +129,8 @@ impl DirectLink {
             function: function.to_owned(),
             host: host.to_owned(),
         };
-        // Inserted first, because the process may report the closed connection at any time.
+        // The connection is inserted first, because the process may report the closed connection at
+        // any time.
         self.open.lock().insert(id, connection);
         let result = tokio::time::timeout(HAND_OVER_TIMEOUT, self.pass(&message, stream)).await;
         if let Ok(Ok(())) = result {
@@ -159,8 +160,8 @@ impl DirectLink {
 impl Drop for DirectLink {
     fn drop(&mut self) {
         self.events.abort();
-        // This is dropped after the lock is released: dropping a connection ends a use of the
-        // process, which may run other code.
+        // The connections are dropped after the lock is released: dropping a connection ends a use
+        // of the process, which may run other code.
         let open = std::mem::take(&mut *self.open.lock());
         drop(open);
     }

@@ -72,7 +72,8 @@ impl FunctionState {
 
     /// Returns whether to make a scheduled call now. Always false for a disabled function.
     pub(crate) fn start_scheduled(&self, now: Timestamp) -> bool {
-        // This is read before the schedule is locked: the two locks are never held together.
+        // The record is read before the schedule is locked: the locks of the record and of the
+        // schedule are never held together.
         let is_enabled = self.record().enabled;
         let mut schedule = self.schedule.lock();
         is_enabled && schedule.as_mut().is_some_and(|s| s.start_if_due(now))
@@ -96,7 +97,7 @@ impl FunctionState {
 
     /// Reads log and metrics from the process. Blocks.
     pub(crate) fn read_from_process(&self, process: &TenantProcess) {
-        // This is cleared first: a request that starts during the read sets the flag again.
+        // The flag is cleared first: a request that starts during the read sets it again.
         self.ran.store(false, Ordering::Release);
         let function = self.record().name.clone();
         let request = ControlRequest::Metrics {
@@ -108,8 +109,8 @@ impl FunctionState {
         };
         self.counts.lock().current = metrics;
         loop {
-            // This is held during the request, so that concurrent reads do not append entries
-            // twice.
+            // The lock of the log is held during the request, so that concurrent reads do not
+            // append entries twice.
             let mut log = self.log.lock();
             let request = ControlRequest::Logs {
                 function: function.clone(),

@@ -89,10 +89,10 @@ impl ModuleQueue {
         entry.is_running = false;
         let is_first = !is_done && entry.failures == 0;
         match (is_done, std::mem::take(&mut entry.is_stale)) {
-            // Synchronised: the owner leaves the queue until its next change.
+            // The owner is synchronised: it leaves the queue until its next change.
             (true, false) => drop(work.remove(key)),
-            // Changed during the attempt: `due` is in the past, so that the next attempt starts at
-            // once.
+            // The owner changed during the attempt: `due` is in the past, so that the next attempt
+            // starts at once.
             (true, true) => entry.failures = 0,
             (false, _) => {
                 entry.due = Instant::now() + delay(entry.failures);

@@ -23,7 +23,7 @@ struct LimitedRequest {
 
 /// Limits a body to `bytes`. The returned flag is set if the body exceeds the limit.
 pub(crate) fn limited(body: RequestBody, bytes: u64) -> (RequestBody, Arc<AtomicBool>) {
-    // This is set at once if the announced length exceeds the limit.
+    // The flag is set at once if the announced length exceeds the limit.
     let exceeded = Arc::new(AtomicBool::new(body.size_hint().lower() > bytes));
     let body = LimitedRequest {
         inner: body,
@@ -52,8 +52,8 @@ impl Body for LimitedRequest {
                 Poll::Ready(frame)
             }
             None => {
-                // This is set before the error is returned: the caller reads the flag to identify
-                // the cause.
+                // The flag is set before the error is returned: the caller reads it to identify the
+                // cause.
                 self.exceeded.store(true, Ordering::Release);
                 Poll::Ready(Some(Err("the body is too long".into())))
             }

@@ -38,7 +38,7 @@ impl RunningProcess {
     pub(crate) fn new(process: TenantProcess, directory: &Path) -> Self {
         let now = Instant::now();
         Self {
-            // Shared with tasks that block on its control socket.
+            // The process is shared with tasks that block on its control socket.
             process: Arc::new(process),
             connections: ProcessConnections::new(directory.join(HTTP_SOCKET)),
             loaded: Mutex::default(),

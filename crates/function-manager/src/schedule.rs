@@ -89,7 +89,7 @@ impl Schedule {
         let Some(due) = self.next.filter(|due| *due <= now) else {
             return false;
         };
-        // This is computed first, so that a skipped call is not retried.
+        // The next time is computed first, so that a skipped call is not retried.
         self.next = next_after(&self.crontab, now);
         if now.duration_since(due) > MAX_LATENESS {
             self.status.missed += 1;

@@ -296,7 +296,7 @@ impl TenantProcess {
         file: Option<BorrowedFd<'_>>,
     ) -> Result<ControlResponse, ProcessError> {
         let files: Vec<_> = file.into_iter().collect();
-        // This is held until the response: the process handles one request at a time.
+        // The lock is held until the response: the process handles one request at a time.
         let control = self.control.lock();
         let answered = control.send(request, &files).and_then(|()| control.recv());
         if answered.is_err() {
@@ -450,7 +450,7 @@ fn connect_control(directory: &Path) -> Result<(Channel, String), ProcessError> 
 fn adopt(directory: &Path) -> Option<TenantProcess> {
     let record = ProcessRecord::read(directory)?;
     let pid = record.instance.pid;
-    // This is opened before the check: the process id may be reused at any time.
+    // The pidfd is opened before the check: the process id may be reused at any time.
     let pidfd = open_pidfd(pid).ok()?;
     // A pidfd always refers to the same process. If the instance matches now, the pidfd refers to
     // the recorded process.

@@ -68,7 +68,8 @@ pub(crate) struct CountedUse(Arc<UseCount>);
 
 impl Drop for CountedUse {
     fn drop(&mut self) {
-        // This is set before the count decreases: an idle process always has its time of last use.
+        // The time is set before the count decreases: an idle process always has its time of last
+        // use.
         *self.0.last_used.lock() = Instant::now();
         self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }

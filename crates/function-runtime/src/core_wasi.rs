@@ -58,9 +58,9 @@ pub(crate) enum GuestStack {
     /// and the request restarts on a fiber (`CoreFunction::call`).
     Try,
     /// The worker's own stack, for the calls of `jiffy_buf` and `jiffy_out` of a request whose
-    /// `jiffy_handle` runs on a fiber, unless the module may wait. They are short, and a fiber for
-    /// each would be slow. The request may have had effects, so it is not restarted: a call may run
-    /// for [`MAX_BUSY_TIME`](crate::cpu_meter::MAX_BUSY_TIME), and then fails.
+    /// `jiffy_handle` runs on a fiber, unless the module may wait. The calls are short, and a fiber
+    /// for each would be slow. The request may have had effects, so it is not restarted: a call may
+    /// run for [`MAX_BUSY_TIME`](crate::cpu_meter::MAX_BUSY_TIME), and then fails.
     Busy {
         /// Processor time of the thread at the end of the first epoch. `None` before.
         since: Option<Duration>,

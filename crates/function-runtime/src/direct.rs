@@ -139,7 +139,7 @@ impl DirectLink {
     }
 
     async fn connection(&self, connection: DirectConnection, file: OwnedFd) -> io::Result<()> {
-        // Subscribed before the connection is served, so that no change is missed.
+        // This task subscribes before the connection is served, so that no change is missed.
         let open = self.open.subscribe();
         // `set_nonblocking` of the standard library uses `ioctl`, which the seccomp filter denies.
         fcntl(&file, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -261,7 +261,7 @@ async fn serve_reporting(
     let ended = tokio::select! {
         biased;
         ended = served.as_mut() => ended,
-        // Polled after the connection, because `poll` reads its state.
+        // The report is polled after the connection, because `poll` reads its state.
         () = poll_fn(|context| report.poll(context)) => Ok(()),
         () = closed => {
             served.as_mut().graceful_shutdown();

@@ -165,7 +165,8 @@ impl Deployment {
             Ok(permit) => return Ok(permit),
             Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {}
         }
-        // This is counted before the check, so that concurrent requests cannot exceed the queue.
+        // The request is counted before the check, so that concurrent requests cannot exceed the
+        // maximum length of the queue.
         // The counter protects no other data: `Relaxed` suffices.
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waiting = WaitingRequest(&self.waiting);

@@ -89,7 +89,7 @@ impl<S> HeadTimeout<S> {
         if !self.in_flight.is_idle() {
             return Poll::Pending;
         }
-        // Derived from the last response, and not from the timer, which may be older.
+        // The deadline counts from the last response, and not from the timer, which may be older.
         let deadline = self.since + self.limit;
         let timer = self
             .timer

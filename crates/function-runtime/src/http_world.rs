@@ -272,7 +272,7 @@ impl HttpFunction {
         let proxy = self.0.instantiate_async(&mut store).await?;
         let handler = proxy.wasi_http_incoming_handler();
         let ended = handler.call_handle(&mut store, request, response).await;
-        // This is set while `store` still exists: dropping the store ends the response body.
+        // The flag is set while `store` still exists: dropping the store ends the response body.
         if ended.is_err() {
             usage.ended_early.store(true, Ordering::Release);
         }

@@ -66,7 +66,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     let listener = UnixListener::from(listener);
     // tokio requires a non-blocking listener.
     listener.set_nonblocking(true)?;
-    // This is created before the confinement: the engine reads files in /proc, which the jail
+    // The engine is created before the confinement: it reads files in /proc, which the jail
     // forbids.
     let engine = engine::running(&settings.limits).map_err(io::Error::other)?;
     if settings.jailed {

@@ -295,7 +295,8 @@ struct GuestRequest {
 
 impl Drop for GuestRequest {
     fn drop(&mut self) {
-        // Also counts requests whose client disconnected: their future is dropped.
+        // This also counts the processor time of requests whose client disconnected: their future
+        // is dropped.
         self.function.metrics.record_cpu(self.usage.cpu());
     }
 }
@@ -331,7 +332,8 @@ impl GuestRequest {
         let guest = pin!(guest);
         let limit = self.deployment.settings.limits.cpu_time();
         let mut guest = MeteredGuest::new(guest, &self.usage, limit);
-        // This is set when the guest first waits: almost all guests complete in their first poll.
+        // The timer is set when the guest first waits: almost all guests complete in their
+        // first poll.
         let mut timer = pin!(None::<Sleep>);
         poll_fn(|context| {
             if let Poll::Ready(ended) = Pin::new(&mut guest).poll(context) {
@@ -343,7 +345,7 @@ impl GuestRequest {
             if let Some(timer) = timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(context));
             }
-            // This is set before the caller drops the guest's store (see
+            // The flag is set before the caller drops the guest's store (see
             // `RequestUsage::ended_early`).
             self.usage.ended_early.store(true, Ordering::Release);
             Poll::Ready(Err(RequestFault::Timeout))
@@ -368,8 +370,8 @@ impl GuestRequest {
         drop(body);
         let max = self.deployment.settings.limits.response_bytes;
         let engine = self.server.0.tenant.engine();
-        // This is called a second time if `call` discards its attempt without a fiber and starts
-        // again on a fiber.
+        // `call` calls this closure a second time if it discards its attempt without a fiber and
+        // starts again on a fiber.
         let state = || {
             self.usage.reset_attempt();
             CoreState::new(self.limiter(), Some(self.log.clone()))
@@ -439,7 +441,8 @@ impl GuestRequest {
             Err(_) => return Err(task.fault().await),
         };
         if response.status().is_informational() {
-            // An upgraded connection would bypass the checks of HTTP messages.
+            // For example, status 101 would upgrade the connection, and an upgraded connection
+            // would bypass the checks of HTTP messages.
             let status = response.status();
             return Err(RequestFault::Trap(format!(
                 "the response has the status {status}"

@@ -92,7 +92,8 @@ impl ConnectionActivity {
         self.state.lock()
     }
 
-    /// Starts the time limit of a request's head if these bytes begin one.
+    /// Must be called when bytes arrive. Starts the time limit of a request's head if the bytes
+    /// begin a head.
     pub(crate) fn bytes_arrived(&self) {
         let mut state = self.state();
         if state.in_flight == 0 && !state.http2 && state.head_since.is_none() {

@@ -96,8 +96,8 @@ pub(crate) async fn send<S: Sandboxes>(
     fresh: bool,
 ) -> Result<(Response<Incoming>, GuestConnection), RequestError> {
     let counters = &shared.counters;
-    // False for an upgrade, too: awaiting the upgraded stream does not drive the connection, so a
-    // separate task must do so.
+    // This is also false for an upgrade: awaiting the upgraded stream does not drive the
+    // connection, so a separate task must drive it.
     let is_body_complete = !fresh && body.is_end_stream();
     // Only an idempotent request without a body can be repeated if the reused connection fails.
     let repeatable = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());

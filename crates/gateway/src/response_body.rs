@@ -99,8 +99,8 @@ impl<F: Future<Output = ()>> HttpBody for BodyUntil<F> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        // Polled first: this registers the waker, so that `end` interrupts the response even while
-        // the guest sends nothing.
+        // `end` is polled first: the poll registers the waker, so that `end` interrupts the
+        // response even while the guest sends nothing.
         if self.end.as_mut().poll(cx).is_ready() {
             let reason = "the link is no longer valid, or the host was lost";
             return Poll::Ready(Some(Err(reason.into())));

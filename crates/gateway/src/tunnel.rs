@@ -58,7 +58,7 @@ async fn one_way(
 ) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        // Restarted with each piece of data, so only silence is limited.
+        // The time starts again with each piece of data, so only silence is limited.
         let alone = async {
             other_done.cancelled().await;
             tokio::time::sleep(half_closed).await;

@@ -75,7 +75,8 @@ impl Sandbox {
         Some(GuestUsage {
             cpu_us: self.body.process.cpu_us()?,
             memory_bytes: self.body.process.memory_bytes()?,
-            // Not measured by this crate; the caller may know the traffic of the network slot.
+            // This crate measures neither disk nor network traffic. The caller may know the traffic
+            // of the network slot.
             disk_bytes: None,
             net_bytes: None,
         })

@@ -74,7 +74,7 @@ impl BlankDisk {
     pub fn blank_ext4(&self, home: &Home) -> Result<VerifiedFile, DiskError> {
         let name = format!("ext4-{}.img", self.mib);
         let path = home.disks().join(&name);
-        // Cannot overflow: the size is at most 1 TiB.
+        // The shift cannot overflow: the size is at most 1 TiB.
         let size = self.mib << 20;
         let check = FileCheck {
             what: "blank disk",

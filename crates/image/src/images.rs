@@ -120,7 +120,7 @@ impl ImageStore {
             let _ = fs::remove_file(stamp_path(&path));
             fs::rename(file, &path).on("create", &path)?;
             file::sync_dir(&self.home.images())?;
-            // The stamp is written last: a crash before this only means that the image is verified
+            // The stamp is written last: a crash before only means that the image is verified
             // again.
             check(None, None).record_measured(&path, measured)?;
         }

@@ -68,8 +68,8 @@ pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> T) -> Result<T, Ja
     unshare(CloneFlags::CLONE_NEWPID)
         .map_err(|e| failed("cannot create a PID namespace")(e.into()))?;
     let started = start();
-    // Otherwise the thread would start its next process in the new namespace, which fails after
-    // process 1 has exited.
+    // Return to the former namespace. Otherwise the thread would start its next process in the new
+    // namespace, which fails after process 1 of that namespace has exited.
     setns(&own_namespace, CloneFlags::CLONE_NEWPID)
         .map_err(|e| failed("cannot return to the PID namespace")(e.into()))?;
     Ok(started)

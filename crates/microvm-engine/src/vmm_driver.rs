@@ -177,7 +177,8 @@ impl VmmDriver {
                 // Ignore the error: the handle of the VM was dropped.
                 let _ = self.replies.send(event);
             }
-            // Not expected here: a connection to another port, or a reply to an adoption.
+            // These events are not expected here: a connection to another port, or a reply to an
+            // adoption.
             Event::GuestConnect { .. } | Event::Reattached { .. } => {}
         }
     }

@@ -156,7 +156,7 @@ impl Catalog {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(errno(&e)),
             _ => Ok(()),
         };
-        // Left by a process that was killed.
+        // A process that was killed may have left the file.
         remove()?;
         let text = path.to_str().ok_or(Errno::EINVAL)?;
         let copied = self.connection.execute("VACUUM INTO ?1", params![text]);

@@ -64,7 +64,7 @@ impl InstalledSite {
         if settings == self.settings {
             return self.configure_apt(root, env);
         }
-        // Also removes files of an earlier attempt that failed.
+        // This call also removes files of an earlier attempt that failed.
         self.withdraw(root);
         if settings.is_empty() {
             return Ok(());

@@ -216,7 +216,7 @@ impl OutputPump {
                 return Poll::Pending;
             }
         }
-        // Reported in the `end` event, because clients receive no frames after it.
+        // The `end` event reports open outputs, because clients receive no frames after it.
         let output_open = !self.outputs.is_empty();
         let last = self
             .process

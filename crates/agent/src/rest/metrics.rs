@@ -87,7 +87,7 @@ fn sample(stat: &str) -> CpuSample {
     // The fourth value is the idle time, and the fifth is the time spent waiting for disks.
     let idle: u64 = ticks.iter().skip(3).take(2).sum();
     CpuSample {
-        // Cannot underflow: the idle time is part of the sum.
+        // The subtraction cannot underflow: the idle time is part of the sum.
         busy: total - idle,
         total,
     }

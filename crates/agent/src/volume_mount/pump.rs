@@ -57,7 +57,8 @@ pub(super) struct Pump {
     locks: Mutex<LockRecord>,
     /// Sender for the thread that delivers locks.
     grants: Mutex<Option<Sender<Grant>>>,
-    /// True if locks hold between sandboxes. Servers of earlier versions do not offer this.
+    /// True if locks also exclude other sandboxes. The server must manage such locks, which
+    /// servers of earlier versions do not.
     has_locks: AtomicBool,
 }
 
@@ -214,9 +215,8 @@ impl Pump {
         true
     }
 
-    /// Handles a signal for the process that made a request. The host ends a wait for a lock; if it
-    /// cannot, the request fails here. The caller holds `link`. `is_attached` states whether the
-    /// host is connected.
+    /// Handles a signal for the process that made a request. The host ends a wait for a lock; if no
+    /// host is connected (`is_attached` is false), the request fails here. The caller holds `link`.
     fn interrupt(&self, interrupt: &[u8], is_attached: bool) {
         let target = number(interrupt, REQUEST_HEADER).map_or(0, u64::from_le_bytes);
         let mut pending = self.pending();
@@ -245,7 +245,8 @@ impl Pump {
     ) -> io::Result<()> {
         let reader = stream.try_clone()?;
         let (generation, unanswered) = self.attach(stream, server);
-        // On a thread of its own: the host may have to send replies before it accepts all requests.
+        // The requests are repeated on a thread of their own: the host may have to send replies
+        // before it accepts all requests.
         let this = self.clone();
         let thread = std::thread::Builder::new().name("volume".to_owned());
         let thread = thread.stack_size(super::STACK_BYTES);
@@ -253,7 +254,7 @@ impl Pump {
         if repeating.is_ok() {
             let _ = self.pass_each(&reader, generation);
         }
-        // Also ends a write that waits for the host.
+        // The shutdown also ends a write that waits for the host.
         let _ = reader.shutdown(Shutdown::Both);
         let mut link = self.link();
         if link.generation != generation {
@@ -288,8 +289,8 @@ impl Pump {
         let mut locks = self.locks();
         let reclaims = locks.reclaim(link.generation);
         if let Some(stream) = &mut link.stream {
-            // At most 1,024 locks, which the buffers of the stream can hold. The thread that passes
-            // replies notices a failure.
+            // There are at most 1,024 locks, and their messages fit into the buffers of the stream.
+            // The thread that passes replies notices a failure.
             let _ = stream.write_all(&reclaims);
         }
         self.attached.notify_all();

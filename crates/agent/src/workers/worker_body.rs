@@ -79,7 +79,8 @@ impl<S: ChunkSource> WorkerBody<S> {
         if let Some(remaining) = &mut self.remaining {
             // The source may have grown since its length was announced.
             chunk.truncate(usize::try_from(*remaining).unwrap_or(usize::MAX));
-            // Cannot overflow: after `truncate`, the chunk has at most `remaining` bytes.
+            // The subtraction cannot underflow: after `truncate`, the chunk has at most `remaining`
+            // bytes.
             *remaining -= chunk.len() as u64;
         }
         Poll::Ready(Some(Ok(chunk)))

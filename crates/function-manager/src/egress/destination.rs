@@ -58,7 +58,7 @@ impl Destinations {
         // Read the addresses for each connection, because they change.
         let own = own_addresses();
         let permitted = addresses.filter(|address| self.permits(*address, &own));
-        // Reported if no address is permitted; otherwise the last failure is reported.
+        // This failure is returned if no address is permitted, and the last failure otherwise.
         let mut failure = EgressFailure::ProhibitedAddress;
         for address in permitted.take(MAX_ADDRESSES) {
             let address = SocketAddr::new(address, port);

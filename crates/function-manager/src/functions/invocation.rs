@@ -49,7 +49,7 @@ impl Functions {
         // A request can be repeated only if it has no body, which cannot be copied, and if it is
         // idempotent: the function may receive it twice.
         let repeatable = request.body().is_end_stream() && request.method().is_idempotent();
-        // This is copied for the error below: `send` consumes the request.
+        // The id is copied for the error below: `send` consumes the request.
         let id = request.headers().get(REQUEST_ID_HEADER).cloned();
         let mut attempt = 1;
         loop {

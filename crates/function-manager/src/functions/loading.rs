@@ -85,7 +85,7 @@ impl Functions {
                 .load_as(name, &file, digest, settings, record.origin())?;
             reached(DeployStep::Publish);
             running.process.execute(&record.publish_request())?;
-            // This is recorded last: a function counts as loaded only after its access was
+            // The revision is recorded last: a function counts as loaded only after its access was
             // published.
             running.loaded.lock().insert(name.clone(), record.revision);
             Ok(())

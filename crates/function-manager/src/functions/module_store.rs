@@ -103,7 +103,8 @@ impl Functions {
     pub(super) fn enqueue_sync(&self, key: Option<&str>, deployed: Option<&str>) {
         if let Some(store) = self.0.store.get() {
             if let Some(digest) = deployed {
-                // Marked as missing, so that the next synchronisation uploads the module again.
+                // The module is marked as missing, so that the next synchronisation uploads the
+                // module again.
                 store.modules.doubt(key, digest);
             }
             store.queue.add(key.map(str::to_owned));
@@ -173,7 +174,8 @@ impl Functions {
             // Mark the module as missing before it is released: if a deployment needs the module
             // again, the loop below or the next synchronisation uploads it.
             store.modules.doubt(key, &digest);
-            // This is checked again after the mark: a deployment may have added the module since.
+            // The need is checked again after the mark: a deployment may have added the module
+            // since.
             if needed().is_none_or(|needed| !needed.contains(&digest)) {
                 retain_first(&mut failure, store.modules.release(key, &digest).await)?;
             }

@@ -58,7 +58,7 @@ impl Functions {
                 return Ok((entries, next));
             }
             let remaining = deadline.saturating_duration_since(Instant::now());
-            // Polled, because the process does not report new entries by itself.
+            // The log is polled, because the process does not report new entries by itself.
             tokio::time::sleep(FOLLOW_INTERVAL.min(remaining)).await;
         }
     }

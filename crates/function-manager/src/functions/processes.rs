@@ -221,7 +221,7 @@ impl Functions {
             // The last reference would kill the process when it is dropped. Other uses may still
             // hold references, so the process is marked as detached, which prevents the kill.
             let _ = blocking(move || {
-                // Survives the daemon: the next daemon finds the process by its record.
+                // The process survives the daemon: the next daemon finds it by its record.
                 running.process.detach();
                 Ok(())
             })

@@ -207,7 +207,8 @@ impl SandboxBody {
         if let Err(e) = self.request(&HelperRequest::Destroy).await {
             tracing::warn!(sandbox_id = self.spec.id, error = %e, "cannot remove a sandbox");
         }
-        // Also after an error: the directory remains, so that the next daemon removes the sandbox.
+        // The sandbox counts as removed even after an error: the directory remains, so that the
+        // next daemon removes the sandbox.
         *removed = true;
     }
 

@@ -128,7 +128,8 @@ impl<'a> ErofsImage<'a> {
         image.root = u64::from(u16_at(&head, 14));
         let seconds = i64::try_from(u64_at(&head, 24)).unwrap_or(0);
         image.time = (seconds, nanoseconds(u32_at(&head, 32)));
-        // Cannot overflow: block numbers have 32 bits, and the block size has at most 17 bits.
+        // The products cannot overflow: block numbers have 32 bits, and the block size has at most
+        // 17 bits.
         image.inodes = u64::from(u32_at(&head, 40)) * image.block;
         image.attributes = u64::from(u32_at(&head, 44)) * image.block;
         Ok(image)
@@ -175,7 +176,7 @@ impl<'a> ErofsImage<'a> {
             0 => 0,
             n => 12 + 4 * (n - 1),
         };
-        // Cannot overflow: a read at an offset near the maximum has failed before.
+        // The sum cannot overflow: a read at an offset near the maximum has failed before.
         let inode_end = at + i.len() as u64;
         // EROFS_INODE_FLAT_PLAIN and EROFS_INODE_FLAT_INLINE.
         let layout = match format >> 1 & 7 {
@@ -224,7 +225,7 @@ impl<'a> ErofsImage<'a> {
     /// Reads content from `offset`, which must be inside the file. Returns the number of bytes
     /// read.
     pub(super) fn read(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> ErofsResult<usize> {
-        // Cannot overflow: both factors have at most 32 and 17 bits.
+        // The product cannot overflow: the factors have at most 32 and 17 bits.
         let first = u64::from(inode.word) * self.block;
         let (at, remaining) = match inode.layout {
             InodeLayout::Tail(tail) => {

@@ -99,7 +99,7 @@ impl ConfinedDir {
     }
 
     /// Returns the parent directory of `path`, and the name in it. Creates missing parents with
-    /// mode 0755. They belong to the user of this process.
+    /// mode 0755 and the owner root.
     pub(super) fn parent<'p>(
         &mut self,
         path: &'p LayerPath,

@@ -144,7 +144,7 @@ impl LayerStore {
             let path = entry.on("list", &self.directory)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let is_named = |id: &str| named.iter().any(|n| n == id);
-            // This also removes unfinished layers, whose names lack the prefix.
+            // The condition also removes unfinished layers, whose names lack the prefix.
             if name.strip_prefix(PREFIX).is_none_or(|id| !is_named(id)) {
                 remove_tree(&path)?;
             }

@@ -69,7 +69,7 @@ impl<'a> LayerStream<'a> {
         let count = Rc::new(Cell::new(0));
         let counted = CountingReader(packed, Rc::clone(&count));
         let mut buffered = BufReader::with_capacity(BUFFER_BYTES, counted);
-        // Does not consume the bytes: the decoder below reads them again.
+        // `fill_buf` does not consume the bytes: the decoder below reads them again.
         let start = buffered.fill_buf().map_err(LayerError::read)?;
         let inner: Box<dyn Read + 'a> = match Compression::of(start)? {
             Compression::None => Box::new(buffered),

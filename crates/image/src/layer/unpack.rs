@@ -299,7 +299,7 @@ impl Unpacker<'_> {
             let longer = fs::ftruncate(&fd, entry.size);
             longer.map_err(|errno| LayerError::write("write", path.bytes(), errno))?;
         }
-        // Cannot overflow: the budget limits the sum of all sizes.
+        // The sum cannot overflow: the budget limits the sum of all sizes.
         self.done.bytes += entry.size;
         set_attributes(fd.as_fd(), entry, path)?;
         let dated = fs::futimens(&fd, &times(entry.mtime));

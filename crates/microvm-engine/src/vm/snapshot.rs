@@ -272,7 +272,7 @@ impl SnapshotTask {
             // The guest is paused. Terminate it only if its state is safe.
             (AfterSnapshot::Stop, Ok(_)) => Some(Request::Stop),
             (AfterSnapshot::Stop, Err(_)) => Some(Request::Resume),
-            // Committed, also for a later controller.
+            // The snapshot is published: the VMM commits it, also for a later controller.
             (_, Ok(_)) => Some(Request::ResolveSnapshot {
                 decision: SnapshotDecision::Commit,
             }),

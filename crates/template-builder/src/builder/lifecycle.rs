@@ -140,8 +140,8 @@ impl Builder {
         job: &BuildJob,
         log: &BuildLog,
     ) -> Result<BuildOutcome, BuildFailure> {
-        // Declared first, so that the entry is dropped last, when this build no longer uses the
-        // lock.
+        // The entry is declared first, so that it is dropped last, when this build no longer uses
+        // the lock.
         let _entry = TemplateLockEntry {
             builder: self,
             template: &template.id,
@@ -224,7 +224,7 @@ impl Builder {
             running.cancel.cancel();
             return Ok(());
         }
-        // Not started: no task exists that would record the end.
+        // The build was not started: no task exists that would record the end.
         Ok(self.0.records.set_failed(
             &build.id,
             &FailureReason {

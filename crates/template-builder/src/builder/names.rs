@@ -144,8 +144,8 @@ fn resolve_build<E: From<RecordError>>(
         let Some(stored) = look(&reference)? else {
             continue;
         };
-        // A newer build publishes its tags before the database assigns them to it. The version
-        // reveals this.
+        // A newer build publishes its tags before the database assigns them to it. Its image has
+        // another version.
         let is_build = stored.version == build.version;
         if is_build && is_visible(reference.owner(), stored.visibility, caller) {
             return Ok(Some(ResolvedTemplate {

@@ -81,7 +81,8 @@ impl BuildRecords {
             .pragma_update(None, "foreign_keys", true)
             .map_err(failed)?;
         connection
-            // Not part of the schema version: see `step_uses` and `image_requests`.
+            // These tables are not part of the schema version: see `step_uses` and
+            // `image_requests`.
             .execute_batch(step_uses::STEPS_TABLE)
             .and_then(|()| connection.execute_batch(image_requests::IMAGE_REQUESTS_TABLE))
             .map_err(failed)?;

@@ -35,7 +35,7 @@ impl Builder {
         };
         let names: Vec<String> = vec![renamed.reference(DEFAULT_TAG)];
         let owner = template.owner.as_deref();
-        // Held until the new name exists: both names exist for a moment.
+        // The permit is held until the new name exists: both names exist for a moment.
         let _permit = self.0.reserve_template(owner, &names, 0).await?;
         let (inner, old) = (self.0.clone(), template.clone());
         blocking(move || inner.rename(&old, renamed)).await?
@@ -48,14 +48,15 @@ impl BuilderInner {
         old: &TemplateRecord,
         renamed: TemplateRecord,
     ) -> Result<TemplateRecord, BuilderError> {
-        // Held until the end: no request for a build can use one of the names meanwhile.
+        // The lock is held until the end: no request for a build can use one of the names
+        // meanwhile.
         let _naming = self.names_lock.lock();
         if old.name == renamed.name {
             return Ok(renamed);
         }
         let owner = renamed.owner.as_deref();
         let is_used = self.records.template_by_name(owner, &renamed.name)?.is_some()
-            // A template of the image store without a record, for example an imported one.
+            // The image store may have a template without a record, for example an imported one.
             || !self.templates.tags(&renamed.reference(DEFAULT_TAG))?.is_empty();
         if is_used {
             return Err(BuilderError::NameInUse(renamed.name));

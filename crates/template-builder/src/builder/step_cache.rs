@@ -184,7 +184,7 @@ impl Builder {
             let round = move |builder: Weak<BuilderInner>| {
                 builder.upgrade().map(|b| b.prune(unused_for, None))
             };
-            // Delayed, because pruning reads the names of all templates.
+            // The first pruning is delayed, because it reads the names of all templates.
             tokio::time::sleep(START_DELAY).await;
             loop {
                 let builder_now = builder.clone();

@@ -94,7 +94,7 @@ fn stored_directories() -> Result<Vec<(OwnedFd, &'static str)>, RestError> {
             ));
         }
         if storage.is_used() {
-            // Must precede the reading of the upper directory, which then contains the parents.
+            // The parents are copied before the upper directory is read, so that it contains them.
             copy_up_parents(storage.place).map_err(failed)?;
             let directory = storage.directory.try_clone().map_err(failed)?;
             stored.push((OwnedFd::from(directory), storage.place));

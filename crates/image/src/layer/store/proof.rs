@@ -126,7 +126,7 @@ impl LayerStore {
         let text = serde_json::to_vec(&proofs)
             .map_err(io::Error::other)
             .on("write", &place)?;
-        // Not crash-critical: without the record, the blob is downloaded again.
+        // A crash may lose this file: without the record, the blob is downloaded again.
         file::write(&place, PROOFS_FILE, &text).map(drop)
     }
 }

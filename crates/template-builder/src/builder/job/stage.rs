@@ -73,7 +73,7 @@ impl BuildJob {
             self.check_startup(&at, stage)
                 .map_err(|e| e.at_step("base"))?;
         }
-        // The first step that is not restored from the cache sets this.
+        // The first step that is not restored from the cache sets this flag.
         let mut fresh = self.spec.force;
         let triggers = self.triggers(stage, &at).map_err(|e| e.at_step("base"))?;
         counter.total += triggers.len();
@@ -206,7 +206,8 @@ impl BuildJob {
             let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
             let (owner, caller) = (owner.as_deref(), caller.as_deref());
             let imported = inner.import(&image, owner, caller, &cancel, disk, &mut on_progress);
-            // Released on the thread: a cancelled build does not end the pull at once.
+            // The permit is released on the thread: a cancelled build does not end the pull at
+            // once.
             drop(pull_permit);
             // The detail states why a registry did not answer. The message of the build omits the
             // detail, because it would give the owner of an API key information about the network

@@ -54,7 +54,7 @@ impl BuildRecords {
         self.pending_ends.lock().insert(id.to_owned(), end.clone());
         let mut pause = FIRST_RETRY_DELAY;
         while let Err(e) = self.write_end(template, id, &end) {
-            // Logged once per build.
+            // The failure is logged once per build.
             if pause == FIRST_RETRY_DELAY {
                 tracing::error!(build = id, error = %e, "cannot record the result of a build, retrying");
             }
