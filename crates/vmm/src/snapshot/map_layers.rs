@@ -236,7 +236,7 @@ fn map(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno>
     // private and writable. The file is long enough and is never shortened, because it belongs to
     // an immutable snapshot.
     let at = unsafe {
-        // A private mapping: the guest's writes do not reach the file.
+        // The mapping is private: the guest's writes do not reach the file.
         libc::mmap(
             host.cast(),
             length,

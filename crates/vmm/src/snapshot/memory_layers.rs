@@ -114,8 +114,8 @@ impl MemoryLayers {
     /// Returns the chunks that a file contains and that no newer layer marks as zero.
     fn stored(&self, chunks: u64) -> UnitSet {
         let empty = UnitSet::empty(chunks);
-        // From oldest to newest: the words of each layer override the words below, 64 chunks at a
-        // time.
+        // The layers are merged from oldest to newest: the words of each layer override the words
+        // below, 64 chunks at a time.
         let mut words = empty.words().to_vec();
         for layer in &self.0 {
             let (stored, zero) = (&layer.index.stored, &layer.index.zero);

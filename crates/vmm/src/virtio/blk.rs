@@ -317,7 +317,8 @@ impl VirtioDevice for Block {
                 written
             },
         )?;
-        // Only the first error: a full disk would otherwise cause a warning per request.
+        // Only the first error is reported: a full disk would otherwise cause a warning per
+        // request.
         if let Some(error) = server.failed.filter(|_| !self.warned) {
             self.warned = true;
             self.warning = Some(format!(

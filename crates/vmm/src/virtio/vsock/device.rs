@@ -414,7 +414,7 @@ impl ActiveVsock {
             };
             let front = split_header(&mut chain)?;
             let Some((header, token)) = self.muxer.next_packet(&chain.writable) else {
-                // No packet after all: undo `next_chain`, so that the next packet uses the buffer.
+                // No packet remains: undo `next_chain`, so that the next packet uses the buffer.
                 self.rx.go_to_previous_position();
                 continue;
             };

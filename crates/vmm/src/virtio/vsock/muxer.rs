@@ -68,8 +68,8 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             last_token: FIRST_TOKEN - 1,
-            // A random first port: after a restore, the guest may still have sockets from before
-            // the snapshot, whose ports should not be reused.
+            // The first port is random: after a restore, the guest may still have sockets from
+            // before the snapshot, whose ports should not be reused.
             last_port: u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0),
             wake_at: None,
             timeouts: VsockTimeouts::default(),
@@ -356,7 +356,7 @@ impl Muxer {
 
     /// Returns a token for a new connection.
     fn free_token(&mut self) -> u32 {
-        // Terminates: there are far fewer connections than tokens.
+        // The loop ends: there are far fewer connections than tokens.
         loop {
             self.last_token = self.last_token.checked_add(1).unwrap_or(FIRST_TOKEN);
             if !self.connections.contains_key(&self.last_token) {
@@ -367,12 +367,12 @@ impl Muxer {
 
     /// Returns the ports of a new connection from the host to the port `guest`.
     fn free_ports(&mut self, guest: u32) -> PortPair {
-        // Terminates: there are far fewer connections than ports.
+        // The loop ends: there are far fewer connections than ports.
         loop {
             let host = FIRST_EPHEMERAL | self.last_port.wrapping_add(1);
             self.last_port = host;
             let ports = PortPair { guest, host };
-            // `VMADDR_PORT_ANY`.
+            // `VMADDR_PORT_ANY` is reserved.
             let any = host == u32::MAX;
             if !any && !self.tokens.contains_key(&ports) && !self.host_ports.contains(&host) {
                 return ports;
