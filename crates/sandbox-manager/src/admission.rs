@@ -204,6 +204,7 @@ impl Admission {
     /// Reserves resources for a guest that already exists, without a check.
     pub fn reserve_existing(&self, size: SandboxSize) -> Reservation {
         let mut reservations = self.reservations.lock();
+        // `starting` is false: the figures of the host already include the guest.
         self.reserve(&mut reservations, Occupant::Sandbox, size, false)
     }
 
@@ -373,7 +374,8 @@ impl Admission {
                 return Err(Refusal { short_of, what });
             }
         }
-        // Last: a specific shortage explains more than the pressure that it causes.
+        // The pressure is checked last: a specific shortage explains more than the pressure that it
+        // causes.
         self.check_pressure(figures)
     }
 

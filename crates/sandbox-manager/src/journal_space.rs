@@ -65,7 +65,8 @@ impl ReservedSpace {
 
     /// Reserves the missing space.
     pub fn ensure(&mut self, connection: &Connection) -> Result<(), SpaceError> {
-        // Once per daemon: the log never shrinks, since it is not truncated at the close.
+        // The log is allocated once per daemon: it never shrinks, since closing the database does
+        // not truncate it.
         if !self.is_log_allocated {
             allocate(&self.log, LOG_BYTES).map_err(SpaceError::Disk)?;
             self.is_log_allocated = true;

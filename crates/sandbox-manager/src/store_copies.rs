@@ -94,6 +94,7 @@ impl StoreCopies {
     /// Discards all complete copies, so that new ones are uploaded. Returns the removals from
     /// stores.
     pub(crate) fn discard_copies(&mut self, id: &str) -> Vec<StoreRetraction> {
+        // `content` is true: the content is removed too, and not only the names.
         let retractions = self.retractions(id, true).collect();
         self.revision += 1;
         self.copies.clear();

@@ -85,7 +85,7 @@ impl BuildSteps<'_> {
                         ))]
                     })
                     .await?;
-                // In memory only: `take` has committed this record to the journal.
+                // The record is set in memory only: `take` has committed it to the journal.
                 entry.set_record(record_after_snapshot(&entry, &snapshot));
                 Ok(snapshot)
             })

@@ -33,6 +33,7 @@ impl OwnerAges {
 
     /// Returns the ids of `owner`, oldest first.
     pub fn of(&self, owner: &str) -> impl Iterator<Item = &SmolStr> {
+        // All positions, oldest first.
         let all = self.0.range(range(owner, false, None));
         all.map(|(_, _, id)| id)
     }

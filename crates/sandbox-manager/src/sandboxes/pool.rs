@@ -203,7 +203,8 @@ impl Pool {
         let next = bucket
             .filter(|bucket| bucket.waiting.len() < self.target(fingerprint, &bucket.template));
         if next.is_none() {
-            // Under the lock of the buckets: a create that takes a guest now begins a refill.
+            // The mark is removed under the lock of the buckets: a create that takes a guest
+            // afterwards begins a refill.
             self.refilling.lock().remove(fingerprint);
         }
         next.map(|bucket| (bucket.template.clone(), bucket.snapshot.clone()))
@@ -308,7 +309,8 @@ impl WarmPool<'_> {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
         }
-        // A weak reference, so that a task which has not run yet does not keep the sandboxes alive.
+        // The reference is weak, so that a task which has not run yet does not keep the sandboxes
+        // alive.
         let inner = Arc::downgrade(self.0);
         let fingerprint = fingerprint.to_owned();
         tokio::spawn(async move {

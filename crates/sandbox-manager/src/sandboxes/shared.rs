@@ -221,6 +221,7 @@ impl Sandboxes {
         if let Some(state) = unneeded {
             let place = self.place_of_owner(owner);
             let root = Some(state.root.as_str());
+            // `content` is true: the content is removed too, and not only the name.
             let removal = StoreRetraction::new(&place, &state.snapshot, root, true);
             self.retract_copies(vec![removal]);
         }

@@ -108,7 +108,7 @@ impl TemplateSnapshots<'_> {
     }
 
     /// Boots `template` with this size unless it has a snapshot. The start command is ready when
-    /// this returns.
+    /// this function returns.
     pub async fn make_ready(
         self,
         template: &str,
@@ -222,7 +222,7 @@ impl TemplateSnapshots<'_> {
         size: SandboxSize,
         fingerprint: &str,
     ) -> Result<(String, SnapshotPin), OperationError> {
-        // Without the lock first: in nearly all cases the snapshot exists.
+        // Search without the lock first: in nearly all cases the snapshot exists.
         if let Some(found) = self.find(fingerprint) {
             return Ok(found);
         }
@@ -230,7 +230,7 @@ impl TemplateSnapshots<'_> {
         // Locks are never removed: they are small.
         let creation_lock = self.0.template_snapshots.lock_of(fingerprint);
         let _guard = creation_lock.lock().await;
-        // Another caller may have created it while this one waited.
+        // Another caller may have created the snapshot while this one waited.
         if let Some(found) = self.find(fingerprint) {
             return Ok(found);
         }

@@ -58,7 +58,7 @@ impl FileRemover {
 
 /// Main loop of the thread. Files in use are retried with increasing delays.
 fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
-    // At normal priority: the thread holds directory locks that other threads wait for.
+    // The thread keeps its normal priority: it holds directory locks that other threads wait for.
     let mut remaining = Vec::new();
     let mut wait = FIRST_RETRY_DELAY;
     let mut waiting: Vec<(Instant, oneshot::Sender<()>)> = Vec::new();

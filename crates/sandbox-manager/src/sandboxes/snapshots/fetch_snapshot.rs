@@ -100,7 +100,7 @@ impl Snapshots<'_> {
         let (this, id) = (Sandboxes(self.0.clone()), id.to_owned());
         let owner = owner.map(str::to_owned);
         let work = async move {
-            // Per owner: an owner must not receive the fetch of another owner.
+            // The key contains the owner: an owner must not receive the fetch of another owner.
             let key = format!("{}/{id}", owner.as_deref().unwrap_or_default());
             let lock = this.0.fetch_locks.get(key);
             let _guard = lock.lock().await;
@@ -137,6 +137,7 @@ impl Snapshots<'_> {
         let Some(source) = lineage.and_then(|lineage| lineage.into_iter().next()) else {
             return Ok(None);
         };
+        // `newest` is true: the source is the requested snapshot, and not an ancestor.
         let record = fetch.record(&source, true).await?;
         Ok(Some(record).filter(|record| scope.has(record)))
     }

@@ -228,7 +228,8 @@ impl Sandboxes {
                 snapshot.store.discard_copies(&before.id)
             };
             let retractions = copies.iter().cloned().map(JournalChange::Retraction);
-            // One transaction: without the retractions, outdated copies would stay in the store.
+            // The snapshot and the retractions are one transaction: without the retractions,
+            // outdated copies would stay in the store.
             change.commit(snapshot.clone(), retractions.collect())?;
             drop(change);
             self.0.upkeep.enqueue_checksums(&snapshot.id);

@@ -296,6 +296,7 @@ impl Snapshots<'_> {
         let Some(record) = self.0.catalog.get(id).filter(|record| !is_named(record)) else {
             return;
         };
+        // `content` is false: only the names are removed.
         let names = record.store.retractions(id, false).collect();
         Sandboxes(self.0.clone()).retract_copies(names);
     }
