@@ -434,7 +434,8 @@ fn backoff(attempt: u32) -> Duration {
         .saturating_mul(1 << attempt.min(10))
         .min(MAX_BACKOFF);
     let random = crate::data_keys::random::<1>().map_or(128, |[byte]| byte);
-    // Jitter: between half and all of the base.
+    // The delay is random, between half and all of the base, so that requests that failed together
+    // are not repeated together.
     base / 2 + base * u32::from(random) / 512
 }
 

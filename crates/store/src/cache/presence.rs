@@ -70,7 +70,8 @@ impl Presence {
         if !whole {
             content.fill(0);
         }
-        // New layer or new boot: replace the second bitmap by the first one.
+        // The layer is new, or the host has booted since: replace the second bitmap by the first
+        // one.
         if content[..HEADER_BYTES] != header {
             content[..HEADER_BYTES].copy_from_slice(&header);
             content.copy_within(HEADER_BYTES..HEADER_BYTES + length, HEADER_BYTES + length);

@@ -69,7 +69,7 @@ struct Arrived {
 struct Manner {
     /// True if a guest waits for the chunk.
     urgent: bool,
-    /// Fetches chunks even if another fill is fetching them.
+    /// True if chunks are fetched even if another fill is fetching them.
     anyway: bool,
 }
 
@@ -230,8 +230,8 @@ impl SharedStore {
         }
     }
 
-    /// Reads the locations of a snapshot again after a read from a pack `failed`. Returns that
-    /// error if the locations have not changed.
+    /// Reads the locations of a snapshot again after a read from a pack `failed`. Returns
+    /// `failed` if the locations have not changed.
     async fn reload_locations(
         &self,
         part: &CachedPart,
