@@ -165,7 +165,7 @@ fn enforce(table: &str, limits: ConntrackLimits, pressure: TablePressure) -> Res
         pressure >= TablePressure::High,
         pressure == TablePressure::Full,
     );
-    // One transaction: no packet sees a part of the change.
+    // The changes form one transaction: no packet sees a part of them.
     program::nft(
         &(chain("under_high", "goto refuse", is_high)
             + &chain("under_full", "goto refuse", is_full)

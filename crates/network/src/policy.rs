@@ -164,8 +164,8 @@ impl EgressPolicy {
             // no grant.
             let inside = |nets: &[IpNet], net| nets.iter().any(|n| n.contains(net));
             match nets.as_slice() {
-                // Separate from `allowed`: members permit neither other addresses nor questions
-                // for other names.
+                // Members are separate from `allowed`: they permit neither other addresses nor
+                // questions for other names.
                 [net] if rules.membership.is_some() && private_network::contains(net) => {
                     allowed_members.push(*net);
                 }

@@ -117,7 +117,7 @@ impl PrivateNetworks {
     /// Removes namespaces of networks without links with `remove`, which returns whether it removed
     /// the namespace.
     pub fn clean(&self, remove: impl Fn(&NetworkId) -> bool) {
-        // Usually empty: hosts without private networks do nothing here.
+        // The list is usually empty: hosts without private networks do nothing here.
         if self.emptied.lock().is_empty() {
             return;
         }

@@ -98,7 +98,7 @@ impl NetworkState {
         };
         // The network is closed, but a guest may briefly outlive it: remove its slot here.
         if let Some(slot) = unqueued {
-            // Ignore errors: remains are harmless.
+            // Ignore errors: remains are harmless. A guest has used the slot (`unused` is false).
             let _ = namespace::outside(|| {
                 self.remove(vec![slot], false);
                 self.tear_down_if_unused();
