@@ -375,7 +375,8 @@ impl Engine for GvisorEngine {
         let sandbox = Sandbox::adopt(helper, handle.adopt_spec)
             .await
             .map_err(EngineError::failed)?;
-        // After the sandbox: if its adoption fails, the slot is not adopted either.
+        // The slot is adopted after the sandbox: if the adoption of the sandbox fails, the slot is
+        // not adopted either.
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
         let store = self.store.clone();
         Ok(Arc::new(GvisorGuest::new(sandbox, store, prepared, lease)))

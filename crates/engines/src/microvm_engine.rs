@@ -224,7 +224,8 @@ impl Engine for MicroVmEngine {
             }),
         };
         let vm = MicroVm::adopt(spec).await.map_err(EngineError::failed)?;
-        // After the guest: if its adoption fails, the slot is not adopted either.
+        // The slot is adopted after the guest: if the adoption of the guest fails, the slot is not
+        // adopted either.
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
         Ok(Arc::new(MicroVmGuest {
             vm,

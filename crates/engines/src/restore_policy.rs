@@ -266,7 +266,7 @@ impl HostFile {
             fs::rename(&new, &path)
         };
         put().map_err(|source| {
-            // Best effort: the write error is the one to report.
+            // Ignore the error: the write error is the one to report.
             let _ = fs::remove_file(&new);
             HostFileError { path, source }
         })

@@ -93,6 +93,7 @@ impl Front {
     /// connection to a host.
     async fn connection(&self, stream: TcpStream, tls: Option<Tls>, peer: Peer) {
         let Some(tls) = tls else {
+            // Without TLS, no protocol is negotiated, and the connection is not HTTP/2.
             return self.pass(stream, peer, false).await;
         };
         // Wait without allocating buffers: a client that sends nothing must cost little memory.

@@ -49,7 +49,7 @@ impl Tls {
             path: certificate.to_owned(),
             source,
         };
-        // An explicit provider: the process may have no default.
+        // The provider is explicit: the process may have no default provider.
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(unusable)?

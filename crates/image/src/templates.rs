@@ -69,7 +69,7 @@ impl Templates {
     ) -> Result<Option<TemplateManifest>, TemplateError> {
         let directory = self.directory(reference);
         if !directory.is_dir() {
-            // Only a shortcut: the directory may be removed between this check and `load`.
+            // This check is only a shortcut: the directory may still be removed before `load`.
             return Ok(None);
         }
         match self.load(reference) {

@@ -174,7 +174,7 @@ impl Builder {
                 tracing::warn!(sandbox = sandbox.id(), error = %e, "cannot remove the sandbox of an earlier build");
             }
         }
-        // Before the first request: the names of templates depend on their owners.
+        // The migration precedes the first request: the names of templates depend on their owners.
         builder.migrate().await?;
         builder.remove_unfinished_templates().await?;
         builder.spawn_waiting_gc();

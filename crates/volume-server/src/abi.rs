@@ -280,7 +280,7 @@ impl FieldsMut for Vec<u8> {
 
     fn put_entry(&mut self, found: &Attributes) {
         self.put_u64(found.node);
-        // Generation: numbers of nodes are never reused.
+        // The generation is constant: numbers of nodes are never reused.
         self.put_u64(0);
         self.put_u64(CACHE_SECONDS); // entry_valid
         self.put_u64(CACHE_SECONDS); // attr_valid

@@ -118,8 +118,8 @@ async fn greet(
         },
     )
     .await?;
-    // No timeout: a guest that was started in advance (warm pool) waits here until the host assigns
-    // an identity.
+    // The read has no timeout: a guest that was started in advance (warm pool) waits here until the
+    // host assigns an identity.
     let line = read_line(&mut stream).await?;
     let received = Instant::now();
     let error = match serde_json::from_slice::<Identity>(&line) {

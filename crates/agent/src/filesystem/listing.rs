@@ -44,7 +44,7 @@ impl Listing {
             ));
         }
         let mut paths = Vec::new();
-        // A list instead of a recursion: the depth of a tree is not limited.
+        // A list replaces a recursion: the depth of a tree is not limited.
         let mut waiting = vec![(path.to_path_buf(), depth.max(1))];
         while let Some((directory, depth)) = waiting.pop() {
             let entries = match std::fs::read_dir(&directory) {

@@ -342,7 +342,7 @@ impl BodySource for WatchStream {
         }
         if self.idle.as_mut().poll(cx).is_ready() {
             self.idle.as_mut().reset(Instant::now() + self.interval);
-            // Registers the task for the new deadline.
+            // This poll registers the task for the new deadline.
             let _ = self.idle.as_mut().poll(cx);
             return Poll::Ready(Some(Ok(frame::message(&json!({ "keepalive": {} })))));
         }

@@ -132,7 +132,7 @@ fn path_of(directory: &File) -> PathBuf {
 struct ChangeWalk<'a> {
     /// Maximum number of changes to record.
     limit: usize,
-    /// Record the states of the files.
+    /// True if the states of the files are recorded.
     detailed: bool,
     /// Called for each directory.
     step: &'a dyn Fn(),

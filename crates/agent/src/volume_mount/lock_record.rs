@@ -191,7 +191,7 @@ impl LockRecord {
                 };
                 let flags = RECLAIM | if of.is_flock { FLOCK } else { 0 };
                 let mut put = |bytes: &[u8]| messages.extend_from_slice(bytes);
-                // Length of the request: the header and a body of 48 bytes (`fuse_lk_in`).
+                // Length of the request: a header of 40 bytes and a body of 48 (`fuse_lk_in`).
                 put(&88_u32.to_le_bytes());
                 put(&SETLK.to_le_bytes());
                 put(&id.to_le_bytes());

@@ -68,7 +68,7 @@ impl MicroVmEngine {
         if manifest.disk_only {
             return self.bootable_from(&lineage, prepared, disk_mib).await;
         }
-        // In the background: the disk is read while the steps below run.
+        // The disk is read in the background while the steps below run.
         self.cached_working_sets.read_ahead(&lineage);
         let overlay = self
             .shared

@@ -78,7 +78,8 @@ impl Sandbox {
             (published, _) => published?,
         }
         if !resume {
-            // After the publication: until then the sandbox has the only copy of its state.
+            // The sandbox is removed after the publication: until then, it has the only copy of its
+            // state.
             self.body.remove().await;
         }
         Ok(reply.stopped_us)

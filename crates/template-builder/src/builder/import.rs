@@ -116,7 +116,7 @@ impl BuilderInner {
         disk: DiskBudget,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<TemplateManifest, ImportError> {
-        // An internal name: the template does not appear in lists, and is pruned when unused.
+        // The name is internal: the template does not appear in lists, and is pruned when unused.
         let name = imported_image(owner, &image.reference);
         let name = Reference::in_namespace(owner, &name)?.to_string();
         let host = image.reference.split('/').next().unwrap_or_default();

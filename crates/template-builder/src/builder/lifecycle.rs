@@ -62,7 +62,8 @@ impl Builder {
         let ended = CancellationToken::new();
         let log = Arc::new(BuildLog::new(self.0.records.clone(), &build.id));
         {
-            // One critical section: two calls cannot start the same build.
+            // The check and the insertion are under one lock, so that two calls cannot start the
+            // same build.
             let mut running = self.0.running.lock();
             if running.contains_key(&build.id) {
                 return Err(BuilderError::Started(build.id.clone()));

@@ -193,7 +193,7 @@ pub fn watch(socket: &Path) -> io::Result<ServerWatch> {
 /// `socket`. Returns the charged bytes of its files.
 pub fn write_image(socket: &Path, image: &File) -> io::Result<u64> {
     let mut connection = UnixStream::connect(socket)?;
-    // No timeout for the reply: the copy may take long, and the connection ends with the process.
+    // The reply has no timeout: the copy may take long, and the connection ends with the process.
     connection.set_write_timeout(Some(TIMEOUT))?;
     let message = message(IMAGE, None);
     send(&connection, &message, image.as_fd())?;

@@ -51,7 +51,8 @@ impl BuildSandboxes {
             let record = host.create(spec).await?;
             // The sandbox itself now counts towards the quota.
             drop(permit);
-            // One critical section: `remove_all` either finds the id, or this task sees its flag.
+            // The flag is read and the id is added under one lock: `remove_all` either finds the
+            // id, or this task sees its flag.
             let has_ended = {
                 let mut state = state.lock();
                 if !state.has_ended {

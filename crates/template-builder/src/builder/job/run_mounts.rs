@@ -264,7 +264,8 @@ impl BuildJob {
 }
 
 impl PreparedMounts {
-    /// Creates the target of a mount with its parents, unless it exists.
+    /// Creates the target of a mount with its parents, unless it exists. The target is a directory
+    /// if `directory` is true, and an empty file otherwise.
     async fn create_target(
         &mut self,
         agent: &AgentClient,

@@ -66,7 +66,7 @@ pub(super) fn migrate(connection: &Connection, found: i64) -> rusqlite::Result<(
             n => usize::try_from(n - 1).map_or("", |n| MIGRATIONS.get(n).copied().unwrap_or("")),
         };
         version += 1;
-        // One transaction per version: an interrupted migration leaves the previous version.
+        // Each version is one transaction: an interrupted migration leaves the previous version.
         connection.execute_batch(&format!(
             "BEGIN IMMEDIATE; {change} PRAGMA user_version = {version}; COMMIT;"
         ))?;

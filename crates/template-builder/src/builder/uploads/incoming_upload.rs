@@ -157,7 +157,8 @@ impl IncomingUpload {
         // An empty upload is charged one block, which no `write` has reserved.
         self.reserve()?;
         self.file.flush().await?;
-        // On storage before the rename: a crash leaves no incomplete upload under its name.
+        // The content is on storage before the rename: a crash leaves no incomplete upload under
+        // its name.
         self.file.sync_data().await?;
         self.check_name().await?;
         let mut sum = HEXLOWER.encode(&std::mem::take(&mut self.hash).finalize());
