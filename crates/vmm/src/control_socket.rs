@@ -35,7 +35,7 @@ pub enum DescriptorError {
 /// namespaces and moves them to their numbers. Must be called before any other descriptor is
 /// opened: descriptors with these numbers are closed.
 pub fn place(jailed: bool) -> Result<(), DescriptorError> {
-    // Fails with ENOTSOCK unless the descriptor is a socket.
+    // The call fails with ENOTSOCK unless the descriptor is a socket.
     if getsockopt(&io::stdin(), SockType).is_err() {
         return Err(DescriptorError::NoSocket);
     }

@@ -64,7 +64,7 @@ impl ExitCounters {
         for vcpu in &self.vcpus {
             let mut value = [0; 8];
             vcpu.read_exact_at(&mut value, offset).map_err(failed)?;
-            // Wraps only after centuries of exits.
+            // The sum wraps only after centuries of exits.
             exits = exits.wrapping_add(u64::from_le_bytes(value));
         }
         Ok(Some(exits))

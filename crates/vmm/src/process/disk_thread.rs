@@ -113,7 +113,7 @@ impl DiskThread {
                 // never complete.
                 return;
             }
-            // Fails only if the descriptor is not an epoll set.
+            // The wait fails only if the descriptor is not an epoll set.
             while poller.wait(EpollTimeout::NONE, &serve).is_ok() {}
         });
         Self(gate)
