@@ -40,12 +40,12 @@ pub(crate) struct SandboxEntry {
     indexes: Arc<EntryIndexes>,
     /// True if the store may have a head of the sandbox.
     may_be_stored: AtomicBool,
-    /// The sandbox must be compared with its head before it is used.
+    /// True if the sandbox must be compared with its head before it is used.
     uncompared: AtomicBool,
     /// Revision of the head that this process wrote or read last. Zero if unknown.
     head_revision: AtomicU64,
     /// True if another host stored the sandbox, and its first resume here has not succeeded yet.
-    /// Unrelated to the adoption of guests of an earlier daemon.
+    /// This is unrelated to the adoption of guests of an earlier daemon.
     adopted: AtomicBool,
     /// True if the next resume may use a stored state that is older than the last state on the lost
     /// host of the sandbox.

@@ -74,7 +74,7 @@ impl Sandboxes {
         if let IdleVerdict::InUse { until_ms } = verdict(entry)? {
             return Some(until_ms);
         }
-        // Fails during shutdown: the next daemon starts the idle timeout again.
+        // The call fails during a shutdown: the next daemon starts the idle timeout again.
         let _operation = self.0.operations.begin().ok()?;
         let content = record.settings.pause_content;
         match self.pause_locked_for(entry, content, Some(IDLE)).await {

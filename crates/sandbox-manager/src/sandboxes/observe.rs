@@ -206,7 +206,7 @@ impl SandboxFigures<'_> {
     /// version=1.0.0`).
     pub fn render(self) -> String {
         let mut now = CurrentFigures::new();
-        // All states, so that a scrape shows 0 instead of a missing series.
+        // All states are listed, so that a scrape shows 0 instead of a missing series.
         let mut states: BTreeMap<&'static str, usize> = StateName::ALL
             .into_iter()
             .map(|state| (state.name(), 0))
@@ -278,7 +278,8 @@ impl SandboxFigures<'_> {
             "Snapshots on this host",
             Snapshots(self.0).count() as f64,
         );
-        // A statement of its own, so that the index is unlocked before the sources are called.
+        // This is a statement of its own, so that the index is unlocked before the sources are
+        // called.
         let bytes = self.0.catalog.read().bytes();
         now.add(
             "snapshot_bytes",

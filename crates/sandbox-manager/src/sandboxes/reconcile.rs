@@ -33,7 +33,7 @@ impl Sandboxes {
     /// Waits until a sandbox was compared with its head, if it must be. Returns whether the
     /// comparison has ended within `limit`.
     pub async fn until_compared(&self, id: &str, limit: Duration) -> bool {
-        // The usual case, without a lock.
+        // This check covers the usual case without a lock.
         if !self.0.has_uncompared.load(Ordering::SeqCst) {
             return true;
         }
@@ -54,11 +54,11 @@ impl Sandboxes {
         !is_uncompared() || timeout(limit, compared).await.is_ok()
     }
 
-    /// Compares all sandboxes that may have a head with it. With `all`, also sandboxes that this
-    /// host has never stored: after its death, other hosts may have killed them. Stops and removes
-    /// the sandboxes that another host has taken over, and the sandboxes whose heads are marked as
-    /// killed. Makes this host's current epoch the owner of the others. After an error, the caller
-    /// must repeat the call.
+    /// Compares all sandboxes that may have a head with their heads. With `all`, also compares
+    /// sandboxes that this host has never stored: after its death, other hosts may have killed
+    /// them. Stops and removes the sandboxes that another host has taken over, and the sandboxes
+    /// whose heads are marked as killed. Makes this host's current epoch the owner of the remaining
+    /// sandboxes. After an error, the caller must repeat the call.
     ///
     /// # Errors
     /// The id of a sandbox that could not be compared, with the reason. The others were compared.

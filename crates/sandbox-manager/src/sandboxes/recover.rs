@@ -184,8 +184,8 @@ pub(super) fn recover(
             changes.push(JournalChange::Snapshot((**record).clone()));
         }
     }
-    // Contains running sandboxes only: the journal removes a handle in the same write that records
-    // another state of its sandbox.
+    // `guests` contains running sandboxes only: the journal removes a handle in the same write that
+    // records another state of its sandbox.
     let mut guests = journal.guests()?;
     let (mut orphans, mut storing) = (Vec::new(), Vec::new());
     // Pass 2: sandboxes. A sandbox that has lost its guest or its snapshot is broken.

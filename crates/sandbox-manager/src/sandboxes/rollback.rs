@@ -102,6 +102,7 @@ impl Sandboxes {
         // Like a restore, a rollback opens the files of each ancestor, so a long lineage is merged
         // first.
         self.snapshots().shorten_lineage(snapshot).await?;
+        // `rewound` is true: a guest may already have run from the state of the snapshot.
         let identity = self.identity_of(before.clone(), true);
         // While the rollback is in progress, the journal records the sandbox as paused in the
         // snapshot. A daemon that starts after a crash then does not adopt the guest. Its memory

@@ -277,7 +277,7 @@ async fn handle_timeouts(sandboxes: WeakSandboxes, has_changed: Arc<Notify>) {
             };
             this.expire_due();
             this.check_idle_due();
-            // Writes changes that could not be written earlier.
+            // An empty commit writes changes that could not be written earlier.
             this.0.journal.commit_write_behind(&[]);
             if removed_killed.is_none_or(|at| at.elapsed() >= MAX_INTERVAL) {
                 this.remove_killed();

@@ -41,8 +41,8 @@ impl UseClock {
 
     /// Returns whether a use is in progress.
     pub fn is_in_progress(&self) -> bool {
-        // Pairs with the release in `UseInProgress::drop`: the use that ended is visible as the
-        // last use.
+        // This load pairs with the release in `UseInProgress::drop`: the use that ended is visible
+        // as the last use.
         self.in_progress.load(Ordering::Acquire) > 0
     }
 }

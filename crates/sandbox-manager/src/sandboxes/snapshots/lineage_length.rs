@@ -36,7 +36,7 @@ impl Snapshots<'_> {
     }
 
     /// Like [`Self::shorten_lineage`] for the snapshot of a paused sandbox. Merges in the
-    /// background, some time after the pause, so that the resume need not do it.
+    /// background, some time after the pause, so that the resume need not merge.
     pub(in crate::sandboxes) fn shorten_paused(self, id: &str) {
         if !self.may_exceed(PAUSED_LIMITS, id) {
             return;

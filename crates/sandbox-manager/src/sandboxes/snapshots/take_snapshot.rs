@@ -151,7 +151,7 @@ impl Sandboxes {
     ) -> Result<Snapshot, OperationError> {
         let record = self.snapshots().draft(&sandbox, &**guest, kind)?;
         let permit = self.budgets().reserve_snapshot(&record, &sandbox).await?;
-        // Protects the snapshot until the sandbox's record references it.
+        // The pin protects the snapshot until the sandbox's record references it.
         let _pin = self.0.catalog.pin(&record.id);
         let snapshot = self
             .snapshots()
@@ -307,7 +307,7 @@ impl Snapshots<'_> {
         acknowledgement: Option<Acknowledgement>,
         with: impl FnOnce(&Snapshot) -> Vec<JournalChange>,
     ) -> Result<Snapshot, OperationError> {
-        // Protects the files until the snapshot has its record.
+        // The pin protects the files until the snapshot has its record.
         let _pin = self.0.catalog.pin(&draft.id);
         let mut step = steps::begin("journal");
         self.0

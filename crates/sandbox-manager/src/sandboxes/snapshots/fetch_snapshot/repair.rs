@@ -146,7 +146,7 @@ impl Fetch {
     }
 
     /// Fetches the snapshots of `damaged` if the lineage of `id` in the store contains all of them.
-    /// Returns whether it did.
+    /// Returns whether they were fetched.
     async fn renew_below(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
         let lineage = self.remote.find(self.owner.as_deref(), id).await;
         let Some(lineage) = lineage.map_err(Self::store_error(id))? else {

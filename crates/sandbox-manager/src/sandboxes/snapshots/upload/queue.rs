@@ -146,7 +146,7 @@ impl Uploads {
     pub fn cancel(&self, id: &str) {
         let mut queue = self.queue.lock();
         match queue.uploads.get(id).map(|upload| &upload.cancel) {
-            // The entry stays until the upload has ended, so that no second one starts.
+            // The entry stays until the upload has ended, so that no second upload starts.
             Some(Some(cancel)) => drop(cancel.send_replace(true)),
             Some(None) => drop(queue.uploads.remove(id)),
             None => {}
@@ -194,7 +194,8 @@ impl Uploads {
         let now = Instant::now();
         let mut queue = self.queue.lock();
         let running = queue.uploads.values().filter(|u| u.cancel.is_some());
-        // One upload per owner, so that an owner with many snapshots does not delay others.
+        // Each owner has one upload in flight, so that an owner with many snapshots does not delay
+        // others.
         let mut busy: HashSet<Option<String>> = running.map(|u| u.owner.clone()).collect();
         let mut waiting: Vec<_> = queue
             .uploads
