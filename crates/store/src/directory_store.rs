@@ -254,7 +254,7 @@ impl ObjectStore for DirectoryStore {
             .boxed()
     }
 
-    /// In ascending order, as S3 servers list objects. The directory is read completely.
+    /// Lists objects in ascending order, as S3 servers do. The directory is read completely.
     fn list_with_offset(
         &self,
         prefix: Option<&Key>,

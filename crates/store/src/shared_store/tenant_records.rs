@@ -185,7 +185,7 @@ impl SharedStore {
             .max();
         let prefix = self.prefix(name);
         let Some(version) = newest else {
-            // Fails if this host has seen a record of the tenant.
+            // The call fails if this host has seen a record of the tenant.
             self.versions.check(&prefix, RecordVersion::default())?;
             return Ok(None);
         };

@@ -150,7 +150,7 @@ impl SharedStore {
             for (bytes, location) in chunks.zip(&locations.0) {
                 usage.snapshot_chunks += 1;
                 usage.snapshot_bytes += bytes;
-                // Counts a chunk twice if two packs contain it.
+                // A chunk is counted twice if two packs contain it.
                 if seen.insert((location.pack, location.offset)) {
                     usage.chunks += 1;
                     usage.chunk_bytes += bytes;
