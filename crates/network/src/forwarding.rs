@@ -198,7 +198,8 @@ pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
         tracing::info!("left forwarding enabled: new network devices may need it");
         return;
     }
-    // In reverse order: disable forwarding before restoring `accept_ra`.
+    // The settings are restored in reverse order: forwarding is disabled before `accept_ra` is
+    // restored.
     for line in before.lines().rev() {
         let Some((path, value)) = line.split_once(' ') else {
             continue;

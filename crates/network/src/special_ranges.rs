@@ -48,7 +48,7 @@ const TABLE: [SpecialRange; 40] = [
     v4([127, 0, 0, 0], 8, "Loopback, RFC 1122"),
     v4([169, 254, 0, 0], 16, "Link local, RFC 3927"),
     v4([172, 16, 0, 0], 12, "Private use, RFC 1918"),
-    // Includes DS-Lite, NAT64 discovery and the anycast addresses of PCP and TURN.
+    // This range includes DS-Lite, NAT64 discovery and the anycast addresses of PCP and TURN.
     v4([192, 0, 0, 0], 24, "IETF protocol assignments, RFC 6890"),
     v4([192, 0, 2, 0], 24, "Documentation (TEST-NET-1), RFC 5737"),
     v4([192, 31, 196, 0], 24, "AS112-v4, RFC 7535"),

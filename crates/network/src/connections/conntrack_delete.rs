@@ -33,7 +33,7 @@ pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
     let mut remaining = Vec::new();
     for address in addresses {
         match address {
-            // Fails on kernels that only delete by a complete tuple.
+            // The call fails on kernels that only delete by a complete tuple.
             IpAddr::V4(v4) if delete_by_source(&socket, *v4).is_ok() => {}
             // For IPv6 addresses, Linux inverts the comparison in this filter (6.18,
             // ctnetlink_filter_match_tuple) and would delete the connections of all other

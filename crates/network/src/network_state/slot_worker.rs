@@ -141,8 +141,8 @@ impl NetworkState {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    // One step per pass, so that a request that arrives meanwhile waits for one
-                    // step at most. Creation precedes removal.
+                    // Each pass takes one step, so that a request that arrives meanwhile waits for
+                    // one step at most. Creation precedes removal.
                     if is_able && self.ready.lock().len() < target {
                         is_able = self.create_in_advance();
                     // The opening of the network creates one slot, even if the target is 0.
