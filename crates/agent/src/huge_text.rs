@@ -38,8 +38,8 @@ fn active_value(setting: &str) -> &str {
     inner.map_or("never", |(word, _)| word)
 }
 
-/// Replaces the program's code by a copy in huge pages, at the same addresses. Returns whether it
-/// did. The code that runs this function is replaced as well, by equal bytes.
+/// Replaces the program's code by a copy in huge pages, at the same addresses. Returns whether
+/// the code was replaced. The code that runs this function is replaced as well, by equal bytes.
 fn move_text() -> io::Result<bool> {
     // A program that is not linked for huge pages, for example in tests, runs without them.
     let Some(text) = read_only_range(&program_headers()) else {

@@ -26,7 +26,7 @@ const IMAGE_MODPROBES: [&str; 4] = [
 /// Loads the modules for the first argument that is not an option. The argument is the name of a
 /// module or an alias. Returns the exit code.
 pub fn run(arguments: &[String]) -> i32 {
-    // Returns only if the image has no usable `modprobe`.
+    // This call returns only if the image has no usable `modprobe`.
     exec_image_modprobe(arguments);
     let is_quiet = arguments.iter().any(|a| a == "-q" || a == "--quiet");
     let Some(name) = arguments.iter().find(|a| !a.starts_with('-')) else {

@@ -54,7 +54,7 @@ struct CompilerProcess<'a> {
 
 impl Drop for CompilerProcess<'_> {
     fn drop(&mut self) {
-        // Fails if the process has already been waited for; ignore the error.
+        // The call fails if the process has already been waited for; ignore the error.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

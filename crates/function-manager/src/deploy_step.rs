@@ -59,7 +59,7 @@ static OBSERVER: OnceLock<fn(DeployStep)> = OnceLock::new();
 
 /// Calls `observer` before each following step. For tests; later calls have no effect.
 pub fn observe(observer: fn(DeployStep)) {
-    // Fails if an observer is already set.
+    // The call fails if an observer is already set.
     let _ = OBSERVER.set(observer);
 }
 

@@ -46,7 +46,7 @@ impl UseCount {
         self.last_used.lock().elapsed() >= idle
             && self
                 .in_flight
-                // Fails if a use exists, or if the count is already closed.
+                // The exchange fails if a use exists, or if the count is already closed.
                 .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
                 .is_ok()
     }

@@ -220,7 +220,8 @@ where
     let handshake = http1::Builder::new()
         // Old servers in guests compare header names in a single spelling.
         .preserve_header_case(true)
-        // Applies to names that the gateway sets, because the client's spelling is preserved.
+        // The setting applies to names that the gateway sets, because the client's spelling is
+        // preserved.
         .title_case_headers(true)
         .max_headers(limits.headers)
         .max_header_size(limits.head_bytes)

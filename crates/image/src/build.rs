@@ -198,7 +198,7 @@ fn build_with(
 
 /// Returns the template if it was built from an equal recipe.
 fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>, TemplateError> {
-    // Avoids an error if the template does not exist.
+    // This check avoids an error if the template does not exist.
     if !templates
         .directory(&Reference::parse(recipe.name())?)
         .is_dir()

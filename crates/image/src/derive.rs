@@ -75,7 +75,7 @@ impl DerivedTemplate<'_> {
         // The template is locked before the images, as everywhere.
         let store = ImageStore::new(&templates.home);
         let shared = store.share()?;
-        // Fails early if an image of the base is missing or damaged.
+        // The build fails early if an image of the base is missing or damaged.
         for sum in &self.base.images {
             store.open(sum)?;
         }

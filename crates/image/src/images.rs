@@ -82,8 +82,9 @@ impl ImageStore {
         let path = self.path(&sum.sha256);
         let opened = check(Some(&sum.sha256), Some(sum.size)).open(&path)?;
         let image = opened.ok_or_else(|| TemplateError::Image { path: path.clone() })?;
-        // Waits if the image is locked exclusively: another data directory can borrow this store by
-        // a symbolic link, and its garbage collector may hold such a lock for a moment.
+        // This call waits while the image is locked exclusively. Another data directory can borrow
+        // this store by a symbolic link, and its garbage collector may hold such a lock for a
+        // moment.
         image.file.lock_shared().on("lock", &path)?;
         Ok(image)
     }

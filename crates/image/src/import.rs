@@ -265,7 +265,7 @@ fn up_to_date(
     found: &FoundImage,
 ) -> Result<Option<Template>, ImportError> {
     let reference = Reference::parse(&import.name)?;
-    // Avoids an error if the template does not exist.
+    // This check avoids an error if the template does not exist.
     if !templates.directory(&reference).is_dir() {
         return Ok(None);
     }

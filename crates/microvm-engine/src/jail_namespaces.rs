@@ -64,7 +64,7 @@ pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> T) -> Result<T, Ja
     // A descriptor is the only way back to this namespace.
     let own_namespace =
         File::open("/proc/self/ns/pid").map_err(failed("cannot open /proc/self/ns/pid"))?;
-    // Affects only processes that this thread starts afterwards.
+    // The call affects only processes that this thread starts afterwards.
     unshare(CloneFlags::CLONE_NEWPID)
         .map_err(|e| failed("cannot create a PID namespace")(e.into()))?;
     let started = start();

@@ -106,7 +106,7 @@ fn fill(mut call: impl FnMut(&mut [u8]) -> isize) -> Option<Vec<u8>> {
         return Some(Vec::new());
     }
     let mut buffer = vec![0; size];
-    // Fails if the value has grown since the first call. The value then counts as missing.
+    // The call fails if the value has grown since the first call. The value then counts as missing.
     let n = usize::try_from(call(&mut buffer)).ok()?;
     buffer.truncate(n);
     Some(buffer)

@@ -58,8 +58,8 @@ fn empty(top: &CStr, moved: &mut u64, progress: &Progress) -> io::Result<usize> 
             if let (Some(done), Some(above)) = (done, open.last()) {
                 match fs::unlinkat(&above.fd, &done.name, AtFlags::REMOVEDIR) {
                     Ok(()) | Err(Errno::NOENT) => removed += 1,
-                    // The next pass removes entries that were added meanwhile. It does not count as
-                    // a removal, so that the passes end if the entries cannot be listed.
+                    // The next pass removes entries that were added meanwhile. The failed removal
+                    // is not counted, so that the passes end if the entries cannot be listed.
                     Err(Errno::NOTEMPTY | Errno::EXIST) => {}
                     Err(e) => return Err(e.into()),
                 }

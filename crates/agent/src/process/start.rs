@@ -40,7 +40,7 @@ pub struct SpawnSlot(pub(super) Arc<AtomicU32>);
 impl SpawnSlot {
     /// Returns the pid, or 0.
     pub fn pid(&self) -> u32 {
-        // Pairs with the store in the child (`child::run`), which runs on another thread.
+        // This load pairs with the store in the child (`child::run`), which runs on another thread.
         self.0.load(Ordering::Acquire)
     }
 }

@@ -69,7 +69,7 @@ impl BodySource for EventStream {
         let idle = self.idle.get_or_insert_with(|| Box::pin(sleep(interval)));
         if idle.as_mut().poll(cx).is_ready() {
             idle.as_mut().reset(Instant::now() + interval);
-            // Registers the task for the next keepalive event.
+            // This poll registers the task for the next keepalive event.
             let _ = idle.as_mut().poll(cx);
             return Poll::Ready(Some(Ok(Bytes::from_static(KEEPALIVE))));
         }

@@ -198,6 +198,7 @@ impl LockRecord {
                 put(&of.node.to_le_bytes());
                 // User, group, process and padding.
                 put(&[0; 16]);
+                // Fields of the body, in the order of `LockRequest::parse`. The file handle is 0.
                 put(&0_u64.to_le_bytes());
                 put(&of.owner.to_le_bytes());
                 put(&range.start.to_le_bytes());
@@ -294,6 +295,7 @@ mod tests {
         }
         assert!(record.is_denied(&lock(1, (0, 0), libc::F_RDLCK, 0)));
         assert!(!record.is_denied(&lock(9, (0, 0), libc::F_RDLCK, 0)));
+        // The opcode of FLUSH is 25, of RELEASE 18, and of READ 15.
         assert!(!record.closed(&close(25, 9)));
         assert!(record.closed(&close(25, 1)));
         assert!(!record.is_denied(&request(15, 5, &[])));

@@ -154,7 +154,7 @@ impl Pump {
         }
         let mut link = self.link();
         link.is_unmounted = true;
-        // Ends the thread that passes replies.
+        // The shutdown ends the thread that passes replies.
         if let Some(stream) = link.stream.take() {
             let _ = stream.shutdown(Shutdown::Both);
         }

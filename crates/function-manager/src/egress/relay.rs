@@ -145,6 +145,6 @@ async fn copy(from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
     let mut from = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from);
     // A broken connection is handled like a closed connection.
     let _ = tokio::io::copy_buf(&mut from, &mut to).await;
-    // Fails if the other side is already closed.
+    // The call fails if the other side is already closed.
     let _ = to.shutdown().await;
 }

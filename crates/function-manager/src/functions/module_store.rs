@@ -57,7 +57,7 @@ impl LocatedModule {
 
 impl Drop for ModuleStore {
     fn drop(&mut self) {
-        // Wakes the synchronisation task, which then exits.
+        // This call wakes the synchronisation task, which then exits.
         self.queue.changed.notify_one();
     }
 }

@@ -47,7 +47,7 @@ impl Owner {
         // Close the connection over which the daemon passes direct connections to the process.
         running.close_direct();
         *self.running.write() = None;
-        // Reaps the process if no request holds it any longer.
+        // The drop reaps the process if no request holds it any longer.
         drop(running);
         if let Some(cgroups) = &shared.settings.cgroups {
             cgroups.remove_group(id);

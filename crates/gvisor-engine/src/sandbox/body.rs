@@ -72,7 +72,7 @@ impl Drop for SandboxBody {
 impl SandboxBody {
     /// Creates the sentry process of a new sandbox. If the future is dropped, the process is
     /// terminated after its creation.
-    // In a task of its own: a create that is cancelled in the middle would leak the process.
+    // The creation runs in a task of its own: cancelling it in the middle would leak the process.
     pub async fn create(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
         let creation = tokio::spawn(Self::create_now(helper.clone(), spec.clone()));
         let created = creation.await;

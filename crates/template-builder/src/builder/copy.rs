@@ -92,7 +92,7 @@ fn path_components(path: &str) -> Option<Vec<String>> {
     for part in path.split('/') {
         match part {
             "" | "." => {}
-            // Fails at the root: a source must not leave its context or stage.
+            // `..` fails at the root: a source must not leave its context or stage.
             ".." => drop(parts.pop()?),
             part => parts.push(part.to_owned()),
         }

@@ -109,7 +109,7 @@ impl BuilderInner {
             }
             let used = last_uses.get(step.fingerprint()).copied();
             let is_removed = used.unwrap_or(step.created_ms()) <= cutoff_ms
-                // Fails if sandboxes or other snapshots depend on the snapshot.
+                // The call fails if sandboxes or other snapshots depend on the snapshot.
                 && self.sandboxes.snapshots().remove(step.id()).is_ok();
             if is_removed {
                 pruned.steps += 1;
@@ -228,7 +228,7 @@ impl Builder {
             for step in self.0.sandboxes.build_steps().list() {
                 let key = step.fingerprint();
                 if superseded_steps.contains(key) && !current.contains(key) {
-                    // Fails if sandboxes or other snapshots depend on the snapshot.
+                    // The call fails if sandboxes or other snapshots depend on the snapshot.
                     let _ = self.0.sandboxes.snapshots().remove(step.id());
                 }
             }

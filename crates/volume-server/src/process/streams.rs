@@ -83,7 +83,7 @@ impl Streams {
 
     /// Writes an image to a file, and then the result to `connection`, on a thread of its own.
     pub(super) fn write_image(&self, image: File, mut connection: UnixStream) {
-        // Counts like a session, so that the process does not exit.
+        // The image counts like a session, so that the process does not exit.
         self.count.fetch_add(1, Ordering::Relaxed);
         let (volume, count) = (self.volume.clone(), self.count.clone());
         let thread = std::thread::Builder::new().name("image".to_owned());
