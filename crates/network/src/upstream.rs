@@ -41,7 +41,7 @@ impl Upstreams {
     pub fn get(&self) -> Vec<SocketAddr> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let mut servers = parse(&text);
-        // The C library does the same.
+        // The C library also uses the host itself if the file names no server.
         if servers.is_empty() {
             servers.push((Ipv4Addr::LOCALHOST, 53).into());
         }
