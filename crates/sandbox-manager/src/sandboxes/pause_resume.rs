@@ -237,7 +237,8 @@ impl Sandboxes {
             Ok(reservation) => entry.set_reservation(Some(reservation)),
             Err(e) => {
                 let refused = Err(e);
-                // Removes a sandbox of another host whose first resume on this host failed.
+                // This call removes a sandbox of another host whose first resume on this host
+                // failed.
                 self.end_adoption(entry, &refused);
                 return refused;
             }
