@@ -168,7 +168,8 @@ impl Workers {
         value.ok_or(CallError::Failed { what })
     }
 
-    /// Runs `work` until it completes. Not generic, so that the program contains only one copy.
+    /// Runs `work` until it completes. This function is not generic, so that the program contains
+    /// only one copy of it.
     async fn drive(
         &self,
         class: CallClass,

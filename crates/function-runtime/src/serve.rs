@@ -85,7 +85,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         .enable_io()
         .enable_time()
         .build()?;
-    // Creates the last thread: the seccomp filter below denies `clone`.
+    // This call creates the last thread: the seccomp filter below denies `clone`.
     let ticker = EpochTicker::start(&engine)?;
     let tenant = Tenant::new(&settings.owner, settings.limits, engine).map_err(io::Error::other)?;
     let tenant = Arc::new(tenant);
@@ -94,7 +94,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         seccomp::confine_server(settings.limits.reset)?;
     }
     let listener = {
-        // Registers the listener with this runtime.
+        // `from_std` registers the listener with the runtime whose context is entered.
         let _context = runtime.enter();
         tokio::net::UnixListener::from_std(listener)?
     };

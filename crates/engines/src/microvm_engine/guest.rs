@@ -290,8 +290,8 @@ impl Guest for MicroVmGuest {
     }
 }
 
-/// Returns the processor time of a process in microseconds. One system call instead of three for
-/// /proc/PID/stat. The clock is exact, whereas that file counts ticks.
+/// Returns the processor time of a process in microseconds. The clock needs one system call,
+/// and /proc/PID/stat needs three. The clock is exact, whereas that file counts ticks.
 fn cpu_us(pid: u32) -> Option<u64> {
     let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
     let cpu = Duration::from(clock.now().ok()?).as_micros();

@@ -94,7 +94,7 @@ fn a_derived_template_shares_the_images_of_its_base_and_adds_one() {
             "image of the changes"
         ]
     );
-    // An image and a stamp each.
+    // Each of the two templates has added an image and a stamp.
     assert_eq!(count(&home.images()), 4);
     // Without changes, no further image is created.
     let same = derived(
@@ -397,7 +397,7 @@ fn gc_retains_only_images_of_templates_snapshots_and_open_files() {
     assert_eq!(pruned.versions, [format!("x@{version}")]);
     assert_eq!(pruned.images.len(), 1);
     assert!(pruned.bytes > 0);
-    // A manifest that cannot be parsed.
+    // The manifest of the snapshot cannot be parsed.
     fs::write(home.snapshots()[0].join("s1/manifest.json"), "{").unwrap();
     templates.remove("x:kept").unwrap();
     // A damaged snapshot may refer to any image.

@@ -201,7 +201,7 @@ impl SnapshotTask {
         loop {
             match context.reply(SnapshotProgress::of).await? {
                 SnapshotProgress::Captured { stopped_us } => {
-                    // A second report of the same capture, or a capture that was not requested.
+                    // This is a second report of the capture, or the capture was not requested.
                     let Some(notice) = notice.take() else {
                         continue;
                     };

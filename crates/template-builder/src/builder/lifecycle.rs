@@ -93,7 +93,7 @@ impl Builder {
                 result = this.run_when_permitted(&template, &id, &job, &log) => result,
                 () = token.cancelled() => Err(BuildFailure::new("the build was cancelled")),
             };
-            // In this order: a build whose end is visible has no sandboxes.
+            // The sandboxes are removed first, so that a build whose end is visible has none.
             job.remove_sandboxes().await;
             let failure = result.as_ref().err().map(|failure| failure.message.clone());
             this.record_end(&template, &id, result, &log).await;
@@ -259,7 +259,7 @@ fn check_spec(spec: &BuildSpec) -> Result<(), BuilderError> {
     if spec.stages.is_empty() {
         return reject("the build has no stages".to_owned());
     }
-    // Bounds the number of snapshots, and of the sandboxes that are created for them.
+    // The limit bounds the number of snapshots, and of the sandboxes that are created for them.
     if steps > MAX_STEPS || spec.stages.len() > MAX_STEPS {
         return reject(format!(
             "too many steps: the build has {steps}, at most {MAX_STEPS} are allowed"

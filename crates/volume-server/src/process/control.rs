@@ -223,7 +223,7 @@ pub fn stop(socket: &Path) {
         let mut connection = UnixStream::connect(socket)?;
         connection.set_read_timeout(Some(TIMEOUT))?;
         connection.write_all(&message(STOP, None))?;
-        // Returns when the process has exited.
+        // The read returns when the process has exited.
         connection.read_exact(&mut [0])
     };
     let _ = stop();

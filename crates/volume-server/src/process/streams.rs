@@ -132,7 +132,7 @@ impl Streams {
         }
         let started = served.start_threads(rights.is_daemon);
         if started.is_err() {
-            // Ends the threads that have started.
+            // The end of the stream ends the threads that have started.
             served.end_stream();
             served.session.end_locks();
         }
