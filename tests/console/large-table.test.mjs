@@ -48,19 +48,23 @@ test('a table of 10,000 rows with 50 changes per second stays usable', async () 
 test('a lineage of 2,000 objects is drawn at once, and all its points are listed', async () => {
   const fresh = await page.context().newPage()
   const nodes = await simulateLineage(fresh, id, 2000)
+  // The graph does not wait for the list of sandboxes.
+  await fresh.route('**/api/v2/sandboxes*', () => {})
   const duration = await drawLineage(fresh, id)
   console.log(`lineage drawn in ${duration.toFixed(0)} ms`)
   // The target is 300 ms.
   assert.ok(duration < 1500, `${duration} ms`)
   const listed = fresh.getByRole('list', { name: 'Points as a list' })
   const snapshots = nodes.filter((node) => node.kind === 'snapshot')
-  await listed.getByRole('button').nth(snapshots.length).waitFor({ state: 'attached' })
-  assert.equal(await listed.getByRole('button').count(), snapshots.length + 1)
+  await listed.getByRole('button').nth(nodes.length - 1).waitFor({ state: 'attached' })
+  assert.equal(await listed.getByRole('button').count(), nodes.length)
   // A point far below is drawn when it is selected.
   const last = snapshots.at(-1).id
   assert.equal(await fresh.locator(`.graph [data-key="${last}"]`).count(), 0)
-  await go(fresh, `/sandboxes/${id}/lineage?at=${last}`)
-  await fresh.locator(`.graph [data-key="${last}"][data-selected=true]`).waitFor()
+  for (const path of [`/sandboxes/${id}/lineage?at=${last}`, `/lineage?of=${id}&at=${last}`, `/lineage?at=${last}`]) {
+    await go(fresh, path)
+    await fresh.locator(`.graph [data-key="${last}"][data-selected=true]`).waitFor()
+  }
   await fresh.close()
   assert.deepEqual(violations, [])
 })

@@ -119,8 +119,9 @@ export const useComparedFile = (a: string, b: string, path: string) =>
     retry: false,
   })
 
-export const useSandbox = (id: string) =>
+export const useSandbox = (id: string, enabled = true) =>
   useQuery({
+    enabled,
     queryKey: ['sandbox', id],
     queryFn: async ({ signal }) =>
       data(await api.GET('/sandboxes/{sandboxID}', { params: { path: { sandboxID: id } }, signal }))!,

@@ -27,6 +27,9 @@ export interface Rollback {
 export interface Lane {
   sandbox: string
   name?: string
+  /** State of the sandbox. Absent if it does not exist. */
+  state?: Sandbox['state']
+  /** Details of the sandbox. Absent if it does not exist, or is not in the list yet. */
   live?: Sandbox
   points: Point[]
   /** Snapshot from which the sandbox was started. */
@@ -44,17 +47,24 @@ export interface Tree {
 
 const time = (text?: string) => (text ? Date.parse(text) : 0)
 
-/** Converts an answer of `/lineage`. `sandboxes` has the details of sandboxes that exist. */
+/**
+ * Converts an answer of `/lineage`. `sandboxes` has the details of sandboxes that exist. The list may
+ * be incomplete: states and names are also in the answer.
+ */
 export function lineage(answer: Answer, sandboxes: Sandbox[]): Tree {
   const live = new Map(sandboxes.map((s) => [s.sandboxID, s]))
   const lanes = new Map<string, Lane>()
   const points = new Map<string, Point>()
   for (const node of answer.nodes) {
     if (node.kind !== 'sandbox') continue
+    const exists = node.state !== 'removed'
+    const details = exists ? live.get(node.id) : undefined
     lanes.set(node.id, {
       sandbox: node.id,
-      name: node.name,
-      live: node.state === 'removed' ? undefined : live.get(node.id),
+      name: details?.name ?? node.name,
+      // The other states are those of snapshots.
+      state: exists ? (details?.state ?? (node.state as Sandbox['state'])) : undefined,
+      live: details,
       points: [],
       rollbacks: [],
       at: time(node.createdAt),

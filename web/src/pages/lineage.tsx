@@ -22,7 +22,8 @@ export function LineagePage() {
     const taken = [...(snapshots.data ?? [])].sort((a, b) => b.jiffy.created_ms - a.jiffy.created_ms)
     for (const s of taken) {
       const id = s.originSandboxID
-      if (id) found.set(id, { id, name: `${id.slice(0, 12)} (deleted)` })
+      // Names are in the list of sandboxes.
+      if (id) found.set(id, { id, name: `${id.slice(0, 12)}${sandboxes.data ? ' (deleted)' : ''}` })
     }
     for (const s of sandboxes.data ?? []) {
       found.set(s.sandboxID, { id: s.sandboxID, name: s.name ?? s.sandboxID.slice(0, 12) })
@@ -31,10 +32,14 @@ export function LineagePage() {
   }, [sandboxes.data, snapshots.data])
   const error = sandboxes.error ?? snapshots.error
   const isLoaded = sandboxes.data && snapshots.data
+  // Without a choice: the sandbox of the newest snapshot. Only a host without snapshots needs the
+  // list of sandboxes, which may be long.
+  const first = at || !snapshots.data ? undefined : choices[0]?.id
   // A link to a snapshot has its id only.
-  const linked = at && snapshots.data?.find((s) => s.snapshotID === at)
-  const sandbox = of ?? (linked ? undefined : (choices.find((c) => c.id === at) ?? choices[0])?.id)
-  const shown: LineageOf | undefined = sandbox ? { sandboxID: sandbox } : linked ? { snapshotID: at! } : undefined
+  const sandbox = of ?? first ?? choices.find((c) => c.id === at)?.id
+  const shown: LineageOf | undefined = sandbox ? { sandboxID: sandbox } : at ? { snapshotID: at } : undefined
+  const linked = snapshots.data?.find((s) => s.snapshotID === at)
+  const value = sandbox ?? linked?.originSandboxID ?? ''
   return (
     <div className="page fill">
       <header className="page-head">
@@ -44,8 +49,11 @@ export function LineagePage() {
             <select
               id="lineage-of"
               className="select"
-              value={sandbox ?? (linked ? linked.originSandboxID : '')}
+              value={value}
               onChange={(e) => void navigate({ to: '/lineage', search: { of: e.target.value } })}>
+              {!choices.some((choice) => choice.id === value) && (
+                <option value={value}>{value ? visible(value.slice(0, 12)) : '–'}</option>
+              )}
               {choices.map((choice) => (
                 <option key={choice.id} value={choice.id}>
                   {visible(choice.name)}
@@ -55,16 +63,25 @@ export function LineagePage() {
           </Field>
         )}
       </header>
-      {error && !isLoaded ? (
-        <Problem error={error} onRetry={() => void sandboxes.refetch()} />
-      ) : !isLoaded ? (
-        <Skeleton rows={8} />
-      ) : shown ? (
+      {shown ? (
         <LineageView
           of={shown}
           at={at}
-          onSelect={(next) => void navigate({ to: '/lineage', search: { of, at: next }, replace: true })}
+          onSelect={(next, lane) => {
+            const search = { of: sandbox ?? (lane || undefined), at: next }
+            void navigate({ to: '/lineage', search, replace: true })
+          }}
         />
+      ) : error && !isLoaded ? (
+        <Problem
+          error={error}
+          onRetry={() => {
+            void sandboxes.refetch()
+            void snapshots.refetch()
+          }}
+        />
+      ) : !isLoaded ? (
+        <Skeleton rows={8} />
       ) : (
         <Empty title="No sandboxes yet" command="jiffy create --name agent">
           <p>Snapshots and forks of a sandbox form a tree, which is shown here.</p>

@@ -30,7 +30,7 @@ export function DetailsTab() {
     [
       'Snapshot',
       info.snapshot ? (
-        <Link key="l" to="/lineage" search={{ at: info.snapshot }}>
+        <Link key="l" to="/lineage" search={{ of: sandbox.sandboxID, at: info.snapshot }}>
           <code>{info.snapshot}</code>
         </Link>
       ) : (

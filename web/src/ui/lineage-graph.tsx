@@ -106,7 +106,7 @@ function place(lanes: Lane[], tree: Tree) {
         box: boxOf(side, y, Math.max(x, tx), ty),
       })
     }
-    if (lane.live) {
+    if (lane.state) {
       const start = previous ?? bottom - STEP * 0.6
       edges.push({
         key: `now ${lane.sandbox}`,
@@ -114,7 +114,7 @@ function place(lanes: Lane[], tree: Tree) {
         path: `M${x} ${start} V${bottom}`,
         box: boxOf(x, start, x, bottom),
       })
-      placed.push({ key: lane.sandbox, x, y: bottom, selected: { lane }, label: lane.live.state, detail: 'now' })
+      placed.push({ key: lane.sandbox, x, y: bottom, selected: { lane }, label: lane.state, detail: 'now' })
     }
   }
   return { placed, edges, width: LEFT * 2 + lanes.length * LANE, height: bottom + 44 }
@@ -267,10 +267,10 @@ export function LineageGraph({
             return (
               <g key={lane.sandbox} transform={`translate(${x} 0)`}>
                 <text x={-8} y={26} className="lane-name">
-                  {clip(visible(lane.live?.name ?? lane.name ?? (lane.sandbox.slice(0, 12) || 'unknown')), 20)}
+                  {clip(visible(lane.name ?? (lane.sandbox.slice(0, 12) || 'unknown')), 20)}
                 </text>
-                <text x={-8} y={43} className={`lane-state${lane.live ? '' : ' gone'}`}>
-                  {lane.live ? `${lane.live.state} · ${visible(lane.live.alias)}` : 'deleted'}
+                <text x={-8} y={43} className={`lane-state${lane.state ? '' : ' gone'}`}>
+                  {laneState(lane)}
                 </text>
                 <line x1={0} y1={56} x2={0} y2={graph.height - 20} className="lane-line" />
               </g>
@@ -316,7 +316,7 @@ export function LineageGraph({
                     width={12}
                     height={12}
                     rx={3}
-                    className={`dot now ${p.selected.lane.live?.state ?? ''}`}
+                    className={`dot now ${p.selected.lane.state ?? ''}`}
                   />
                 ) : (
                   <circle r={p.selected.point.count > 1 ? 8 : 6} className={`dot ${p.selected.point.purpose}`} />
@@ -362,7 +362,7 @@ const PointList = memo(function PointList({
     <ul className="sr-only" aria-label="Points as a list">
       {lanes.map((lane) => (
         <li key={lane.sandbox}>
-          {visible(lane.live?.name ?? lane.name ?? lane.sandbox)}: {lane.live?.state ?? 'deleted'}
+          {visible(lane.name ?? lane.sandbox)}: {lane.state ?? 'deleted'}
           {lane.from && `, started from ${lane.from}`}
           {lane.rollbacks.map((r) => `, rolled back to ${r.to} at ${localTime(r.at)}`).join('')}
           <ul>
@@ -383,6 +383,8 @@ const PointList = memo(function PointList({
     </ul>
   )
 })
+
+const laneState = ({ state, live }: Lane) => (!state ? 'deleted' : live ? `${state} · ${visible(live.alias)}` : state)
 
 const clip = (text: string, length: number) => (text.length > length ? `${text.slice(0, length - 1)}…` : text)
 

@@ -1,11 +1,11 @@
 import { useMemo, useState } from 'react'
 import { Link, useNavigate } from '@tanstack/react-router'
 import { api, type Sandbox } from '../api/client'
-import { type LineageOf, useLineage, useSandboxes } from '../api/queries'
+import { type LineageOf, useLineage, useSandbox, useSandboxes } from '../api/queries'
 import { useSession } from '../session'
 import { commands } from '../lib/commands'
 import { bytes, count, duration } from '../lib/format'
-import { lineage, type Point, type Tree } from '../lib/lineage'
+import { type Lane, lineage, type Point, type Tree } from '../lib/lineage'
 import { visible } from '../lib/visible'
 import { ForkDialog, PromoteDialog } from '../pages/sandbox'
 import { ConfirmDialog } from './confirm-dialog'
@@ -24,23 +24,15 @@ export function LineageView({
   /** Sandbox whose page shows the tree. */
   sandbox?: string
   at?: string
-  onSelect: (id: string) => void
+  /** Receives a point or sandbox, and the sandbox of its lane. */
+  onSelect: (id: string, lane: string) => void
 }) {
+  // The graph does not wait for this list, which may be long.
   const sandboxes = useSandboxes()
   const answer = useLineage(of)
   const tree = useMemo(() => answer.data && lineage(answer.data, sandboxes.data ?? []), [answer.data, sandboxes.data])
-  const error = answer.error ?? sandboxes.error
-  if (error && !(answer.data && sandboxes.data))
-    return (
-      <Problem
-        error={error}
-        onRetry={() => {
-          void answer.refetch()
-          void sandboxes.refetch()
-        }}
-      />
-    )
-  if (!tree || !sandboxes.data) return <Skeleton rows={8} />
+  if (answer.error && !answer.data) return <Problem error={answer.error} onRetry={() => void answer.refetch()} />
+  if (!tree) return <Skeleton rows={8} />
   const { lanes } = tree
   if (tree.points.size === 0) {
     return (
@@ -61,7 +53,9 @@ export function LineageView({
         lanes={lanes}
         tree={tree}
         selected={selected}
-        onSelect={(s) => onSelect('point' in s ? s.point.id : s.lane.sandbox)}
+        onSelect={(s) =>
+          'point' in s ? onSelect(s.point.id, s.point.lane) : onSelect(s.lane.sandbox, s.lane.sandbox)
+        }
       />
       <aside className="card lineage-side" aria-label="Selected point">
         {!selected && (
@@ -75,43 +69,50 @@ export function LineageView({
             key={selected.point.id}
             point={selected.point}
             tree={tree}
-            sandboxes={sandboxes.data}
+            isComplete={sandboxes.data !== undefined}
             sandbox={sandbox}
           />
         )}
-        {selected && 'lane' in selected && selected.lane.live && <LanePanel sandbox={selected.lane.live} />}
+        {selected && 'lane' in selected && selected.lane.state && (
+          <LanePanel key={selected.lane.sandbox} lane={selected.lane} state={selected.lane.state} />
+        )}
       </aside>
     </div>
   )
 }
 
-function LanePanel({ sandbox }: { sandbox: Sandbox }) {
+function LanePanel({ lane, state }: { lane: Lane; state: Sandbox['state'] }) {
+  // A sandbox that is not in the list yet is requested.
+  const requested = useSandbox(lane.sandbox, lane.live === undefined).data
+  const forkedFrom = (lane.live ?? requested)?.forkedFrom
   const session = useSession()
   const [dialog, setDialog] = useState<'fork' | 'promote'>()
-  const id = sandbox.sandboxID
+  const id = lane.sandbox
   return (
     <div className="card-body stack">
       <div className="row">
-        <h2 className="truncate">{visible(sandbox.name ?? id)}</h2>
-        <StateBadge state={sandbox.state} />
+        <h2 className="truncate">{visible(lane.name ?? id)}</h2>
+        <StateBadge state={state} />
       </div>
       <CopyId id={id} />
       <div className="row wrap">
         <Link className="button small" to="/sandboxes/$id" params={{ id }}>
           Open
         </Link>
-        {session.mayChange && sandbox.state === 'running' && (
+        {session.mayChange && state === 'running' && (
           <Button small icon="fork" onClick={() => setDialog('fork')}>
             Fork
           </Button>
         )}
-        {session.mayChange && sandbox.forkedFrom && (
+        {session.mayChange && forkedFrom && (
           <Button small icon="check" onClick={() => setDialog('promote')}>
             Promote
           </Button>
         )}
       </div>
-      {dialog === 'fork' && <ForkDialog sandbox={sandbox} onClose={() => setDialog(undefined)} />}
+      {dialog === 'fork' && (
+        <ForkDialog sandbox={{ sandboxID: id, name: lane.name }} onClose={() => setDialog(undefined)} />
+      )}
       {dialog === 'promote' && <PromoteDialog id={id} onClose={() => setDialog(undefined)} />}
     </div>
   )
@@ -124,7 +125,7 @@ function dependants(point: Point, tree: Tree): string[] {
     if (other.parent === point.id) names.push(`snapshot ${other.name || other.id.slice(0, 10)}`)
   }
   for (const lane of tree.lanes) {
-    const needs = lane.live && (lane.live.snapshotID === point.id || lane.from === point.id)
+    const needs = lane.state && (lane.live?.snapshotID === point.id || lane.from === point.id)
     if (needs) names.push(`sandbox ${lane.name ?? lane.sandbox.slice(0, 10)}`)
   }
   return names
@@ -133,7 +134,7 @@ function dependants(point: Point, tree: Tree): string[] {
 /** Chooses another point, or a sandbox, and opens the comparison with it. */
 function CompareWith({ point, tree }: { point: Point; tree: Tree }) {
   const navigate = useNavigate()
-  const live = tree.lanes.filter((lane) => lane.live && lane.live.state !== 'broken')
+  const live = tree.lanes.filter((lane) => lane.state && lane.state !== 'broken')
   const others = [...tree.points.values()].filter((p) => p.id !== point.id && p.state === 'ready')
   const own = live.find((lane) => lane.sandbox === point.lane)
   const first = own?.sandbox ?? live[0]?.sandbox ?? others[0]?.id
@@ -170,29 +171,31 @@ function listed(names: string[], max: number): string {
 function PointPanel({
   point,
   tree,
-  sandboxes,
+  isComplete,
   sandbox,
 }: {
   point: Point
   tree: Tree
-  sandboxes: Sandbox[]
+  /** Whether the details of all sandboxes are known. */
+  isComplete: boolean
   sandbox?: string
 }) {
   const session = useSession()
   const navigate = useNavigate()
   const [dialog, setDialog] = useState<'rollback' | 'remove'>()
-  const targets = sandboxes.filter(
-    (s) => s.sandboxID === point.lane || s.sandboxID === sandbox || s.forkedFrom === point.lane,
+  const targets = tree.lanes.filter(
+    (lane) =>
+      lane.state && (lane.sandbox === point.lane || lane.sandbox === sandbox || lane.live?.forkedFrom === point.lane),
   )
   const [target, setTarget] = useState(sandbox ?? point.lane)
   const [before, setBefore] = useState(true)
   const snapshotID = point.id
-  const rolled = targets.find((s) => s.sandboxID === target) ?? targets[0]
+  const rolled = targets.find((lane) => lane.sandbox === target) ?? targets[0]
   const used = dependants(point, tree)
   const exists = point.state !== 'removed' || point.purpose !== 'removed'
   const rollBack = async () => {
     if (!rolled) return
-    const path = { sandboxID: rolled.sandboxID }
+    const path = { sandboxID: rolled.sandbox }
     if (before && rolled.state === 'running') {
       await api.POST('/sandboxes/{sandboxID}/snapshots', { params: { path }, body: {} })
     }
@@ -218,7 +221,10 @@ function PointPanel({
           </>
         )}
         <dt>Needed by</dt>
-        <dd>{used.length === 0 ? 'nothing' : listed(used, 5)}</dd>
+        <dd>
+          {used.length > 0 && listed(used, 5)}
+          {used.length === 0 && (isComplete ? 'nothing' : 'unknown until the sandboxes are listed')}
+        </dd>
       </dl>
       {!exists && <p className="muted">The snapshot was removed. Its data are part of later snapshots.</p>}
       {exists && session.mayChange && <CompareWith point={point} tree={tree} />}
@@ -241,12 +247,12 @@ function PointPanel({
       )}
       {dialog === 'rollback' && rolled && (
         <ConfirmDialog
-          title={`Roll back ${visible(rolled.name ?? rolled.sandboxID)}?`}
+          title={`Roll back ${visible(rolled.name ?? rolled.sandbox)}?`}
           label="Roll back"
           danger={!before}
           command={[
-            ...(before ? [commands.snapshot(rolled.sandboxID)] : []),
-            commands.rollback(rolled.sandboxID, snapshotID),
+            ...(before ? [commands.snapshot(rolled.sandbox)] : []),
+            commands.rollback(rolled.sandbox, snapshotID),
           ]}
           onClose={() => setDialog(undefined)}
           run={rollBack}>
@@ -256,11 +262,11 @@ function PointPanel({
                 <select
                   id="target"
                   className="select"
-                  value={rolled.sandboxID}
+                  value={rolled.sandbox}
                   onChange={(e) => setTarget(e.target.value)}>
-                  {targets.map((s) => (
-                    <option key={s.sandboxID} value={s.sandboxID}>
-                      {visible(s.name ?? s.sandboxID)}
+                  {targets.map((lane) => (
+                    <option key={lane.sandbox} value={lane.sandbox}>
+                      {visible(lane.name ?? lane.sandbox)}
                     </option>
                   ))}
                 </select>
@@ -294,7 +300,9 @@ function PointPanel({
           <p>
             {used.length > 0
               ? `Its data remain on disk while ${listed(used, 10)} need them.`
-              : 'Nothing depends on it.'}
+              : isComplete
+                ? 'Nothing depends on it.'
+                : 'The sandboxes are not listed yet: some may need its data, which then remain on disk.'}
           </p>
         </ConfirmDialog>
       )}
